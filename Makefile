@@ -1,0 +1,54 @@
+# `make quickstart` shows the mechanism, `make test` checks everything. Both set themselves up.
+
+PYTHON ?= python3
+VENV ?= .venv
+OLDEST ?= .venv-oldest
+PIP_FLAGS ?= --quiet --disable-pip-version-check
+# Two workers of one thread each: what a small machine runs fastest, and the same everywhere.
+PYTEST_FLAGS ?= -n 2
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: quickstart test lint types pytest test-oldest wheel clean
+
+quickstart: $(VENV)/.installed
+	$(VENV)/bin/python examples/quickstart.py
+
+test: lint types pytest
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/codespell src tests docs examples *.md
+
+types: $(VENV)/.installed
+	$(VENV)/bin/mypy
+
+pytest: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not network"
+
+# The contract at the older end of the supported transformers range.
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) tests/test_contract.py tests/models tests/variants
+
+wheel: $(VENV)/.installed
+	$(VENV)/bin/python -m hatchling build
+
+clean:
+	rm -rf $(VENV) $(OLDEST) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch comes first and alone: whatever asks for it later is content with the pinned one.
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "layermem needs Python 3.11 or newer, $(PYTHON) is %s" % sys.version.split()[0] or 0)'
+	@echo "setting up $(1) (a few minutes the first time)"
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/pip install $(PIP_FLAGS) "$$(grep '^torch==' constraints.txt)"
+	$(1)/bin/pip install $(PIP_FLAGS) --constraint $(2) --editable ".[test]"
+	touch $(1)/.installed
+endef
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call install,$(VENV),constraints.txt)
+
+$(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
+	$(call install,$(OLDEST),constraints-oldest.txt)

@@ -1,0 +1,166 @@
+"""The decoder's config: the fields of a LLaMA, under the same names and with the same defaults.
+
+It does not know: what a variant adds.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+# Fields that may come as None and are filled in at once: never None to a reader.
+if TYPE_CHECKING:
+    FilledInt = Any
+    FilledDict = Any
+else:
+    FilledInt = int | None
+    FilledDict = dict | None
+
+# Saved beside the weights, so that a reader without the package learns what is missing.
+STUB_NAME = "modeling_layermem"
+_STUB = '''"""This checkpoint is a layermem model. Its classes live in the package of that name."""
+
+try:
+    from {module} import {names}
+except ImportError as error:
+    raise ImportError(
+        "this checkpoint needs layermem, which is not installed: pip install layermem"
+    ) from error
+'''
+
+
+@strict
+class DecoderConfig(PreTrainedConfig):
+    """What every variant's decoder is made of."""
+
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    # Fields that fix the meaning of the weights, where shapes alone do not: two heads of width 8
+    # and one of width 16 look alike. A checkpoint is never loaded under other values.
+    shape_fields: ClassVar[tuple[str, ...]] = (
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_size",
+        "intermediate_size",
+    )
+    # Auto class -> model class name, filled in by `registry.register`.
+    auto_classes: ClassVar[dict[str, str]] = {}
+
+    vocab_size: int = 32000
+    """Number of token ids."""
+    hidden_size: int = 4096
+    """Width D of the residual stream."""
+    intermediate_size: int = 11008
+    """Width of the SwiGLU inside the mlp."""
+    num_hidden_layers: int = 32
+    """Number of decoder layers L."""
+    num_attention_heads: int = 32
+    """Number of query heads H."""
+    num_key_value_heads: FilledInt = None
+    """Number of key-value heads G; None means as many as query heads."""
+    head_dim: FilledInt = None
+    """Width E of one head; None means hidden_size / num_attention_heads."""
+    hidden_act: str = "silu"
+    """Activation of the mlp's gate."""
+    max_position_embeddings: int = 2048
+    """Longest sequence the positions were made for."""
+    initializer_range: float = 0.02
+    """Standard deviation of the initial linear and embedding weights."""
+    rms_norm_eps: float = 1e-6
+    """Added to the mean square inside every norm."""
+    use_cache: bool = True
+    """Whether a forward outside training keeps keys and values for the next token."""
+    pad_token_id: int | None = None
+    """Id of the padding token."""
+    bos_token_id: int | None = 1
+    """Id of the token that begins a text."""
+    eos_token_id: int | list[int] | None = 2
+    """Id or ids that end a text."""
+    tie_word_embeddings: bool = False
+    """Whether the output head shares the embedding's weights."""
+    rope_parameters: FilledDict = None
+    """Rope's base and scaling as transformers spells them, e.g. {"rope_type": "llama3", ...}."""
+    attention_bias: bool = False
+    """Whether q, k, v and o projections have biases."""
+    attention_dropout: int | float = 0.0
+    """Dropout on attention weights during training."""
+    mlp_bias: bool = False
+    """Whether the mlp's projections have biases."""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None and self.num_attention_heads > 0:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads "
+                    f"({self.num_attention_heads}); choose one that divides it or set head_dim"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        check_dtype(self.dtype)
+        # Written anew at every save: a stale map would name another package version's classes.
+        kwargs.pop("auto_map", None)
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Check that the sizes make a decoder."""
+        sizes = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "max_position_embeddings",
+        )
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads}); every key-value head "
+                "serves the same number of query heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, for rope turns pairs; got {self.head_dim}")
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> None:
+        """Save as transformers does, with an ``auto_map`` and the stub it points to."""
+        cls = type(self)
+        names = {"AutoConfig": cls.__name__, **self.auto_classes}
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        stub = _STUB.format(module=cls.__module__, names=", ".join(sorted(names.values())))
+        (folder / f"{STUB_NAME}.py").write_text(stub, encoding="utf-8")
+        # In the file alone: in memory the classes are at hand, and a copy of the config may change.
+        self.auto_map = {auto: f"{STUB_NAME}.{name}" for auto, name in names.items()}
+        try:
+            super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            del self.auto_map
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
+        """Do nothing: transformers would copy our source files into every saved folder."""
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raise if ``dtype`` is a string that names no floating dtype of torch."""
+    if not isinstance(dtype, str) or dtype == "auto":
+        return
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(
+            f"dtype {dtype!r} is not a floating dtype of torch; "
+            'try "float32", "bfloat16" or "float16"'
+        )

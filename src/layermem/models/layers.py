@@ -1,0 +1,127 @@
+"""The pieces of a LLaMA layer: norm, rope, mlp, attend.
+
+Letters: B batch, T tokens, D width, H query heads, G key-value heads, E head width.
+It does not know: depth, slots, variants.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from layermem.models.configuration import DecoderConfig
+
+
+class RMSNorm(nn.Module):
+    """Scale to unit mean square, times a learned weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The mean square is taken in float32 and the result comes down once, before the weight.
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of the positions, for every rope kind transformers knows."""
+
+    inv_freq: Tensor
+    original_inv_freq: Tensor
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        # These names are the ones `dynamic_rope_update` and transformers' initialisation look for.
+        self.config = config
+        self.rope_type = config.rope_parameters["rope_type"]
+        self.max_seq_len_cached = config.max_position_embeddings
+        self.original_max_seq_len = config.max_position_embeddings
+        init = ROPE_INIT_FUNCTIONS.get(self.rope_type, self.compute_default_rope_parameters)
+        inv_freq, self.attention_scaling = init(config, None)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
+
+    @staticmethod
+    def compute_default_rope_parameters(
+        config: DecoderConfig, device: torch.device | None = None, **_: Any
+    ) -> tuple[Tensor, float]:
+        """Return the unscaled inverse frequencies [E / 2] and a factor of one."""
+        steps = torch.arange(0, config.head_dim, 2, dtype=torch.float, device=device)
+        return 1.0 / config.rope_parameters["rope_theta"] ** (steps / config.head_dim), 1.0
+
+    @torch.no_grad()
+    @dynamic_rope_update
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        # Angles in float32: in bfloat16, positions beyond 256 would share theirs.
+        angles = position_ids[..., None].float() * self.inv_freq.to(x.device, torch.float32)
+        angles = torch.cat((angles, angles), dim=-1)
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn x [B, heads, T, E] by the angles whose cosines and sines are [B, T, E]."""
+    left, right = x.chunk(2, dim=-1)
+    turned = torch.cat((-right, left), dim=-1)
+    return x * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(act(gate(x)) * up(x))."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(width, inner, bias=bias)
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention with its weights in hand: returns ([B, T, H, E], [B, H, T, T'])."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    # The softmax is taken in float32 and comes down once.
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+def attend(
+    module: nn.Module,
+    implementation: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Call the chosen attention backend, once. ``kwargs`` are transformers' (flash's lengths)."""
+    backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+    return backend(module, query, key, value, attention_mask, **kwargs)

@@ -1,0 +1,4 @@
+"""Tensor functions without state.
+
+It does not know: modules, configs, models.
+"""

@@ -1,0 +1,44 @@
+"""Equation (2) of the paper, as plainly as it can be said: the reference every faster route equals.
+
+Letters: B batch, T tokens, R key-value heads, E head width, S slots.
+It does not know: layers, rope, caches, where the weight comes from.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+Slot = tuple[Tensor, Tensor]
+
+
+def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
+    """Sum over slots and heads: ``out[h] = sum_{s, g} weight[h, s * R + g] * slot_s[g]``.
+
+    ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
+    head minor, and serves keys and values alike. Returns (key, value), each [B, R, T, E].
+    """
+    if not slots:
+        raise ValueError("route needs at least one slot (a pair of key and value), got none")
+    heads = slots[0][0].shape[1]
+    if weight.shape != (heads, len(slots) * heads):
+        raise ValueError(
+            f"the weight for {len(slots)} slots of {heads} heads must be "
+            f"[{heads}, {len(slots) * heads}], got {list(weight.shape)}"
+        )
+    per_slot = weight.unflatten(1, (len(slots), heads)).unbind(1)
+    keys, values = zip(*slots, strict=True)
+    return _weighted_sum(keys, per_slot), _weighted_sum(values, per_slot)
+
+
+def _weighted_sum(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    dtype = parts[0].dtype
+    # Sums in float32 at least, whatever autocast says, and comes down to the parts' dtype once.
+    wide = torch.promote_types(dtype, torch.float32)
+    with torch.autocast(parts[0].device.type, enabled=False):
+        products = (
+            torch.einsum("hg,bgte->bhte", weight.to(wide), part.to(wide))
+            for part, weight in zip(parts, weights, strict=True)
+        )
+        return reduce(torch.add, products).to(dtype)

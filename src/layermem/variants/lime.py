@@ -1,0 +1,294 @@
+"""LIMe, layer-integrated memory: attention reads keys and values of every earlier layer.
+
+THE MECHANISM. At layer l, a router W in R^{R x SR} mixes the slots of its S source layers, the own
+one last, before rope and with one weight for keys and values:
+
+    [K~; V~]_l = W_l [slot_0; ...; slot_l]                                      (equation (2))
+
+The paper's ablations are values of ``LimeConfig.router``. Initial weights:
+
+    columns           router_init="paper"                  router_init="identity"
+    own layer         identity                             identity
+    earlier layers    U(-b, b), b = sqrt(3 / (S R))        0
+
+``router="average"`` has the constant weight identity / S for every source and learns nothing.
+
+Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
+It does not know: how ``route`` computes the product, rope, caches, training.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import initialization
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
+
+from layermem.models.configuration import DecoderConfig
+from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.pretrained import PreTrainedDecoder
+from layermem.models.registry import Entry, register
+from layermem.models.seams import (
+    Memory,
+    OwnLayer,
+    ParameterOverride,
+    Variant,
+    forked_generator,
+)
+from layermem.ops.route import Slot, route
+
+RouterInit = Literal["paper", "identity", "average"]
+
+
+@strict
+class LimeConfig(DecoderConfig):
+    """The fields of a LLaMA, and which layers the routers read."""
+
+    model_type: ClassVar[str] = "layermem_lime"
+    shape_fields: ClassVar[tuple[str, ...]] = (
+        *DecoderConfig.shape_fields,
+        "router",
+        "router_window",
+    )
+
+    router: Literal["full", "average", "last", "first"] = "full"
+    """Source layers: all; all, averaged and not learned; the last ``router_window``, own counted;
+    the first ``router_window``, with the preceding and the own layer."""
+    router_window: int | None = None
+    """Number of layers for router="last" and router="first"; None for the others."""
+    router_init: Literal["paper", "identity"] = "paper"
+    """Off-layer weights at the start: the paper's random ones, or zero ("identity": the model
+    starts as the plain decoder, as adding memory to a pretrained model requires)."""
+
+    def validate_router(self) -> None:
+        """Check that a windowed router has a window and no other has."""
+        window, windowed = self.router_window, self.router in ("last", "first")
+        if windowed and window is None:
+            raise ValueError(f'router="{self.router}" needs router_window, the number of layers')
+        if not windowed and window is not None:
+            raise ValueError(
+                f'router="{self.router}" has no window, got router_window={window}; '
+                'leave it None or choose router="last" or "first"'
+            )
+        if window is not None and window < 1:
+            raise ValueError(f"router_window must be at least 1, got {window}")
+
+
+@final
+class LimeRouter(Memory):
+    """The router of one layer: ``weight`` [R, S * R], source layer major, own layer last.
+
+    ``sources`` are the indices of the layers it reads, the own one last. Usable on its own, in any
+    loop that keeps its slots.
+    """
+
+    def __init__(
+        self, num_heads: int, sources: Sequence[int], *, init: RouterInit = "paper"
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.sources = tuple(sources)
+        self.init = init
+        weight = torch.empty(num_heads, len(self.sources) * num_heads)
+        if init == "average":
+            self.register_buffer("weight", weight, persistent=False)
+        else:
+            self.weight = nn.Parameter(weight)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the initial weights of the table above, without touching torch's random state."""
+        n_sources, heads = len(self.sources), self.num_heads
+        # On the CPU in float32, so that one seed gives the same routers everywhere.
+        own = torch.eye(heads, device="cpu", dtype=torch.float32)
+        initial = (own / n_sources).repeat(1, n_sources)
+        if self.init != "average":
+            initial.zero_()
+            if self.init == "paper":
+                bound = math.sqrt(3 / (n_sources * heads))
+                generator = forked_generator(f"router {self.sources[-1]}")
+                initial.uniform_(-bound, bound, generator=generator)
+            initial[:, -heads:] = own
+        # transformers' copy_ leaves alone what a checkpoint has filled in.
+        initialization.copy_(self.weight, initial)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
+        """Route the slots of ``sources``, [B, R, T, E] each; the own one is (key, value)."""
+        return route(slots, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.num_heads}, sources={list(self.sources)}, init={self.init}"
+
+
+@final
+class Lime(Variant):
+    """Differences from the plain decoder:
+
+    * memory: every layer but the first routes over depth (``LimeRouter``);
+    * optimiser: routers learn at 1e-2 and do not decay.
+    """
+
+    overrides = (ParameterOverride(pattern=r"\.memory\.weight$", lr=1e-2, weight_decay=0.0),)
+    plain_fields = {"router_init": "identity"}
+
+    @classmethod
+    def sources(cls, config: LimeConfig, layer_idx: int) -> tuple[int, ...]:
+        window = config.router_window or 0
+        match config.router:
+            case "last":
+                return tuple(range(max(0, layer_idx + 1 - window), layer_idx))
+            case "first":
+                first = range(min(layer_idx, window))
+                return tuple(sorted({*first, *range(max(0, layer_idx - 1), layer_idx)}))
+            case _:
+                return tuple(range(layer_idx))
+
+    @classmethod
+    def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
+        if layer_idx == 0:
+            return OwnLayer()
+        return LimeRouter(
+            config.num_key_value_heads,
+            (*cls.sources(config, layer_idx), layer_idx),
+            init="average" if config.router == "average" else config.router_init,
+        )
+
+    @classmethod
+    def init_weights(cls, module: nn.Module) -> bool:
+        if isinstance(module, LimeRouter):
+            module.reset_parameters()
+        return isinstance(module, LimeRouter)
+
+    @classmethod
+    def extra_parameters(cls, config: LimeConfig) -> int:
+        """Sum of R x SR over the layers with a router."""
+        return 0 if config.router == "average" else cls._weights(config)
+
+    @classmethod
+    def extra_flops(cls, config: LimeConfig) -> int:
+        """Each weight multiplies E numbers of a key and E of a value."""
+        return 4 * config.head_dim * cls._weights(config)
+
+    @classmethod
+    def _weights(cls, config: LimeConfig) -> int:
+        layers = range(1, config.num_hidden_layers)
+        return config.num_key_value_heads**2 * sum(1 + len(cls.sources(config, i)) for i in layers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterRow:
+    """What one router's weights look like."""
+
+    layer: int
+    """Index of the layer that reads."""
+    sources: tuple[int, ...]
+    """Indices of the layers read, the own one last."""
+    off_layer_share: float
+    """Share of the absolute weight that lies on earlier layers."""
+    largest: float
+    """Largest absolute weight."""
+    moved: bool
+    """Whether the own-layer block, the identity at the start, has changed."""
+
+    def __str__(self) -> str:
+        state = "moved" if self.moved else "as initialised"
+        return (
+            f"layer {self.layer:3d}  {len(self.sources):3d} sources  "
+            f"off-layer {self.off_layer_share:6.1%}  largest {self.largest:8.3f}  {state}"
+        )
+
+
+class LimePreTrained(PreTrainedDecoder):
+    """Ties config and variant to the model classes below."""
+
+    config: LimeConfig
+    variant = Lime
+
+    def router_summary(self, largest: float = 10.0) -> list[RouterRow]:
+        """Return a row for each trainable router, and warn about those gone wrong.
+
+        A router has not moved if its own-layer block is still exactly the identity; it has exploded
+        if a weight is not finite or beyond ``largest`` (the initial ones are at most 1.23).
+        """
+        routers = [m for m in self.modules() if isinstance(m, LimeRouter) and m.init != "average"]
+        rows = [_describe(router) for router in routers]
+        still = [row.layer for row in rows if not row.moved]
+        burst = [row.layer for row in rows if not row.largest <= largest]
+        if still:
+            warnings.warn(
+                f"the routers of layers {still} have not moved from their initial values: is the "
+                "model untrained, are they frozen, or is their learning rate (1e-2) missing?",
+                stacklevel=2,
+            )
+        if burst:
+            warnings.warn(
+                f"the routers of layers {burst} have exploded (a weight beyond {largest:g} or not "
+                "finite): lower their learning rate, or clip gradients",
+                stacklevel=2,
+            )
+        return rows
+
+
+def _describe(router: LimeRouter) -> RouterRow:
+    weight = router.weight.detach().float().cpu()
+    own = weight[:, -router.num_heads :]
+    size = weight.abs()
+    return RouterRow(
+        layer=router.sources[-1],
+        sources=router.sources,
+        off_layer_share=1 - float(own.abs().sum() / size.sum()),
+        # NaN is the largest of all: `max` of torch hands it on.
+        largest=float(size.max()),
+        moved=not torch.equal(own, torch.eye(router.num_heads)),
+    )
+
+
+@final
+class LimeModel(LimePreTrained, Decoder):
+    """Token ids to hidden states."""
+
+
+@final
+class LimeForCausalLM(LimePreTrained, DecoderForCausalLM):
+    """Next-token prediction."""
+
+    decoder_class = LimeModel
+
+
+@final
+class LimeForSequenceClassification(GenericForSequenceClassification, LimePreTrained):
+    """One label for a text."""
+
+
+@final
+class LimeForTokenClassification(GenericForTokenClassification, LimePreTrained):
+    """One label for each token."""
+
+
+@final
+class LimeForQuestionAnswering(GenericForQuestionAnswering, LimePreTrained):
+    """Start and end of an answer in a text."""
+
+
+register(
+    "lime",
+    Entry(
+        variant=Lime,
+        config=LimeConfig,
+        decoder=LimeModel,
+        causal_lm=LimeForCausalLM,
+        sequence_classification=LimeForSequenceClassification,
+        token_classification=LimeForTokenClassification,
+        question_answering=LimeForQuestionAnswering,
+    ),
+)

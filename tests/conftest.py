@@ -1,0 +1,26 @@
+"""Fixtures: the variants, their cases, token ids."""
+
+import pytest
+import torch
+from tiny import CASES, TINY
+
+from layermem.models.registry import lookup, variants
+
+
+@pytest.fixture(params=CASES, ids=[case[0] for case in CASES])
+def case(request):
+    """A registered variant and extra fields, as (entry, fields)."""
+    _, name, extra = request.param
+    return lookup(name), {**TINY, **extra}
+
+
+@pytest.fixture(params=variants())
+def entry(request):
+    """The registry's entry of every variant."""
+    return lookup(request.param)
+
+
+@pytest.fixture
+def ids():
+    """Token ids [3, 11]."""
+    return torch.randint(1, TINY["vocab_size"], (3, 11), generator=torch.Generator().manual_seed(1))

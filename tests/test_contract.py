@@ -1,0 +1,225 @@
+"""What every variant must pass. One contract over the registry: a new variant is tested at once."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import re
+import shutil
+import textwrap
+
+import pytest
+import torch
+from tiny import TINY, is_own, make
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from layermem.models.registry import lookup
+
+# Plain arithmetic in two orders: rounding of float32 and no more.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
+    reason="torch.compile on a CPU needs a C++ compiler, and there is none",
+)
+
+
+def causal_lm(case):
+    entry, fields = case
+    return make(entry.causal_lm, entry.config(**fields))
+
+
+def test_the_future_never_changes_the_past(case, ids):
+    model = causal_lm(case)
+    other = ids.clone()
+    other[:, 6:] = (other[:, 6:] + 1) % TINY["vocab_size"]
+    with torch.no_grad():
+        ours, theirs = model(ids).logits, model(other).logits
+    torch.testing.assert_close(ours[:, :6], theirs[:, :6], rtol=0, atol=1e-6)
+    assert (ours[:, 6:] - theirs[:, 6:]).abs().amax(-1).gt(1e-4).all()
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_cached_decoding_equals_the_full_forward(case, ids, cache):
+    model = causal_lm(case)
+    # Left padding of unequal length, as a batch of prompts has.
+    mask = torch.ones_like(ids)
+    mask[1, :3], mask[2, :5] = 0, 0
+    fixed = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    chosen = {"cache_implementation": cache, "disable_compile": True} if cache == "static" else {}
+    cached = model.generate(
+        ids,
+        attention_mask=mask,
+        **fixed,
+        **chosen,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    plain = model.generate(ids, attention_mask=mask, **fixed, use_cache=False)
+    assert torch.equal(cached.sequences, plain)
+    for row, start in enumerate((0, 3, 5)):
+        with torch.no_grad():
+            full = model(plain[row : row + 1, start:]).logits[0, -9:-1]
+        torch.testing.assert_close(torch.stack(cached.logits)[:, row], full, **CLOSE)
+
+
+def test_one_token_at_a_time_equals_the_full_forward(case, ids):
+    model = causal_lm(case)
+    with torch.no_grad():
+        full, past, steps = model(ids).logits, None, []
+        for t in range(ids.shape[1]):
+            out = model(ids[:, t : t + 1], past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            steps.append(out.logits)
+    torch.testing.assert_close(torch.cat(steps, 1), full, **CLOSE)
+
+
+def test_save_load_and_auto_class_round_trip(case, ids, tmp_path):
+    model = causal_lm(case)
+    model.save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is type(model.config)
+    for loader in (AutoModelForCausalLM, type(model)):
+        loaded, info = loader.from_pretrained(tmp_path, output_loading_info=True)
+        assert type(loaded) is type(model)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+        with torch.no_grad():
+            assert torch.equal(loaded(ids).logits, model(ids).logits)
+        assert loaded.config.to_dict() == {**model.config.to_dict(), "dtype": torch.float32}
+
+
+def test_equals_the_plain_decoder_when_it_reads_the_own_layer_only(entry, ids):
+    if entry.variant.plain_fields is None:
+        pytest.skip("no fields of this variant make it the plain decoder")
+    torch.manual_seed(0)
+    ours = entry.causal_lm(entry.config(**TINY, **entry.variant.plain_fields)).eval()
+    torch.manual_seed(0)
+    plain = lookup("plain")
+    plain = plain.causal_lm(plain.config(**TINY)).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids).logits, plain(ids).logits, rtol=0, atol=1e-6)
+
+
+def test_one_seed_gives_one_set_of_shared_weights(case):
+    entry, fields = case
+    torch.manual_seed(3)
+    ours = entry.causal_lm(entry.config(**fields)).state_dict()
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    plain = lookup("plain")
+    shared = {name: value for name, value in fields.items() if name in TINY}
+    theirs = plain.causal_lm(plain.config(**shared)).state_dict()
+    assert torch.equal(after, torch.rand(1)), "the variant drew from the shared random state"
+    assert {name for name in ours if not is_own(name)} == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_every_parameter_gets_a_gradient(case, ids):
+    model = causal_lm(case).train()
+    model(ids, labels=ids).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_activation_checkpointing_equals_none(case, ids, reentrant):
+    model = causal_lm(case).train()
+    calls = []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+
+    def gradients():
+        calls.clear()
+        model.zero_grad()
+        loss = model(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+    loss, expected = gradients()
+    assert len(calls) == TINY["num_hidden_layers"]
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    again, got = gradients()
+    assert len(calls) == 2 * TINY["num_hidden_layers"], "nothing was recomputed"
+    torch.testing.assert_close(again, loss, rtol=0, atol=0)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, **CLOSE, msg=name)
+
+
+def test_parameters_and_flops_equal_the_closed_form(case, ids):
+    entry, fields = case
+    config = entry.config(**fields, attn_implementation="eager")
+    model = entry.causal_lm(config)
+    d, mlp, n_layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    q = config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    linear = n_layers * (2 * d * q + 2 * d * kv + 3 * d * mlp)
+    parameters = linear + 2 * config.vocab_size * d + (2 * n_layers + 1) * d
+    expected = parameters + entry.variant.extra_parameters(config)
+    assert sum(p.numel() for p in model.parameters()) == expected
+
+    # Two FLOPs a multiply-add; attention without the causal saving; rope's angles, norms and the
+    # softmax are left out, as torch's counter leaves them out.
+    tokens = ids.numel()
+    attention = n_layers * 4 * q * ids.shape[1]
+    per_token = 2 * (linear + config.vocab_size * d) + attention + entry.variant.extra_flops(config)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(ids, use_cache=False)
+    assert counter.get_total_flops() == tokens * per_token
+
+
+@needs_compiler
+def test_compiled_equals_eager(entry, ids):
+    torch.compiler.reset()
+    model = causal_lm((entry, {**TINY, "num_hidden_layers": 2})).train()
+    expected = model(ids, labels=ids, use_cache=False)
+    expected.loss.backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+    got = torch.compile(model, fullgraph=True)(ids, labels=ids, use_cache=False)
+    got.loss.backward()
+    torch.testing.assert_close(got.logits, expected.logits, **CLOSE)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], **CLOSE, msg=name)
+
+
+def test_a_full_graph_has_no_breaks(case, ids):
+    torch.compiler.reset()
+    model = causal_lm(case)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **CLOSE)
+
+
+def test_hidden_states_and_attention_weights_are_those_of_the_layers(case, ids):
+    entry, fields = case
+    model = make(entry.causal_lm, entry.config(**fields, attn_implementation="eager"))
+    with torch.no_grad():
+        out = model(ids, output_hidden_states=True, output_attentions=True)
+    n_layers = TINY["num_hidden_layers"]
+    assert [tuple(h.shape) for h in out.hidden_states] == [(3, 11, 32)] * (n_layers + 1)
+    assert [tuple(a.shape) for a in out.attentions] == [(3, 4, 11, 11)] * n_layers
+    for weights in out.attentions:
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, 11))
+    torch.testing.assert_close(model.lm_head(out.hidden_states[-1]), out.logits)
+
+
+def test_optimiser_overrides_name_parameters_of_the_variant(entry):
+    model = entry.causal_lm(entry.config(**TINY))
+    names = [name for name, _ in model.named_parameters()]
+    for override in entry.variant.overrides:
+        matched = [name for name in names if re.search(override.pattern, name)]
+        assert matched and all(is_own(name) for name in matched)
+
+
+def test_every_config_field_is_documented(entry):
+    for cls in (entry.config, *entry.config.__mro__[1:]):
+        if not cls.__module__.startswith("layermem"):
+            break
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+        for statement, after in itertools.pairwise([*body, None]):
+            if isinstance(statement, ast.AnnAssign) and "ClassVar" not in ast.unparse(
+                statement.annotation
+            ):
+                documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert documented, f"{cls.__name__}.{statement.target.id} has no docstring"

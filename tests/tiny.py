@@ -1,0 +1,41 @@
+"""Sizes and models the tests share."""
+
+import torch
+
+from layermem.models.registry import variants
+
+TINY = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+# Every registered variant as it comes, and LIMe's ablations: (id, variant, fields).
+CASES = [
+    *((name, name, {}) for name in variants()),
+    ("lime-mha", "lime", {"num_key_value_heads": 4}),
+    ("lime-average", "lime", {"router": "average"}),
+    ("lime-last-2", "lime", {"router": "last", "router_window": 2}),
+    ("lime-first-1", "lime", {"router": "first", "router_window": 1}),
+]
+
+
+def make(model_class, config, seed=0):
+    """Build a model in eval mode whose own parameters matter: noise on top of their start."""
+    torch.manual_seed(seed)
+    model = model_class(config).eval()
+    noise = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_own(name):
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=noise))
+    return model
+
+
+def is_own(name):
+    """Whether a parameter belongs to the variant, not to the plain decoder."""
+    return ".memory." in name or "_connection." in name or "stream." in name
