@@ -103,7 +103,7 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """Attention with its weights in hand: returns ([B, T, H, E], [B, H, T, T'])."""
     groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask

@@ -1,0 +1,66 @@
+"""The config refuses what makes no decoder, and names it."""
+
+import pytest
+import torch
+from tiny import TINY
+
+from layermem import LimeConfig, PlainConfig, build
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_attention_heads": 5}, r"hidden_size \(32\).*num_attention_heads.*5"),
+        ({"num_key_value_heads": 3}, r"num_attention_heads \(4\).*num_key_value_heads \(3\)"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be at least 1, got 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1, got 0"),
+        ({"num_hidden_layers": "4"}, "num_hidden_layers.*'4'"),
+        ({"head_dim": 7}, "head_dim must be even.*7"),
+        ({"attention_dropout": 1.5}, "attention_dropout.*1.5"),
+        ({"dtype": "flot16"}, "flot16"),
+        ({"dtype": "int8"}, "int8"),
+    ],
+    ids=str,
+)
+def test_bad_fields_are_named(fields, message):
+    with pytest.raises(Exception, match=message):
+        PlainConfig(**{**TINY, **fields})
+
+
+def test_head_dim_is_independent_of_the_width():
+    config = PlainConfig(**{**TINY, "hidden_size": 30, "head_dim": 6})
+    assert build("plain", **{**TINY, "hidden_size": 30, "head_dim": 6}).config.head_dim == 6
+    assert config.num_key_value_heads == 2
+
+
+def test_fields_left_out_are_filled_in():
+    config = LimeConfig(**{**TINY, "num_key_value_heads": None})
+    assert (config.num_key_value_heads, config.head_dim) == (4, 8)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+
+
+def test_defaults_equal_llamas():
+    from transformers import LlamaConfig
+
+    theirs = LlamaConfig()
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "rms_norm_eps", "bos_token_id"):
+        assert getattr(PlainConfig(), name) == getattr(theirs, name)
+
+
+def test_old_spellings_of_rope_are_understood():
+    config = PlainConfig(**TINY, rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0})
+    assert config.rope_parameters["rope_type"] == "linear"
+    assert config.rope_parameters["rope_theta"] == 5e5
+
+
+def test_dtype_is_understood():
+    assert build("lime", **TINY, dtype="bfloat16").dtype == torch.bfloat16
+    assert build("lime", **TINY).dtype == torch.float32
+
+
+def test_a_config_alone_is_saved_and_loaded(tmp_path):
+    config = LimeConfig(**TINY, router="first", router_window=2)
+    config.save_pretrained(tmp_path)
+    loaded = LimeConfig.from_pretrained(tmp_path)
+    assert (loaded.router, loaded.router_window) == ("first", 2)
+    assert not hasattr(config, "auto_map")

@@ -1,0 +1,176 @@
+"""The decoder: equal to Hugging Face's LLaMA, honest with its buffer, clear about bad input."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from tiny import TINY, make
+from transformers import LlamaConfig, LlamaForCausalLM, logging
+
+from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
+
+LLAMAS = {
+    "gqa": {},
+    "mha": {"num_key_value_heads": 4},
+    "one-kv-head": {"num_key_value_heads": 1},
+    "attention-bias": {"attention_bias": True},
+    "mlp-bias": {"mlp_bias": True},
+    "tied": {"tie_word_embeddings": True},
+    "wide-heads": {"head_dim": 24},
+    "gelu": {"hidden_act": "gelu"},
+    "padding": {"pad_token_id": 0},
+    "theta": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "rope-linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0}},
+    "rope-dynamic": {
+        "rope_parameters": {"rope_type": "dynamic", "factor": 4.0},
+        "max_position_embeddings": 8,
+    },
+    "rope-yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    },
+    "rope-llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    },
+    "rope-longrope": {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [2.0, 2.1, 2.2, 2.3],
+            "factor": 2.0,
+            "original_max_position_embeddings": 8,
+        }
+    },
+}
+
+
+def llama_and_plain(fields, seed=0):
+    """Build both from one seed, biases drawn too, since they start at zero."""
+    fields = {**TINY, **fields}
+    torch.manual_seed(seed)
+    llama = LlamaForCausalLM(LlamaConfig(**copy.deepcopy(fields))).eval()
+    torch.manual_seed(seed)
+    plain = PlainForCausalLM(PlainConfig(**copy.deepcopy(fields))).eval()
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameter, llama.get_parameter(name)), name
+        if name.endswith("bias"):
+            with torch.no_grad():
+                llama.get_parameter(name).normal_()
+                parameter.copy_(llama.get_parameter(name))
+    return llama, plain
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("fields", LLAMAS.values(), ids=LLAMAS.keys())
+def test_plain_logits_equal_llamas(fields, implementation, ids):
+    llama, plain = llama_and_plain(fields)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    for model in (llama, plain):
+        model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        ours = plain(ids, attention_mask=mask)
+        theirs = llama(ids, attention_mask=mask)
+    exact = 0.0 if implementation == "eager" else 1e-6
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_plain_logits_equal_llamas_in_other_dtypes(dtype, ids):
+    llama, plain = llama_and_plain({})
+    with torch.no_grad():
+        ours, theirs = plain.to(dtype)(ids).logits, llama.to(dtype)(ids).logits
+    assert ours.dtype == dtype and torch.equal(ours, theirs)
+
+
+def test_plain_gradients_equal_llamas(ids):
+    llama, plain = llama_and_plain({})
+    for model in (llama, plain):
+        model.train().set_attn_implementation("eager")
+        model(ids, labels=ids).loss.backward()
+    for name, parameter in plain.named_parameters():
+        expected = llama.get_parameter(name).grad
+        torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=1e-7, msg=name)
+
+
+def test_plain_generates_what_llama_generates(ids):
+    llama, plain = llama_and_plain({})
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(plain.generate(ids, **options), llama.generate(ids, **options))
+
+
+def test_a_slot_lives_no_longer_than_its_last_reader(ids):
+    """Without gradients, a windowed router's old slots are freed inside the forward."""
+    config = LimeConfig(**{**TINY, "num_hidden_layers": 6}, router="last", router_window=2)
+    model = make(LimeForCausalLM, config)
+    born, alive = [], []
+
+    def note(_, __, output):
+        gc.collect()
+        alive.append(sum(ref() is not None for ref in born))
+        born.append(weakref.ref(output[2]))
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(note)
+    with torch.no_grad():
+        model(ids, use_cache=False)
+    assert alive == [0, 1, 1, 1, 1, 1]
+
+
+def test_plain_keeps_no_slots(ids):
+    model = make(PlainForCausalLM, PlainConfig(**TINY))
+    outputs = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _, args, out: outputs.append((len(args), len(out))))
+    model(ids)
+    assert outputs == [(1, 1)] * TINY["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("given", ["both", "neither"])
+def test_exactly_one_input(given, ids):
+    model = make(LimeForCausalLM, LimeConfig(**TINY))
+    inputs = {"input_ids": ids, "inputs_embeds": model.get_input_embeddings()(ids)}
+    with pytest.raises(ValueError, match=f"exactly one .* got {given}"):
+        model(**(inputs if given == "both" else {}))
+
+
+def test_a_sequence_beyond_the_positions_warns(ids, caplog):
+    model = make(LimeForCausalLM, LimeConfig(**{**TINY, "max_position_embeddings": 9}))
+    logging.enable_propagation()
+    try:
+        with torch.no_grad():
+            model(ids[:, :9])
+            assert "max_position_embeddings" not in caplog.text
+            model(ids)
+    finally:
+        logging.disable_propagation()
+    assert "11 tokens is longer than max_position_embeddings (9)" in caplog.text
+
+
+@pytest.mark.parametrize("kept", ["last", "rows", "mask", "indices"])
+def test_logits_to_keep(kept, ids):
+    model = make(LimeForCausalLM, LimeConfig(**TINY))
+    with torch.no_grad():
+        full = model(ids).logits
+        mask = torch.arange(11).expand(3, 11) % 3 == 0
+        choice, expected = {
+            "last": (2, full[:, -2:]),
+            "indices": (torch.tensor([1, 4]), full[:, [1, 4]]),
+            "rows": (
+                torch.tensor([[1, 2], [3, 4], [5, 6]]),
+                torch.stack([full[0, 1:3], full[1, 3:5], full[2, 5:7]]),
+            ),
+            "mask": (mask, full[mask]),
+        }[kept]
+        torch.testing.assert_close(model(ids, logits_to_keep=choice).logits, expected)

@@ -1,0 +1,300 @@
+"""Loading: LLaMA checkpoints, the saved stub, and what is refused rather than left at random."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import TINY, make
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, logging
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from layermem import (
+    LimeConfig,
+    LimeForCausalLM,
+    LimeModel,
+    PlainConfig,
+    PlainForCausalLM,
+)
+from layermem.variants.lime import LimeForSequenceClassification
+
+
+@pytest.fixture
+def llama():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**TINY)).eval()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A LIMe checkpoint's folder."""
+    make(LimeForCausalLM, LimeConfig(**TINY)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def edit_weights(folder, change):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def edit_config(folder, **fields):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize("fields", [{}, {"router": "last", "router_window": 2}], ids=str)
+@pytest.mark.parametrize("by", ["path", "model"])
+@pytest.mark.parametrize(
+    "llama_fields",
+    [
+        {},
+        {"attention_bias": True, "mlp_bias": True},
+        {"tie_word_embeddings": True, "head_dim": 12},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e4}},
+    ],
+    ids=["gqa", "bias", "tied-wide", "rope"],
+)
+def test_from_llama_computes_what_the_llama_computes(llama_fields, by, fields, ids, tmp_path):
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**TINY, **llama_fields)).eval()
+    if by == "path":
+        llama.save_pretrained(tmp_path)
+    model = LimeForCausalLM.from_llama(tmp_path if by == "path" else llama, **fields)
+    assert model.config.router_init == "identity"
+    assert model.config.router == fields.get("router", "full")
+    assert not model.training
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, llama(ids).logits, rtol=0, atol=1e-6)
+
+
+def test_from_llama_with_the_papers_routers_differs_and_keeps_the_rest(llama, ids):
+    model = LimeForCausalLM.from_llama(llama, router_init="paper")
+    with torch.no_grad():
+        assert (model(ids).logits - llama(ids).logits).abs().max() > 1e-3
+    weights = model.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in llama.state_dict().items())
+
+
+def test_from_llama_leaves_the_source_alone(llama, ids):
+    before = llama(ids).logits
+    model = LimeForCausalLM.from_llama(llama)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(llama(ids).logits, before)
+
+
+def test_from_llama_keeps_and_takes_a_dtype(llama, tmp_path):
+    llama.bfloat16().save_pretrained(tmp_path)
+    assert LimeForCausalLM.from_llama(tmp_path).dtype == torch.bfloat16
+    assert LimeForCausalLM.from_llama(llama).dtype == torch.bfloat16
+    assert LimeForCausalLM.from_llama(tmp_path, dtype=torch.float32).dtype == torch.float32
+    with pytest.raises(ValueError, match="'flot'"):
+        LimeForCausalLM.from_llama(tmp_path, dtype="flot")
+
+
+def test_from_llama_is_quiet_about_routers_it_means_to_add(llama, tmp_path, caplog):
+    llama.save_pretrained(tmp_path)
+    logging.enable_propagation()
+    try:
+        LimeForCausalLM.from_llama(tmp_path)
+    finally:
+        logging.disable_propagation()
+    assert "MISSING" not in caplog.text
+
+
+def test_from_llama_saves_and_loads_as_lime(llama, ids, tmp_path):
+    model = LimeForCausalLM.from_llama(llama)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is LimeForCausalLM
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_from_llama_takes_the_generation_settings(llama, tmp_path):
+    llama.generation_config.max_new_tokens = 7
+    llama.save_pretrained(tmp_path)
+    assert LimeForCausalLM.from_llama(llama).generation_config.max_new_tokens == 7
+    assert LimeForCausalLM.from_llama(tmp_path).generation_config.max_new_tokens == 7
+
+
+def test_memory_is_added_to_our_own_plain_models_too(ids, tmp_path):
+    plain = make(PlainForCausalLM, PlainConfig(**TINY))
+    plain.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = plain(ids).logits
+        assert torch.equal(LimeForCausalLM.from_llama(tmp_path)(ids).logits, expected)
+        assert torch.equal(LimeForCausalLM.from_llama(plain)(ids).logits, expected)
+
+
+def test_plain_loads_a_llama_folder(llama, ids, tmp_path):
+    llama.save_pretrained(tmp_path)
+    for loaded in (
+        PlainForCausalLM.from_pretrained(tmp_path),
+        PlainForCausalLM.from_llama(tmp_path),
+    ):
+        assert torch.equal(loaded(ids).logits, llama(ids).logits)
+
+
+def test_another_family_is_refused(tmp_path):
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11))
+    gpt2.save_pretrained(tmp_path)
+    for source in (gpt2, tmp_path):
+        with pytest.raises(ValueError, match="'gpt2'"):
+            LimeForCausalLM.from_llama(source)
+
+
+@pytest.mark.parametrize("cls", [LimeForCausalLM, LimeModel, LimeForSequenceClassification])
+def test_a_checkpoint_without_routers_is_refused(cls, llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"memory.weight.*{cls.__name__}.from_llama"):
+        cls.from_pretrained(tmp_path)
+
+
+def test_one_missing_router_is_refused(saved):
+    edit_weights(saved, lambda w: w.pop("model.layers.2.self_attn.memory.weight"))
+    with pytest.raises(ValueError, match=r"layers.2.self_attn.memory.weight.*from_llama"):
+        AutoModelForCausalLM.from_pretrained(saved)
+
+
+def test_a_missing_weight_is_refused(saved):
+    edit_weights(saved, lambda w: w.pop("model.layers.2.mlp.up_proj.weight"))
+    with pytest.raises(ValueError, match="lacks 1 weights, such as model.layers.2.mlp.up_proj"):
+        LimeForCausalLM.from_pretrained(saved)
+
+
+def test_a_lime_checkpoint_is_no_plain_one(saved):
+    with pytest.raises(ValueError, match="3 weights that PlainForCausalLM has no place for"):
+        PlainForCausalLM.from_pretrained(saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 3),
+        ("num_hidden_layers", 6),
+        ("num_attention_heads", 8),
+        ("num_key_value_heads", 1),
+        ("head_dim", 16),
+        ("router", "average"),
+    ],
+)
+@pytest.mark.parametrize("given", ["config", "field"])
+def test_other_sizes_than_the_checkpoints_are_refused(given, name, value, saved):
+    fields = {**TINY, name: value}
+    asked = {"config": LimeConfig(**fields)} if given == "config" else {name: value}
+    with pytest.raises(ValueError, match=f"{name}=.*, got {name}={value}"):
+        LimeForCausalLM.from_pretrained(saved, **asked)
+
+
+@pytest.mark.parametrize(("claimed", "held"), [(3, 4), (6, 4)])
+def test_a_config_that_lies_about_its_layers_is_refused(claimed, held, saved):
+    edit_config(saved, num_hidden_layers=claimed)
+    with pytest.raises(ValueError, match=f"holds {held} layers.*num_hidden_layers={claimed}"):
+        LimeForCausalLM.from_pretrained(saved)
+
+
+def test_a_config_that_lies_about_its_heads_is_refused(saved):
+    edit_config(saved, num_key_value_heads=4)
+    with pytest.raises(RuntimeError, match="mismatch"):
+        LimeForCausalLM.from_pretrained(saved)
+
+
+def test_a_wrong_dtype_is_named(saved):
+    with pytest.raises(ValueError, match="'bfloat17'"):
+        LimeForCausalLM.from_pretrained(saved, dtype="bfloat17")
+
+
+@pytest.mark.parametrize("load", [LimeForCausalLM.from_pretrained, LimeForCausalLM.from_llama])
+def test_a_path_that_is_no_checkpoint_is_named(load, tmp_path):
+    with pytest.raises(OSError, match=r"absent does not exist"):
+        load(tmp_path / "absent")
+    with pytest.raises(OSError, match=r"holds no config.json"):
+        load(tmp_path)
+    (tmp_path / "file.bin").write_bytes(b"?")
+    with pytest.raises(OSError, match=r"file.bin is a file"):
+        load(tmp_path / "file.bin")
+
+
+def test_a_corrupt_checkpoint_is_refused(saved):
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(Exception, match=r"(?i)safetensor|incomplete|header|size"):
+        LimeForCausalLM.from_pretrained(saved)
+
+
+def test_mismatches_may_be_waved_through(saved):
+    model = LimeForCausalLM.from_pretrained(saved, ignore_mismatched_sizes=True, vocab_size=10)
+    assert model.lm_head.weight.shape[0] == 10
+
+
+def test_a_head_may_be_new(saved):
+    model, info = LimeForSequenceClassification.from_pretrained(saved, output_loading_info=True)
+    assert info["missing_keys"] == {"score.weight"}
+    base = LimeForCausalLM.from_pretrained(saved).model
+    assert torch.equal(
+        model.model.layers[2].self_attn.memory.weight, base.layers[2].self_attn.memory.weight
+    )
+
+
+def test_the_base_model_loads_from_a_causal_lm_and_back(saved, tmp_path, ids):
+    base = LimeModel.from_pretrained(saved)
+    base.save_pretrained(tmp_path / "base")
+    again = LimeForCausalLM.from_pretrained(tmp_path / "base")
+    assert torch.equal(base(ids).last_hidden_state, again.model(ids).last_hidden_state)
+
+
+def test_saved_folders_hold_no_pickle_and_a_stub(saved):
+    names = {path.name for path in saved.iterdir()}
+    assert names == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "modeling_layermem.py",
+    }
+    auto_map = json.loads((saved / "config.json").read_text())["auto_map"]
+    assert auto_map["AutoConfig"] == "modeling_layermem.LimeConfig"
+    assert auto_map["AutoModelForCausalLM"] == "modeling_layermem.LimeForCausalLM"
+    assert len(auto_map) == 6
+
+
+def run(code, *paths, cwd):
+    """Run Python that has the paths before its own, and transformers' cache in ``cwd``."""
+    environment = {"HF_HOME": str(cwd / "hf"), "PYTHONPATH": ":".join(map(str, paths))}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=cwd
+    )
+
+
+def test_the_stub_loads_without_an_import_of_ours(saved, tmp_path):
+    code = (
+        "from transformers import AutoModelForCausalLM as A; "
+        f"print(type(A.from_pretrained({str(saved)!r}, trust_remote_code=True)).__module__)"
+    )
+    done = run(code, Path(__file__).parents[2] / "src", cwd=tmp_path)
+    assert done.stdout.strip() == "layermem.variants.lime", done.stderr
+
+
+def test_the_stub_says_what_is_missing(saved, tmp_path):
+    # A package of our name that cannot be imported: as if it were not installed.
+    (tmp_path / "block" / "layermem").mkdir(parents=True)
+    (tmp_path / "block" / "layermem" / "__init__.py").write_text("raise ImportError('absent')")
+    code = (
+        "from transformers import AutoModelForCausalLM as A; "
+        f"A.from_pretrained({str(saved)!r}, trust_remote_code=True)"
+    )
+    done = run(code, tmp_path / "block", cwd=tmp_path)
+    assert done.returncode and "pip install layermem" in done.stderr
+
+
+def test_loading_through_the_stub_does_not_copy_our_sources(saved, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True)
+    model.save_pretrained(tmp_path / "again")
+    assert {p.name for p in (tmp_path / "again").iterdir()} == {
+        p.name for p in saved.iterdir() if p.is_file()
+    }

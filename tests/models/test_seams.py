@@ -1,0 +1,283 @@
+"""The seams carry what they promise: variants made here, of every kind the seams allow.
+
+Each is one class beside its config, as a file under ``variants/`` would be; nothing else is edited.
+"""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from huggingface_hub.dataclasses import strict
+from tiny import TINY
+from torch import nn
+
+from layermem.models.configuration import DecoderConfig
+from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.seams import (
+    Connection,
+    Memory,
+    Stream,
+    Variant,
+    forked_generator,
+)
+
+STREAMS = 3
+
+
+class Streams(Stream):
+    """Several residuals whose sum is the visible one; a layer's state replaces the last."""
+
+    def begin(self, embeds):
+        return embeds * STREAMS, embeds[:, :, None].repeat(1, 1, STREAMS, 1)
+
+    def end(self, state):
+        return state[1].sum(2)
+
+
+class ReadOne(Connection):
+    """Read the streams' mean, write to one of them."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.index = index
+
+    def read(self, state):
+        return state[1].mean(2), state[1]
+
+    def write(self, carry, y):
+        here = nn.functional.one_hot(torch.tensor(self.index), STREAMS)[:, None]
+        streams = carry + here * y[:, :, None]
+        return streams.sum(2), streams
+
+
+class Several(Variant):
+    @classmethod
+    def stream(cls, config):
+        return Streams()
+
+    @classmethod
+    def connection(cls, config, layer_idx, sub_layer):
+        return ReadOne((2 * layer_idx + (sub_layer == "mlp")) % STREAMS)
+
+
+class Everything(Stream):
+    """One residual, and every earlier layer's output beside it: a state that grows."""
+
+    grows = True
+
+    def begin(self, embeds):
+        return embeds, embeds
+
+    def end(self, state):
+        return state[0]
+
+
+class Mixtures(nn.Module):
+    """Three mixtures of the states so far, for queries, keys and values."""
+
+    def __init__(self, n_states):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3, n_states))
+
+    def forward(self, states):
+        return tuple(sum(w * s for w, s in zip(row, states, strict=True)) for row in self.weight)
+
+
+class ReadMixtures(Connection):
+    def __init__(self, n_states):
+        super().__init__()
+        self.mixtures = Mixtures(n_states)
+
+    def read(self, state):
+        return self.mixtures(state[1:]), state
+
+    def write(self, carry, y):
+        return carry[0] + y, *carry[1:]
+
+
+class WriteOutput(Connection):
+    def read(self, state):
+        return state[0], state
+
+    def write(self, carry, y):
+        x = carry[0] + y
+        return x, *carry[1:], x
+
+
+class Growing(Variant):
+    @classmethod
+    def stream(cls, config):
+        return Everything()
+
+    @classmethod
+    def connection(cls, config, layer_idx, sub_layer):
+        return ReadMixtures(layer_idx + 1) if sub_layer == "attention" else WriteOutput()
+
+    @classmethod
+    def init_weights(cls, module):
+        if not isinstance(module, Mixtures):
+            return False
+        salt = f"mixtures {module.weight.shape[1]}"
+        module.weight.data.normal_(generator=forked_generator(salt))
+        return True
+
+
+class FirstValue(Memory):
+    """Half the first layer's value: a memory that reads one slot alone, and the query's sign."""
+
+    def forward(self, query, key, value, slots):
+        assert len(slots) == 2
+        return key * query.mean().sign(), (value + slots[0][1]) / 2
+
+
+class Values(Variant):
+    @classmethod
+    def sources(cls, config, layer_idx):
+        return (0,) if layer_idx else ()
+
+    @classmethod
+    def memory(cls, config, layer_idx):
+        return FirstValue() if layer_idx else super().memory(config, layer_idx)
+
+
+def declare(name, of):
+    """The classes a variant's file would spell out."""
+
+    @strict
+    class Config(DecoderConfig):
+        model_type: ClassVar[str] = f"test_{name}"
+
+    class Model(Decoder):
+        config: Config
+        variant = of
+
+    class ForCausalLM(DecoderForCausalLM):
+        config: Config
+        variant = of
+        decoder_class = Model
+
+    return ForCausalLM, Config
+
+
+VARIANTS = {"several": Several, "growing": Growing, "values": Values}
+DECLARED = {name: declare(name, of) for name, of in VARIANTS.items()}
+
+
+@pytest.fixture(params=VARIANTS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def model(name):
+    cls, config = DECLARED[name]
+    torch.manual_seed(0)
+    return cls(config(**TINY)).eval()
+
+
+def by_hand(name, model, ids):
+    """The whole forward of each variant as one plain loop."""
+    x = model.model.embed_tokens(ids)
+    positions = torch.arange(ids.shape[1])[None]
+    rope = model.model.rotary_emb(x, positions)
+    streams, states, slots = [x] * STREAMS, [x], []
+    for i, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        if name == "growing":
+            rows = attention_rows(layer)
+            inputs = [sum(w * s for w, s in zip(row, states, strict=True)) for row in rows]
+        else:
+            inputs = [sum(streams) / STREAMS if name == "several" else x] * 3
+        inputs = [layer.input_layernorm(part) for part in inputs]
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        q, k, v = (
+            p(part).unflatten(-1, (-1, 8)).transpose(1, 2)
+            for p, part in zip(projections, inputs, strict=True)
+        )
+        slots.append((k, v))
+        if name == "values" and i:
+            k, v = k * q.mean().sign(), (v + slots[0][1]) / 2
+        y = attend_by_hand(q, k, v, rope)
+        y = attention.o_proj(y)
+        x = x + y
+        streams[(2 * i) % STREAMS] = streams[(2 * i) % STREAMS] + y
+        z = sum(streams) / STREAMS if name == "several" else x
+        y = layer.mlp(layer.post_attention_layernorm(z))
+        x = x + y
+        streams[(2 * i + 1) % STREAMS] = streams[(2 * i + 1) % STREAMS] + y
+        states.append(x)
+    x = sum(streams) if name == "several" else x
+    return model.lm_head(model.model.norm(x))
+
+
+def attention_rows(layer):
+    return layer.attn_connection.mixtures.weight
+
+
+def attend_by_hand(q, k, v, rope):
+    from layermem.models.layers import rotate
+
+    q, k = rotate(q, *rope), rotate(k, *rope)
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return y.transpose(1, 2).flatten(2)
+
+
+def test_the_forward_is_the_loop_by_hand(name, model, ids):
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, by_hand(name, model, ids))
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_gradients_by_hand_and_under_checkpointing(name, model, ids, reentrant):
+    by_hand(name, model, ids).square().mean().backward()
+    expected = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.zero_grad()
+    model(ids, use_cache=False).logits.square().mean().backward()
+    for parameter, gradient in expected.items():
+        torch.testing.assert_close(model.get_parameter(parameter).grad, gradient, msg=parameter)
+
+
+def test_the_first_tensor_of_a_state_is_what_hidden_states_show(name, model, ids):
+    with torch.no_grad():
+        states = model(ids, output_hidden_states=True).hidden_states
+    assert [tuple(state.shape) for state in states] == [(3, 11, 32)] * 5
+
+
+def test_a_growing_state_passes_each_tensor_once(ids):
+    cls, config = DECLARED["growing"]
+    model, counts = cls(config(**TINY)), []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _, args, out: counts.append((len(args), len(out))))
+    model(ids)
+    assert counts == [(2, 2), (3, 2), (4, 2), (5, 2)]
+
+
+def test_cached_decoding(name, model, ids):
+    if name == "values":
+        pytest.skip("its key reads the mean of all queries, on purpose")
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    cached = model.generate(ids, **options)
+    assert torch.equal(cached, model.generate(ids, **options, use_cache=False))
+
+
+def test_a_full_graph(name, model, ids):
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(ids).logits, model(ids).logits)
+
+
+def test_forked_draws_differ_by_salt_and_by_state_and_leave_it_alone():
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    one = torch.rand(4, generator=forked_generator("a"))
+    two = torch.rand(4, generator=forked_generator("b"))
+    assert torch.equal(torch.get_rng_state(), state)
+    shared = torch.rand(4)
+    after = torch.rand(4, generator=forked_generator("a"))
+    draws = [one, two, shared, after]
+    assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
+    torch.set_rng_state(state)
+    assert torch.equal(torch.rand(4, generator=forked_generator("a")), one)

@@ -1,0 +1,106 @@
+"""Equation (2) against a loop over its indices, and what routing promises its callers."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layermem.models.layers import rotate
+from layermem.ops.route import naive, route
+
+
+def random_slots(n_slots, batch=2, heads=3, tokens=5, width=4, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (n_slots, 2, batch, heads, tokens, width)
+    tensors = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    weight = torch.randn(heads, n_slots * heads, generator=generator, dtype=torch.float64).to(dtype)
+    return [(key, value) for key, value in tensors], weight
+
+
+def by_the_indices(slots, weight):
+    """Equation (2), letter by letter, with the paper's R[l', h', h] = weight[h, l' * R + h']."""
+    heads = slots[0][0].shape[1]
+    outs = [torch.zeros_like(slots[0][0]), torch.zeros_like(slots[0][1])]
+    for which in (0, 1):
+        for h in range(heads):
+            for layer in range(len(slots)):
+                for other in range(heads):
+                    r = weight[h, layer * heads + other]
+                    outs[which][:, h] += r * slots[layer][which][:, other]
+    return tuple(outs)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    n_slots=st.integers(1, 5),
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 5),
+    tokens=st.integers(1, 7),
+    width=st.integers(1, 6),
+)
+def test_equals_a_loop_over_the_indices(n_slots, batch, heads, tokens, width):
+    slots, weight = random_slots(n_slots, batch, heads, tokens, width)
+    for got, expected in zip(route(slots, weight), by_the_indices(slots, weight), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_sums_in_float32_and_comes_down_once(dtype):
+    slots, weight = random_slots(9, dtype=dtype)
+    exact = by_the_indices([(k.double(), v.double()) for k, v in slots], weight.double())
+    for got, expected in zip(route(slots, weight), exact, strict=True):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got, expected.to(dtype))
+
+
+def test_autocast_changes_neither_dtype_nor_numbers():
+    slots, weight = random_slots(4, dtype=torch.float32)
+    expected = route(slots, weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = route(slots, weight)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_gradients():
+    slots, weight = random_slots(3, batch=1, heads=2, tokens=3, width=2)
+    tensors = [tensor.clone().requires_grad_() for slot in slots for tensor in slot]
+    weight.requires_grad_()
+
+    def flat(weight, *tensors):
+        return route(list(zip(tensors[::2], tensors[1::2], strict=True)), weight)
+
+    torch.autograd.gradcheck(flat, (weight, *tensors))
+    torch.autograd.gradgradcheck(flat, (weight, *tensors))
+
+
+def test_routing_before_rope_equals_routing_after():
+    slots, weight = random_slots(4)
+    angles = torch.randn(2, 5, 2, dtype=torch.float64).repeat(1, 1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    before = rotate(route(slots, weight)[0], cos, sin)
+    after = route([(rotate(key, cos, sin), value) for key, value in slots], weight)[0]
+    torch.testing.assert_close(before, after)
+
+
+def test_inputs_are_left_alone():
+    slots, weight = random_slots(3)
+    copies = [(key.clone(), value.clone()) for key, value in slots]
+    route(slots, weight)
+    for slot, copy in zip(slots, copies, strict=True):
+        assert torch.equal(slot[0], copy[0]) and torch.equal(slot[1], copy[1])
+
+
+def test_bad_input_is_named():
+    slots, weight = random_slots(3)
+    with pytest.raises(ValueError, match="at least one slot"):
+        route([], weight)
+    with pytest.raises(ValueError, match=r"3 slots of 3 heads must be \[3, 9\], got \[3, 8\]"):
+        route(slots, weight[:, :8])
+
+
+def test_the_equation_is_short():
+    source = naive.__file__
+    with open(source, encoding="utf-8") as file:
+        lines = file.read().split('"""')
+    code = "".join(lines[::2]).splitlines()
+    assert sum(1 for line in code if line.strip() and not line.strip().startswith("#")) <= 40

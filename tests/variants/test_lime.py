@@ -1,0 +1,269 @@
+"""LIMe: the initialisation table, the ablations, one router for keys and values, its summary."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from tiny import TINY, make
+from torch import nn
+
+import layermem
+from layermem import LimeConfig, LimeForCausalLM, LimeRouter, PlainConfig, PlainForCausalLM
+from layermem.variants.lime import Lime
+
+
+def routers(model):
+    return {m.sources[-1]: m for m in model.modules() if isinstance(m, LimeRouter)}
+
+
+@pytest.mark.parametrize(("heads", "layer"), [(8, 1), (4, 7), (1, 30)])
+def test_initial_weights_of_the_paper(heads, layer):
+    bound = math.sqrt(3 / ((layer + 1) * heads))
+    off, seeds = [], range(max(1, 4000 // (layer * heads * heads)))
+    for seed in seeds:
+        torch.manual_seed(seed)
+        weight = LimeRouter(heads, range(layer + 1)).weight
+        assert weight.shape == (heads, (layer + 1) * heads)
+        assert torch.equal(weight[:, -heads:], torch.eye(heads))
+        off.append(weight[:, :-heads].flatten())
+    off = torch.cat(off).detach()
+    # Uniform on (-b, b): the ends are reached and not crossed, mean 0, variance b^2 / 3.
+    assert off.abs().max() <= bound
+    assert off.abs().max() > 0.98 * bound
+    assert abs(off.mean()) < 4 * bound / math.sqrt(3 * len(off))
+    assert off.var().item() == pytest.approx(bound**2 / 3, rel=0.1)
+
+
+def test_off_layer_energy_at_the_start_is_that_of_the_sources():
+    # The variance 1 / fan_in times l R entries a row: l / (l + 1), not small.
+    energy = []
+    for seed in range(200):
+        torch.manual_seed(seed)
+        energy.append(LimeRouter(4, range(4)).weight[:, :-4].pow(2).sum(1).mean().item())
+    assert sum(energy) / len(energy) == pytest.approx(3 / 4, rel=0.05)
+
+
+def test_identity_init_and_fixed_average():
+    heads = 3
+    identity = LimeRouter(heads, range(4), init="identity")
+    assert torch.equal(identity.weight[:, -heads:], torch.eye(heads))
+    assert identity.weight[:, :-heads].abs().sum() == 0
+    average = LimeRouter(heads, range(4), init="average")
+    assert torch.equal(average.weight, torch.eye(heads).repeat(1, 4) / 4)
+    assert not list(average.parameters()) and not average.state_dict()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_construction_leaves_the_random_state_alone(device):
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    with torch.device(device):
+        LimeRouter(4, range(3))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_routers_of_one_model_differ():
+    # Even where nothing is drawn between them: the layer salts the draw.
+    torch.manual_seed(0)
+    first, second = LimeRouter(4, (1, 2)), LimeRouter(4, (2, 3))
+    assert not torch.equal(first.weight, second.weight)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"router": "full"}, [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]),
+        ({"router": "average"}, [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]),
+        ({"router": "last", "router_window": 1}, [[0], [1], [2], [3], [4]]),
+        ({"router": "last", "router_window": 2}, [[0], [0, 1], [1, 2], [2, 3], [3, 4]]),
+        ({"router": "last", "router_window": 9}, [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]),
+        ({"router": "first", "router_window": 1}, [[0], [0, 1], [0, 1, 2], [0, 2, 3], [0, 3, 4]]),
+        (
+            {"router": "first", "router_window": 2},
+            [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 3, 4]],
+        ),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_sources_of_the_ablations(fields, expected):
+    config = LimeConfig(**{**TINY, "num_hidden_layers": len(expected)}, **fields)
+    found = [[*Lime.sources(config, i), i] for i in range(len(expected))]
+    assert found == expected
+    built = routers(LimeForCausalLM(config))
+    assert sorted(built) == list(range(1, len(expected)))
+    assert all(list(built[i].sources) == expected[i] for i in built)
+
+
+@pytest.mark.parametrize("heads", [2, 4], ids=["gqa", "mha"])
+@pytest.mark.parametrize(
+    "fields",
+    [{"router": "last", "router_window": 2}, {"router": "first", "router_window": 1}],
+    ids=["last-2", "first-1"],
+)
+def test_a_windowed_router_is_the_full_one_with_zeros(fields, heads, ids):
+    sizes = {**TINY, "num_key_value_heads": heads}
+    windowed = make(LimeForCausalLM, LimeConfig(**sizes, **fields))
+    full = LimeForCausalLM(LimeConfig(**sizes)).eval()
+    state = windowed.state_dict()
+    for layer, router in routers(windowed).items():
+        wide = torch.zeros(heads, (layer + 1) * heads)
+        for block, source in enumerate(router.sources):
+            columns = router.weight[:, block * heads : (block + 1) * heads]
+            wide[:, source * heads : (source + 1) * heads] = columns
+        state[f"model.layers.{layer}.self_attn.memory.weight"] = wide
+    full.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(windowed(ids).logits, full(ids).logits)
+
+
+def test_the_average_is_the_mean_over_layers_heads_apart(ids):
+    torch.manual_seed(0)
+    average = LimeForCausalLM(LimeConfig(**TINY, router="average")).eval()
+    full = LimeForCausalLM(LimeConfig(**TINY)).eval()
+    full.load_state_dict(average.state_dict(), strict=False)
+    with torch.no_grad():
+        for layer, router in routers(full).items():
+            router.weight.copy_(torch.eye(2).repeat(1, layer + 1) / (layer + 1))
+        torch.testing.assert_close(average(ids).logits, full(ids).logits)
+
+
+def test_one_router_serves_keys_and_values():
+    torch.manual_seed(0)
+    router = LimeRouter(2, range(3))
+    keys = torch.randn(3, 2, 2, 5, 4)
+    slots = tuple((key, 2 * key) for key in keys)
+    key, value = router(torch.randn(2, 4, 5, 4), *slots[-1], slots)
+    torch.testing.assert_close(value, 2 * key)
+
+
+def test_attention_reads_the_routed_slots_of_all_layers(ids):
+    """Whole mechanism by hooks: memory's output is equation (2) on the projections' outputs."""
+    model = make(LimeForCausalLM, LimeConfig(**TINY))
+    raw, routed = {}, {}
+    for i, layer in enumerate(model.model.layers):
+        attention = layer.self_attn
+        for name in ("k_proj", "v_proj"):
+            module = getattr(attention, name)
+            module.register_forward_hook(
+                lambda _, __, out, key=(i, name): raw.update({key: out.view(3, 11, 2, 8)})
+            )
+        attention.memory.register_forward_hook(lambda _, __, out, i=i: routed.update({i: out}))
+    with torch.no_grad():
+        model(ids)
+    for layer, router in routers(model).items():
+        for which, name in enumerate(("k_proj", "v_proj")):
+            stacked = torch.cat([raw[j, name] for j in range(layer + 1)], dim=2)
+            expected = torch.einsum("rn,btne->brte", router.weight, stacked)
+            torch.testing.assert_close(routed[layer][which], expected)
+
+
+def test_layer_zero_has_no_trainable_router():
+    model = LimeForCausalLM(LimeConfig(**TINY))
+    assert not list(model.model.layers[0].self_attn.memory.parameters())
+    names = [name for name, _ in model.named_parameters() if "memory" in name]
+    assert names == [f"model.layers.{i}.self_attn.memory.weight" for i in (1, 2, 3)]
+
+
+def test_keys_and_values_start_as_the_plain_decoders():
+    torch.manual_seed(5)
+    lime = LimeForCausalLM(LimeConfig(**TINY))
+    torch.manual_seed(5)
+    plain = PlainForCausalLM(PlainConfig(**TINY))
+    for ours, theirs in zip(lime.model.layers, plain.model.layers, strict=True):
+        for name in ("k_proj", "v_proj"):
+            weight = getattr(ours.self_attn, name).weight
+            assert torch.equal(weight, getattr(theirs.self_attn, name).weight)
+            assert weight.std().item() == pytest.approx(0.02, rel=0.15)
+
+
+def test_a_seed_repeats_the_routers_and_another_does_not():
+    models = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        models.append(routers(LimeForCausalLM(LimeConfig(**TINY))))
+    first, again, other = models
+    assert all(torch.equal(first[i].weight, again[i].weight) for i in first)
+    assert not any(torch.equal(first[i].weight, other[i].weight) for i in first)
+    assert not any(
+        torch.equal(first[i].weight[:, :2], first[j].weight[:, :2])
+        for i, j in itertools.combinations(first, 2)
+    )
+
+
+def test_the_router_in_a_loop_of_ones_own():
+    """The mechanism without the shell, as docs/mechanism.md shows it."""
+    torch.manual_seed(0)
+    width, heads, n_layers = 16, 2, 3
+    projections = [nn.Linear(width, 3 * width) for _ in range(n_layers)]
+    memories = [LimeRouter(heads, range(i + 1)) for i in range(n_layers)]
+    x, slots = torch.randn(2, 5, width), ()
+    for project, memory in zip(projections, memories, strict=True):
+        q, k, v = project(x).view(2, 5, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        slots = (*slots, (k, v))
+        k, v = memory(q, k, v, slots)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + y.transpose(1, 2).flatten(2)
+    x.sum().backward()
+    assert all(memory.weight.grad.abs().sum() > 0 for memory in memories)
+
+
+def test_summary_warns_of_routers_that_have_not_moved():
+    model = LimeForCausalLM(LimeConfig(**TINY))
+    with pytest.warns(UserWarning, match=r"layers \[1, 2, 3\] have not moved"):
+        rows = model.router_summary()
+    assert [row.layer for row in rows] == [1, 2, 3]
+    assert not any(row.moved for row in rows)
+
+
+@pytest.mark.parametrize("init", ["paper", "identity"])
+def test_summary_is_silent_after_a_step(ids, init, recwarn):
+    model = LimeForCausalLM(LimeConfig(**TINY, router_init=init))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(ids, labels=ids).loss.backward()
+    optimiser.step()
+    rows = model.router_summary()
+    assert all(row.moved for row in rows) and not recwarn.list
+    assert "moved" in str(rows[0]) and "layer   1" in str(rows[0])
+
+
+@pytest.mark.parametrize("value", [50.0, -50.0, math.nan, math.inf])
+def test_summary_warns_of_routers_that_have_exploded(value):
+    model = make(LimeForCausalLM, LimeConfig(**TINY))
+    with torch.no_grad():
+        routers(model)[2].weight[0, 0] = value
+    with pytest.warns(UserWarning, match=r"layers \[2\] have exploded"):
+        model.router_summary()
+
+
+def test_summary_counts_the_off_layer_share():
+    model = LimeForCausalLM(LimeConfig(**TINY))
+    with torch.no_grad():
+        for router in routers(model).values():
+            router.weight.fill_(1.0)
+    rows = model.model.router_summary()
+    assert [row.off_layer_share for row in rows] == pytest.approx([1 / 2, 2 / 3, 3 / 4])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"router": "nearest"}, "nearest"),
+        ({"router": "last"}, "needs router_window"),
+        ({"router": "first", "router_window": 0}, "at least 1, got 0"),
+        ({"router": "last", "router_window": -3}, "at least 1, got -3"),
+        ({"router_window": 2}, "router_window=2"),
+        ({"router": "average", "router_window": 2}, "router_window=2"),
+        ({"router_init": "zero"}, "zero"),
+    ],
+    ids=str,
+)
+def test_bad_router_fields_are_named(fields, message):
+    with pytest.raises(Exception, match=message):
+        LimeConfig(**TINY, **fields)
+
+
+def test_parameter_groups_follow_from_the_overrides():
+    (override,) = layermem.LimeForCausalLM.variant.overrides
+    assert (override.lr, override.weight_decay) == (1e-2, 0.0)
