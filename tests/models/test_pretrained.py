@@ -9,8 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import TINY, make
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, logging
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    logging,
+)
 
 from layermem import (
     LimeConfig,

@@ -1,0 +1,424 @@
+"""What users of transformers expect of any causal LM, for every variant, in our own words."""
+
+import copy
+
+import pytest
+import torch
+from tiny import TINY, make
+from torch import nn
+from transformers import DynamicCache
+
+from layermem.models.registry import lookup
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+
+
+@pytest.fixture
+def model(entry):
+    return make(entry.causal_lm, entry.config(**TINY))
+
+
+# Generation
+
+
+def test_beam_search_with_and_without_cache(model, ids):
+    options = {**GREEDY, "num_beams": 3}
+    assert torch.equal(
+        model.generate(ids, **options), model.generate(ids, **options, use_cache=False)
+    )
+
+
+def test_assisted_decoding_equals_greedy(entry, model, ids):
+    assistant = make(entry.causal_lm, entry.config(**{**TINY, "num_hidden_layers": 2}), seed=5)
+    expected = model.generate(ids[:1], **GREEDY)
+    assert torch.equal(model.generate(ids[:1], **GREEDY, assistant_model=assistant), expected)
+    assert torch.equal(model.generate(ids[:1], **GREEDY, prompt_lookup_num_tokens=3), expected)
+    # The model's own first layers as the assistant.
+    assert torch.equal(model.generate(ids[:1], **GREEDY, assistant_early_exit=2), expected)
+
+
+def test_generation_from_embeddings(model, ids):
+    embeds = model.get_input_embeddings()(ids)
+    expected = model.generate(ids, **GREEDY)[:, ids.shape[1] :]
+    assert torch.equal(model.generate(inputs_embeds=embeds, **GREEDY), expected)
+
+
+def test_generation_goes_on_from_a_cache(model, ids):
+    expected = model.generate(ids, **{**GREEDY, "max_new_tokens": 6})
+    cache = DynamicCache(config=model.config)
+    first = model.generate(ids, **{**GREEDY, "max_new_tokens": 2}, past_key_values=cache)
+    rest = model.generate(first, **{**GREEDY, "max_new_tokens": 4}, past_key_values=cache)
+    assert torch.equal(rest, expected)
+
+
+def test_a_prompt_may_be_read_in_chunks(model, ids):
+    expected = model.generate(ids, **GREEDY)
+    assert torch.equal(model.generate(ids, **GREEDY, prefill_chunk_size=4), expected)
+
+
+def test_sampling_repeats_with_its_seed(model, ids):
+    draws = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        draws.append(model.generate(ids, **{**GREEDY, "do_sample": True}))
+    assert torch.equal(*draws)
+
+
+def test_the_cache_holds_routed_rotated_keys_once_per_layer(model, ids):
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+    assert cache.get_seq_length() == ids.shape[1]
+    assert [tuple(layer.keys.shape) for layer in cache.layers] == [(3, 2, 11, 8)] * 4
+
+
+# Masks, positions, backends
+
+
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
+@pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
+def test_attention_backends_agree(model, ids, implementation):
+    if implementation == "flex_attention":
+        compiler = pytest.importorskip("torch._inductor.cpp_builder")
+        try:
+            compiler.get_cpp_compiler()
+        except Exception as error:
+            pytest.skip(f"flex attention compiles, and there is no C++ compiler: {error}")
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = model(ids, attention_mask=mask).logits[mask.bool()]
+        model.set_attn_implementation(implementation)
+        got = model(ids, attention_mask=mask).logits[mask.bool()]
+    torch.testing.assert_close(got, expected, **CLOSE)
+
+
+def test_a_row_does_not_depend_on_its_batch(model, ids):
+    with torch.no_grad():
+        batch = model(ids).logits
+        for row in range(3):
+            torch.testing.assert_close(model(ids[row : row + 1]).logits[0], batch[row], **CLOSE)
+
+
+def test_packed_documents_keep_apart(model, ids):
+    """Two documents in one row, told apart by positions alone or by a mask of four dimensions."""
+    positions = torch.cat([torch.arange(5), torch.arange(6)])[None]
+    document = torch.tensor([0] * 5 + [1] * 6)
+    causal = torch.ones(11, 11, dtype=torch.bool).tril()
+    mask = (causal & (document[:, None] == document))[None, None]
+    row = ids[:1]
+    with torch.no_grad():
+        expected = torch.cat([model(row[:, :5]).logits, model(row[:, 5:]).logits], 1)
+        masked = model(row, position_ids=positions, attention_mask=mask).logits
+        told = model(row, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(masked, expected, **CLOSE)
+    torch.testing.assert_close(told, expected, **CLOSE)
+
+
+def test_embeddings_in_place_of_ids(model, ids):
+    with torch.no_grad():
+        embeds = model.get_input_embeddings()(ids)
+        assert torch.equal(model(inputs_embeds=embeds).logits, model(ids).logits)
+
+
+def test_a_tuple_on_request(model, ids):
+    with torch.no_grad():
+        out = model(ids, labels=ids, return_dict=False)
+        loss, logits = out[:2]
+        expected = model(ids, labels=ids)
+    assert isinstance(out, tuple)
+    assert torch.equal(loss, expected.loss) and torch.equal(logits, expected.logits)
+
+
+# Losses and gradients
+
+
+def test_the_loss_is_the_mean_over_next_tokens(model, ids):
+    labels = ids.clone()
+    labels[0, :5] = -100
+    with torch.no_grad():
+        out = model(ids, labels=labels)
+        flat = nn.functional.cross_entropy(
+            out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none"
+        )
+        wanted = (labels[:, 1:] != -100).sum()
+        torch.testing.assert_close(out.loss, flat.sum() / wanted)
+        # As a Trainer that accumulates: the sum over the number of items of all micro-batches.
+        counted = model(ids, labels=labels, num_items_in_batch=torch.tensor(50)).loss
+        torch.testing.assert_close(counted, flat.sum() / 50)
+        shifted = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+        same = model(ids, labels=labels, shift_labels=shifted).loss
+        torch.testing.assert_close(same, out.loss)
+
+
+def test_gradients_reach_hidden_states_and_attention_weights(entry, ids):
+    model = make(entry.causal_lm, entry.config(**TINY, attn_implementation="eager"))
+    out = model(ids, output_hidden_states=True, output_attentions=True)
+    kept = (*out.hidden_states[:-1], *out.attentions)
+    for tensor in kept:
+        tensor.retain_grad()
+    out.logits.square().sum().backward()
+    assert all(tensor.grad is not None for tensor in kept)
+
+
+def test_inputs_may_be_made_to_require_gradients(model, ids):
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    assert not model(ids).logits.requires_grad
+    model.enable_input_require_grads()
+    assert model(ids).logits.requires_grad
+    model.disable_input_require_grads()
+    assert not model(ids).logits.requires_grad
+    model.enable_input_require_grads()
+    model.train().gradient_checkpointing_enable({"use_reentrant": True})
+    assert model(ids, use_cache=False).logits.requires_grad
+
+
+def test_checkpointing_is_switched_on_and_off(model, ids):
+    assert model.supports_gradient_checkpointing and not model.is_gradient_checkpointing
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
+    assert all(layer.gradient_checkpointing for layer in model.model.layers)
+    assert model.train()(ids, use_cache=True).past_key_values is None
+    model.gradient_checkpointing_disable()
+    assert not model.is_gradient_checkpointing
+
+
+def test_a_few_steps_learn_a_batch_by_heart(model, ids):
+    optimiser = torch.optim.Adam(model.train().parameters(), lr=1e-2)
+    for _ in range(60):
+        optimiser.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimiser.step()
+    assert loss < 0.2
+    with torch.no_grad():
+        guess = model.eval()(ids).logits[:, 1:-1].argmax(-1)
+    assert (guess == ids[:, 2:]).float().mean() > 0.9
+
+
+# Heads
+
+
+@pytest.mark.parametrize(
+    ("problem", "labels", "count"),
+    [
+        ("regression", torch.tensor([0.1, 0.2, 0.3]), 1),
+        ("single_label_classification", torch.tensor([2, 0, 1]), 3),
+        ("multi_label_classification", torch.tensor([[1.0, 0, 1], [0, 0, 1], [1, 1, 0]]), 3),
+    ],
+    ids=["regression", "single-label", "multi-label"],
+)
+def test_sequence_classification(entry, ids, problem, labels, count):
+    config = entry.config(**TINY, num_labels=count, problem_type=problem, pad_token_id=0)
+    model = make(entry.sequence_classification, config)
+    out = model(ids, labels=labels)
+    assert out.logits.shape == (3, count)
+    out.loss.backward()
+    assert model.score.weight.grad.abs().sum() > 0
+
+
+def test_sequence_classification_reads_the_last_real_token(entry, ids):
+    model = make(entry.sequence_classification, entry.config(**TINY, num_labels=2, pad_token_id=0))
+    padded = nn.functional.pad(ids, (0, 4))
+    mask = (padded != 0).long()
+    with torch.no_grad():
+        torch.testing.assert_close(model(padded, attention_mask=mask).logits, model(ids).logits)
+
+
+def test_token_classification_and_question_answering(entry, ids):
+    config = entry.config(**TINY, num_labels=4)
+    tokens = make(entry.token_classification, config)
+    out = tokens(ids, labels=ids % 4)
+    assert out.logits.shape == (3, 11, 4)
+    out.loss.backward()
+    answers = make(entry.question_answering, config)
+    where = torch.tensor([1, 2, 3])
+    out = answers(ids, start_positions=where, end_positions=where + 2)
+    assert out.start_logits.shape == out.end_logits.shape == (3, 11)
+    out.loss.backward()
+
+
+# Embeddings and weights
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_embeddings_can_be_resized(entry, ids, tied):
+    model = make(entry.causal_lm, entry.config(**TINY, tie_word_embeddings=tied))
+    with torch.no_grad():
+        before = model(ids).logits
+        model.resize_token_embeddings(70)
+        torch.testing.assert_close(model(ids).logits[..., :61], before)
+    assert model.config.vocab_size == 70 and model.lm_head.weight.shape[0] == 70
+    same = model.lm_head.weight is model.get_input_embeddings().weight
+    assert same == tied
+    model(torch.full((1, 3), 69), labels=torch.full((1, 3), 69)).loss.backward()
+
+
+def test_embeddings_can_be_replaced(model):
+    new = nn.Embedding(61, 32)
+    model.set_input_embeddings(new)
+    assert model.get_input_embeddings() is new and model.model.embed_tokens is new
+    assert model.get_output_embeddings() is model.lm_head
+
+
+def test_tied_weights_are_saved_once_and_tied_again(entry, ids, tmp_path):
+    model = make(entry.causal_lm, entry.config(**TINY, tie_word_embeddings=True))
+    model.save_pretrained(tmp_path)
+    loaded = entry.causal_lm.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_a_checkpoint_in_shards(entry, model, ids, tmp_path):
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert torch.equal(entry.causal_lm.from_pretrained(tmp_path)(ids).logits, model(ids).logits)
+
+
+def test_a_state_dict_travels_without_pickle(model, ids, tmp_path):
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    twin.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert torch.equal(twin(ids).logits, model(ids).logits)
+
+
+def test_built_on_meta_and_filled_later(entry, model, ids):
+    with torch.device("meta"):
+        empty = entry.causal_lm(model.config)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    loaded, info = entry.causal_lm.from_pretrained(
+        None, config=model.config, state_dict=model.state_dict(), output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert torch.equal(loaded.eval()(ids).logits, model(ids).logits)
+
+
+def test_half_precision_and_autocast(entry, model, ids, tmp_path):
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(ids).logits
+        half = entry.causal_lm.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+        assert (half(ids).logits - expected).abs().max() < 0.05
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(ids, labels=ids).loss
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+# Placement
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk", "mixed"])
+def test_placement_by_device_map(entry, model, ids, where, tmp_path):
+    """Offloaded layers bring their weights in when called, and memory crosses the border."""
+    accelerate = pytest.importorskip("accelerate")
+    model.save_pretrained(tmp_path / "saved")
+    device_map = {
+        "cpu": {"": "cpu"},
+        "disk": {"": "disk"},
+        "mixed": {
+            "model.embed_tokens": "cpu",
+            "model.layers.0": "cpu",
+            "model.layers.1": "disk",
+            "model.layers.2": "cpu",
+            "model.layers.3": "disk",
+            "model.norm": "cpu",
+            "model.rotary_emb": "cpu",
+            "model.stream": "cpu",
+            "lm_head": "disk",
+        },
+    }[where]
+    if where == "disk":
+        loaded = entry.causal_lm.from_pretrained(tmp_path / "saved")
+        loaded = accelerate.disk_offload(loaded, tmp_path / "off", execution_device="cpu")
+    else:
+        loaded = entry.causal_lm.from_pretrained(
+            tmp_path / "saved", device_map=device_map, offload_folder=tmp_path / "off"
+        )
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, **CLOSE)
+    assert torch.equal(loaded.generate(ids, **GREEDY), model.generate(ids, **GREEDY))
+
+
+# Neighbours
+
+
+def test_lora_trains_saves_and_merges(entry, model, ids, tmp_path):
+    peft = pytest.importorskip("peft")
+    base = copy.deepcopy(model)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"], modules_to_save=None
+    )
+    adapted = peft.get_peft_model(model, config)
+    adapted.train().gradient_checkpointing_enable({"use_reentrant": False})
+    optimiser = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(3):
+        optimiser.zero_grad()
+        adapted(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimiser.step()
+    adapted.eval().save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = adapted(input_ids=ids).logits
+        again = peft.PeftModel.from_pretrained(base, tmp_path).eval()
+        torch.testing.assert_close(again(input_ids=ids).logits, expected)
+        merged = again.merge_and_unload()
+        torch.testing.assert_close(merged(ids).logits, expected, **CLOSE)
+
+
+@pytest.fixture
+def tokenizer():
+    """Words to ids, made on the spot."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *"abcdefgh"])}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_supervised_fine_tuning_with_trl(entry, model, tokenizer, tmp_path):
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    texts = datasets.Dataset.from_dict({"text": ["a b c d e", "h g f e d", "a c e g"] * 4})
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer = trl.SFTTrainer(
+        model=model,
+        args=trl.SFTConfig(
+            output_dir=str(tmp_path),
+            max_steps=3,
+            per_device_train_batch_size=4,
+            learning_rate=1e-2,
+            report_to="none",
+            use_cpu=True,
+            save_strategy="steps",
+            save_steps=3,
+            bf16=False,
+        ),
+        train_dataset=texts,
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    changed = [name for name, p in model.named_parameters() if not torch.equal(p, before[name])]
+    assert len(changed) == len(before)
+    loaded = entry.causal_lm.from_pretrained(tmp_path / "checkpoint-3")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), parameter)
+
+
+def test_stock_baselines_stay_stock():
+    # What is asked of every variant is asked of the plain decoder first.
+    assert lookup("plain").variant.overrides == ()

@@ -1,0 +1,163 @@
+"""The house itself: its floor plan, its public names, the README's list of files, its examples."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import layermem
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "src" / "layermem"
+FLOORS = [
+    {"config", "runs"},
+    {"ops", "data", "tasks"},
+    {"models"},
+    {"variants"},
+    {"train", "evals", "analysis", "efficiency", "retrofit", "serving"},
+    {"experiments", "report"},
+    {"cli"},
+]
+FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
+# What the core may import beside itself and the standard library.
+CORE = {"torch", "transformers", "huggingface_hub"}
+
+
+def imports(path, package):
+    """Return the absolute names a file imports."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def misplaced(path, root=SOURCES):
+    """Return the imports of a file that go up or sideways."""
+    parts = path.relative_to(root).with_suffix("").parts
+    room, package = parts[0], ["layermem", *parts[:-1]]
+    if room == "__init__":
+        return []
+    targets = [
+        name.split(".")[1]
+        for name in imports(path, package)
+        if name.startswith("layermem.") and name.split(".")[1] in FLOOR
+    ]
+    return [to for to in targets if to != room and FLOOR[to] >= FLOOR[room]]
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.py")), ids=lambda p: str(p.name))
+def test_imports_point_downwards(path):
+    assert path.parent == SOURCES or path.relative_to(SOURCES).parts[0] in FLOOR, "no such room"
+    assert misplaced(path) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "line", "found"),
+    [
+        ("ops", "from layermem.models.layers import MLP", ["models"]),
+        ("ops", "import layermem.variants.lime", ["variants"]),
+        ("ops", "from ..models import layers", ["models"]),
+        ("train", "from layermem import evals", ["evals"]),
+        ("models", "from layermem.ops import route", []),
+        ("models", "from layermem.models import layers", []),
+    ],
+)
+def test_the_floor_plan_would_be_noticed(room, line, found, tmp_path):
+    (tmp_path / room).mkdir()
+    path = tmp_path / room / "x.py"
+    path.write_text(line)
+    assert misplaced(path, tmp_path) == found
+
+
+def test_the_core_needs_torch_and_transformers_alone():
+    for room in ("ops", "models", "variants"):
+        for path in (SOURCES / room).rglob("*.py"):
+            tops = {name.split(".")[0] for name in imports(path, ["layermem"])}
+            assert tops - {"layermem"} - sys.stdlib_module_names <= CORE, path
+
+
+def test_importing_brings_in_no_room_above():
+    code = "import layermem, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "layermem.variants.lime" in loaded
+    assert not loaded & {"datasets", "matplotlib", "tyro", "sklearn", "pandas", "peft"}
+
+
+def test_public_names():
+    assert sorted(layermem.__all__) == [
+        "LimeConfig",
+        "LimeForCausalLM",
+        "LimeModel",
+        "LimeRouter",
+        "PlainConfig",
+        "PlainForCausalLM",
+        "PlainModel",
+        "build",
+        "route",
+        "variants",
+    ]
+    for name in layermem.__all__:
+        assert getattr(layermem, name).__doc__, f"{name} has no docstring"
+    assert callable(layermem.variants)
+    assert re.fullmatch(r"\d+\.\d+\.\d+", layermem.__version__)
+
+
+def test_every_module_says_what_it_does_not_know():
+    for path in SOURCES.rglob("*.py"):
+        document = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        assert document, path
+        if path.parent != SOURCES:
+            assert document.splitlines()[-1].startswith("It does not know:"), path
+
+
+def tracked():
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout: which files belong is not known")
+    return sorted(name for name in listed.stdout.splitlines() if (ROOT / name).exists())
+
+
+def test_the_readme_lists_every_file():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", text, flags=re.MULTILINE)
+    assert sorted(name for name, _ in rows) == tracked()
+
+
+def test_files_stay_small():
+    for name in tracked():
+        size = (ROOT / name).stat().st_size
+        assert size < 500_000, f"{name} has {size} bytes"
+
+
+def blocks(page):
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/mechanism.md"])
+def test_the_examples_in_the_pages_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = blocks(ROOT / name)
+    assert found
+    for code in found:
+        exec(compile(code, name, "exec"), {})
+
+
+def test_the_quickstart_runs():
+    command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--steps=4", "--test=8"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"lime +[\d,]+ +\d+\.\d+ +\d+\.\d% \+-", done.stdout)
+    assert "reversed through the cache" in done.stdout
