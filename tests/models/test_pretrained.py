@@ -99,6 +99,7 @@ def test_from_llama_keeps_and_takes_a_dtype(llama, tmp_path):
     llama.bfloat16().save_pretrained(tmp_path)
     assert LimeForCausalLM.from_llama(tmp_path).dtype == torch.bfloat16
     assert LimeForCausalLM.from_llama(llama).dtype == torch.bfloat16
+    assert LimeForCausalLM.from_llama(llama, dtype="float32").dtype == torch.float32
     assert LimeForCausalLM.from_llama(tmp_path, dtype=torch.float32).dtype == torch.float32
     with pytest.raises(ValueError, match="'flot'"):
         LimeForCausalLM.from_llama(tmp_path, dtype="flot")
@@ -127,6 +128,18 @@ def test_from_llama_takes_the_generation_settings(llama, tmp_path):
     llama.save_pretrained(tmp_path)
     assert LimeForCausalLM.from_llama(llama).generation_config.max_new_tokens == 7
     assert LimeForCausalLM.from_llama(tmp_path).generation_config.max_new_tokens == 7
+
+
+def test_from_llama_gives_every_class(llama, ids, tmp_path):
+    llama.save_pretrained(tmp_path)
+    hidden = llama.model(ids).last_hidden_state
+    for source in (llama, tmp_path):
+        base = LimeModel.from_llama(source)
+        torch.testing.assert_close(base(ids).last_hidden_state, hidden, rtol=0, atol=1e-6)
+        classifier = LimeForSequenceClassification.from_llama(source, num_labels=5)
+        assert classifier.score.weight.shape == (5, 32)
+        got = classifier.model(ids).last_hidden_state
+        torch.testing.assert_close(got, hidden, rtol=0, atol=1e-6)
 
 
 def test_memory_is_added_to_our_own_plain_models_too(ids, tmp_path):

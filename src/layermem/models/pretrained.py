@@ -3,6 +3,7 @@
 It does not know: the forward.
 """
 
+import copy
 import logging
 import os
 import re
@@ -19,8 +20,14 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.seams import Variant
 
-# What our config holds and a LLaMA's has nothing to say about, or says about itself alone.
-_OWN_TO_THE_FILE = ("model_type", "architectures", "transformers_version", "auto_map")
+# What a LLaMA's config says about its own file or class, and nothing about the weights.
+_OWN_TO_THE_FILE = (
+    "model_type",
+    "architectures",
+    "transformers_version",
+    "auto_map",
+    "pretraining_tp",
+)
 # Where a variant's own parameters live: the two seams.
 _OWN = re.compile(r"\.memory\.|_connection\.|(^|\.)stream\.")
 
@@ -77,37 +84,31 @@ class PreTrainedDecoder(PreTrainedModel):
         (for LIMe, ``router_init="identity"``). Keyword arguments that are fields of the config go
         there (``router="last", router_window=4``), the others to ``from_pretrained``.
         """
-        names = {field.name for field in dataclass_fields(cls.config_class)}
+        names = {"num_labels", *(field.name for field in dataclass_fields(cls.config_class))}
         own = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}
         own = {**(cls.variant.plain_fields or {}), **own}
-        if isinstance(source, PreTrainedModel):
-            return _from_llama_model(cls, source, own)
-        _check_path(source)
-        config = _adopt(cls, AutoConfig.from_pretrained(source), own)
         check_dtype(kwargs.get("dtype"))
-        kwargs.setdefault("dtype", "auto")
+        if isinstance(source, PreTrainedModel):
+            llama, name, place = source.config, type(source).__name__, None
+            # Copies: the new model must not write through to the one it came from.
+            kwargs["state_dict"] = {key: t.clone() for key, t in source.state_dict().items()}
+            kwargs.setdefault("dtype", source.dtype)
+        else:
+            _check_path(source)
+            llama, name, place = AutoConfig.from_pretrained(source), str(source), source
+            kwargs.setdefault("dtype", "auto")
+
+        config = _adopt(cls, llama, own)
         with _without_load_report():
             model, info = super().from_pretrained(
-                source, config=config, output_loading_info=True, **kwargs
+                place, config=config, **{**kwargs, "output_loading_info": True}
             )
-        _check_complete(model, info, str(source), but_own=True)
+        _check_complete(model, info, name, but_own=True)
+        if isinstance(source, PreTrainedModel):
+            if source.can_generate() and model.can_generate():
+                model.generation_config = copy.deepcopy(source.generation_config)
+            model = model.to(source.device).train(source.training)
         return model
-
-
-def _from_llama_model(
-    cls: type[PreTrainedDecoder], source: PreTrainedModel, own: Mapping[str, Any]
-) -> Any:
-    config = _adopt(cls, source.config, own)
-    model = cls._from_config(config, dtype=source.dtype)
-    weights = source.state_dict()
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if config.tie_word_embeddings:
-        missing = [name for name in missing if name != "lm_head.weight"]
-    info = {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": ()}
-    _check_complete(model, info, type(source).__name__, but_own=True)
-    if source.can_generate():
-        model.generation_config = source.generation_config
-    return model.to(source.device).train(source.training)
 
 
 def _adopt(
@@ -119,9 +120,9 @@ def _adopt(
             f"from_llama takes a LLaMA checkpoint, got one of model_type {llama.model_type!r}"
         )
     values = llama.to_dict()
-    for name in _OWN_TO_THE_FILE:
+    dropped = _OWN_TO_THE_FILE + (("id2label", "label2id") if "num_labels" in own else ())
+    for name in dropped:
         values.pop(name, None)
-    values.pop("pretraining_tp", None)
     return cls.config_class(**{**values, **own})
 
 
