@@ -42,8 +42,8 @@ class ReadOne(Connection):
         super().__init__()
         self.index = index
 
-    def read(self, state):
-        return state[1].mean(2), state[1]
+    def read(self, state, norm):
+        return norm(state[1].mean(2)), state[1]
 
     def write(self, carry, y):
         here = nn.functional.one_hot(torch.tensor(self.index), STREAMS)[:, None]
@@ -89,16 +89,17 @@ class ReadMixtures(Connection):
         super().__init__()
         self.mixtures = Mixtures(n_states)
 
-    def read(self, state):
-        return self.mixtures(state[1:]), state
+    def read(self, state, norm):
+        # The norm inside the mixture, as only a connection that is handed it can.
+        return self.mixtures([norm(part) for part in state[1:]]), state
 
     def write(self, carry, y):
         return carry[0] + y, *carry[1:]
 
 
 class WriteOutput(Connection):
-    def read(self, state):
-        return state[0], state
+    def read(self, state, norm):
+        return norm(state[0]), state
 
     def write(self, carry, y):
         x = carry[0] + y
@@ -190,10 +191,10 @@ def by_hand(name, model, ids):
         attention = layer.self_attn
         if name == "growing":
             rows = layer.attn_connection.mixtures.weight
-            inputs = [sum(w * s for w, s in zip(row, states, strict=True)) for row in rows]
+            normed = [layer.input_layernorm(state) for state in states]
+            inputs = [sum(w * s for w, s in zip(row, normed, strict=True)) for row in rows]
         else:
-            inputs = [sum(streams) / STREAMS if name == "several" else x] * 3
-        inputs = [layer.input_layernorm(part) for part in inputs]
+            inputs = [layer.input_layernorm(sum(streams) / STREAMS if name == "several" else x)] * 3
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
         q, k, v = (
             p(part).unflatten(-1, (-1, 8)).transpose(1, 2)

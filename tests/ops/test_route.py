@@ -90,6 +90,17 @@ def test_inputs_are_left_alone():
         assert torch.equal(slot[0], copy[0]) and torch.equal(slot[1], copy[1])
 
 
+def test_parts_of_the_heads_sum_to_the_whole():
+    """Head-parallel routing: each rank holds some heads of every slot and those columns."""
+    slots, weight = random_slots(3, heads=4)
+    halves = []
+    for heads in (slice(0, 2), slice(2, 4)):
+        columns = weight.unflatten(1, (3, 4))[:, :, heads].flatten(1)
+        halves.append(route([(k[:, heads], v[:, heads]) for k, v in slots], columns))
+    for whole, one, other in zip(route(slots, weight), *halves, strict=True):
+        torch.testing.assert_close(one + other, whole)
+
+
 def test_bad_input_is_named():
     slots, weight = random_slots(3)
     with pytest.raises(ValueError, match="at least one slot"):

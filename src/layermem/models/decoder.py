@@ -126,20 +126,14 @@ class DecoderLayer(GradientCheckpointingLayer):
         state = (x, *history[:n_state])
         slots = tuple(zip(history[n_state::2], history[n_state + 1 :: 2], strict=True))
 
-        inputs, carry = self.attn_connection.read(state)
-        y, _, *slot = self.self_attn(self._norm(inputs), slots, **kwargs)
+        inputs, carry = self.attn_connection.read(state, self.input_layernorm)
+        y, _, *slot = self.self_attn(inputs, slots, **kwargs)
         state = self.attn_connection.write(carry, y)
 
-        inputs, carry = self.mlp_connection.read(state)
-        y = self.mlp(self.post_attention_layernorm(inputs))
-        x, *new = self.mlp_connection.write(carry, y)
+        inputs, carry = self.mlp_connection.read(state, self.post_attention_layernorm)
+        x, *new = self.mlp_connection.write(carry, self.mlp(inputs))
         new = new[n_state:] if self.stream_grows else new
         return (x, *new, *slot) if self.is_source else (x, *new)
-
-    def _norm(self, x: Inputs) -> Inputs:
-        if isinstance(x, tuple):
-            return tuple(self.input_layernorm(part) for part in x)
-        return self.input_layernorm(x)
 
 
 class Decoder(PreTrainedDecoder):

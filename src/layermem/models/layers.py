@@ -24,8 +24,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        # The mean square is taken in float32 and the result comes down once, before the weight.
-        wide = x.to(torch.float32)
+        # The mean square is taken in float32 at least; the result comes down before the weight.
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
 
@@ -107,8 +107,9 @@ def eager_attention(
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
-    # The softmax is taken in float32 and comes down once.
-    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    # The softmax is taken in float32 at least and comes down once.
+    wide = torch.promote_types(query.dtype, torch.float32)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 

@@ -13,7 +13,7 @@ It does not know: attention, rope, caches, any particular variant.
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
@@ -24,6 +24,7 @@ from layermem.ops.route import Slot
 
 State = tuple[Tensor, ...]
 Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
+Norm = Callable[[Tensor], Tensor]
 SubLayer = Literal["attention", "mlp"]
 
 
@@ -50,8 +51,9 @@ class OwnLayer(Memory):
 class Stream(nn.Module, ABC):
     """How the pass over depth begins and ends. One per model.
 
-    Parameters sit in submodules that are called, never in a bare attribute: offloading and
-    sharding bring weights in when a module is called.
+    Of a stream and of a connection alike: parameters sit in submodules that are called, never in a
+    bare attribute, for offloading brings weights in when a module is called; and construction
+    draws no random numbers (``torch.empty``, then ``Variant.init_weights``).
     """
 
     # False: a layer's new state replaces the old one. True: the first tensor is replaced and the
@@ -71,10 +73,11 @@ class Connection(nn.Module, ABC):
     """How one sub-layer reads the state and writes to it."""
 
     @abstractmethod
-    def read(self, state: State) -> tuple[Inputs, Any]:
-        """Return the sub-layer's input, before its norm, and a carry for ``write``.
+    def read(self, state: State, norm: Norm) -> tuple[Inputs, Any]:
+        """Return the sub-layer's input, normed, and a carry for ``write``.
 
-        At attention the input may be three tensors, for queries, keys and values.
+        ``norm`` is the sub-layer's own; before or after a mixture is the connection's to say. At
+        attention the input may be three tensors, for queries, keys and values.
         """
 
     @abstractmethod
@@ -95,13 +98,14 @@ class Residual(Stream):
 
 @final
 class Add(Connection):
-    """The plain decoder's connection: x + y."""
+    """The plain decoder's connection: x + y. Whatever else the state holds goes through."""
 
-    def read(self, state: State) -> tuple[Tensor, Tensor]:
-        return state[0], state[0]
+    def read(self, state: State, norm: Norm) -> tuple[Tensor, State]:
+        return norm(state[0]), state
 
-    def write(self, carry: Tensor, y: Tensor) -> State:
-        return (carry + y,)
+    def write(self, carry: State, y: Tensor) -> State:
+        x, *rest = carry
+        return (x + y, *rest)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,13 @@ def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
     """Sum over slots and heads: ``out[h] = sum_{s, g} weight[h, s * R + g] * slot_s[g]``.
 
     ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
-    head minor, and serves keys and values alike. Returns (key, value), each [B, R, T, E].
+    head minor, and serves keys and values alike. Returns (key, value), each [B, R, T, E]. (Fewer or
+    more rows of ``weight`` give fewer or more heads: so a part of the heads can be routed apart.)
     """
     if not slots:
         raise ValueError("route needs at least one slot (a pair of key and value), got none")
     heads = slots[0][0].shape[1]
-    if weight.shape != (heads, len(slots) * heads):
+    if weight.ndim != 2 or weight.shape[1] != len(slots) * heads:
         raise ValueError(
             f"the weight for {len(slots)} slots of {heads} heads must be "
             f"[{heads}, {len(slots) * heads}], got {list(weight.shape)}"
