@@ -314,6 +314,8 @@ def test_half_precision_and_autocast(entry, model, ids, tmp_path):
 # Placement
 
 
+# Older transformers warn of a model whose weights rest on disk between calls.
+@pytest.mark.filterwarnings("ignore:You are calling .generate")
 @pytest.mark.parametrize("where", ["cpu", "disk", "mixed"])
 def test_placement_by_device_map(entry, model, ids, where, tmp_path):
     """Offloaded layers bring their weights in when called, and memory crosses the border."""
