@@ -106,7 +106,11 @@ def test_public_names():
     ]
     for name in layermem.__all__:
         assert getattr(layermem, name).__doc__, f"{name} has no docstring"
-    assert callable(layermem.variants)
+    assert "lime" in layermem.variants()
+    import layermem.variants.lime as module
+
+    assert module is sys.modules["layermem.variants.lime"]
+    assert layermem.variants.lime is module
     assert re.fullmatch(r"\d+\.\d+\.\d+", layermem.__version__)
 
 

@@ -11,16 +11,19 @@
 Importing this package registers its models with transformers' Auto classes.
 """
 
-from layermem.models import registry
+from typing import TYPE_CHECKING
+
+import layermem.variants  # noqa: F401  (the public name, callable)
 from layermem.models.registry import build
 from layermem.ops.route import route
 from layermem.variants.lime import LimeConfig, LimeForCausalLM, LimeModel, LimeRouter
 from layermem.variants.plain import PlainConfig, PlainForCausalLM, PlainModel
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    # At run time the name is the package, which can be called; a type checker sees what calls do.
+    from layermem.models.registry import variants  # noqa: TC004  (not at run time, on purpose)
 
-# The function, over the package of that name: `from layermem.variants import lime` still works.
-variants = registry.variants
+__version__ = "0.1.0"
 
 __all__ = [
     "LimeConfig",
