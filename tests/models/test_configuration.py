@@ -16,6 +16,7 @@ from layermem import LimeConfig, PlainConfig, build
         ({"num_hidden_layers": 0}, "num_hidden_layers must be at least 1, got 0"),
         ({"num_hidden_layers": "4"}, "num_hidden_layers.*'4'"),
         ({"head_dim": 7}, "head_dim must be even.*7"),
+        ({"initializer_range": 2.0}, "initializer_range.*2.0"),
         ({"attention_dropout": 1.5}, "attention_dropout.*1.5"),
         ({"dtype": "flot16"}, "flot16"),
         ({"dtype": "int8"}, "int8"),
@@ -34,7 +35,8 @@ def test_head_dim_is_independent_of_the_width():
 
 
 def test_fields_left_out_are_filled_in():
-    config = LimeConfig(**{**TINY, "num_key_value_heads": None})
+    config = LimeConfig(**{**TINY, "num_key_value_heads": None, "attention_dropout": None})
+    assert config.attention_dropout == 0.0
     assert (config.num_key_value_heads, config.head_dim) == (4, 8)
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
 

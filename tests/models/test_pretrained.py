@@ -211,6 +211,18 @@ def test_other_sizes_than_the_checkpoints_are_refused(given, name, value, saved)
         LimeForCausalLM.from_pretrained(saved, **asked)
 
 
+@pytest.mark.parametrize("lost", [[0, 1, 2, 3], [1], [0]], ids=str)
+def test_lost_layers_in_the_middle_are_no_shorter_model(lost, saved):
+    def lose(weights):
+        for name in list(weights):
+            if any(f"layers.{i}." in name for i in lost) and ".memory." not in name:
+                del weights[name]
+
+    edit_weights(saved, lose)
+    with pytest.raises(ValueError, match=f"lacks {9 * len(lost)} weights, such as model.layers"):
+        LimeForCausalLM.from_pretrained(saved)
+
+
 @pytest.mark.parametrize(("claimed", "held"), [(3, 4), (6, 4)])
 def test_a_config_that_lies_about_its_layers_is_refused(claimed, held, saved):
     edit_config(saved, num_hidden_layers=claimed)

@@ -14,9 +14,11 @@ from transformers import PreTrainedConfig
 # Fields that may come as None and are filled in at once: never None to a reader.
 if TYPE_CHECKING:
     FilledInt = Any
+    FilledFloat = Any
     FilledDict = Any
 else:
     FilledInt = int | None
+    FilledFloat = int | float | None
     FilledDict = dict | None
 
 # Saved beside the weights, so that a reader without the package learns what is missing.
@@ -86,7 +88,7 @@ class DecoderConfig(PreTrainedConfig):
     """Rope's base and scaling as transformers spells them, e.g. {"rope_type": "llama3", ...}."""
     attention_bias: bool = False
     """Whether q, k, v and o projections have biases."""
-    attention_dropout: int | float = 0.0
+    attention_dropout: FilledFloat = 0.0
     """Dropout on attention weights during training."""
     mlp_bias: bool = False
     """Whether the mlp's projections have biases."""
@@ -101,6 +103,7 @@ class DecoderConfig(PreTrainedConfig):
                     f"({self.num_attention_heads}); choose one that divides it or set head_dim"
                 )
             self.head_dim = self.hidden_size // self.num_attention_heads
+        self.attention_dropout = self.attention_dropout or 0.0
         check_dtype(self.dtype)
         # Written anew at every save: a stale map would name another package version's classes.
         kwargs.pop("auto_map", None)
@@ -129,6 +132,8 @@ class DecoderConfig(PreTrainedConfig):
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, for rope turns pairs; got {self.head_dim}")
+        if not 0 <= self.initializer_range <= 1:
+            raise ValueError(f"initializer_range must be in [0, 1], got {self.initializer_range}")
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
 

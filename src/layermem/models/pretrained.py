@@ -189,10 +189,16 @@ def _check_complete(
 
 
 def _check_depth(depth: int, missing: set[str], stray: set[str], source: str) -> None:
-    """Raise if whole layers are missing or left over."""
-    beyond = [i for i in map(_layer_of, stray) if i is not None and i >= depth]
-    absent = [_layer_of(key) for key in missing if key.endswith(".input_layernorm.weight")]
-    found = max(beyond) + 1 if beyond else min(filter(None, absent), default=None)
+    """Raise if there are layers beyond the config's, or the last ones are missing."""
+    beyond = {i for key in stray if (i := _layer_of(key)) is not None and i >= depth}
+    absent = {
+        i
+        for key in missing
+        if key.endswith(".input_layernorm.weight") and (i := _layer_of(key)) is not None
+    }
+    first = min(absent, default=depth)
+    cut_short = 0 < first < depth and absent == set(range(first, depth))
+    found = max(beyond) + 1 if beyond else first if cut_short else None
     if found is not None:
         raise ValueError(f"{source} holds {found} layers, its config num_hidden_layers={depth}")
 
