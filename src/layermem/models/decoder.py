@@ -48,6 +48,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(width, kv_width, bias=bias)
         self.o_proj = nn.Linear(q_width, width, bias=bias)
         self.memory = variant.memory(config, layer_idx)
+        self.store = variant.store
 
     def forward(
         self,
@@ -57,14 +58,13 @@ class Attention(nn.Module):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Return (output, attention weights or None, own key, own value)."""
+    ) -> tuple[Tensor | None, ...]:
+        """Return (output, attention weights or None, *the own slot)."""
         for_q, for_k, for_v = x if isinstance(x, tuple) else (x, x, x)
         query = self._heads(self.q_proj(for_q))
-        own_key = self._heads(self.k_proj(for_k))
-        own_value = self._heads(self.v_proj(for_v))
+        own = self.store(self._heads(self.k_proj(for_k)), self._heads(self.v_proj(for_v)))
 
-        key, value = self.memory(query, own_key, own_value, (*slots, (own_key, own_value)))
+        key, value = self.memory(query, *own, (*slots, own))
         query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
@@ -81,7 +81,7 @@ class Attention(nn.Module):
             **kwargs,
         )
         y = self.o_proj(y.reshape(*y.shape[:2], -1).contiguous())
-        return y, weights, own_key, own_value
+        return y, weights, *own
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, heads * E] -> [B, heads, T, E], token major in memory."""

@@ -139,6 +139,11 @@ class Variant:
         return OwnLayer()
 
     @classmethod
+    def store(cls, key: Tensor, value: Tensor) -> Slot:
+        """Return the slot of a layer: the same key and value, laid out for its readers."""
+        return key, value
+
+    @classmethod
     def stream(cls, config: Any) -> Stream:
         """Build the model's stream."""
         return Residual()

@@ -44,7 +44,7 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.ops.route import Slot, route
+from layermem.ops.route import Slot, route, store
 
 RouterInit = Literal["paper", "identity", "average"]
 
@@ -162,6 +162,10 @@ class Lime(Variant):
             (*cls.sources(config, layer_idx), layer_idx),
             init="average" if config.router == "average" else config.router_init,
         )
+
+    @classmethod
+    def store(cls, key: Tensor, value: Tensor) -> Slot:
+        return store(key, value)
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:

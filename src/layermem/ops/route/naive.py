@@ -20,6 +20,15 @@ def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
     head minor, and serves keys and values alike. Returns (key, value), each [B, R, T, E]. (Fewer or
     more rows of ``weight`` give fewer or more heads: so a part of the heads can be routed apart.)
     """
+    check(slots, weight)
+    heads = slots[0][0].shape[1]
+    per_slot = weight.unflatten(1, (len(slots), heads)).unbind(1)
+    keys, values = zip(*slots, strict=True)
+    return _weighted_sum(keys, per_slot), _weighted_sum(values, per_slot)
+
+
+def check(slots: Sequence[Slot], weight: Tensor) -> None:
+    """Raise if the weight does not fit the slots."""
     if not slots:
         raise ValueError("route needs at least one slot (a pair of key and value), got none")
     heads = slots[0][0].shape[1]
@@ -28,9 +37,6 @@ def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
             f"the weight for {len(slots)} slots of {heads} heads must be "
             f"[{heads}, {len(slots) * heads}], got {list(weight.shape)}"
         )
-    per_slot = weight.unflatten(1, (len(slots), heads)).unbind(1)
-    keys, values = zip(*slots, strict=True)
-    return _weighted_sum(keys, per_slot), _weighted_sum(values, per_slot)
 
 
 def _weighted_sum(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

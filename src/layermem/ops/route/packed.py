@@ -1,0 +1,221 @@
+"""Routing on packed slots, with the gradient of a slot computed once.
+
+Three ideas, each against a cost of the naive way:
+
+* **Packed slots.** A slot lies head major, [R, B T E], from the moment it is stored. A route is a
+  sum of plain matrix products over slots, ``out += W[:, slot] @ slot``: nothing is concatenated,
+  nothing is copied per layer, and what autograd keeps is the slots themselves, once.
+* **A deferred backward.** Autograd would add one gradient per later layer to every slot. Instead
+  the backward of a route leaves its own incoming gradients, as they are, with the slots it read; a
+  slot contracts them all with the columns of the later routers once autograd reaches it.
+* **Router gradients** are products of packed gradients and packed slots over B T E at once.
+
+Slots that were not stored here (under re-entrant checkpointing, behind FSDP's wrappers, under
+torch.compile, in a caller's own loop) get an ordinary gradient from the same code.
+
+Letters: S slots, R heads, B batch, T tokens, E head width, C = B T E columns.
+It does not know: layers, rope, caches, where the weight comes from.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layermem.ops.route import naive
+from layermem.ops.route.naive import Slot
+
+# Up to this many numbers in a slot's key, time goes into launches and one product is best.
+_FEW = 4096
+
+Grads = tuple[Tensor | None, ...]
+
+
+def store(key: Tensor, value: Tensor) -> Slot:
+    """Lay a slot down packed, to be read with a deferred backward."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _Store.apply(key, value)
+    return pack(key, value)
+
+
+def pack(key: Tensor, value: Tensor) -> Slot:
+    """Lay a slot down packed: [B, R, T, E] in and out, head major in memory."""
+    return _pack(key), _pack(value)
+
+
+def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
+    """As ``naive.route``."""
+    if torch._C._are_functorch_transforms_active():
+        return naive.route(slots, weight)
+    if torch.is_grad_enabled():
+        return _Route.apply(weight, *(tensor for slot in slots for tensor in slot))
+    return _routed(slots, weight)
+
+
+class _Store(torch.autograd.Function):
+    """Pack a slot; on the way back, gather what the routes that read it have left."""
+
+    @staticmethod
+    def forward(ctx: Any, key: Tensor, value: Tensor) -> Slot:
+        ctx.set_materialize_grads(False)
+        ctx.shape = key.shape
+        slot = pack(key, value)
+        # The slot as its readers want it, made once.
+        ctx.flat = _flat(slot)
+        # What readers leave: (backward pass, transposed columns, their gradients).
+        ctx.left = []
+        return slot
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor | None) -> Grads:
+        now = torch._C._current_graph_task_id()
+        left = [entry[1:] for entry in ctx.left if entry[0] == now]
+        # A pass that ended elsewhere has no use for what it left, and the slot is read no more.
+        ctx.left, ctx.flat = [], None
+        if not left:
+            return given
+        columns, grads = zip(*left, strict=True)
+        with _exact(grads[0][0]):
+            gathered = [
+                _unpack(_contract(columns, part), ctx.shape) for part in zip(*grads, strict=True)
+            ]
+        return tuple(
+            more if grad is None else grad + more
+            for grad, more in zip(given, gathered, strict=True)
+        )
+
+
+class _Route(torch.autograd.Function):
+    """``naive.route`` on flat arguments: the weight, then keys and values in turn."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, *tensors: Tensor) -> Slot:
+        ctx.save_for_backward(weight, *tensors)
+        return _routed(_pairs(tensors), weight)
+
+    @staticmethod
+    def backward(ctx: Any, d_key: Tensor, d_value: Tensor) -> Grads:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return _differentiable_gradients(ctx, (d_key, d_value))
+        weight, *tensors = ctx.saved_tensors
+        needs_weight, *needs = ctx.needs_input_grad
+        slots, grads = _pairs(tensors), _flat((d_key, d_value))
+        with _exact(d_key):
+            d_weight = _weight_gradient(weight, grads, slots) if needs_weight else None
+            return d_weight, *_slot_gradients(weight, grads, slots, needs)
+
+
+_StoreNode = _Store._backward_cls
+
+
+def _store_node(slot: Slot) -> Any | None:
+    """Return the autograd node that stored a slot, if one did and nothing has come between."""
+    if torch.compiler.is_compiling():
+        return None
+    node = slot[0].grad_fn
+    return node if isinstance(node, _StoreNode) and slot[1].grad_fn is node else None
+
+
+def _routed(slots: Sequence[Slot], weight: Tensor) -> Slot:
+    key = slots[0][0]
+    keys, values = zip(*map(_flat, slots), strict=True)
+    weight = weight.to(key.dtype)
+    with _exact(key):
+        if key.numel() <= _FEW:
+            both = torch.cat((*keys, *values)).unflatten(0, (2, -1))
+            out = torch.matmul(weight, both).unbind()
+        else:
+            blocks = weight.split(key.shape[1], dim=1)
+            out = _contract(blocks, keys), _contract(blocks, values)
+    return _unpack(out[0], key.shape), _unpack(out[1], key.shape)
+
+
+def _contract(weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """Sum weights[i] [M, R] @ parts[i] [R, C] over i, rounded once."""
+    if _as_one_product(parts[0]):
+        return torch.cat(tuple(weights), dim=1) @ torch.cat(tuple(parts))
+    out = torch.mm(weights[0], parts[0])
+    for weight, part in zip(weights[1:], parts[1:], strict=True):
+        out = out.addmm_(weight, part)
+    return out
+
+
+def _weight_gradient(weight: Tensor, grads: Slot, slots: Sequence[Slot]) -> Tensor:
+    d_key, d_value = grads
+    if _as_one_product(d_key):
+        keys, values = (torch.cat(part) for part in zip(*map(_flat, slots), strict=True))
+        product = torch.cat(grads, dim=1) @ torch.cat((keys, values), dim=1).t()
+        return product.to(weight.dtype)
+    d_weight = torch.empty_like(weight, dtype=d_key.dtype)
+    for block, slot in zip(d_weight.split(slots[0][0].shape[1], dim=1), slots, strict=True):
+        key, value = _flat(slot)
+        torch.mm(d_key, key.t(), out=block).addmm_(d_value, value.t())
+    return d_weight.to(weight.dtype)
+
+
+def _as_one_product(part: Tensor) -> bool:
+    """Whether to concatenate into a copy that is dropped again, for one product in place of many.
+
+    On a GPU launches are dear; in half precision partial sums would be rounded; a compiler sees one
+    node. In float32 on a CPU many small products are faster than one wide one.
+    """
+    exact = part.dtype in (torch.float32, torch.float64)
+    return part.is_cuda or not exact or torch.compiler.is_compiling()
+
+
+def _slot_gradients(
+    weight: Tensor, grads: Slot, slots: Sequence[Slot], needs: Sequence[bool]
+) -> list[Tensor | None]:
+    shape = slots[0][0].shape
+    weight = weight.to(grads[0].dtype)
+    found: list[Tensor | None] = []
+    for i, (slot, block) in enumerate(zip(slots, weight.split(shape[1], dim=1), strict=True)):
+        columns = block.t()
+        if node := _store_node(slot):
+            node.left.append((torch._C._current_graph_task_id(), columns, grads))
+            found += [None, None]
+        else:
+            for grad, needed in zip(grads, needs[2 * i : 2 * i + 2], strict=True):
+                found.append(_unpack(columns @ grad, shape) if needed else None)
+    return found
+
+
+def _differentiable_gradients(ctx: Any, grads: Slot) -> Grads:
+    """The gradients as functions of everything, for whoever differentiates twice."""
+    weight, *tensors = ctx.saved_tensors
+    wanted = [t for t, need in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=True) if need]
+    out = naive.route(_pairs(tensors), weight)
+    found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True))
+    return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+
+
+def _exact(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Keep autocast out: it would round float32 slots."""
+    kind = tensor.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return nullcontext()
+
+
+def _pairs(tensors: Sequence[Tensor]) -> list[Slot]:
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def _pack(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def _flat(slot: Slot) -> Slot:
+    """[B, R, T, E] each as [R, C]: views where the slot is packed."""
+    if (node := _store_node(slot)) and node.flat:
+        return node.flat
+    key, value = slot
+    return key.transpose(0, 1).flatten(1), value.transpose(0, 1).flatten(1)
+
+
+def _unpack(x: Tensor, shape: torch.Size) -> Tensor:
+    """[R, C] as [B, R, T, E]."""
+    batch, _, tokens, width = shape
+    return x.view(-1, batch, tokens, width).transpose(0, 1)
