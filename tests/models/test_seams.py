@@ -13,7 +13,6 @@ from torch import nn
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder, DecoderForCausalLM
-from layermem.models.layers import rotate
 from layermem.models.seams import (
     Connection,
     Memory,
@@ -21,6 +20,7 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
+from layermem.ops.rope import rotate
 
 STREAMS = 3
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layermem.models.layers import rotate
+from layermem.ops.rope import rotate
 from layermem.ops.route import naive, route
 
 

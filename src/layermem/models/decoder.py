@@ -19,9 +19,10 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding, attend, rotate
+from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding, attend
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Variant
+from layermem.ops.rope import rotate
 from layermem.ops.route import Slot
 
 logger = logging.get_logger(__name__)

@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_u
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from layermem.models.configuration import DecoderConfig
+from layermem.ops.norm import rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -24,10 +25,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        # The mean square is taken in float32 at least; the result comes down before the weight.
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
@@ -67,13 +65,6 @@ class RotaryEmbedding(nn.Module):
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
         return cos.to(x.dtype), sin.to(x.dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x [B, heads, T, E] by the angles whose cosines and sines are [B, T, E]."""
-    left, right = x.chunk(2, dim=-1)
-    turned = torch.cat((-right, left), dim=-1)
-    return x * cos.unsqueeze(1) + turned * sin.unsqueeze(1)
 
 
 class MLP(nn.Module):

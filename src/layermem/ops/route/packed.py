@@ -93,7 +93,9 @@ class _Route(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, *tensors: Tensor) -> Slot:
         ctx.save_for_backward(weight, *tensors)
-        return _routed(_pairs(tensors), weight)
+        slots = _pairs(tensors)
+        ctx.nodes = list(map(_store_node, slots))
+        return _routed(slots, weight)
 
     @staticmethod
     def backward(ctx: Any, d_key: Tensor, d_value: Tensor) -> Grads:
@@ -101,10 +103,20 @@ class _Route(torch.autograd.Function):
             return _differentiable_gradients(ctx, (d_key, d_value))
         weight, *tensors = ctx.saved_tensors
         needs_weight, *needs = ctx.needs_input_grad
-        slots, grads = _pairs(tensors), _flat((d_key, d_value))
+        shape = tensors[0].shape
+        grads = _flat((d_key, d_value))
         with _exact(d_key):
-            d_weight = _weight_gradient(weight, grads, slots) if needs_weight else None
-            return d_weight, *_slot_gradients(weight, grads, slots, needs)
+            d_weight = _weight_gradient(weight, grads, tensors, ctx.nodes) if needs_weight else None
+            now = torch._C._current_graph_task_id() if any(ctx.nodes) else None
+            d_slots: list[Tensor | None] = []
+            for i, columns in enumerate(_columns(weight, shape[1], d_key.dtype)):
+                if node := ctx.nodes[i]:
+                    node.left.append((now, columns, grads))
+                    d_slots += (None, None)
+                else:
+                    pairs = zip(grads, needs[2 * i : 2 * i + 2], strict=True)
+                    d_slots += (_unpack(columns @ g, shape) if need else None for g, need in pairs)
+        return d_weight, *d_slots
 
 
 _StoreNode = _Store._backward_cls
@@ -120,7 +132,7 @@ def _store_node(slot: Slot) -> Any | None:
 
 def _routed(slots: Sequence[Slot], weight: Tensor) -> Slot:
     key = slots[0][0]
-    keys, values = zip(*map(_flat, slots), strict=True)
+    keys, values = zip(*(_flat(slot, _store_node(slot)) for slot in slots), strict=True)
     weight = weight.to(key.dtype)
     with _exact(key):
         if key.numel() <= _FEW:
@@ -142,17 +154,24 @@ def _contract(weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
     return out
 
 
-def _weight_gradient(weight: Tensor, grads: Slot, slots: Sequence[Slot]) -> Tensor:
+def _weight_gradient(
+    weight: Tensor, grads: Slot, tensors: Sequence[Tensor], nodes: Sequence[Any]
+) -> Tensor:
+    flat = [_flat(slot, node) for slot, node in zip(_pairs(tensors), nodes, strict=True)]
     d_key, d_value = grads
     if _as_one_product(d_key):
-        keys, values = (torch.cat(part) for part in zip(*map(_flat, slots), strict=True))
+        keys, values = (torch.cat(part) for part in zip(*flat, strict=True))
         product = torch.cat(grads, dim=1) @ torch.cat((keys, values), dim=1).t()
         return product.to(weight.dtype)
     d_weight = torch.empty_like(weight, dtype=d_key.dtype)
-    for block, slot in zip(d_weight.split(slots[0][0].shape[1], dim=1), slots, strict=True):
-        key, value = _flat(slot)
+    for block, (key, value) in zip(d_weight.split(flat[0][0].shape[0], 1), flat, strict=True):
         torch.mm(d_key, key.t(), out=block).addmm_(d_value, value.t())
     return d_weight.to(weight.dtype)
+
+
+def _columns(weight: Tensor, heads: int, dtype: torch.dtype) -> list[Tensor]:
+    """Each slot's columns of the weight, transposed: [R, M] takes a gradient back to the slot."""
+    return [block.t() for block in weight.to(dtype).split(heads, dim=1)]
 
 
 def _as_one_product(part: Tensor) -> bool:
@@ -163,23 +182,6 @@ def _as_one_product(part: Tensor) -> bool:
     """
     exact = part.dtype in (torch.float32, torch.float64)
     return part.is_cuda or not exact or torch.compiler.is_compiling()
-
-
-def _slot_gradients(
-    weight: Tensor, grads: Slot, slots: Sequence[Slot], needs: Sequence[bool]
-) -> list[Tensor | None]:
-    shape = slots[0][0].shape
-    weight = weight.to(grads[0].dtype)
-    found: list[Tensor | None] = []
-    for i, (slot, block) in enumerate(zip(slots, weight.split(shape[1], dim=1), strict=True)):
-        columns = block.t()
-        if node := _store_node(slot):
-            node.left.append((torch._C._current_graph_task_id(), columns, grads))
-            found += [None, None]
-        else:
-            for grad, needed in zip(grads, needs[2 * i : 2 * i + 2], strict=True):
-                found.append(_unpack(columns @ grad, shape) if needed else None)
-    return found
 
 
 def _differentiable_gradients(ctx: Any, grads: Slot) -> Grads:
@@ -207,9 +209,9 @@ def _pack(x: Tensor) -> Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1)
 
 
-def _flat(slot: Slot) -> Slot:
-    """[B, R, T, E] each as [R, C]: views where the slot is packed."""
-    if (node := _store_node(slot)) and node.flat:
+def _flat(slot: Slot, node: Any | None = None) -> Slot:
+    """[B, R, T, E] each as [R, C]: views where packed, made once where the slot was stored."""
+    if node and node.flat:
         return node.flat
     key, value = slot
     return key.transpose(0, 1).flatten(1), value.transpose(0, 1).flatten(1)
