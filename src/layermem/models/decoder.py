@@ -86,7 +86,7 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, heads * E] -> [B, heads, T, E], token major in memory."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class DecoderLayer(GradientCheckpointingLayer):

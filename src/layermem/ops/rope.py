@@ -18,9 +18,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     # Where gradients are traced by others, they see the formula: a compiler fuses it anyway.
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if traced:
+    if traced or not torch.is_grad_enabled():
         return _formula(x, cos, sin)
-    return _Rotate.apply(x, cos, sin) if torch.is_grad_enabled() else _turned(x, cos, sin)
+    return _Rotate.apply(x, cos, sin)
 
 
 def _formula(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
 
-# Up to this many numbers in a slot's key, time goes into launches and one product is best.
+# Up to this many numbers in a key, as at decoding, time goes into launches: one product is best.
 _FEW = 4096
 
 Grads = tuple[Tensor | None, ...]
@@ -37,7 +37,7 @@ def store(key: Tensor, value: Tensor) -> Slot:
     """Lay a slot down packed, to be read with a deferred backward."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _Store.apply(key, value)
-    return pack(key, value)
+    return (key, value) if key.numel() <= _FEW else pack(key, value)
 
 
 def pack(key: Tensor, value: Tensor) -> Slot:
@@ -132,15 +132,17 @@ def _store_node(slot: Slot) -> Any | None:
 
 def _routed(slots: Sequence[Slot], weight: Tensor) -> Slot:
     key = slots[0][0]
-    keys, values = zip(*(_flat(slot, _store_node(slot)) for slot in slots), strict=True)
     weight = weight.to(key.dtype)
     with _exact(key):
         if key.numel() <= _FEW:
-            both = torch.cat((*keys, *values)).unflatten(0, (2, -1))
-            out = torch.matmul(weight, both).unbind()
-        else:
-            blocks = weight.split(key.shape[1], dim=1)
-            out = _contract(blocks, keys), _contract(blocks, values)
+            batch, _, tokens, width = key.shape
+            both = torch.cat([slot[0] for slot in slots] + [slot[1] for slot in slots], dim=1)
+            out = torch.matmul(weight, both.view(batch, 2, weight.shape[1], tokens * width))
+            found = out.view(batch, 2, -1, tokens, width)
+            return found[:, 0], found[:, 1]
+        keys, values = zip(*(_flat(slot, _store_node(slot)) for slot in slots), strict=True)
+        blocks = weight.split(key.shape[1], dim=1)
+        out = _contract(blocks, keys), _contract(blocks, values)
     return _unpack(out[0], key.shape), _unpack(out[1], key.shape)
 
 

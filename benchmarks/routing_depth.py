@@ -1,0 +1,51 @@
+"""Time of routing alone against depth: a forward and backward of all routes of a model.
+
+Width 128, 8 heads, 4 x 256 tokens, float32. The exponent is the slope of log time over log depth
+between the last two depths: every layer reads every earlier one, so it tends to 2.
+"""
+
+import math
+
+import torch
+from measure import arguments, in_turn, show
+
+from layermem import LimeRouter
+from layermem.ops.route import store
+
+DEPTHS = (4, 8, 16, 32, 64, 128)
+
+
+class Routes(torch.nn.Module):
+    """Slots and their routers, with nothing around them."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.routers = torch.nn.ModuleList(LimeRouter(8, range(i + 1)) for i in range(depth))
+
+    def forward(self, key, value):
+        slots, total = (), 0.0
+        for router in self.routers:
+            slots = (*slots, store(key * 1.0, value * 1.0))
+            k, v = router(None, *slots[-1], slots)
+            total = total + k.sum() + v.sum()
+        return total
+
+
+def main():
+    args, rows = arguments(__doc__, ()), {}
+    key, value = torch.randn(2, 4, 256, 8, 16, device=args.device).transpose(2, 3).unbind()
+    key, value = key.requires_grad_(), value.requires_grad_()
+    for depth in DEPTHS:
+        routes = Routes(depth).to(args.device)
+        models = {name: (routes, name) for name in ("naive", "functional", "deferred")}
+        repeats = args.repeats if depth < 64 else max(1, args.repeats // 4)
+        seconds = in_turn(models, lambda m: m(key, value).backward(), repeats, args.device)
+        rows[str(depth)] = seconds
+    show("routing alone, by depth", rows, args.device, args.json, base="naive")
+    for name in rows[str(DEPTHS[0])]:
+        (a, b), (x, y) = DEPTHS[-2:], (rows[str(d)][name] for d in DEPTHS[-2:])
+        print(f"  {name}: exponent {math.log(y / x) / math.log(b / a):.2f} from {a} to {b} layers")
+
+
+if __name__ == "__main__":
+    main()
