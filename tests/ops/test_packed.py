@@ -19,10 +19,11 @@ class Depth(nn.Module):
         torch.manual_seed(seed)
         self.width, self.windows = width, windows or [LAYERS] * LAYERS
         inner = HEADS * width
-        self.keys = nn.ModuleList(nn.Linear(inner, inner) for _ in range(LAYERS))
-        self.values = nn.ModuleList(nn.Linear(inner, inner) for _ in range(LAYERS))
+        self.keys = nn.ModuleList(nn.Linear(inner, inner) for _ in self.windows)
+        self.values = nn.ModuleList(nn.Linear(inner, inner) for _ in self.windows)
         self.weights = nn.ParameterList(
-            torch.randn(HEADS, HEADS * min(i + 1, self.windows[i])) / (i + 1) for i in range(LAYERS)
+            torch.randn(HEADS, HEADS * min(i + 1, self.windows[i])) / (i + 1)
+            for i in range(len(self.windows))
         )
         # Float64 unless a test says otherwise: two orders of one sum differ, a mistake more.
         self.double()
@@ -40,7 +41,7 @@ class Depth(nn.Module):
 
     def forward(self, x, run=None):
         tensors = []
-        for i in range(LAYERS):
+        for i in range(len(self.windows)):
             arguments = (x, *tensors)
             x, *own = run(i, self.layer, *arguments) if run else self.layer(i, *arguments)
             tensors += own
@@ -90,6 +91,13 @@ def name(request):
 def test_a_chain_equals_naive(name, batch, tokens, width, dtype):
     model, x = Depth(width).to(dtype), an_input(batch, tokens, width, dtype)
     assert_same(outcome(model, x, name), outcome(model, x, "naive"), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [99, 9], ids=["all", "last-9"])
+def test_a_deep_chain_equals_naive(name, window):
+    """Deep enough for slots to be grouped in the router's gradient."""
+    model, x = Depth(windows=[window] * 13), an_input(2, 400)
+    assert_same(outcome(model, x, name), outcome(model, x, "naive"))
 
 
 @pytest.mark.parametrize("windows", [[1, 2, 2, 2], [1, 1, 1, 1], [1, 2, 3, 2]], ids=str)

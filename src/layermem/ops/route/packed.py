@@ -29,6 +29,8 @@ from layermem.ops.route.naive import Slot
 
 # Up to this many numbers in a key, as at decoding, time goes into launches: one product is best.
 _FEW = 4096
+# Slots below each other in one product of the router's gradient.
+_GROUP = 4
 
 Grads = tuple[Tensor | None, ...]
 
@@ -64,6 +66,8 @@ class _Store(torch.autograd.Function):
         slot = pack(key, value)
         # The slot as its readers want it, made once.
         ctx.flat = _flat(slot)
+        # The slot and those before it in its group, below each other; made in the backward.
+        ctx.group = None
         # What readers leave: (backward pass, transposed columns, their gradients).
         ctx.left = []
         return slot
@@ -73,7 +77,7 @@ class _Store(torch.autograd.Function):
         now = torch._C._current_graph_task_id()
         left = [entry[1:] for entry in ctx.left if entry[0] == now]
         # A pass that ended elsewhere has no use for what it left, and the slot is read no more.
-        ctx.left, ctx.flat = [], None
+        ctx.left, ctx.flat, ctx.group = [], None, None
         if not left:
             return given
         columns, grads = zip(*left, strict=True)
@@ -137,9 +141,9 @@ def _routed(slots: Sequence[Slot], weight: Tensor) -> Slot:
         if key.numel() <= _FEW:
             batch, _, tokens, width = key.shape
             both = torch.cat([slot[0] for slot in slots] + [slot[1] for slot in slots], dim=1)
-            out = torch.matmul(weight, both.view(batch, 2, weight.shape[1], tokens * width))
-            found = out.view(batch, 2, -1, tokens, width)
-            return found[:, 0], found[:, 1]
+            few = torch.matmul(weight, both.view(batch, 2, weight.shape[1], tokens * width))
+            few = few.view(batch, 2, -1, tokens, width)
+            return few[:, 0], few[:, 1]
         keys, values = zip(*(_flat(slot, _store_node(slot)) for slot in slots), strict=True)
         blocks = weight.split(key.shape[1], dim=1)
         out = _contract(blocks, keys), _contract(blocks, values)
@@ -165,10 +169,25 @@ def _weight_gradient(
         keys, values = (torch.cat(part) for part in zip(*flat, strict=True))
         product = torch.cat(grads, dim=1) @ torch.cat((keys, values), dim=1).t()
         return product.to(weight.dtype)
+    parts = _grouped(flat, nodes)
     d_weight = torch.empty_like(weight, dtype=d_key.dtype)
-    for block, (key, value) in zip(d_weight.split(flat[0][0].shape[0], 1), flat, strict=True):
+    blocks = d_weight.split([key.shape[0] for key, _ in parts], dim=1)
+    for block, (key, value) in zip(blocks, parts, strict=True):
         torch.mm(d_key, key.t(), out=block).addmm_(d_value, value.t())
     return d_weight.to(weight.dtype)
+
+
+def _grouped(flat: Sequence[Slot], nodes: Sequence[Any]) -> list[Slot]:
+    """Put whole groups of stored slots below each other, once for all routes that read them."""
+    whole = len(flat) - len(flat) % _GROUP if len(flat) >= 2 * _GROUP and all(nodes) else 0
+    parts: list[Slot] = []
+    for i in range(0, whole, _GROUP):
+        last, members = nodes[i + _GROUP - 1], tuple(map(id, nodes[i : i + _GROUP]))
+        if last.group is None or last.group[0] != members:
+            keys, values = zip(*flat[i : i + _GROUP], strict=True)
+            last.group = members, (torch.cat(keys), torch.cat(values))
+        parts.append(last.group[1])
+    return [*parts, *flat[whole:]]
 
 
 def _columns(weight: Tensor, heads: int, dtype: torch.dtype) -> list[Tensor]:
