@@ -1,7 +1,8 @@
 """Time of routing alone against depth: a forward and backward of all routes of a model.
 
-Width 128, 8 heads, 4 x 256 tokens, float32. The exponent is the slope of log time over log depth
-between the last two depths: every layer reads every earlier one, so it tends to 2.
+Width 128, 8 heads, 4 x 256 tokens, float32; the functional form against the deferred one. The
+exponent is the slope of log time over log depth between the last two depths: every layer reads every
+earlier one, so it tends to 2.
 """
 
 import math
@@ -37,11 +38,11 @@ def main():
     key, value = key.requires_grad_(), value.requires_grad_()
     for depth in DEPTHS:
         routes = Routes(depth).to(args.device)
-        models = {name: (routes, name) for name in ("naive", "functional", "deferred")}
+        models = {name: (routes, name) for name in ("functional", "deferred")}
         repeats = args.repeats if depth < 64 else max(1, args.repeats // 4)
         seconds = in_turn(models, lambda m: m(key, value).backward(), repeats, args.device)
         rows[str(depth)] = seconds
-    show("routing alone, by depth", rows, args.device, args.json, base="naive")
+    show("routing alone, by depth", rows, args.device, args.json, base="functional")
     for name in rows[str(DEPTHS[0])]:
         (a, b), (x, y) = DEPTHS[-2:], (rows[str(d)][name] for d in DEPTHS[-2:])
         print(f"  {name}: exponent {math.log(y / x) / math.log(b / a):.2f} from {a} to {b} layers")
