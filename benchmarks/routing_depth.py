@@ -1,8 +1,8 @@
 """Time of routing alone against depth: a forward and backward of all routes of a model.
 
 Width 128, 8 heads, 4 x 256 tokens, float32; the functional form against the deferred one. The
-exponent is the slope of log time over log depth between the last two depths: every layer reads every
-earlier one, so it tends to 2.
+exponent is the slope of log time over log depth between the last two depths: every layer reads
+every earlier one, so it tends to 2.
 """
 
 import math
