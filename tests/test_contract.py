@@ -5,12 +5,11 @@ import dataclasses
 import inspect
 import itertools
 import re
-import shutil
 import textwrap
 
 import pytest
 import torch
-from tiny import TINY, is_own, make
+from tiny import TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -18,10 +17,6 @@ from layermem.models.registry import lookup
 
 # Plain arithmetic in two orders: rounding of float32 and no more.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-needs_compiler = pytest.mark.skipif(
-    not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
-    reason="torch.compile on a CPU needs a C++ compiler, and there is none",
-)
 
 
 def causal_lm(case):

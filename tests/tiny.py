@@ -1,5 +1,8 @@
 """Sizes and models the tests share."""
 
+import shutil
+
+import pytest
 import torch
 
 from layermem.models.registry import variants
@@ -22,6 +25,11 @@ CASES = [
     ("lime-last-2", "lime", {"router": "last", "router_window": 2}),
     ("lime-first-1", "lime", {"router": "first", "router_window": 1}),
 ]
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
+    reason="torch.compile on a CPU needs a C++ compiler, and there is none",
+)
 
 
 def make(model_class, config, seed=0):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import TINY, make
+from tiny import TINY, make, needs_compiler
 from torch import nn
 from transformers import DynamicCache
 
@@ -76,14 +76,10 @@ def test_the_cache_holds_routed_rotated_keys_once_per_layer(model, ids):
 
 
 @pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask")
-@pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
+@pytest.mark.parametrize(
+    "implementation", ["sdpa", pytest.param("flex_attention", marks=needs_compiler)]
+)
 def test_attention_backends_agree(model, ids, implementation):
-    if implementation == "flex_attention":
-        compiler = pytest.importorskip("torch._inductor.cpp_builder")
-        try:
-            compiler.get_cpp_compiler()
-        except Exception as error:
-            pytest.skip(f"flex attention compiles, and there is no C++ compiler: {error}")
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
     with torch.no_grad():
