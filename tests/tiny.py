@@ -24,6 +24,7 @@ CASES = [
     ("lime-average", "lime", {"router": "average"}),
     ("lime-last-2", "lime", {"router": "last", "router_window": 2}),
     ("lime-first-1", "lime", {"router": "first", "router_window": 1}),
+    ("lime-chosen", "lime", {"router_sources": [[], [0], [], [0, 2]]}),
 ]
 
 needs_compiler = pytest.mark.skipif(

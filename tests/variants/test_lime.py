@@ -1,5 +1,6 @@
 """LIMe: the initialisation table, the ablations, one router for keys and values, its summary."""
 
+import copy
 import itertools
 import math
 
@@ -10,7 +11,8 @@ from torch import nn
 
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, LimeRouter, PlainConfig, PlainForCausalLM
-from layermem.variants.lime import Lime
+from layermem.ops.route.pruning import prune
+from layermem.variants.lime import Lime, LimeForSequenceClassification
 
 
 def routers(model):
@@ -267,3 +269,102 @@ def test_bad_router_fields_are_named(fields, message):
 def test_parameter_groups_follow_from_the_overrides():
     (override,) = layermem.LimeForCausalLM.variant.overrides
     assert (override.lr, override.weight_decay) == (1e-2, 0.0)
+
+
+@pytest.mark.parametrize("by", ["layer", "entry"])
+@pytest.mark.parametrize(("keep", "heads"), [(0.5, 2), (0.8, 4), (2, 4), (1.0, 2)])
+def test_pruned_logits_are_those_of_weights_set_to_zero(by, keep, heads, ids, tmp_path):
+    sizes = {**TINY, "num_hidden_layers": 6, "num_key_value_heads": heads}
+    model = make(LimeForCausalLM, LimeConfig(**sizes)).double()
+    zeroed = copy.deepcopy(model)
+    with torch.no_grad():
+        for router in routers(zeroed).values():
+            router.weight.copy_(prune(router.weight, keep, by)[0])
+        expected = zeroed(ids).logits
+
+        rows = model.prune_routers(keep, by)
+        torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-13)
+        out = model.generate(ids, max_new_tokens=4, do_sample=False)
+        assert torch.equal(out, zeroed.generate(ids, max_new_tokens=4, do_sample=False))
+
+        # It saves, and loads under the config that remembers.
+        model.save_pretrained(tmp_path)
+        loaded = LimeForCausalLM.from_pretrained(tmp_path).eval()
+        torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-13)
+
+    for row, router in zip(rows, routers(model).values(), strict=True):
+        full = set(range(row.layer + 1))
+        assert router.sources == row.kept
+        assert {*row.kept, *row.dropped} == full and not {*row.kept} & {*row.dropped}
+        wide = routers(zeroed)[row.layer].weight
+        before = routers(make(LimeForCausalLM, LimeConfig(**sizes)))[row.layer].weight
+        share = 1 - float((wide.abs().sum() / before.abs().sum()).detach())
+        assert row.dropped_share == pytest.approx(share, abs=1e-6)
+        assert f"layer {row.layer:3d}" in str(row)
+    if keep == 1.0:
+        assert not any(row.dropped or row.zeroed for row in rows)
+    else:
+        assert any(row.dropped for row in rows) or by == "entry"
+    own = [p for n, p in model.named_parameters() if n.endswith("memory.weight")]
+    assert sum(p.numel() for p in own) == Lime.extra_parameters(model.config)
+
+
+def test_pruning_reads_fewer_slots_and_trains_on(ids):
+    model = make(LimeForCausalLM, LimeConfig(**TINY)).train()
+    with torch.no_grad():
+        # Layer 1 is the only earlier one that the last two layers use.
+        for layer in (2, 3):
+            weight = routers(model)[layer].weight.view(2, layer + 1, 2)
+            weight[:, [j for j in range(layer) if j != 1]] = 0
+    rows = model.prune_routers(1.0, "entry")
+    assert [row.kept for row in rows] == [(0, 1), (1, 2), (1, 3)]
+    assert [layer.is_source for layer in model.model.layers] == [True, True, False, False]
+    model(ids, labels=ids).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_pruning_twice_and_pruning_a_window(ids):
+    model = make(LimeForCausalLM, LimeConfig(**TINY, router="last", router_window=3))
+    first = model.prune_routers(2)
+    assert [len(row.kept) for row in first] == [2, 2, 2]
+    second = model.prune_routers(1)
+    assert [row.kept for row in second] == [(1,), (2,), (3,)]
+    assert [row.dropped for row in second] == [row.kept[:-1] for row in first]
+    with torch.no_grad():
+        assert model(ids).logits.isfinite().all()
+
+
+def test_other_heads_prune_too(ids):
+    model = make(LimeForSequenceClassification, LimeConfig(**TINY, pad_token_id=0))
+    decoder = make(layermem.LimeModel, LimeConfig(**TINY))
+    assert len(model.prune_routers(1)) == len(decoder.prune_routers(1)) == 3
+    with torch.no_grad():
+        assert model(ids).logits.shape == (len(ids), 2)
+        assert decoder(ids).last_hidden_state.isfinite().all()
+
+
+def test_what_cannot_be_pruned_is_refused_and_left_as_it_was(ids):
+    with pytest.raises(ValueError, match="no learned weights to prune"):
+        LimeForCausalLM(LimeConfig(**TINY, router="average")).prune_routers(0.5)
+    model = make(LimeForCausalLM, LimeConfig(**TINY))
+    with torch.no_grad():
+        routers(model)[3].weight[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="the router of layer 3 has weights that are not finite"):
+        model.prune_routers(0.5)
+    assert model.config.router_sources is None
+    assert [len(router.sources) for router in routers(model).values()] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ([[], [0]], "a list for each of the 4 layers, got 2"),
+        ([[], [0], [2], []], r"router_sources\[2\] must name layers below 2"),
+        ([[], [0], [1, 0], []], "ascending"),
+        ([[], [0], [-1], []], "below 2"),
+        ([[], [0, 0], [], []], "once"),
+    ],
+)
+def test_chosen_sources_must_be_earlier_layers(chosen, message):
+    with pytest.raises(Exception, match=message):
+        LimeConfig(**TINY, router_sources=chosen)

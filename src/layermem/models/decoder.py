@@ -4,7 +4,7 @@ Letters: L layers, B batch, T tokens, D width, H query heads, G key-value heads,
 It does not know: any particular variant, files, training.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -102,13 +102,13 @@ class DecoderLayer(GradientCheckpointingLayer):
         variant: type[Variant],
         layer_idx: int,
         *,
-        is_source: bool,
         stream_grows: bool,
     ) -> None:
         super().__init__()
         self.layer_idx = layer_idx
-        self.sources = variant.sources(config, layer_idx)
-        self.is_source = is_source
+        # Which slots it reads and whether its own is read: `Decoder.wire` says.
+        self.sources: tuple[int, ...] = ()
+        self.is_source = False
         self.stream_grows = stream_grows
         self.self_attn = Attention(config, variant, layer_idx)
         self.mlp = MLP(config)
@@ -144,24 +144,32 @@ class Decoder(PreTrainedDecoder):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
-        variant, n_layers = self.variant, config.num_hidden_layers
-        # A slot is kept from its own layer to the last that reads it, and not at all if none does.
-        last_reader = {j: i for i in range(n_layers) for j in variant.sources(config, i)}
-        self._last_reads = {
-            i: tuple(j for j, last in last_reader.items() if last == i) for i in range(n_layers)
-        }
-
+        variant = self.variant
         stream = variant.stream(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, variant, i, is_source=i in last_reader, stream_grows=stream.grows)
-            for i in range(n_layers)
+            DecoderLayer(config, variant, i, stream_grows=stream.grows)
+            for i in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config)
         self.stream = stream
         self.gradient_checkpointing = False
+        self.wire()
         self.post_init()
+
+    def wire(self) -> None:
+        """Take from the config which slots each layer reads; a slot is kept while one will."""
+        layers = cast("Sequence[DecoderLayer]", self.layers)
+        last_reader: dict[int, int] = {}
+        for i, layer in enumerate(layers):
+            layer.sources = self.variant.sources(self.config, i)
+            last_reader.update(dict.fromkeys(layer.sources, i))
+        self._last_reads: list[list[int]] = [[] for _ in layers]
+        for j, i in last_reader.items():
+            self._last_reads[i].append(j)
+        for j, layer in enumerate(layers):
+            layer.is_source = j in last_reader
 
     @merge_with_config_defaults
     @capture_outputs
@@ -200,7 +208,7 @@ class Decoder(PreTrainedDecoder):
         buffer: dict[int, list[Tensor]] = {}
         # Assisted generation shortens the model by lowering num_hidden_layers for a while.
         for layer in cast("list[DecoderLayer]", self.layers[: self.config.num_hidden_layers]):
-            x, *new = layer(*state, *_flat(buffer[j] for j in layer.sources), **shared)
+            x, *new = layer(*state, *(t for j in layer.sources for t in buffer[j]), **shared)
             if layer.is_source:
                 *new, key, value = new
                 buffer[layer.layer_idx] = [key, value]
@@ -277,10 +285,6 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
-
-
-def _flat(slots: Iterable[Iterable[Tensor]]) -> list[Tensor]:
-    return [tensor for slot in slots for tensor in slot]
 
 
 def _keep(x: Tensor, which: int | Tensor) -> Tensor:

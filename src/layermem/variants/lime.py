@@ -45,6 +45,8 @@ from layermem.models.seams import (
     forked_generator,
 )
 from layermem.ops.route import Slot, route, store
+from layermem.ops.route.pruning import By, prune
+from layermem.ops.route.pruning import check as check_pruning
 
 RouterInit = Literal["paper", "identity", "average"]
 
@@ -58,6 +60,7 @@ class LimeConfig(DecoderConfig):
         *DecoderConfig.shape_fields,
         "router",
         "router_window",
+        "router_sources",
     )
 
     router: Literal["full", "average", "last", "first"] = "full"
@@ -68,6 +71,9 @@ class LimeConfig(DecoderConfig):
     router_init: Literal["paper", "identity"] = "paper"
     """Off-layer weights at the start: the paper's random ones, or zero ("identity": the model
     starts as the plain decoder, as adding memory to a pretrained model requires)."""
+    router_sources: list[list[int]] | None = None
+    """For each layer the earlier layers it reads, ascending, where they were chosen one by one (as
+    by ``prune_routers``); None: those that ``router`` says."""
 
     def validate_router(self) -> None:
         """Check that a windowed router has a window and no other has."""
@@ -81,6 +87,22 @@ class LimeConfig(DecoderConfig):
             )
         if window is not None and window < 1:
             raise ValueError(f"router_window must be at least 1, got {window}")
+
+    def validate_router_sources(self) -> None:
+        """Check that every layer has its sources, and that they lie below it."""
+        chosen, depth = self.router_sources, self.num_hidden_layers
+        if chosen is None:
+            return
+        if len(chosen) != depth:
+            raise ValueError(
+                f"router_sources must hold a list for each of the {depth} layers, got {len(chosen)}"
+            )
+        for layer, sources in enumerate(chosen):
+            if sources != sorted(set(sources) & set(range(layer))):
+                raise ValueError(
+                    f"router_sources[{layer}] must name layers below {layer}, ascending and each "
+                    f"once, got {sources}"
+                )
 
 
 @final
@@ -143,6 +165,8 @@ class Lime(Variant):
 
     @classmethod
     def sources(cls, config: LimeConfig, layer_idx: int) -> tuple[int, ...]:
+        if config.router_sources is not None:
+            return tuple(config.router_sources[layer_idx])
         window = config.router_window or 0
         match config.router:
             case "last":
@@ -212,6 +236,29 @@ class RouterRow:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrunedRouter:
+    """What pruning took from one router."""
+
+    layer: int
+    """Index of the layer that reads."""
+    kept: tuple[int, ...]
+    """Indices of the layers it still reads, the own one last."""
+    dropped: tuple[int, ...]
+    """Indices of the layers it reads no more."""
+    zeroed: int
+    """Number of entries set to zero in the layers kept."""
+    dropped_share: float
+    """Share of the absolute weight that is gone."""
+
+    def __str__(self) -> str:
+        dropped = ", ".join(map(str, self.dropped)) or "none"
+        return (
+            f"layer {self.layer:3d}  reads {len(self.kept):3d}, dropped layers: {dropped}; "
+            f"{self.zeroed} more entries zeroed; {self.dropped_share:.2%} of the weight gone"
+        )
+
+
 class LimePreTrained(PreTrainedDecoder):
     """Ties config and variant to the model classes below."""
 
@@ -241,6 +288,55 @@ class LimePreTrained(PreTrainedDecoder):
                 stacklevel=2,
             )
         return rows
+
+    @torch.no_grad()
+    def prune_routers(self, keep: float | int, by: By = "layer") -> list[PrunedRouter]:
+        """Drop what is small from every router; return a row for each that says what went.
+
+        ``keep`` is a share of each router's absolute weight, 0 < keep <= 1, met by the fewest and
+        largest; or, as an int, a number. ``by="layer"`` weighs whole source layers and always keeps
+        the own one; ``by="entry"`` weighs single entries, sets the small ones to zero (training
+        would move them again), and drops the layers with none left. Logits are those of the same
+        weights set to zero, in less time; the config remembers the layers, so that the model saves
+        and loads. The routers are new parameters: prune before building an optimiser.
+        """
+        check_pruning(keep, by)
+        if self.config.router == "average":
+            raise ValueError('router="average" has no learned weights to prune')
+        decoder = self.base_model
+        sources = [list(Lime.sources(self.config, i)) for i in range(len(decoder.layers))]
+        routers = [m for m in decoder.modules() if isinstance(m, LimeRouter)]
+        pruned = [_pruned(router, keep, by) for router in routers]
+        for smaller, row in pruned:
+            decoder.layers[row.layer].self_attn.memory = smaller
+            sources[row.layer] = list(row.kept[:-1])
+        self.config.router_sources = sources
+        decoder.wire()
+        return [row for _, row in pruned]
+
+
+def _pruned(router: LimeRouter, keep: float | int, by: By) -> tuple[LimeRouter, PrunedRouter]:
+    """Return a router without what is small, and the row that says what that was."""
+    old = router.weight.detach()
+    if not old.isfinite().all():
+        raise ValueError(
+            f"the router of layer {router.sources[-1]} has weights that are not finite"
+        )
+    new, read = prune(old, keep, by)
+    columns = read.repeat_interleave(router.num_heads)
+    old_sum, new_sum = (float(w.abs().sum(dtype=torch.float64)) for w in (old, new))
+
+    kept = tuple(j for j, is_read in zip(router.sources, read.tolist(), strict=True) if is_read)
+    smaller = LimeRouter(router.num_heads, kept, init=router.init).train(router.training)
+    kept_part = new[:, columns].contiguous()
+    smaller.weight = nn.Parameter(kept_part, requires_grad=router.weight.requires_grad)
+    return smaller, PrunedRouter(
+        layer=router.sources[-1],
+        kept=kept,
+        dropped=tuple(sorted({*router.sources} - {*kept})),
+        zeroed=int(((new == 0) & (old != 0))[:, columns].sum()),
+        dropped_share=1 - new_sum / old_sum if old_sum else 0.0,
+    )
 
 
 def _describe(router: LimeRouter) -> RouterRow:

@@ -28,7 +28,7 @@ from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
 
 # Up to this many numbers in a key, as at decoding, time goes into launches: one product is best.
-_FEW = 4096
+_FEW = 16384
 # Slots below each other in one product of the router's gradient.
 _GROUP = 4
 
@@ -136,18 +136,30 @@ def _store_node(slot: Slot) -> Any | None:
 
 def _routed(slots: Sequence[Slot], weight: Tensor) -> Slot:
     key = slots[0][0]
-    weight = weight.to(key.dtype)
     with _exact(key):
         if key.numel() <= _FEW:
-            batch, _, tokens, width = key.shape
-            both = torch.cat([slot[0] for slot in slots] + [slot[1] for slot in slots], dim=1)
-            few = torch.matmul(weight, both.view(batch, 2, weight.shape[1], tokens * width))
-            few = few.view(batch, 2, -1, tokens, width)
-            return few[:, 0], few[:, 1]
+            return _routed_few(slots, weight)
         keys, values = zip(*(_flat(slot, _store_node(slot)) for slot in slots), strict=True)
-        blocks = weight.split(key.shape[1], dim=1)
+        blocks = weight.to(key.dtype).split(key.shape[1], dim=1)
         out = _contract(blocks, keys), _contract(blocks, values)
     return _unpack(out[0], key.shape), _unpack(out[1], key.shape)
+
+
+def _routed_few(slots: Sequence[Slot], weight: Tensor) -> Slot:
+    """The same in as few calls as can be: at one token a call costs more than what it computes."""
+    keys, values = zip(*slots, strict=True)
+    key, value = torch.cat(keys, dim=1), torch.cat(values, dim=1)
+    if weight.dtype != key.dtype:
+        weight = weight.to(key.dtype)
+    batch, columns, tokens, width = key.shape
+    if batch == 1:
+        key = torch.mm(weight, key.view(columns, -1))
+        value = torch.mm(weight, value.view(columns, -1))
+    else:
+        weight = weight.expand(batch, -1, -1)
+        key = torch.bmm(weight, key.view(batch, columns, -1))
+        value = torch.bmm(weight, value.view(batch, columns, -1))
+    return key.view(batch, -1, tokens, width), value.view(batch, -1, tokens, width)
 
 
 def _contract(weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
