@@ -37,16 +37,20 @@ SHAPES = {
 }
 
 
-def arguments(document, shapes=tuple(SHAPES)):
-    """Parse what every benchmark takes."""
-    parser = argparse.ArgumentParser(description=document.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=shapes, metavar="SHAPE")
-    parser.add_argument("--repeats", type=int, default=9, help="counted rounds after a warm-up")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, help="write the figures here as well")
-    args = parser.parse_args()
+def parser(document, shapes=tuple(SHAPES)):
+    """Return a parser of what every benchmark takes."""
+    options = argparse.ArgumentParser(description=document.splitlines()[0])
+    options.add_argument("--shapes", nargs="+", choices=SHAPES, default=shapes, metavar="SHAPE")
+    options.add_argument("--repeats", type=int, default=9, help="counted rounds after a warm-up")
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--json", type=Path, help="write the figures here as well")
+    return options
+
+
+def arguments(options):
+    """Parse the command line, and keep to one thread."""
     torch.set_num_threads(1)
-    return args
+    return options.parse_args()
 
 
 def full(fields):
@@ -75,8 +79,11 @@ def clock(device):
     return time.perf_counter()
 
 
-def in_turn(models, step, repeats, device):
-    """Run every column once per round; return {column: median seconds}, first round dropped."""
+def in_turn(models, step, repeats, device, count=1):
+    """Run every column once per round; return {column: median seconds}, first round dropped.
+
+    ``count``: how many of what the figure is for one step does.
+    """
     seconds = {name: [] for name in models}
     for _ in range(repeats + 1):
         for name, (model, implementation) in models.items():
@@ -84,7 +91,7 @@ def in_turn(models, step, repeats, device):
                 start = clock(device)
                 step(model)
                 seconds[name].append(clock(device) - start)
-    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    return {name: statistics.median(values[1:]) / count for name, values in seconds.items()}
 
 
 def machine(device):
@@ -99,13 +106,13 @@ def show(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):
     """Print a table of figures and ratios to ``base``, and write the figures as JSON."""
     print(f"{title} ({machine(device)})")
     names = list(next(iter(rows.values())))
-    print("shape".ljust(12) + "".join(name.rjust(24) for name in names))
+    print("shape".ljust(20) + "".join(name.rjust(24) for name in names))
     for shape, figures in rows.items():
         cells = (
             f"{value * unit[1]:.4g} {unit[0]} {value / figures[base]:6.3f}"
             for value in figures.values()
         )
-        print(shape.ljust(12) + "".join(cell.rjust(24) for cell in cells), flush=True)
+        print(shape.ljust(20) + "".join(cell.rjust(24) for cell in cells), flush=True)
     if path:
         ratios = {s: {n: v / f[base] for n, v in f.items()} for s, f in rows.items()}
         result = {"title": title, "machine": machine(device), "figures": rows, "ratios": ratios}

@@ -1,14 +1,19 @@
-"""What a forward leaves alive for its backward, against Hugging Face's LLaMA.
+"""What a forward leaves alive for its backward, and what a step takes at its peak.
 
-Counts every storage that was not alive before the forward and is alive after it, parameters apart:
-what autograd saves and whatever a Python object behind it may hold.
+Alive: every storage that was not there before the forward and is there after it, parameters apart:
+what autograd saves and whatever a Python object behind it may hold. Peak: what the process (on a
+GPU, the allocator) grows by from before the first training step to the highest point within it,
+gradients of the parameters included; each figure from a process of its own (on a CPU: Linux only).
 """
 
 import gc
+import multiprocessing
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import torch
-from measure import SHAPES, arguments, columns, show
+from measure import SHAPES, arguments, columns, parser, show
 
 from layermem.ops.route import using
 
@@ -40,17 +45,45 @@ def alive_after(model, ids):
     return sum(size for address, size in after.items() if address not in before)
 
 
+def peak_of_a_step(shape, column, device):
+    """Bytes by which a training step raises the peak. To be called in a fresh process."""
+    torch.set_num_threads(1)
+    fields, batch, tokens = SHAPES[shape]
+    model, implementation = columns(fields, device)[column]
+    ids = torch.randint(256, (batch, tokens), device=device)
+    before = held(device, "now")
+    with using(implementation):
+        model(ids, labels=ids, use_cache=False).loss.backward()
+    return held(device, "peak") - before
+
+
+def held(device, when):
+    """Bytes held now (which starts a new peak) or at the peak since."""
+    if device != "cpu":
+        if when == "now":
+            torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.max_memory_allocated()
+    if when == "now":
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
 def main():
-    args, rows = arguments(__doc__), {}
+    args, rows = arguments(parser(__doc__)), {}
+    fresh = multiprocessing.get_context("spawn")
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
-        rows[shape] = {}
-        models = columns(fields, args.device)
-        for name, (model, implementation) in models.items():
+        alive, peak = {}, {}
+        for name, (model, implementation) in columns(fields, args.device).items():
             with using(implementation):
-                rows[shape][name] = alive_after(model, ids)
-    show("alive after a forward", rows, args.device, args.json, unit=("MB", 1e-6))
+                alive[name] = alive_after(model, ids)
+            if args.device != "cpu" or Path("/proc/self/clear_refs").exists():
+                with ProcessPoolExecutor(1, fresh) as pool:
+                    peak[name] = pool.submit(peak_of_a_step, shape, name, args.device).result()
+        rows |= {f"{shape} alive": alive, **({f"{shape} peak": peak} if peak else {})}
+    show("memory of a step", rows, args.device, args.json, unit=("MB", 1e-6))
 
 
 if __name__ == "__main__":

@@ -1,44 +1,52 @@
 """Time of routing alone against depth: a forward and backward of all routes of a model.
 
-Width 128, 8 heads, 4 x 256 tokens, float32; the functional form against the deferred one. The
-exponent is the slope of log time over log depth between the last two depths: every layer reads
-every earlier one, so it tends to 2.
+Width 128, 8 heads, 4 x 256 tokens, float32; the functional form against the deferred one, and
+against routers that read the last four layers alone. The exponent is the slope of log time over log
+depth between the last two depths: where every layer reads every earlier one it tends to 2, with a
+window to 1.
 """
 
 import math
 
 import torch
-from measure import arguments, in_turn, show
+from measure import arguments, in_turn, parser, show
 
 from layermem import LimeRouter
 from layermem.ops.route import store
 
 DEPTHS = (4, 8, 16, 32, 64, 128)
+WINDOW = 4
 
 
 class Routes(torch.nn.Module):
     """Slots and their routers, with nothing around them."""
 
-    def __init__(self, depth):
+    def __init__(self, depth, window):
         super().__init__()
-        self.routers = torch.nn.ModuleList(LimeRouter(8, range(i + 1)) for i in range(depth))
+        self.routers = torch.nn.ModuleList(
+            LimeRouter(8, range(max(0, i + 1 - window), i + 1)) for i in range(depth)
+        )
 
     def forward(self, key, value):
         slots, total = (), 0.0
         for router in self.routers:
             slots = (*slots, store(key * 1.0, value * 1.0))
-            k, v = router(None, *slots[-1], slots)
+            k, v = router(None, *slots[-1], slots[-len(router.sources) :])
             total = total + k.sum() + v.sum()
         return total
 
 
 def main():
-    args, rows = arguments(__doc__, ()), {}
+    args, rows = arguments(parser(__doc__, ())), {}
     key, value = torch.randn(2, 4, 256, 8, 16, device=args.device).transpose(2, 3).unbind()
     key, value = key.requires_grad_(), value.requires_grad_()
     for depth in DEPTHS:
-        routes = Routes(depth).to(args.device)
-        models = {name: (routes, name) for name in ("functional", "deferred")}
+        full, windowed = (Routes(depth, window).to(args.device) for window in (depth, WINDOW))
+        models = {
+            "functional": (full, "functional"),
+            "deferred": (full, "deferred"),
+            f"deferred, last-{WINDOW}": (windowed, "deferred"),
+        }
         repeats = args.repeats if depth < 64 else max(1, args.repeats // 4)
         seconds = in_turn(models, lambda m: m(key, value).backward(), repeats, args.device)
         rows[str(depth)] = seconds
