@@ -1,5 +1,7 @@
 """Sizes and models the tests share."""
 
+import importlib.util
+import os
 import shutil
 
 import pytest
@@ -30,6 +32,10 @@ CASES = [
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
     reason="torch.compile on a CPU needs a C++ compiler, and there is none",
+)
+needs_kernels = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
+    reason="kernels run on a CPU only by triton's interpreter (TRITON_INTERPRET=1)",
 )
 
 
