@@ -168,7 +168,7 @@ def _store_node(slot: Slot, products: Products) -> Any | None:
     """Return the autograd node that stored a slot, if one did and nothing has come between."""
     if torch.compiler.is_compiling():
         return None
-    node = slot[0].grad_fn
+    node: Any = slot[0].grad_fn
     ours = isinstance(node, _StoreNode) and slot[1].grad_fn is node
     return node if ours and node.products is products else None
 

@@ -59,12 +59,11 @@ class Packed(Products):
             keys, values = (torch.cat(part) for part in zip(*flat, strict=True))
             product = torch.cat(grads, dim=1) @ torch.cat((keys, values), dim=1).t()
             return product.to(weight.dtype)
-        parts = _grouped(flat, nodes)
-        d_weight = torch.empty_like(weight, dtype=d_key.dtype)
-        blocks = d_weight.split([key.shape[0] for key, _ in parts], dim=1)
-        for block, (key, value) in zip(blocks, parts, strict=True):
-            torch.mm(d_key, key.t(), out=block).addmm_(d_value, value.t())
-        return d_weight.to(weight.dtype)
+        blocks = [
+            torch.mm(d_key, key.t()).addmm_(d_value, value.t())
+            for key, value in _grouped(flat, nodes)
+        ]
+        return torch.cat(blocks, dim=1).to(weight.dtype)
 
     def _flats(self, slots: Sequence[Slot], nodes: Sequence[Any]) -> list[Slot]:
         return [
@@ -117,11 +116,10 @@ def _grouped(flat: Sequence[Slot], nodes: Sequence[Any]) -> list[Slot]:
 def _as_one_product(part: Tensor) -> bool:
     """Whether to concatenate into a copy that is dropped again, for one product in place of many.
 
-    On a GPU launches are dear; in half precision partial sums would be rounded; a compiler sees one
-    node. In float32 on a CPU many small products are faster than one wide one.
+    On a GPU launches are dear; in half precision partial sums would be rounded. In float32 on a CPU
+    many small products are faster than one wide one.
     """
-    exact = part.dtype in (torch.float32, torch.float64)
-    return part.is_cuda or not exact or torch.compiler.is_compiling()
+    return part.is_cuda or part.dtype not in (torch.float32, torch.float64)
 
 
 def _pack(x: Tensor) -> Tensor:
