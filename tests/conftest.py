@@ -1,16 +1,10 @@
 """Fixtures: the variants, their cases, token ids."""
 
-import os
-
 import pytest
 import torch
 from tiny import CASES, TINY
 
 from layermem.models.registry import lookup, variants
-
-# Kernels run on the CPU by triton's interpreter. It must be said before they are imported; where a
-# GPU is to be tested, TRITON_INTERPRET=0.
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(params=CASES, ids=[case[0] for case in CASES])

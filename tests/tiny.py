@@ -33,6 +33,9 @@ needs_compiler = pytest.mark.skipif(
     not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")),
     reason="torch.compile on a CPU needs a C++ compiler, and there is none",
 )
+# Kernels run on the CPU by triton's interpreter. It must be said before they are imported; where a
+# GPU is to be tested, TRITON_INTERPRET=0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 needs_kernels = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
     reason="kernels run on a CPU only by triton's interpreter (TRITON_INTERPRET=1)",

@@ -1,11 +1,13 @@
-"""Two processes on one machine: gradients averaged by DDP are those of the whole batch."""
+"""Two processes on one machine, by DDP and by FSDP2, descend as one does on the whole batch."""
 
 import datetime
 
 import pytest
 import torch
-from tiny import TINY, make
+from tiny import TINY, make, needs_kernels
 from torch import distributed
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import layermem
@@ -26,17 +28,28 @@ def a_model(variant):
 
 def two_steps(model, batch):
     """Two steps of plain descent, so that a second backward is seen too; return the weights."""
-    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
-        model.zero_grad()
+        optimizer.zero_grad()
         model(batch, labels=batch).loss.backward()
-        with torch.no_grad():
-            for parameter in parameters:
-                parameter.sub_(parameter.grad, alpha=0.1)
-    return [parameter.detach() for parameter in parameters]
+        optimizer.step()
+    return [whole(parameter.detach()) for parameter in model.parameters()]
 
 
-def work(rank, variant, name, checkpointing, folder):
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def sharded(model):
+    """Shard every layer by itself and the rest together."""
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    return model
+
+
+def work(rank, variant, name, how, folder):
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
@@ -46,24 +59,29 @@ def work(rank, variant, name, checkpointing, folder):
         timeout=datetime.timedelta(seconds=60),
     )
     model = a_model(variant).train()
-    if checkpointing:
+    if "checkpointed" in how:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    model = sharded(model) if "fsdp" in how else DistributedDataParallel(model)
     with using(name):
-        weights = two_steps(DistributedDataParallel(model), a_batch().chunk(WORLD)[rank])
+        weights = two_steps(model, a_batch().chunk(WORLD)[rank])
     torch.save(weights, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
 @pytest.mark.parametrize(
-    ("variant", "name", "checkpointing"),
-    [("plain", "naive", False), ("lime", "deferred", False), ("lime", "deferred", True)],
-    ids=["plain", "lime", "lime-checkpointed"],
+    ("variant", "name", "how"),
+    [
+        ("plain", "naive", "ddp"),
+        ("lime", "deferred", "ddp"),
+        ("lime", "deferred", "ddp checkpointed"),
+        ("lime", "deferred", "fsdp"),
+        ("lime", "deferred", "fsdp checkpointed"),
+        pytest.param("lime", "triton", "fsdp", marks=needs_kernels),
+    ],
 )
-def test_two_processes_descend_as_one(variant, name, checkpointing, tmp_path):
-    torch.multiprocessing.spawn(
-        work, (variant, name, checkpointing, tmp_path), nprocs=WORLD, join=True
-    )
+def test_two_processes_descend_as_one(variant, name, how, tmp_path):
+    torch.multiprocessing.spawn(work, (variant, name, how, tmp_path), nprocs=WORLD, join=True)
     with using("naive"):
         expected = two_steps(a_model(variant).train(), a_batch())
     for rank in range(WORLD):
