@@ -1,0 +1,251 @@
+"""A run, as data: frozen dataclasses, their checks, their way to and from dicts, an id.
+
+Every field's docstring is its help text. A preset is a function that returns a ``Run``; a derived
+run is ``dataclasses.replace`` of one.
+
+It does not know: files, torch, presets, the command line.
+"""
+
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Sizes of the decoder, under LLaMA's names, and what is the variant's own."""
+
+    hidden_size: int = 128
+    """Width of the residual stream."""
+    intermediate_size: int = 512
+    """Width inside the mlp."""
+    num_hidden_layers: int = 8
+    """Number of layers."""
+    num_attention_heads: int = 8
+    """Number of query heads."""
+    num_key_value_heads: int | None = None
+    """Number of key-value heads; None: as many as query heads."""
+    vocab_size: int | None = None
+    """Number of token ids; None: the tokenizer's."""
+    tie_word_embeddings: bool = False
+    """Whether the output head shares the embedding's weights."""
+    options: tuple[str, ...] = ()
+    """Further fields of the variant's config, each NAME=VALUE (router_init=identity)."""
+
+    def __post_init__(self) -> None:
+        for option in self.options:
+            if not option.partition("=")[1] or not option.partition("=")[0].isidentifier():
+                raise ValueError(f"model.options must be NAME=VALUE each, got {option!r}")
+
+    def variant_fields(self) -> dict[str, Any]:
+        """Return ``options`` as a dict; values are read as JSON where they are JSON."""
+        return {name: _value(text) for name, _, text in (o.partition("=") for o in self.options)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Where text comes from, and how it becomes blocks of tokens."""
+
+    source: str = "stdlib"
+    """"stdlib" (the Python standard library's own sources), a file or folder of JSONL, Parquet or
+    text (plain, .xz, .gz, .bz2 or .zst), or the name of a Hugging Face dataset."""
+    validation: str | None = None
+    """Source of the validation split; None: a share of the documents is set apart."""
+    validation_share: float = 0.02
+    """Share of the documents set apart for validation, where no source is given for it."""
+    subset: str | None = None
+    """Configuration of a Hugging Face dataset, such as sample-10BT."""
+    text_field: str = "text"
+    """Column that holds the text."""
+    streaming: bool = False
+    """Whether a Hugging Face dataset is read without downloading it whole."""
+    max_documents: int | None = None
+    """Read no more documents than this; None: all."""
+    tokenizer: str = "bytes"
+    """"bytes", a folder of GPT-2 files (vocab.json, merges.txt) or of a saved tokenizer, or a hub
+    name."""
+    block_size: int = 256
+    """Tokens in a block, the length of a training sequence."""
+    isolate_documents: bool = False
+    """Whether documents in one block are kept apart: no attention across, positions from zero."""
+    cache: str | None = None
+    """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 2, "block_size")
+        if self.max_documents is not None:
+            _at_least(self, 1, "max_documents")
+        if not 0 < self.validation_share < 1:
+            raise ValueError(
+                f"data.validation_share must be between 0 and 1, got {self.validation_share}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """AdamW, a warm-up, a decay. What a variant overrides (a router's rate) comes on top."""
+
+    lr: float = 1e-3
+    """Peak learning rate of everything the variant does not override."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How rates fall after the warm-up."""
+    min_lr: float = 1e-6
+    """What rates fall to: an absolute number, the same in every parameter group."""
+    warmup_steps: int = 200
+    """Steps over which rates rise from zero; shortened to a tenth of a shorter run."""
+    router_lr: float | None = None
+    """Learning rate of the variant's own parameters; None: what the variant says."""
+    weight_decay: float = 0.1
+    """Decay of weight matrices; norms, embeddings and routers have none."""
+    beta1: float = 0.9
+    """Decay of the gradient's running mean."""
+    beta2: float = 0.95
+    """Decay of its running square."""
+    eps: float = 1e-8
+    """Added to the root of the running square."""
+    clip: float = 1.0
+    """Norm that gradients are clipped to; 0: not clipped."""
+    batch_size: int = 32
+    """Sequences in one optimiser step, over all processes."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_size")
+        _at_least(self, 0, "lr", "min_lr", "warmup_steps", "weight_decay", "eps", "clip")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optim.{name} must be in [0, 1), got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """How the run is carried out: none of it changes what is computed, but for rounding."""
+
+    micro_batch: int = 32
+    """Sequences a process handles at once; what is missing to optim.batch_size is accumulated."""
+    precision: Literal["float32", "bfloat16", "auto"] = "auto"
+    """Arithmetic; "auto": bfloat16 on a GPU that has it, else float32."""
+    compile: bool = False
+    """Whether the model goes through torch.compile."""
+    checkpoint_activations: bool = False
+    """Whether layers are run again in the backward, in place of keeping their activations."""
+    shard: bool = False
+    """Whether parameters are sharded over processes (FSDP2) or copied to each (DDP)."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "micro_batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training, whole."""
+
+    preset: str = "custom"
+    """Name of the preset it came from."""
+    variant: str = "lime"
+    """Architecture: a name that `layermem presets` lists."""
+    seed: int = 0
+    """Seed of weights and order of the data. Two variants of one seed share both."""
+    max_steps: int = 1000
+    """Optimiser steps; the schedule is scaled to it."""
+    log_every: int = 1
+    """Steps between two rows of metrics."""
+    eval_every: int = 100
+    """Steps between two validations; the last step is always followed by one."""
+    save_every: int = 0
+    """Steps between two checkpoints; 0: none but the final model."""
+    keep: int = 2
+    """Checkpoints kept: the last so many, and the best."""
+    track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    """Trackers to write to beside metrics.jsonl."""
+    model: Model = field(default_factory=Model)
+    """Sizes."""
+    data: Data = field(default_factory=Data)
+    """Text."""
+    optim: Optim = field(default_factory=Optim)
+    """Optimiser."""
+    compute: Compute = field(default_factory=Compute)
+    """Precision, compilation, memory."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "max_steps", "log_every", "eval_every", "keep")
+        _at_least(self, 0, "save_every", "seed")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimiser step."""
+        return self.optim.batch_size * self.data.block_size
+
+    @property
+    def id(self) -> str:
+        """Twelve hexadecimal digits that stand for every field but the name of the preset."""
+        values = to_dict(self)
+        del values["preset"]
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Return a config as plain dicts, lists and scalars."""
+    return dict(json.loads(json.dumps(asdict(config))))
+
+
+def run_from_dict(values: Mapping[str, Any]) -> Run:
+    """Return the run that ``to_dict`` took apart; what is missing has its default."""
+    run: Run = _build(Run, values, "")
+    return run
+
+
+def _build(cls: type[Any], values: Any, path: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{path or 'the config'} must hold named fields, got {values!r}")
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in fields(cls)]
+    if unknown := sorted(set(values) - set(known)):
+        names = ", ".join(f"{path}{name}" for name in unknown)
+        raise ValueError(f"unknown {names}; there are {', '.join(known)}")
+    return cls(**{name: _checked(hints[name], v, f"{path}{name}") for name, v in values.items()})
+
+
+def _checked(hint: Any, value: Any, path: str) -> Any:
+    """Return ``value`` as a ``hint``, or say what was wanted."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _build(hint, value, f"{path}.")
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_checked(arguments[0], item, path) for item in value)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (hint,) = (a for a in arguments if a is not types.NoneType)
+        return _checked(hint, value, path)
+    if origin is Literal:
+        if value in arguments:
+            return value
+        raise ValueError(f"{path} must be one of {', '.join(map(repr, arguments))}, got {value!r}")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, bool) != (hint is bool) or not isinstance(value, hint):
+        raise ValueError(f"{path} must be {getattr(hint, '__name__', hint)}, got {value!r}")
+    return value
+
+
+def _at_least(config: Any, least: int, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) >= least:
+            room = type(config).__name__.lower()
+            label = name if room == "run" else f"{room}.{name}"
+            raise ValueError(f"{label} must be at least {least}, got {getattr(config, name)}")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+__all__ = ["Compute", "Data", "Model", "Optim", "Run", "run_from_dict", "to_dict"]

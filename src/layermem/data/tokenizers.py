@@ -1,0 +1,61 @@
+"""Tokenizers: bytes, GPT-2's two files, or anything transformers loads. All are fast ones.
+
+It does not know: documents, blocks.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+
+
+def load_tokenizer(name: str) -> Any:
+    """Return "bytes", the tokenizer of a folder, or one from the hub; it has an end token."""
+    if name == "bytes":
+        return _fast(models.BPE(_byte_vocabulary(), []))
+    path = Path(name).expanduser()
+    vocabulary, merges = path / "vocab.json", path / "merges.txt"
+    if vocabulary.is_file() and merges.is_file() and not (path / "tokenizer.json").exists():
+        return _fast(models.BPE.from_file(str(vocabulary), str(merges)))
+    if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~"))):
+        raise FileNotFoundError(
+            f'{name} does not exist; data.tokenizer is "bytes", a folder, or a hub name'
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f'no tokenizer at {name}; data.tokenizer is "bytes", a folder with vocab.json and '
+            f"merges.txt or a saved tokenizer, or a hub name ({error})"
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer {name} has no end token to put between documents")
+    return tokenizer
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """Return what changes when any text would be split otherwise."""
+    state: str = tokenizer.backend_tokenizer.to_str()
+    return state
+
+
+def _byte_vocabulary() -> dict[str, int]:
+    """One token for each byte, in their order, by the letters byte-level BPE writes for them."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    # Printable bytes stand for themselves; the others, in their order, for the letters from 256 on.
+    own = [letter for letter in letters if ord(letter) < 256]
+    rest = iter(letter for letter in letters if ord(letter) >= 256)
+    printable = set(map(ord, own))
+    return {chr(b) if b in printable else next(rest): b for b in range(256)}
+
+
+def _fast(model: Any) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, bos_token=END, pad_token=END
+    )

@@ -1,0 +1,173 @@
+"""The run folder: what lies where, metrics row by row, files written whole or not at all.
+
+    config.yaml      the resolved config, and under ``about`` versions, commit and command
+    metrics.jsonl    one object for each logged step and each validation
+    checkpoints/     checkpoint-STEP, each complete or absent
+    final/           the trained model and its tokenizer
+
+It does not know: torch, models, what is in a checkpoint.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_MARKER = "complete.json"
+_STAGING = ".staging"
+
+
+class RunFolder:
+    """Paths and files of one run."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.final = self.path / "final"
+
+    def create(self) -> None:
+        """Make the folder, and say early if it cannot be written to."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.write_text("", encoding="utf-8")
+            probe.unlink()
+        except OSError as error:
+            raise OSError(
+                f"cannot write to the run folder {self.path} ({error.strerror}); "
+                "choose another --out"
+            ) from error
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the metrics."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the metrics; a last line cut short by a kill is left out."""
+        if not self.metrics.exists():
+            return []
+        rows = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return rows
+
+    def forget_after(self, step: int) -> None:
+        """Drop rows of steps after ``step``, which are about to be run again."""
+        kept = [row for row in self.rows() if row.get("step", 0) <= step]
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        write_whole(self.metrics, text)
+
+    def completed(self) -> list[Path]:
+        """Return the checkpoints, oldest first."""
+        found = [p for p in self.checkpoints.glob("checkpoint-*") if (p / _MARKER).exists()]
+        return sorted(found, key=step_of)
+
+    def latest(self) -> Path | None:
+        """Return the newest checkpoint, once its files are found as they were written."""
+        found = self.completed()
+        if not found:
+            return None
+        check_complete(found[-1])
+        return found[-1]
+
+    @contextmanager
+    def staged(self) -> Iterator[Path]:
+        """Yield a folder to write ``checkpoint-STEP`` in; it is in its place once the block ends.
+
+        A process killed at any moment leaves either the whole checkpoint or a staging folder, which
+        the next one clears away.
+        """
+        staging = self.checkpoints / _STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        yield staging
+        for made in staging.iterdir():
+            _seal(made)
+            place = self.checkpoints / made.name
+            if (place / _MARKER).exists():
+                # A run that was resumed from before it: the same step, and nothing to gain.
+                continue
+            shutil.rmtree(place, ignore_errors=True)
+            os.replace(made, place)
+        _sync(self.checkpoints)
+        shutil.rmtree(staging)
+
+    def rotate(self, keep: int, best: int | None) -> None:
+        """Delete all checkpoints but the last ``keep`` and that of step ``best``."""
+        for path in self.completed()[:-keep]:
+            if step_of(path) != best:
+                # Out of sight first: half a deletion must not look like a checkpoint.
+                hidden = self.checkpoints / f".deleted-{path.name}"
+                os.replace(path, hidden)
+                shutil.rmtree(hidden)
+        for hidden in self.checkpoints.glob(".deleted-*"):
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step a checkpoint was written at."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def check_complete(checkpoint: Path) -> None:
+    """Raise if a file of a checkpoint is not as it was written."""
+    try:
+        listed = json.loads((checkpoint / _MARKER).read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{checkpoint} is not a complete checkpoint; delete it") from error
+    for name, digest in listed.items():
+        path = checkpoint / name
+        if not path.is_file() or _digest(path) != digest:
+            raise ValueError(
+                f"{path} is missing or damaged; delete {checkpoint} to go on from the checkpoint "
+                "before it"
+            )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or as it was."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def _seal(folder: Path) -> None:
+    """Bring every file to the disk, then write the marker with their digests."""
+    digests = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        _sync(path)
+        digests[str(path.relative_to(folder))] = _digest(path)
+    marker = folder / _MARKER
+    marker.write_text(json.dumps(digests, indent=1), encoding="utf-8")
+    _sync(marker)
+    _sync(folder)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    # Folders cannot be opened everywhere (Windows): then their order is the file system's own.
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

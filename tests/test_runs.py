@@ -1,0 +1,108 @@
+"""The run folder: rows survive a kill, checkpoints are whole or absent, damage is noticed."""
+
+import json
+import os
+
+import pytest
+
+from layermem.runs import RunFolder, check_complete, write_whole
+
+
+def a_folder(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    return folder
+
+
+def save(folder, step, content=b"weights"):
+    with folder.staged() as staging:
+        made = staging / f"checkpoint-{step}"
+        (made / "inner").mkdir(parents=True)
+        (made / "model.bin").write_bytes(content)
+        (made / "inner" / "more.txt").write_text("x")
+
+
+def test_rows_and_a_line_cut_short(tmp_path):
+    folder = a_folder(tmp_path)
+    assert folder.rows() == []
+    for step in (1, 2, 3):
+        folder.append({"step": step, "loss": 1 / step})
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 4, "lo')
+    assert [row["step"] for row in folder.rows()] == [1, 2, 3]
+    folder.forget_after(2)
+    folder.append({"step": 3})
+    assert [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()] == [
+        1,
+        2,
+        3,
+    ]
+
+
+def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path):
+    folder = a_folder(tmp_path)
+    assert folder.latest() is None
+    save(folder, 10)
+    with pytest.raises(KeyboardInterrupt), folder.staged() as staging:
+        (staging / "checkpoint-20").mkdir()
+        (staging / "checkpoint-20" / "model.bin").write_bytes(b"half")
+        raise KeyboardInterrupt
+    # An empty folder and one without its marker are what other trainers leave behind.
+    (folder.checkpoints / "checkpoint-30").mkdir()
+    assert folder.latest().name == "checkpoint-10"
+    save(folder, 30)
+    assert [p.name for p in folder.completed()] == ["checkpoint-10", "checkpoint-30"]
+    assert (folder.latest() / "inner" / "more.txt").read_text() == "x"
+    assert sorted(os.listdir(folder.checkpoints)) == ["checkpoint-10", "checkpoint-30"]
+
+
+def test_a_second_save_of_a_step_changes_nothing(tmp_path):
+    folder = a_folder(tmp_path)
+    save(folder, 5, b"first")
+    save(folder, 5, b"second")
+    assert (folder.latest() / "model.bin").read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("harm", ["truncate", "change", "remove", "marker"])
+def test_damage_is_named_with_the_mend(tmp_path, harm):
+    folder = a_folder(tmp_path)
+    save(folder, 5)
+    path = folder.latest() / "model.bin"
+    if harm == "truncate":
+        path.write_bytes(b"wei")
+    elif harm == "change":
+        path.write_bytes(b"wEights")
+    elif harm == "remove":
+        path.unlink()
+    else:
+        (folder.latest() / "complete.json").write_text("{")
+    with pytest.raises(ValueError, match="delete .*checkpoint-5|checkpoint-5 .*delete it"):
+        folder.latest()
+    assert path.parent.exists()
+
+
+def test_steps_are_numbers_and_the_best_stays(tmp_path):
+    folder = a_folder(tmp_path)
+    for step in (9, 10, 100, 20):
+        save(folder, step)
+    assert [p.name for p in folder.completed()] == [
+        f"checkpoint-{step}" for step in (9, 10, 20, 100)
+    ]
+    folder.rotate(1, best=10)
+    assert [p.name for p in folder.completed()] == ["checkpoint-10", "checkpoint-100"]
+    assert not list(folder.checkpoints.glob(".*"))
+    for path in folder.completed():
+        check_complete(path)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot write to the run folder .*choose another --out"):
+        RunFolder(tmp_path / "file" / "run").create()
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "a.txt"
+    write_whole(path, "one")
+    write_whole(path, "two")
+    assert path.read_text() == "two" and os.listdir(tmp_path) == ["a.txt"]
