@@ -155,6 +155,8 @@ class Run:
     """Steps between two rows of metrics."""
     eval_every: int = 100
     """Steps between two validations; the last step is always followed by one."""
+    eval_blocks: int | None = None
+    """Validation blocks used, from the first on; None: all."""
     save_every: int = 0
     """Steps between two checkpoints; 0: none but the final model."""
     keep: int = 2
@@ -173,6 +175,8 @@ class Run:
     def __post_init__(self) -> None:
         _at_least(self, 1, "max_steps", "log_every", "eval_every", "keep")
         _at_least(self, 0, "save_every", "seed")
+        if self.eval_blocks is not None:
+            _at_least(self, 1, "eval_blocks")
 
     @property
     def tokens_per_step(self) -> int:

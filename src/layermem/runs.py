@@ -29,6 +29,7 @@ class RunFolder:
         self.config = self.path / "config.yaml"
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.staging = self.checkpoints / _STAGING
         self.final = self.path / "final"
 
     def create(self) -> None:
@@ -87,7 +88,7 @@ class RunFolder:
         A process killed at any moment leaves either the whole checkpoint or a staging folder, which
         the next one clears away.
         """
-        staging = self.checkpoints / _STAGING
+        staging = self.staging
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         yield staging

@@ -60,7 +60,14 @@ class Prepared:
 class Blocks(Dataset[dict[str, Tensor]]):
     """Blocks of T tokens: ``input_ids``, ``labels`` [T]; with ``isolate``, ``position_ids``."""
 
-    def __init__(self, prepared: Prepared, block_size: int, *, isolate: bool = False) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        block_size: int,
+        *,
+        isolate: bool = False,
+        at_most: int | None = None,
+    ) -> None:
         if prepared.tokens < block_size:
             raise ValueError(
                 f"{prepared.path.stem} has {prepared.tokens:,} tokens, less than one block of "
@@ -68,9 +75,11 @@ class Blocks(Dataset[dict[str, Tensor]]):
             )
         self.prepared, self.block_size, self.isolate = prepared, block_size, isolate
         self.tokens = prepared.array()
+        whole = prepared.tokens // block_size
+        self.count = whole if at_most is None else min(whole, at_most)
 
     def __len__(self) -> int:
-        return self.prepared.tokens // self.block_size
+        return self.count
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < len(self):

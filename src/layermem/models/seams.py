@@ -172,6 +172,11 @@ class Variant:
         """Count the forward FLOPs per token beyond the plain decoder's, two per multiply-add."""
         return 0
 
+    @classmethod
+    def metrics(cls, model: nn.Module) -> dict[str, float]:
+        """Return what is worth watching of the variant's own parameters during training."""
+        return {}
+
 
 def forked_generator(salt: str) -> torch.Generator:
     """Return a generator that follows from torch's state and ``salt`` and leaves the state alone.

@@ -208,6 +208,25 @@ class Lime(Variant):
         return 4 * config.head_dim * cls._weights(config)
 
     @classmethod
+    @torch.no_grad()
+    def metrics(cls, model: nn.Module) -> dict[str, float]:
+        """Norm of all routers' weights, and the share of them that lies on earlier layers."""
+        routers = [m for m in model.modules() if isinstance(m, LimeRouter) and m.init != "average"]
+        if not routers:
+            return {}
+        square, own, total = (
+            torch.stack(
+                [
+                    torch.stack([w.square().sum(), w[:, -len(w) :].abs().sum(), w.abs().sum()])
+                    for w in (router.weight.float() for router in routers)
+                ]
+            )
+            .sum(0)
+            .tolist()
+        )
+        return {"router_norm": math.sqrt(square), "off_layer_share": 1 - own / total}
+
+    @classmethod
     def _weights(cls, config: LimeConfig) -> int:
         layers = range(1, config.num_hidden_layers)
         return config.num_key_value_heads**2 * sum(1 + len(cls.sources(config, i)) for i in layers)

@@ -1,0 +1,173 @@
+"""Presets: a run is a function, a derived run calls it and changes what differs.
+
+Three scales: tiny (minutes on two CPU cores), small (minutes on one GPU), paper (the paper's own
+numbers; what the paper does not say is marked "assumed").
+
+It does not know: files, the command line.
+"""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+
+from layermem.config import Compute, Data, Model, Optim, Run
+
+Preset = Callable[[], Run]
+_PRESETS: dict[str, Preset] = {}
+
+
+def preset(function: Preset) -> Preset:
+    """Make a preset known by its function's name, with dashes."""
+    _PRESETS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def names() -> list[str]:
+    """Return the names of all presets, in the order of this file."""
+    return list(_PRESETS)
+
+
+def lookup(name: str) -> Run:
+    """Return the run of a preset."""
+    if name not in _PRESETS:
+        close = difflib.get_close_matches(name, _PRESETS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_PRESETS)}"
+        raise ValueError(f"unknown preset {name!r}{hint}")
+    return replace(_PRESETS[name](), preset=name)
+
+
+def description(name: str) -> str:
+    """Return a preset's one line."""
+    return (_PRESETS[name].__doc__ or "").splitlines()[0].rstrip(".")
+
+
+@preset
+def tiny_lm() -> Run:
+    """Bytes of the Python standard library, 8 layers of width 64: minutes on two CPU cores."""
+    return Run(
+        max_steps=400,
+        eval_every=50,
+        eval_blocks=200,
+        model=Model(
+            hidden_size=64, intermediate_size=256, num_hidden_layers=8, num_attention_heads=8
+        ),
+        data=Data(source="stdlib", tokenizer="bytes", block_size=128),
+        optim=Optim(batch_size=16, warmup_steps=40),
+        compute=Compute(micro_batch=16, precision="float32"),
+    )
+
+
+@preset
+def small_30m() -> Run:
+    """30M parameters on FineWeb-Edu: minutes on one GPU (sizes assumed)."""
+    return Run(
+        max_steps=2000,
+        eval_every=200,
+        eval_blocks=1000,
+        save_every=500,
+        log_every=10,
+        model=Model(
+            hidden_size=384,
+            intermediate_size=1536,
+            num_hidden_layers=8,
+            num_attention_heads=6,
+            tie_word_embeddings=True,
+        ),
+        data=_fineweb(block_size=1024),
+        optim=Optim(batch_size=64, warmup_steps=200),
+        compute=Compute(micro_batch=32, compile=True),
+    )
+
+
+@preset
+def small_150m() -> Run:
+    """150M parameters on FineWeb-Edu, the paper's ablations made short (sizes assumed)."""
+    return replace(paper_150m(), max_steps=2000, optim=Optim(batch_size=256))
+
+
+@preset
+def paper_1b_gqa() -> Run:
+    """The paper's 1B with 8 key-value heads: 20,000 steps of 1024 sequences of 2048 tokens."""
+    return Run(
+        max_steps=20_000,
+        eval_every=1000,
+        eval_blocks=2000,
+        save_every=1000,
+        log_every=10,
+        model=Model(
+            vocab_size=50_257,
+            hidden_size=2048,
+            intermediate_size=8192,
+            num_hidden_layers=16,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            tie_word_embeddings=True,
+        ),
+        data=_fineweb(block_size=2048),
+        optim=Optim(batch_size=1024),
+        compute=Compute(micro_batch=4, precision="bfloat16", compile=True),
+    )
+
+
+@preset
+def paper_1b_full() -> Run:
+    """The same with a key-value head for every query head."""
+    run = paper_1b_gqa()
+    return replace(run, model=replace(run.model, num_key_value_heads=None))
+
+
+@preset
+def paper_150m() -> Run:
+    """The paper's ablations at 150M (width, depth and tokens assumed)."""
+    run = paper_1b_gqa()
+    model = Model(
+        vocab_size=50_257,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        tie_word_embeddings=True,
+    )
+    return replace(run, model=model, compute=replace(run.compute, micro_batch=16))
+
+
+def _depth(layers: int) -> Run:
+    run = paper_1b_gqa()
+    model = Model(
+        vocab_size=50_257,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        tie_word_embeddings=True,
+    )
+    compute = replace(run.compute, micro_batch=8)
+    return replace(run, max_steps=5000, seed=42, model=model, compute=compute)
+
+
+@preset
+def paper_depth_32() -> Run:
+    """The paper's depth study, 32 layers of width 256 (learning rate assumed)."""
+    return _depth(32)
+
+
+@preset
+def paper_depth_64() -> Run:
+    """The same with 64 layers."""
+    return _depth(64)
+
+
+@preset
+def paper_depth_128() -> Run:
+    """The same with 128 layers."""
+    return _depth(128)
+
+
+def _fineweb(block_size: int) -> Data:
+    return Data(
+        source="HuggingFaceFW/fineweb-edu",
+        subset="sample-10BT",
+        tokenizer="openai-community/gpt2",
+        block_size=block_size,
+        validation_share=0.001,
+    )

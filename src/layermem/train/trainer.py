@@ -1,0 +1,283 @@
+"""transformers' Trainer, with our groups, schedule, order of data, checkpoints and metrics.
+
+What differs from it: parameter groups and rates come from the variant (``groups``), the order of
+the data from the seed (``order``), checkpoints are whole or absent and hold no pickled arguments
+(``RunFolder``), metrics go to metrics.jsonl, a loss that is not finite stops the run, SIGTERM saves
+and stops.
+
+It does not know: any particular variant, presets, where data came from.
+"""
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.utils.data import Dataset, Sampler
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
+
+from layermem.config import Run
+from layermem.models.counting import forward_flops
+from layermem.models.decoder import DecoderForCausalLM
+from layermem.runs import RunFolder, step_of
+from layermem.train.groups import parameter_groups, schedule
+from layermem.train.order import Order
+from layermem.train.progress import Progress
+
+# Matrix FLOPs a second in bfloat16, dense, by the makers' data sheets.
+_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+
+
+class NotFiniteError(RuntimeError):
+    """The loss or the gradients are NaN or infinite."""
+
+
+class Trainer(transformers.Trainer):
+    """One run's training loop, which is transformers'."""
+
+    optimizer: Any
+    lr_scheduler: Any
+
+    def __init__(
+        self,
+        run: Run,
+        folder: RunFolder,
+        model: DecoderForCausalLM,
+        train_data: Dataset[dict[str, Tensor]],
+        validation_data: Dataset[dict[str, Tensor]] | None,
+        tokenizer: Any,
+    ) -> None:
+        self.run, self.folder = run, folder
+        self._began, self._began_at = time.perf_counter(), 0
+        self._healthy: Tensor | None = None
+        self._stop = _Stop()
+        self._flops_per_token = 3 * forward_flops(model.config, model.variant, run.data.block_size)
+        if run.compute.checkpoint_activations:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        super().__init__(
+            model=model,
+            args=arguments(run, folder, validates=validation_data is not None),
+            train_dataset=train_data,
+            eval_dataset=validation_data,
+            processing_class=tokenizer,
+            callbacks=[Progress(run.max_steps), self._stop],
+        )
+        for shown in (ProgressCallback, PrinterCallback):
+            self.remove_callback(shown)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        if self.optimizer is None:
+            optim, trained = self.run.optim, model or self.model
+            self.optimizer = AdamW(
+                parameter_groups(trained, self.model.variant.overrides, optim),
+                lr=optim.lr,
+                betas=(optim.beta1, optim.beta2),
+                eps=optim.eps,
+            )
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
+        if self.lr_scheduler is None:
+            self.lr_scheduler = schedule(
+                optimizer or self.optimizer, self.run.optim, self.run.max_steps
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        data = train_dataset if train_dataset is not None else self.train_dataset
+        return Order(len(data), self.run.max_steps * self.run.optim.batch_size, self.run.seed)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **kwargs)
+        # Looked at only where the host waits for the device anyway.
+        fine = loss.detach().isfinite()
+        self._healthy = fine if self._healthy is None else self._healthy & fine
+        return loss
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write the checkpoint in a staging folder; it is moved into place whole."""
+        self._check_finite({})
+        # One process makes the folder and moves it; all write their parts between.
+        with self.folder.staged() if self.args.should_save else nullcontext():
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            self.folder.rotate(self.run.keep, self.state.best_global_step)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.folder.staging)
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        super()._save(output_dir, state_dict)
+        # Pickled, and all in it stands in config.yaml.
+        (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink(missing_ok=True)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Check the loss, then write the row and hand it to whoever watches."""
+        self._check_finite(logs)
+        step = self.state.global_step
+        row: dict[str, float] = {"step": step, "tokens": step * self.run.tokens_per_step}
+        if "loss" in logs:
+            row |= self._training_row(logs)
+        elif "eval_loss" in logs:
+            row |= {
+                "val_loss": logs["eval_loss"],
+                "val_perplexity": math.exp(min(logs["eval_loss"], 700.0)),
+            }
+        else:
+            return
+        if self.is_world_process_zero():
+            self.folder.append(row)
+        super().log(row, start_time)
+
+    def _training_row(self, logs: Mapping[str, float]) -> dict[str, float]:
+        step, run = self.state.global_step, self.run
+        groups = [group["name"] for group in self.optimizer.param_groups]
+        seconds = time.perf_counter() - self._began
+        speed = (step - self._began_at) * run.tokens_per_step / max(seconds, 1e-9)
+        row = {
+            "loss": logs["loss"],
+            "lr": self._rate(groups.index("decayed")),
+            "grad_norm": logs.get("grad_norm", math.nan),
+            "flops": step * run.tokens_per_step * self._flops_per_token,
+            "tokens_per_second": speed,
+        }
+        own = [i for i, name in enumerate(groups) if name not in ("decayed", "plain")]
+        row["router_lr"] = self._rate(own[0]) if own else row["lr"]
+        if peak := _peak_flops(self.args.device, self.args.world_size):
+            row["model_flops_use"] = speed * self._flops_per_token / peak
+        return row | self.model.variant.metrics(self.accelerator.unwrap_model(self.model))
+
+    def _rate(self, group: int) -> float:
+        """The rate that the step just taken had; the schedule is one ahead."""
+        factor = self.lr_scheduler.lr_lambdas[group]
+        return float(self.lr_scheduler.base_lrs[group] * factor(self.state.global_step - 1))
+
+    def _check_finite(self, logs: Mapping[str, float]) -> None:
+        healthy = self._healthy is None or bool(self._healthy)
+        values = [logs[name] for name in ("loss", "grad_norm") if name in logs]
+        if healthy and all(map(math.isfinite, values)):
+            return
+        last = self.folder.latest()
+        good = f"the last good checkpoint is {last}" if last else "there is no checkpoint"
+        raise NotFiniteError(
+            f"the loss or its gradient is not finite at step {self.state.global_step}; {good}. "
+            "Lower optim.lr (or optim.router_lr), or clip more"
+        )
+
+    def go(self, checkpoint: Path | None) -> bool:
+        """Train from a checkpoint or the beginning; return whether the last step was reached.
+
+        Rows of metrics after the checkpoint are dropped, to be written again.
+        """
+        self._began_at = step_of(checkpoint) if checkpoint else 0
+        if self.is_world_process_zero():
+            self.folder.forget_after(self._began_at if checkpoint else -1)
+        self._began = time.perf_counter()
+        with self._stop.listening():
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        return bool(self.state.global_step >= self.run.max_steps)
+
+
+class _Stop(TrainerCallback):
+    """On SIGTERM: finish the step, save, stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        if _anywhere(self.asked, args):
+            control.should_save = control.should_training_stop = True
+        return control
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signal for as long as the block lasts; only a main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, self._ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _ask(self, *_: Any) -> None:
+        self.asked = True
+
+
+def _anywhere(flag: bool, args: TrainingArguments) -> bool:
+    """Whether the flag is up in any process: they must stop at the same step."""
+    if args.world_size == 1:
+        return flag
+    shared = torch.tensor(int(flag), device=args.device)
+    torch.distributed.all_reduce(shared)
+    return bool(shared)
+
+
+def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArguments:
+    """Say the run in transformers' terms."""
+    compute, optim = run.compute, run.optim
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    micro = min(compute.micro_batch, max(1, optim.batch_size // world))
+    if optim.batch_size % (micro * world):
+        raise ValueError(
+            f"optim.batch_size ({optim.batch_size}) must be a multiple of compute.micro_batch "
+            f"({micro}) times the number of processes ({world})"
+        )
+    return TrainingArguments(
+        output_dir=str(folder.checkpoints),
+        max_steps=run.max_steps,
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=optim.batch_size // (micro * world),
+        max_grad_norm=optim.clip,
+        logging_steps=run.log_every,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps" if validates else "no",
+        eval_steps=run.eval_every,
+        save_strategy="steps" if run.save_every else "no",
+        save_steps=run.save_every or run.max_steps,
+        save_total_limit=None,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        prediction_loss_only=True,
+        bf16=_bfloat16(compute.precision),
+        torch_compile=compute.compile,
+        use_cpu=not torch.cuda.is_available(),
+        seed=run.seed,
+        data_seed=run.seed,
+        remove_unused_columns=False,
+        report_to=list(run.track) or "none",
+        run_name=folder.path.name,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        disable_tqdm=True,
+        log_level="warning",
+    )
+
+
+def _bfloat16(precision: str) -> bool:
+    if precision == "auto":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return precision == "bfloat16"
+
+
+def _peak_flops(device: torch.device, processes: int) -> float | None:
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak * processes for key, peak in _PEAK_FLOPS.items() if key in name), None)

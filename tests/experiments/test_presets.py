@@ -1,0 +1,40 @@
+"""Presets: every one resolves, builds at its sizes, and says what the paper says."""
+
+import pytest
+import torch
+
+import layermem
+from layermem.config import run_from_dict, to_dict
+from layermem.experiments import presets
+
+
+@pytest.mark.parametrize("name", presets.names())
+@pytest.mark.parametrize("variant", layermem.variants())
+def test_every_preset_is_a_run_of_every_variant(name, variant):
+    run = presets.lookup(name)
+    assert run.preset == name and run_from_dict(to_dict(run)) == run
+    assert presets.description(name)
+    sizes = {f: getattr(run.model, f) for f in run.model.__dataclass_fields__ if f != "options"}
+    with torch.device("meta"):
+        model = layermem.build(variant, **{**sizes, "vocab_size": sizes["vocab_size"] or 257})
+    assert model.config.num_hidden_layers == run.model.num_hidden_layers
+    assert run.optim.batch_size % run.compute.micro_batch == 0
+
+
+def test_the_papers_numbers():
+    run = presets.lookup("paper-1b-gqa")
+    assert run.tokens_per_step * run.max_steps == 2048 * 1024 * 20_000
+    assert (run.optim.lr, run.optim.min_lr, run.optim.warmup_steps) == (1e-3, 1e-6, 200)
+    assert (run.optim.beta1, run.optim.beta2, run.optim.eps) == (0.9, 0.95, 1e-8)
+    assert (run.optim.weight_decay, run.optim.clip) == (0.1, 1.0)
+    full = presets.lookup("paper-1b-full")
+    assert (run.model.num_key_value_heads, full.model.num_key_value_heads) == (8, None)
+    deep = presets.lookup("paper-depth-128")
+    assert (deep.seed, deep.max_steps, deep.model.num_hidden_layers) == (42, 5000, 128)
+
+
+def test_an_unknown_preset():
+    with pytest.raises(ValueError, match="unknown preset 'tiny_lm'; did you mean tiny-lm"):
+        presets.lookup("tiny_lm")
+    with pytest.raises(ValueError, match="there are tiny-lm"):
+        presets.lookup("zzz")

@@ -1,0 +1,45 @@
+"""A run of seconds, for the tests of training."""
+
+import json
+from dataclasses import replace
+
+from layermem.config import Compute, Data, Model, Optim, Run
+
+# What a resumed run must repeat; speeds it may not.
+SAME = ("step", "tokens", "loss", "lr", "router_lr", "grad_norm", "val_loss", "router_norm")
+
+
+def a_run(folder, **changes):
+    """Return a run of 8 steps on words it makes up; fields of its parts go by their names."""
+    source = folder / "words.jsonl"
+    if not source.exists():
+        texts = [" ".join(f"w{(i * j) % 13}" for j in range(20)) for i in range(60)]
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    run = Run(
+        max_steps=8,
+        eval_every=4,
+        save_every=2,
+        model=Model(
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+        ),
+        data=Data(
+            source=str(source),
+            cache=str(folder / "cache"),
+            block_size=24,
+            validation_share=0.2,
+        ),
+        optim=Optim(batch_size=8, warmup_steps=2, lr=1e-2),
+        compute=Compute(micro_batch=4, precision="float32"),
+    )
+    for part in ("model", "data", "optim", "compute"):
+        if part in changes:
+            changes[part] = replace(getattr(run, part), **changes[part])
+    return replace(run, **changes)
+
+
+def curve(folder):
+    """Return the rows without what the machine's speed decides."""
+    return [{k: row[k] for k in SAME if k in row} for row in folder.rows()]

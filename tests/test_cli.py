@@ -1,0 +1,97 @@
+"""The command line: its options are the config's, its errors one line."""
+
+import pytest
+import yaml
+from small_run import a_run
+
+from layermem import cli
+from layermem.config import to_dict
+from layermem.experiments import presets
+from layermem.runs import RunFolder
+from layermem.train.run import load_run
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(to_dict(a_run(tmp_path))))
+    return path
+
+
+def test_a_run_from_a_config_with_options_on_top(config, tmp_path):
+    out = tmp_path / "out"
+    cli.main(
+        ["train", "--config", str(config), "--out", str(out), "--variant", "plain", "--seed", "3"]
+        + ["--max-steps", "4", "--save-every", "0", "--optim.lr", "3e-4"]
+        + ["--data.isolate_documents", "--compute.micro-batch", "8"]
+    )
+    run = load_run(RunFolder(out).config)
+    assert (run.variant, run.seed, run.max_steps, run.save_every) == ("plain", 3, 4, 0)
+    assert (run.optim.lr, run.data.isolate_documents, run.compute.micro_batch) == (3e-4, True, 8)
+    assert (out / "final" / "model.safetensors").exists()
+    # The folder's config repeats the run; --resume finds it ended.
+    again = tmp_path / "again"
+    cli.main(["train", "--config", str(out / "config.yaml"), "--out", str(again)])
+    final = (out / "final" / "model.safetensors").read_bytes()
+    assert (again / "final" / "model.safetensors").read_bytes() == final
+    cli.main(["train", "--config", str(out / "config.yaml"), "--out", str(again), "--resume"])
+
+
+def test_a_preset_by_name(monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(
+        "layermem.train.run.train",
+        lambda run, out, resume: seen.append((run, str(out), resume)) or RunFolder(out),
+    )
+    cli.main(["train", "tiny-lm", "--variant", "plain", "--seed", "2", "--resume"])
+    ((run, out, resume),) = seen
+    assert (run.preset, run.variant, run.seed, resume) == ("tiny-lm", "plain", 2, True)
+    assert out.endswith("tiny-lm-plain-s2")
+    assert run.model == presets.lookup("tiny-lm").model
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["fly"], "unknown command 'fly'"),
+        (["train"], "name a preset or give --config; presets: tiny-lm"),
+        (["train", "tiny-ml"], "unknown preset 'tiny-ml'; did you mean tiny-lm"),
+        (["train", "tiny-lm", "--variant", "lame"], "unknown variant 'lame'; there are lime"),
+        (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["presets", "all"], "takes no arguments, got all"),
+    ],
+)
+def test_errors_are_one_line_and_say_what_would_be_right(argv, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as error:
+        cli.main(argv)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--optim.learning-rate", "1", "learning-rate"),
+        ("--optim.lr", "-1", "optim.lr must be at least 0, got -1"),
+        ("--optim.lr", "fast", "fast"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(option, value, message, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "tiny-lm", option, value])
+    shown = capsys.readouterr()
+    assert message in shown.err + shown.out
+
+
+def test_help_and_the_list(capsys, monkeypatch):
+    cli.main([])
+    assert "layermem presets" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "200")
+    cli.main(["presets"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in presets.names())
+    assert "variants: lime, plain" in shown
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "--max-steps" in shown and "Optimiser steps; the schedule is scaled to it" in shown

@@ -1,0 +1,287 @@
+"""Runs: what they leave, the curve after a kill, and what is refused with nothing lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from small_run import a_run, curve
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from layermem.config import Run
+from layermem.runs import RunFolder
+from layermem.train.run import load_run, train
+from layermem.train.trainer import NotFiniteError, Trainer
+
+
+def weights(folder):
+    return load_file(folder.final / "model.safetensors")
+
+
+def assert_same_end(a, b):
+    assert curve(a) == curve(b)
+    ours, theirs = weights(a), weights(b)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+class Interrupted(BaseException):
+    """Not an Exception: nothing on the way may catch it."""
+
+
+def stop_at(monkeypatch, step, act):
+    """Have ``act`` called when the row of a step is written."""
+    append = RunFolder.append
+
+    def watched(self, row):
+        append(self, row)
+        if row["step"] == step and "loss" in row:
+            act()
+
+    monkeypatch.setattr(RunFolder, "append", watched)
+
+
+def interrupt():
+    raise Interrupted
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """A run that was left alone."""
+    return train(a_run(tmp_path), tmp_path / "whole")
+
+
+def test_what_a_run_leaves(whole, tmp_path):
+    rows = whole.rows()
+    trained = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in trained] == list(range(1, 9))
+    for row in trained:
+        assert {"lr", "router_lr", "tokens", "flops", "grad_norm", "router_norm"} <= row.keys()
+        assert row["tokens"] == row["step"] * 8 * 24
+    assert trained[-1]["lr"] == pytest.approx(1e-6)
+    assert trained[-1]["router_lr"] == pytest.approx(1e-6)
+    assert [row["step"] for row in rows if "val_loss" in row] == [4, 8]
+    assert trained[-1]["loss"] < trained[0]["loss"]
+
+    text = yaml.safe_load(whole.config.read_text())
+    assert {"run_id", "command", "torch", "commit", "layermem"} <= text["about"].keys()
+    assert load_run(whole.config) == a_run(tmp_path)
+
+    model = AutoModelForCausalLM.from_pretrained(whole.final)
+    tokenizer = AutoTokenizer.from_pretrained(whole.final)
+    ids = tokenizer("w1 w2", return_tensors="pt").input_ids
+    assert model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] == ids.shape[1] + 3
+    assert model.config.model_type == "layermem_lime"
+
+
+def test_checkpoints_are_few_safe_and_whole(whole):
+    assert [path.name for path in whole.completed()] == ["checkpoint-6", "checkpoint-8"]
+    for path in whole.completed():
+        names = {p.name for p in path.iterdir()}
+        assert {"model.safetensors", "optimizer.pt", "trainer_state.json"} <= names
+        assert not {"training_args.bin", "pytorch_model.bin"} & names
+        torch.load(path / "optimizer.pt", weights_only=True)
+        torch.load(path / "scheduler.pt", weights_only=True)
+    assert not (whole.final / "training_args.bin").exists()
+    assert not list(whole.path.rglob(".staging")) and not (whole.path / ".final").exists()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
+def test_a_killed_run_goes_on_as_if_nothing_had_been(step, whole, tmp_path, monkeypatch):
+    run, out = a_run(tmp_path), tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        stop_at(patch, step, interrupt)
+        with pytest.raises(Interrupted):
+            train(run, out)
+    folder = train(run, out, resume=True)
+    assert_same_end(folder, whole)
+
+
+def test_a_kill_while_saving_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
+    run, out = a_run(tmp_path), tmp_path / "killed"
+    save = Trainer._save_rng_state
+
+    def torn(self, output_dir):
+        if self.state.global_step == 4:
+            raise Interrupted
+        save(self, output_dir)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_save_rng_state", torn)
+        with pytest.raises(Interrupted):
+            train(run, out)
+    assert RunFolder(out).latest().name == "checkpoint-2"
+    assert_same_end(train(run, out, resume=True), whole)
+
+
+def test_sigterm_saves_and_stops(whole, tmp_path, monkeypatch):
+    run, out = a_run(tmp_path), tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        folder = train(run, out)
+    # Asked for while step 3 was written down: it ends with the step after.
+    assert folder.latest().name == "checkpoint-4" and not folder.final.exists()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert_same_end(train(run, out, resume=True), whole)
+
+
+def test_a_run_that_has_ended_is_left_alone(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "go", None)
+    assert train(a_run(tmp_path), whole.path, resume=True).path == whole.path
+
+
+def test_resuming_from_nothing_begins(whole, tmp_path):
+    assert_same_end(train(a_run(tmp_path), tmp_path / "new", resume=True), whole)
+
+
+@pytest.mark.parametrize("field", ["compute", "save_every", "isolate"])
+def test_the_same_numbers_another_way(whole, tmp_path, field):
+    if field == "compute":
+        run = a_run(tmp_path, compute={"micro_batch": 8, "checkpoint_activations": True})
+    elif field == "save_every":
+        run = a_run(tmp_path, save_every=0)
+    else:
+        run = a_run(tmp_path, data={"isolate_documents": True})
+    folder = train(run, tmp_path / "other")
+    losses = [[row["loss"] for row in f.rows() if "loss" in row] for f in (whole, folder)]
+    if field == "isolate":
+        assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+    else:
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_two_variants_see_the_same_batches_from_the_same_weights(tmp_path, monkeypatch):
+    seen = {}
+    step = Trainer.training_step
+
+    def watched(self, model, inputs, *args):
+        batches, shared = seen.setdefault(self.run.variant, ([], {}))
+        if not batches:
+            shared.update({k: v.clone() for k, v in model.state_dict().items()})
+        batches.append(inputs["input_ids"].clone())
+        return step(self, model, inputs, *args)
+
+    monkeypatch.setattr(Trainer, "training_step", watched)
+    for variant in ("plain", "lime"):
+        train(a_run(tmp_path, variant=variant), tmp_path / variant)
+    (batches, shared), (theirs, others) = seen["plain"], seen["lime"]
+    assert len(batches) == 16 and all(
+        torch.equal(a, b) for a, b in zip(batches, theirs, strict=True)
+    )
+    assert others.keys() - shared.keys() == {
+        f"model.layers.{i}.self_attn.memory.weight" for i in (1, 2)
+    }
+    assert all(torch.equal(shared[name], others[name]) for name in shared)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(tmp_path, monkeypatch):
+    run, out = a_run(tmp_path), tmp_path / "burst"
+    compute = Trainer.compute_loss
+
+    def burst(self, model, *args, **kwargs):
+        loss = compute(self, model, *args, **kwargs)
+        return loss * torch.nan if model.training and self.state.global_step == 4 else loss
+
+    monkeypatch.setattr(Trainer, "compute_loss", burst)
+    with pytest.raises(
+        NotFiniteError, match="not finite at step 5; .*checkpoint-4.* Lower optim.lr"
+    ):
+        train(run, out)
+    folder = RunFolder(out)
+    assert folder.latest().name == "checkpoint-4" and not folder.final.exists()
+    assert [row["step"] for row in folder.rows() if "loss" in row] == [1, 2, 3, 4]
+    state = load_file(folder.latest() / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in state.values())
+
+
+def test_a_folder_that_holds_a_run(whole, tmp_path):
+    before = whole.metrics.read_text()
+    with pytest.raises(FileExistsError, match="holds a run already; add --resume"):
+        train(a_run(tmp_path), whole.path)
+    with pytest.raises(ValueError, match=r"another config: optim.lr was 0.01, is 0.5\. Resume it"):
+        train(a_run(tmp_path, optim={"lr": 0.5}), whole.path, resume=True)
+    assert whole.metrics.read_text() == before
+
+
+def test_a_damaged_checkpoint(tmp_path, monkeypatch):
+    run, out = a_run(tmp_path), tmp_path / "damaged"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 5, interrupt)
+        with pytest.raises(Interrupted):
+            train(run, out)
+    path = RunFolder(out).latest() / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="damaged; delete .*checkpoint-4 to go on from"):
+        train(run, out, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": {"vocab_size": 100}}, "vocabulary .257.: its ids would lie beyond"),
+        ({"data": {"block_size": 100_000}}, "less than one block of 100000; give more text"),
+        ({"optim": {"batch_size": 6}}, r"batch_size \(6\) must be a multiple of .*micro_batch"),
+        ({"variant": "lame"}, "unknown variant 'lame'; there are"),
+        ({"model": {"options": ("ruoter=full",)}}, "no field 'ruoter'; did you mean router"),
+    ],
+    ids=["vocabulary", "short", "batch", "variant", "option"],
+)
+def test_what_cannot_be_trained_is_refused(tmp_path, changes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        train(a_run(tmp_path, **changes), tmp_path / "refused")
+
+
+def test_options_of_the_variant_reach_its_config(tmp_path):
+    run = a_run(tmp_path, max_steps=1, model={"options": ("router=last", "router_window=2")})
+    folder = train(run, tmp_path / "windowed")
+    config = json.loads((folder.final / "config.json").read_text())
+    assert (config["router"], config["router_window"]) == ("last", 2)
+
+
+def test_a_config_that_is_no_run(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("a: [")
+    with pytest.raises(ValueError, match="is not YAML"):
+        load_run(path)
+    path.write_text("- 1")
+    with pytest.raises(ValueError, match="must hold named fields"):
+        load_run(path)
+    path.write_text("{}")
+    assert load_run(path) == Run()
+
+
+def command(run_config, out, *more):
+    return [
+        sys.executable,
+        "-m",
+        "layermem",
+        "train",
+        "--config",
+        str(run_config),
+        "--out",
+        str(out),
+        *more,
+    ]
+
+
+def test_two_processes_draw_the_curve_of_one(whole, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(whole.config.read_text())
+    out = tmp_path / "two"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, *command(config, out)[1:]],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    for ours, theirs in zip(curve(RunFolder(out)), curve(whole), strict=True):
+        for name, value in theirs.items():
+            assert ours[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
