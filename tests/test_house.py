@@ -21,6 +21,7 @@ FLOORS = [
     {"train", "evals", "analysis", "efficiency", "retrofit", "serving"},
     {"experiments", "report"},
     {"cli"},
+    {"__main__"},
 ]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 # What the core may import beside itself and the standard library.
