@@ -1,4 +1,4 @@
-"""The command line: ``layermem train``, ``layermem presets``. Options are the config's own fields.
+"""The command line: ``layermem train``, ``presets``, ``experiment``. Options are config fields.
 
 It does not know: how anything is done.
 """
@@ -16,7 +16,7 @@ from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 from layermem.config import Run
-from layermem.experiments import presets
+from layermem.experiments import presets, router_init
 from layermem.models.counting import forward_flops, parameters
 from layermem.models.registry import lookup, variants
 
@@ -26,6 +26,7 @@ _USAGE = """layermem COMMAND
                         [--resume] [--optim.lr X ...]      train; --help lists every option
   layermem train --config DIR/config.yaml [...]            repeat a run
   layermem presets                                         list presets and variants
+  layermem experiment NAME [--out DIR] [--jobs N] [...]    a comparison, run by run: router-init
 """
 
 
@@ -84,6 +85,15 @@ def train(rest: list[str]) -> None:
     logging.getLogger(__name__).info("%s", folder.path)
 
 
+def experiment(rest: list[str]) -> None:
+    """Run an experiment: what is recorded is not run again."""
+    known = {"router-init": (router_init.RouterInit, router_init.main)}
+    if not rest or rest[0] not in known:
+        raise ValueError(f"name an experiment; there are {', '.join(known)}")
+    config, work = known[rest[0]]
+    work(tyro.cli(config, prog=f"layermem experiment {rest[0]}", args=rest[1:]))
+
+
 def list_presets(rest: list[str]) -> None:
     """Print presets with what they cost, and the variants."""
     if rest:
@@ -121,7 +131,11 @@ def _short(number: int) -> str:
     return str(number)
 
 
-_COMMANDS: dict[str, Callable[[list[str]], None]] = {"train": train, "presets": list_presets}
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train,
+    "presets": list_presets,
+    "experiment": experiment,
+}
 
 if __name__ == "__main__":
     main()
