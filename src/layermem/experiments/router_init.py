@@ -1,7 +1,8 @@
 """What routers' first weights are worth in language modelling: plain, LIMe "paper", "identity".
 
-Each of the three takes the best of three learning rates by validation loss, on a seed kept for that;
-then five other seeds, paired: one seed, one order of data, one set of shared weights. Equal tokens.
+Each of the three takes the best of three learning rates by validation loss, on a seed kept for
+that; then five other seeds, paired: one seed, one order of data, one set of shared weights. Equal
+tokens.
 
     layermem experiment router-init --source text.jsonl.xz --out runs/router-init --jobs 2
 
