@@ -83,6 +83,7 @@ def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes
 def test_an_interrupted_preparation_leaves_nothing_that_looks_whole(
     tmp_path, tokenizer, monkeypatch
 ):
+    monkeypatch.setattr(blocks, "_BATCH", 100)
     texts = [f"text {i}" for i in range(400)]
     asked = config(tmp_path, texts)
     add, calls = blocks._Writer.add, []
@@ -108,6 +109,17 @@ def test_a_damaged_file_is_noticed(tmp_path, tokenizer):
     train.path.write_bytes(train.path.read_bytes()[:-2])
     with pytest.raises(ValueError, match="train.bin is damaged; delete"):
         prepare(asked, tokenizer)
+
+
+def test_documents_are_taken_by_their_length(monkeypatch):
+    monkeypatch.setattr(blocks, "_BATCH", 10)
+    texts = ["a" * n for n in (3, 3, 3, 3, 50, 1, 9, 2)]
+    assert [list(map(len, batch)) for batch in blocks._batches(iter(texts))] == [
+        [3, 3, 3, 3],
+        [50],
+        [1, 9],
+        [2],
+    ]
 
 
 @pytest.mark.parametrize("texts", [[], [""]], ids=["no lines", "no text"])

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +31,8 @@ from layermem.data.sources import Source, open_source
 from layermem.data.tokenizers import fingerprint
 
 logger = logging.getLogger(__name__)
-# Documents tokenized at once; of the longest kind that is some tens of megabytes.
-_BATCH = 128
+# Characters tokenized at once: a tokenizer's own notes take some hundred bytes for each.
+_BATCH = 500_000
 _VERSION = 1
 
 
@@ -139,8 +138,9 @@ def _key(config: Data, source: Source, validation: Source | None, tokenizer: Any
 def _build(
     folder: Path, config: Data, source: Source, validation: Source | None, tokenizer: Any
 ) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=folder.parent))
+    staging = folder.with_name(f".staging-{folder.name}-{os.getpid()}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
     try:
         logger.info("preparing %s", config.source)
         with (staging / "train.bin").open("wb") as train, (staging / "valid.bin").open("wb") as val:
@@ -211,8 +211,15 @@ def _lot(text: str) -> float:
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    texts = iter(texts)
-    while batch := list(itertools.islice(texts, _BATCH)):
+    """Group texts by their length: at least one, and the last goes beyond the limit at most."""
+    batch, size = [], 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
         yield batch
 
 
