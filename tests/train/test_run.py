@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -269,19 +270,46 @@ def command(run_config, out, *more):
     ]
 
 
-def test_two_processes_draw_the_curve_of_one(whole, tmp_path):
-    config = tmp_path / "config.yaml"
-    config.write_text(whole.config.read_text())
-    out = tmp_path / "two"
+def in_two_processes(config, out, *more):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launch, *command(config, out)[1:]],
+    return subprocess.run(
+        [*launch, *command(config, out, *more)[1:]],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=300,
     )
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
+def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
+    run = a_run(tmp_path, max_steps=50, eval_every=25, save_every=20)
+    alone = train(run, tmp_path / "alone")
+    out, folder = tmp_path / "two", RunFolder(tmp_path / "two")
+    options = ["--compute.shard"] if sharded else []
+    done = in_two_processes(alone.config, out, *options)
     assert done.returncode == 0, done.stderr
-    for ours, theirs in zip(curve(RunFolder(out)), curve(whole), strict=True):
+    expected = curve(alone)
+    for ours, theirs in zip(curve(folder), expected, strict=True):
         for name, value in theirs.items():
-            assert ours[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+            if name in ours or not sharded:
+                assert ours[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(folder)[name], tensor, rtol=1e-3, atol=1e-5)
+    if sharded:
+        last = folder.completed()[-1]
+        parts = list((last / "sharded").glob("*.distcp"))
+        assert len(parts) == 2, "every process writes its own part"
+        # Resumed from an earlier sharded checkpoint: the same end.
+        before = weights(folder)
+        shutil.rmtree(folder.final)
+        shutil.rmtree(last)
+        done = in_two_processes(alone.config, out, *options, "--resume")
+        assert done.returncode == 0, done.stderr
+        assert "going on from" in done.stderr and "checkpoint-40" in done.stderr
+        assert all(torch.equal(weights(folder)[name], before[name]) for name in before)
+
+
+def test_sharding_needs_several_processes(tmp_path):
+    with pytest.raises(ValueError, match="compute.shard needs several processes: torchrun"):
+        train(a_run(tmp_path, compute={"shard": True}), tmp_path / "alone")

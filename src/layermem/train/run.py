@@ -23,6 +23,7 @@ from layermem.data.blocks import Blocks, prepare
 from layermem.data.tokenizers import load_tokenizer
 from layermem.models.registry import build
 from layermem.runs import RunFolder, write_whole
+from layermem.train.sharded import ShardedTrainer
 from layermem.train.trainer import Trainer, arguments
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,10 @@ def train(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> Run
     """
     folder = RunFolder(out)
     checked = arguments(run, folder, validates=True)
+    if run.compute.shard and checked.world_size == 1:
+        raise ValueError(
+            "compute.shard needs several processes: torchrun --nproc-per-node N -m layermem train"
+        )
     if checked.process_index == 0:
         _claim(folder, run, resume=resume)
     with checked.main_process_first(local=False, desc="preparing the run"):
@@ -60,7 +65,8 @@ def train(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> Run
     train_data, validation_data = blocks(train), blocks(validation, at_most=run.eval_blocks)
     set_seed(run.seed)
     model = build(run.variant, **model_fields(run, tokenizer))
-    trainer = Trainer(run, folder, model, train_data, validation_data, tokenizer)
+    kind = ShardedTrainer if run.compute.shard else Trainer
+    trainer = kind(run, folder, model, train_data, validation_data, tokenizer)
     checkpoint = folder.latest() if resume else None
     if checkpoint:
         logger.info("going on from %s", checkpoint)

@@ -159,7 +159,12 @@ class Trainer(transformers.Trainer):
         row["router_lr"] = self._rate(own[0]) if own else row["lr"]
         if peak := _peak_flops(self.args.device, self.args.world_size):
             row["model_flops_use"] = speed * self._flops_per_token / peak
-        return row | self.model.variant.metrics(self.accelerator.unwrap_model(self.model))
+        return row | self.own_metrics()
+
+    def own_metrics(self) -> dict[str, float]:
+        """Return what the variant watches of its own parameters."""
+        found: dict[str, float] = self.model.variant.metrics(self.model)
+        return found
 
     def _rate(self, group: int) -> float:
         """The rate that the step just taken had; the schedule is one ahead."""
