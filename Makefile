@@ -27,9 +27,10 @@ types: $(VENV)/.installed
 pytest: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not network"
 
-# The contract at the older end of the supported transformers range.
+# The contract and training at the older end of the supported transformers range.
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) tests/test_contract.py tests/models tests/variants
+	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) tests/test_contract.py tests/models tests/variants \
+		tests/train/test_run.py
 
 wheel: $(VENV)/.installed
 	$(VENV)/bin/python -m hatchling build

@@ -177,6 +177,7 @@ def test_the_quickstart_runs():
     [
         ["decode_step.py", "--shapes=4x32", "--repeats=1"],
         ["traffic.py"],
+        ["footprint.py"],
         pytest.param(
             ["gpu.py", "--smoke", "--repeats=1", "--sections", "check", "training", "decoding"],
             marks=needs_kernels,
@@ -186,7 +187,7 @@ def test_the_quickstart_runs():
 )
 def test_a_benchmark_runs(command, tmp_path):
     script, *options = command
-    json = ["--json", str(tmp_path / "figures.json")] if script != "traffic.py" else []
+    json = ["--json", str(tmp_path / "figures.json")] if "--repeats=1" in options else []
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / script), *options, *json],
         capture_output=True,

@@ -26,6 +26,7 @@ _USAGE = """layermem COMMAND
                         [--resume] [--optim.lr X ...]      train; --help lists every option
   layermem train --config DIR/config.yaml [...]            repeat a run
   layermem presets                                         list presets and variants
+  layermem curves RUN [RUN ...] --out FILE.svg              draw learning curves side by side
   layermem experiment NAME [--out DIR] [--jobs N] [...]    a comparison, run by run: router-init
 """
 
@@ -85,6 +86,25 @@ def train(rest: list[str]) -> None:
     logging.getLogger(__name__).info("%s", folder.path)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Draw the learning curves of runs side by side."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    out: Path = Path("curves.svg")
+    """File to draw into: .svg, .png or .pdf."""
+
+
+def curves(rest: list[str]) -> None:
+    """Draw curves."""
+    from layermem.report.curves import draw_curves
+
+    asked = tyro.cli(Curves, prog="layermem curves", args=rest)
+    draw_curves(asked.runs, asked.out)
+    logging.getLogger(__name__).info("%s", asked.out)
+
+
 def experiment(rest: list[str]) -> None:
     """Run an experiment: what is recorded is not run again."""
     known = {"router-init": (router_init.RouterInit, router_init.main)}
@@ -134,6 +154,7 @@ def _short(number: int) -> str:
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "presets": list_presets,
+    "curves": curves,
     "experiment": experiment,
 }
 

@@ -1,0 +1,41 @@
+"""Curves: what they name, what they refuse, and the same file twice."""
+
+import pytest
+import yaml
+
+from layermem.report.curves import draw_curves
+from layermem.runs import RunFolder
+
+
+def a_folder(path, variant="lime", rows=20, validates=True):
+    folder = RunFolder(path)
+    folder.create()
+    config = {"variant": variant, "seed": 3, "model": {"options": ["router=full"]}}
+    folder.config.write_text(yaml.safe_dump(config))
+    for step in range(1, rows + 1):
+        folder.append({"step": step, "tokens": 100 * step, "loss": 5 / step})
+        if validates and step % 5 == 0:
+            folder.append({"step": step, "tokens": 100 * step, "val_loss": 6 / step})
+    return path
+
+
+def test_both_runs_are_named_with_their_last_loss(tmp_path):
+    runs = [a_folder(tmp_path / v, v) for v in ("lime", "plain")]
+    for name in ("a.svg", "b.svg"):
+        draw_curves(runs, tmp_path / name)
+    text = (tmp_path / "a.svg").read_text()
+    assert "lime router=full, seed 3: validation loss 0.300" in text
+    assert "plain router=full, seed 3" in text
+    assert text == (tmp_path / "b.svg").read_text()
+
+
+def test_a_run_without_validation_and_another_format(tmp_path):
+    draw_curves([a_folder(tmp_path / "a", validates=False)], tmp_path / "new" / "a.png")
+    assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_no_run(tmp_path):
+    with pytest.raises(ValueError, match="nowhere is no run folder, or holds no metrics yet"):
+        draw_curves([tmp_path / "nowhere"], tmp_path / "a.svg")
+    with pytest.raises(ValueError, match="at least one"):
+        draw_curves([], tmp_path / "a.svg")
