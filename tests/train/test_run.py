@@ -120,6 +120,23 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(whole, tmp_path, monke
     assert_same_end(train(run, out, resume=True), whole)
 
 
+def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
+    run, out = a_run(tmp_path), tmp_path / "full"
+    save = Trainer._save_rng_state
+
+    def full(self, output_dir):
+        if self.state.global_step == 6:
+            raise OSError(28, "No space left on device", output_dir)
+        save(self, output_dir)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_save_rng_state", full)
+        with pytest.raises(OSError, match="No space left"):
+            train(run, out)
+    assert RunFolder(out).latest().name == "checkpoint-4"
+    assert_same_end(train(run, out, resume=True), whole)
+
+
 def test_sigterm_saves_and_stops(whole, tmp_path, monkeypatch):
     run, out = a_run(tmp_path), tmp_path / "stopped"
     with monkeypatch.context() as patch:
