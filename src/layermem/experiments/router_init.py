@@ -45,7 +45,7 @@ class RouterInit:
     """Preset the runs are derived from."""
     steps: int | None = None
     """Optimiser steps; None: the preset's."""
-    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     """Learning rates to choose from."""
     seeds: int = 5
     """Paired seeds, 0, 1, ..."""
