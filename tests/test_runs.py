@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -106,3 +108,19 @@ def test_a_file_is_replaced_whole(tmp_path):
     write_whole(path, "one")
     write_whole(path, "two")
     assert path.read_text() == "two" and os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_two_processes_cannot_write_one_run(tmp_path):
+    folder = a_folder(tmp_path)
+    code = (
+        "import sys; from layermem.runs import RunFolder\n"
+        "with RunFolder(sys.argv[1]).locked(): print('got it')"
+    )
+
+    def other():
+        command = [sys.executable, "-c", code, str(folder.path)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    with folder.locked():
+        assert "another process is training in" in other().stderr
+    assert other().stdout == "got it\n"

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _MARKER = "complete.json"
 _STAGING = ".staging"
@@ -44,6 +44,18 @@ class RunFolder:
                 f"cannot write to the run folder {self.path} ({error.strerror}); "
                 "choose another --out"
             ) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing to the same run; the lock goes with the process."""
+        with (self.path / ".lock").open("w", encoding="utf-8") as file:
+            try:
+                _lock(file)
+            except OSError as error:
+                raise RuntimeError(
+                    f"another process is training in {self.path}; wait for it or stop it"
+                ) from error
+            yield
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row to the metrics."""
@@ -155,6 +167,15 @@ def _seal(folder: Path) -> None:
     marker.write_text(json.dumps(digests, indent=1), encoding="utf-8")
     _sync(marker)
     _sync(folder)
+
+
+def _lock(file: IO[str]) -> None:
+    """Take the file for this process or raise; where the system has no such locks, do nothing."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _digest(path: Path) -> str:

@@ -1,13 +1,18 @@
 """Sweeps: what has ended is left alone, what fails is told, and the experiment prints its table."""
 
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
+import yaml
 from small_run import a_run, curve
 
 from layermem.config import to_dict
 from layermem.experiments import presets, sweep
 from layermem.experiments.router_init import RouterInit, main
+from layermem.runs import RunFolder
 from layermem.train.run import load_run, train
 
 
@@ -30,6 +35,28 @@ def test_a_failed_run_is_told_and_the_others_go_on(tmp_path):
         sweep.complete({"bad": bad, "good": good}, tmp_path / "out")
     assert (tmp_path / "out" / "good" / "final").exists()
     assert "unknown variant 'lame'" in (tmp_path / "out" / "bad" / "error.txt").read_text()
+
+
+def test_a_sweep_asked_to_stop_stops_its_runs(tmp_path):
+    run = a_run(tmp_path, max_steps=100_000, eval_every=100_000)
+    config = tmp_path / "run.yaml"
+    config.write_text(yaml.safe_dump(to_dict(run)))
+    code = (
+        "import sys; from pathlib import Path; from layermem.experiments.sweep import complete\n"
+        "from layermem.train.run import load_run\n"
+        "complete({'one': load_run(sys.argv[1])}, Path(sys.argv[2]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(config), str(tmp_path / "out")])
+    folder = RunFolder(tmp_path / "out" / "one")
+    end = time.monotonic() + 120
+    while len(folder.rows()) < 3 and time.monotonic() < end:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(timeout=60) == 143
+    # The run has saved and left.
+    assert folder.latest() is not None
+    with folder.locked():
+        assert not folder.final.exists()
 
 
 def test_router_init_prints_three_arms(tmp_path, monkeypatch, capsys):

@@ -5,8 +5,10 @@ It does not know: what the runs are for.
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +33,9 @@ def complete(runs: Mapping[str, Run], out: Path, jobs: int = 1) -> dict[str, Run
     out.mkdir(parents=True, exist_ok=True)
     busy: dict[str, subprocess.Popen[bytes]] = {}
     failed: list[str] = []
+    # A sweep that is asked to stop must stop its runs.
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)) if in_main else None
     try:
         while waiting or busy:
             while waiting and len(busy) < jobs:
@@ -48,6 +53,8 @@ def complete(runs: Mapping[str, Run], out: Path, jobs: int = 1) -> dict[str, Run
             process.terminate()
         for process in busy.values():
             process.wait()
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
     if failed:
         where = ", ".join(str(folders[name].path / "error.txt") for name in failed)
         raise RuntimeError(f"{len(failed)} runs failed; see {where}")

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,6 +50,14 @@ def train(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> Run
     """
     folder = RunFolder(out)
     checked = arguments(run, folder, validates=True)
+    is_first = checked.process_index == 0
+    if is_first:
+        folder.create()
+    with folder.locked() if is_first else nullcontext():
+        return _train(run, folder, checked, resume=resume)
+
+
+def _train(run: Run, folder: RunFolder, checked: Any, *, resume: bool) -> RunFolder:
     if run.compute.shard and checked.world_size == 1:
         raise ValueError(
             "compute.shard needs several processes: torchrun --nproc-per-node N -m layermem train"
@@ -111,7 +120,6 @@ def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
 
 def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
     """Write the config, unless the folder holds a run; then see that it is this one."""
-    folder.create()
     if not folder.config.exists():
         about = {"run_id": run.id, "command": shlex.join(sys.argv), **_about()}
         write_whole(
