@@ -1,4 +1,4 @@
-"""The command line: ``layermem train``, ``presets``, ``experiment``. Options are config fields.
+"""The command line, a function for each command. Options are fields of frozen configs.
 
 It does not know: how anything is done.
 """
