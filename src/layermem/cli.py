@@ -4,6 +4,7 @@ It does not know: how anything is done.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -56,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _COMMANDS[command](rest)
     except (ValueError, TypeError, OSError, RuntimeError) as error:
-        if logging.getLogger().isEnabledFor(logging.DEBUG):
+        if os.environ.get("LAYERMEM_DEBUG"):
             raise
-        sys.exit(f"layermem: {error}")
+        sys.exit(f"layermem: {error} (LAYERMEM_DEBUG=1 shows where)")
 
 
 def train(rest: list[str]) -> None:

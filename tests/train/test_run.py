@@ -254,6 +254,14 @@ def test_what_cannot_be_trained_is_refused(tmp_path, changes, message):
         train(a_run(tmp_path, **changes), tmp_path / "refused")
 
 
+def test_a_run_refused_before_its_first_step_leaves_the_folder_free(tmp_path):
+    out = tmp_path / "mended"
+    with pytest.raises(FileNotFoundError):
+        train(a_run(tmp_path, data={"source": "typo.jsonl"}), out)
+    run = a_run(tmp_path, max_steps=1)
+    assert load_run(train(run, out).config) == run
+
+
 def test_options_of_the_variant_reach_its_config(tmp_path):
     run = a_run(tmp_path, max_steps=1, model={"options": ("router=last", "router_window=2")})
     folder = train(run, tmp_path / "windowed")

@@ -120,26 +120,26 @@ def paper_1b_full() -> Run:
 def paper_150m() -> Run:
     """The paper's ablations at 150M (width, depth and tokens assumed)."""
     run = paper_1b_gqa()
-    model = Model(
-        vocab_size=50_257,
+    model = replace(
+        run.model,
         hidden_size=768,
         intermediate_size=3072,
         num_hidden_layers=12,
         num_attention_heads=12,
-        tie_word_embeddings=True,
+        num_key_value_heads=None,
     )
     return replace(run, model=model, compute=replace(run.compute, micro_batch=16))
 
 
 def _depth(layers: int) -> Run:
     run = paper_1b_gqa()
-    model = Model(
-        vocab_size=50_257,
+    model = replace(
+        run.model,
         hidden_size=256,
         intermediate_size=1024,
         num_hidden_layers=layers,
         num_attention_heads=8,
-        tie_word_embeddings=True,
+        num_key_value_heads=None,
     )
     compute = replace(run.compute, micro_batch=8)
     return replace(run, max_steps=5000, seed=42, model=model, compute=compute)

@@ -50,6 +50,10 @@ def train(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> Run
     """
     folder = RunFolder(out)
     checked = arguments(run, folder, validates=True)
+    if run.compute.shard and checked.world_size == 1:
+        raise ValueError(
+            "compute.shard needs several processes: torchrun --nproc-per-node N -m layermem train"
+        )
     is_first = checked.process_index == 0
     if is_first:
         folder.create()
@@ -58,10 +62,6 @@ def train(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> Run
 
 
 def _train(run: Run, folder: RunFolder, checked: Any, *, resume: bool) -> RunFolder:
-    if run.compute.shard and checked.world_size == 1:
-        raise ValueError(
-            "compute.shard needs several processes: torchrun --nproc-per-node N -m layermem train"
-        )
     if checked.process_index == 0:
         _claim(folder, run, resume=resume)
     with checked.main_process_first(local=False, desc="preparing the run"):
@@ -119,8 +119,11 @@ def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
 
 
 def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
-    """Write the config, unless the folder holds a run; then see that it is this one."""
-    if not folder.config.exists():
+    """Write the config, unless the folder holds a run; then see that it is this one.
+
+    A run that was refused before its first step (a wrong path, say) holds nothing and is no run.
+    """
+    if not folder.config.exists() or not (folder.rows() or folder.completed()):
         about = {"run_id": run.id, "command": shlex.join(sys.argv), **_about()}
         write_whole(
             folder.config, yaml.safe_dump({**to_dict(run), "about": about}, sort_keys=False)
