@@ -3,6 +3,7 @@
 import pytest
 import yaml
 from small_run import a_run
+from torch import distributed
 
 from layermem import cli
 from layermem.config import to_dict
@@ -95,3 +96,12 @@ def test_help_and_the_list(capsys, monkeypatch):
         cli.main(["train", "--help"])
     shown = capsys.readouterr().out
     assert "--max-steps" in shown and "Optimiser steps; the schedule is scaled to it" in shown
+
+
+def test_a_command_leaves_the_group_of_processes(tmp_path):
+    if not distributed.is_available():
+        pytest.skip("this torch has no distributed package")
+    meet = f"file://{tmp_path}/meet"
+    distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
+    cli.main(["presets"])
+    assert not distributed.is_initialized()

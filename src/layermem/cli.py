@@ -60,6 +60,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.environ.get("LAYERMEM_DEBUG"):
             raise
         sys.exit(f"layermem: {error} (LAYERMEM_DEBUG=1 shows where)")
+    _leave_others()
+
+
+def _leave_others() -> None:
+    """Leave the group of processes while Python is whole.
+
+    Its threads may still hold tensors; freed while the interpreter shuts down, they abort the
+    process, now and then.
+    """
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def train(rest: list[str]) -> None:
