@@ -1,5 +1,7 @@
 """The command line: its options are the config's, its errors one line."""
 
+import json
+
 import pytest
 import yaml
 from small_run import a_run
@@ -42,7 +44,7 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(
         "layermem.train.run.train",
-        lambda run, out, resume: seen.append((run, str(out), resume)) or RunFolder(out),
+        lambda run, out, resume, evaluate: seen.append((run, str(out), resume)) or RunFolder(out),
     )
     cli.main(["train", "tiny-lm", "--variant", "plain", "--seed", "2", "--resume"])
     ((run, out, resume),) = seen
@@ -105,3 +107,41 @@ def test_a_command_leaves_the_group_of_processes(tmp_path):
     distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
     cli.main(["presets"])
     assert not distributed.is_initialized()
+
+
+def test_tasks_are_shown(capsys):
+    cli.main(["tasks"])
+    assert "operand_max=20" in capsys.readouterr().out
+    cli.main(["tasks", "arithmetic", "--count", "20", "--options", "operands=3", "operators=+-"])
+    shown = capsys.readouterr().out
+    assert "share with a trivial step" in shown and shown.count(" =\n") == 3
+    cli.main(["tasks", "prosqa", "--count", "20", "--show", "1"])
+    assert "the option named first" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no option operand; there are operands"):
+        cli.main(["tasks", "arithmetic", "--options", "operand=3"])
+
+
+def test_a_sweep_runs_what_is_missing_and_prints_intervals(tmp_path, config, capsys):
+    out = tmp_path / "sweep"
+    asked = ["sweep", "--config", str(config), "--out", str(out), "--max-steps", "2", "--jobs", "2"]
+    asked += ["--variants", "plain,lime,lime:router_init=identity", "--seeds", "2"]
+    cli.main(asked)
+    shown = capsys.readouterr().out
+    assert "validation loss" in shown and "against plain" in shown
+    kept = json.loads((out / "sweep.json").read_text())
+    assert list(kept["arms"]) == ["plain", "lime", "lime:router_init=identity"]
+    assert kept["seeds"] == [0, 1]
+    folders = {path.name: RunFolder(path) for path in out.iterdir() if path.is_dir()}
+    assert set(folders) == {
+        f"{arm}-s{seed}"
+        for arm in ("plain", "lime", "lime-router_init=identity")
+        for seed in (0, 1)
+    }
+    before = {name: folder.metrics.stat().st_mtime_ns for name, folder in folders.items()}
+    cli.main(asked)
+    assert capsys.readouterr().out == shown
+    assert before == {n: f.metrics.stat().st_mtime_ns for n, f in folders.items()}
+    with pytest.raises(SystemExit, match="unknown variant 'lame'"):
+        cli.main([*asked, "--variants", "plain,lame"])
+    with pytest.raises(SystemExit, match="--seeds and --jobs must be at least 1, got 0, 2"):
+        cli.main([*asked, "--seeds", "0"])

@@ -3,21 +3,23 @@
 It does not know: how anything is done.
 """
 
+import atexit
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
-from layermem.config import Run
-from layermem.experiments import presets, router_init
+from layermem.config import Run, Task, to_dict
+from layermem.experiments import comparison, presets, router_init
 from layermem.models.counting import forward_flops, parameters
 from layermem.models.registry import lookup, variants
 
@@ -26,7 +28,10 @@ _USAGE = """layermem COMMAND
   layermem train PRESET [--variant NAME] [--out DIR] [--seed N] [--max-steps N] [--save-every N]
                         [--resume] [--optim.lr X ...]      train; --help lists every option
   layermem train --config DIR/config.yaml [...]            repeat a run
+  layermem sweep PRESET [--variants plain,lime] [--seeds 5] [--jobs N] [--out DIR] [...]
+                                                           compare variants, with intervals
   layermem presets                                         list presets and variants
+  layermem tasks [NAME] [--options operands=6 ...]         show problems and what they are like
   layermem curves RUN [RUN ...] --out FILE.svg              draw learning curves side by side
   layermem experiment NAME [--out DIR] [--jobs N] [...]    a comparison, run by run: router-init
 """
@@ -64,31 +69,32 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _leave_others() -> None:
-    """Leave the group of processes while Python is whole.
+    """End a process that is one of several, here, while Python is whole.
 
-    Its threads may still hold tensors; freed while the interpreter shuts down, they abort the
-    process, now and then.
+    Gloo's threads outlive their group for as long as anything refers to it (DTensor's caches do),
+    and may still hold the last tensors: freed while the interpreter shuts down, those abort the
+    process, now and then. So what is due at exit is done, and the interpreter is not shut down.
     """
     from torch import distributed
 
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    several = distributed.get_world_size() > 1
+    distributed.destroy_process_group()
+    if several:
+        atexit._run_exitfuncs()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def train(rest: list[str]) -> None:
     """Train the run of a preset or a config, with options on top."""
-    from layermem.train.run import load_run
+    from layermem.evals.solving import evaluate
     from layermem.train.run import train as train_run
 
-    if rest and not rest[0].startswith("-"):
-        run, rest = presets.lookup(rest[0]), rest[1:]
-    elif "--config" in rest and rest.index("--config") + 1 < len(rest):
-        at = rest.index("--config")
-        run, rest = load_run(rest[at + 1]), rest[:at] + rest[at + 2 :]
-    elif "--help" in rest or "-h" in rest:
-        run = Run()
-    else:
-        raise ValueError(f"name a preset or give --config; presets: {', '.join(presets.names())}")
+    run, rest = _begun("train", rest)
     defaults = {f.name: getattr(run, f.name) for f in fields(Run)}
     asked = tyro.cli(Invocation, prog="layermem train", args=rest, default=Invocation(**defaults))
     run = Run(**{f.name: getattr(asked, f.name) for f in fields(Run)})
@@ -96,8 +102,61 @@ def train(rest: list[str]) -> None:
     # One display is enough.
     transformers_logging.disable_progress_bar()
     out = asked.out or Path("runs") / f"{run.preset}-{run.variant}-s{run.seed}"
-    folder = train_run(run, out, resume=asked.resume)
+    folder = train_run(run, out, resume=asked.resume, evaluate=evaluate)
     logging.getLogger(__name__).info("%s", folder.path)
+
+
+def _begun(command: str, rest: list[str]) -> tuple[Run, list[str]]:
+    """Return the run of a preset or a config, and the options that follow."""
+    from layermem.train.run import load_run
+
+    if rest and not rest[0].startswith("-"):
+        return presets.lookup(rest[0]), rest[1:]
+    if "--config" in rest and rest.index("--config") + 1 < len(rest):
+        at = rest.index("--config")
+        return load_run(rest[at + 1]), rest[:at] + rest[at + 2 :]
+    if "--help" in rest or "-h" in rest:
+        return Run(), rest
+    raise ValueError(
+        f"layermem {command}: name a preset or give --config; presets: {', '.join(presets.names())}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Run):
+    """Compare variants seed by seed; what has ended is not run again, what was begun goes on.
+
+    Every other option is a field of the runs' config, as in `layermem train`.
+    """
+
+    variants: str = "plain,lime"
+    """Variants, the first is what the others are compared with; options of one follow a colon
+    (lime:router_init=identity)."""
+    seeds: int = 5
+    """Seeds, from --seed on, the same for every variant."""
+    jobs: int = 1
+    """Runs at once."""
+    out: Path | None = None
+    """Folder of all its runs; default: runs/PRESET."""
+
+
+def sweep(rest: list[str]) -> None:
+    """Compare variants on a preset."""
+    base, rest = _begun("sweep", rest)
+    defaults = {f.name: getattr(base, f.name) for f in fields(Run)}
+    asked = tyro.cli(Sweep, prog="layermem sweep", args=rest, default=Sweep(**defaults))
+    base = Run(**{f.name: getattr(asked, f.name) for f in fields(Run)})
+    if asked.seeds < 1 or asked.jobs < 1:
+        raise ValueError(f"--seeds and --jobs must be at least 1, got {asked.seeds}, {asked.jobs}")
+    seeds, out = range(base.seed, base.seed + asked.seeds), asked.out or Path("runs") / base.preset
+    found = comparison.compare(base, asked.variants, seeds, out, asked.jobs)
+    command = shlex.join(["layermem", "sweep", *sys.argv[2:]])
+    about = {"command": command, "seeds": list(seeds), "run": to_dict(base)}
+    comparison.keep(out / "sweep.json", about, found)
+    title = (
+        f"{base.preset}, {base.max_steps:,} steps, seeds {seeds[0]} to {seeds[-1]}; 95% intervals"
+    )
+    comparison.show(title, found, Console())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +187,56 @@ def experiment(rest: list[str]) -> None:
     work(tyro.cli(config, prog=f"layermem experiment {rest[0]}", args=rest[1:]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """Show problems of a task and what they are like."""
+
+    name: tyro.conf.Positional[str]
+    """The task."""
+    count: int = 1000
+    """Problems to describe."""
+    show: int = 3
+    """Problems to print."""
+    seed: int = 0
+    """Seed of the problems."""
+    split: Literal["train", "validation", "test"] = "train"
+    """Split they are of."""
+    options: tuple[str, ...] = ()
+    """What the task is made of, each NAME=VALUE, as in --task.options."""
+
+
+def tasks(rest: list[str]) -> None:
+    """Show a task, or list them all."""
+    from layermem.tasks.registry import TASKS
+    from layermem.tasks.registry import lookup as lookup_task
+
+    console = Console()
+    if not rest:
+        table = Table("task", "options, with their defaults", box=None)
+        for name, task in TASKS.items():
+            table.add_row(name, " ".join(f"{k}={v}" for k, v in task.options().items()))
+        console.print(table)
+        return
+    asked = tyro.cli(Tasks, prog="layermem tasks", args=rest)
+    task, options = lookup_task(asked.name), Task(options=asked.options).fields()
+    problems = task.problems(asked.split, asked.count, asked.seed, **options)
+    for problem in problems[: asked.show]:
+        console.print(f"{problem.prompt}\n{problem.solution}\n", markup=False, highlight=False)
+    table = Table("what", "value", box=None)
+    for what, value in task.describe(problems).items():
+        table.add_row(what, _plainly(value))
+    console.print(table)
+
+
+def _plainly(value: Any) -> str:
+    """Write numbers, lists and dicts of them."""
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {_plainly(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_plainly, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def list_presets(rest: list[str]) -> None:
     """Print presets with what they cost, and the variants."""
     if rest:
@@ -136,16 +245,10 @@ def list_presets(rest: list[str]) -> None:
     for name in presets.names():
         run = presets.lookup(name)
         entry = lookup("plain")
-        # The vocabulary of bytes where the tokenizer says it.
-        sizes = {
-            f.name: getattr(run.model, f.name) for f in fields(run.model) if f.name != "options"
-        }
-        sizes["vocab_size"] = sizes["vocab_size"] or (
-            257 if run.data.tokenizer == "bytes" else 50257
-        )
+        sizes, length = _sizes(run)
         config = entry.config(**sizes)
-        tokens = run.max_steps * run.tokens_per_step
-        flops = 3 * tokens * forward_flops(config, entry.variant, run.data.block_size)
+        tokens = round(run.max_steps * run.optim.batch_size * length)
+        flops = 3 * tokens * forward_flops(config, entry.variant, round(length))
         table.add_row(
             name,
             _short(parameters(config, entry.variant)),
@@ -158,6 +261,18 @@ def list_presets(rest: list[str]) -> None:
     console.print(f"\nvariants: {', '.join(variants())} (parameters and FLOPs above: plain)")
 
 
+def _sizes(run: Run) -> tuple[dict[str, Any], float]:
+    """Return the model's sizes, the vocabulary too, and the tokens of a sequence."""
+    sizes, length, vocabulary = run.model.sizes(), float(run.data.block_size), 50257
+    if run.task.name:
+        from layermem.train.problems import measure
+
+        vocabulary, length = measure(run.task)
+    elif run.data.tokenizer == "bytes":
+        vocabulary = 257
+    return {**sizes, "vocab_size": sizes["vocab_size"] or vocabulary}, length
+
+
 def _short(number: int) -> str:
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
@@ -167,7 +282,9 @@ def _short(number: int) -> str:
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
+    "sweep": sweep,
     "presets": list_presets,
+    "tasks": tasks,
     "curves": curves,
     "experiment": experiment,
 }

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
+_NOT_SIZES = ("options", "pretrained")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
@@ -31,19 +33,24 @@ class Model:
     """Number of key-value heads; None: as many as query heads."""
     vocab_size: int | None = None
     """Number of token ids; None: the tokenizer's."""
+    pretrained: str | None = None
+    """Folder of a saved model, or hub name, whose weights, sizes and tokenizer the run starts from;
+    None: new weights."""
     tie_word_embeddings: bool = False
     """Whether the output head shares the embedding's weights."""
     options: tuple[str, ...] = ()
     """Further fields of the variant's config, each NAME=VALUE (router_init=identity)."""
 
     def __post_init__(self) -> None:
-        for option in self.options:
-            if not option.partition("=")[1] or not option.partition("=")[0].isidentifier():
-                raise ValueError(f"model.options must be NAME=VALUE each, got {option!r}")
+        _check_options(self)
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the sizes, under the names of the model's config."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_SIZES}
 
     def variant_fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict; values are read as JSON where they are JSON."""
-        return {name: _value(text) for name, _, text in (o.partition("=") for o in self.options)}
+        return _options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +90,35 @@ class Data:
             raise ValueError(
                 f"data.validation_share must be between 0 and 1, got {self.validation_share}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Problems to learn in place of text: made, not read."""
+
+    name: Literal["arithmetic", "prosqa"] | None = None
+    """Which; None: the run learns text."""
+    examples: int = 50_000
+    """Problems to learn from."""
+    validation: int = 500
+    """Problems solved at every validation."""
+    test: int = 2_000
+    """Problems solved at the end."""
+    seed: int = 0
+    """Seed of the problems, the same for every seed of the run."""
+    tokenizer: str | None = None
+    """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
+    options: tuple[str, ...] = ()
+    """What the task is made of, each NAME=VALUE (operands=6); `layermem tasks NAME` lists them."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "examples", "validation", "test")
+        _at_least(self, 0, "seed")
+        _check_options(self)
+
+    def fields(self) -> dict[str, Any]:
+        """Return ``options`` as a dict; values are read as JSON where they are JSON."""
+        return _options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +203,8 @@ class Run:
     """Sizes."""
     data: Data = field(default_factory=Data)
     """Text."""
+    task: Task = field(default_factory=Task)
+    """Problems in place of text."""
     optim: Optim = field(default_factory=Optim)
     """Optimiser."""
     compute: Compute = field(default_factory=Compute)
@@ -180,7 +218,7 @@ class Run:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens in one optimiser step."""
+        """Tokens in one optimiser step of a run on text."""
         return self.optim.batch_size * self.data.block_size
 
     @property
@@ -245,6 +283,17 @@ def _at_least(config: Any, least: int, *names: str) -> None:
             raise ValueError(f"{label} must be at least {least}, got {getattr(config, name)}")
 
 
+def _check_options(config: Model | Task) -> None:
+    for option in config.options:
+        if not option.partition("=")[1] or not option.partition("=")[0].isidentifier():
+            room = type(config).__name__.lower()
+            raise ValueError(f"{room}.options must be NAME=VALUE each, got {option!r}")
+
+
+def _options(config: Model | Task) -> dict[str, Any]:
+    return {name: _value(text) for name, _, text in (o.partition("=") for o in config.options)}
+
+
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
@@ -252,4 +301,4 @@ def _value(text: str) -> Any:
         return text
 
 
-__all__ = ["Compute", "Data", "Model", "Optim", "Run", "run_from_dict", "to_dict"]
+__all__ = ["Compute", "Data", "Model", "Optim", "Run", "Task", "run_from_dict", "to_dict"]

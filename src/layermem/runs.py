@@ -4,6 +4,8 @@
     metrics.jsonl    one object for each logged step and each validation
     checkpoints/     checkpoint-STEP, each complete or absent
     final/           the trained model and its tokenizer
+    result.json      of a task: what the trained model solves of the test problems
+    attempts.jsonl   of a task: each test problem, what the model wrote, its grade
 
 It does not know: torch, models, what is in a checkpoint.
 """
@@ -31,6 +33,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.staging = self.checkpoints / _STAGING
         self.final = self.path / "final"
+        self.result = self.path / "result.json"
+        self.attempts = self.path / "attempts.jsonl"
 
     def create(self) -> None:
         """Make the folder, and say early if it cannot be written to."""

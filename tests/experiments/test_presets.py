@@ -14,7 +14,7 @@ def test_every_preset_is_a_run_of_every_variant(name, variant):
     run = presets.lookup(name)
     assert run.preset == name and run_from_dict(to_dict(run)) == run
     assert presets.description(name)
-    sizes = {f: getattr(run.model, f) for f in run.model.__dataclass_fields__ if f != "options"}
+    sizes = run.model.sizes()
     with torch.device("meta"):
         model = layermem.build(variant, **{**sizes, "vocab_size": sizes["vocab_size"] or 257})
     assert model.config.num_hidden_layers == run.model.num_hidden_layers

@@ -73,6 +73,7 @@ class Blocks(Dataset[dict[str, Tensor]]):
                 f"{block_size}; give more text or a smaller data.block_size"
             )
         self.prepared, self.block_size, self.isolate = prepared, block_size, isolate
+        self.length = float(block_size)
         self.tokens = prepared.array()
         whole = prepared.tokens // block_size
         self.count = whole if at_most is None else min(whole, at_most)

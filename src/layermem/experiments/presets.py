@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
-from layermem.config import Compute, Data, Model, Optim, Run
+from layermem.config import Compute, Data, Model, Optim, Run, Task
 
 Preset = Callable[[], Run]
 _PRESETS: dict[str, Preset] = {}
@@ -28,7 +28,9 @@ def names() -> list[str]:
 
 
 def lookup(name: str) -> Run:
-    """Return the run of a preset."""
+    """Return the run of a preset; "aet-4" alone is "tiny-aet-4"."""
+    if f"tiny-{name}" in _PRESETS:
+        name = f"tiny-{name}"
     if name not in _PRESETS:
         close = difflib.get_close_matches(name, _PRESETS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_PRESETS)}"
@@ -161,6 +163,115 @@ def paper_depth_64() -> Run:
 def paper_depth_128() -> Run:
     """The same with 128 layers."""
     return _depth(128)
+
+
+def _expressions(operands: int, examples: int, epochs: int, batch_size: int) -> Run:
+    steps = epochs * examples // batch_size
+    return Run(
+        max_steps=steps,
+        eval_every=max(1, steps // min(epochs, 20)),
+        log_every=10,
+        save_every=max(1, steps // 10),
+        model=Model(
+            hidden_size=32, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4
+        ),
+        task=Task(name="arithmetic", examples=examples, options=(f"operands={operands}",)),
+        optim=Optim(schedule="linear", min_lr=0.0, batch_size=batch_size),
+        compute=Compute(micro_batch=batch_size, precision="float32"),
+    )
+
+
+@preset
+def tiny_aet_4() -> Run:
+    """20,000 expressions of 4 operands, 12 epochs, width 32: minutes on one CPU core."""
+    return _expressions(4, 20_000, 12, 64)
+
+
+@preset
+def tiny_aet_5() -> Run:
+    """50,000 expressions of 5 operands, 20 epochs: a quarter of an hour on one CPU core."""
+    return _expressions(5, 50_000, 20, 128)
+
+
+@preset
+def tiny_aet_6() -> Run:
+    """The same with 6 operands."""
+    return _expressions(6, 50_000, 20, 128)
+
+
+@preset
+def small_aet_4() -> Run:
+    """50,000 expressions of 4 operands, 60 epochs: minutes on a GPU."""
+    return _expressions(4, 50_000, 60, 128)
+
+
+@preset
+def small_aet_5() -> Run:
+    """The same with 5 operands."""
+    return _expressions(5, 50_000, 60, 128)
+
+
+@preset
+def small_aet_6() -> Run:
+    """The same with 6 operands."""
+    return _expressions(6, 50_000, 60, 128)
+
+
+@preset
+def paper_aet_4() -> Run:
+    """The paper's: 50,000 expressions of 4 operands, 200 epochs (batch and numbers assumed)."""
+    return _expressions(4, 50_000, 200, 128)
+
+
+@preset
+def paper_aet_5() -> Run:
+    """The same with 5 operands."""
+    return _expressions(5, 50_000, 200, 128)
+
+
+@preset
+def paper_aet_6() -> Run:
+    """The same with 6 operands."""
+    return _expressions(6, 50_000, 200, 128)
+
+
+def _proofs(epochs: int, model: Model, optim: Optim, micro_batch: int) -> Run:
+    examples = 17_886
+    epoch = examples // optim.batch_size
+    return Run(
+        max_steps=epochs * epoch,
+        eval_every=epoch,
+        log_every=10,
+        save_every=epoch,
+        model=model,
+        # As many as the original training set has.
+        task=Task(name="prosqa", examples=examples, validation=300, test=500),
+        optim=optim,
+        compute=Compute(micro_batch=micro_batch),
+    )
+
+
+@preset
+def tiny_prosqa() -> Run:
+    """ProsQA from new weights, 6 layers of width 64, a token for each word: hours on a CPU core."""
+    model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4)
+    return _proofs(10, model, Optim(schedule="linear", min_lr=0.0, batch_size=64), 64)
+
+
+@preset
+def small_prosqa() -> Run:
+    """The same with 8 layers of width 256, 30 epochs: minutes on a GPU (sizes assumed)."""
+    model = Model(
+        hidden_size=256, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8
+    )
+    return _proofs(30, model, Optim(schedule="linear", min_lr=0.0, batch_size=128), 128)
+
+
+@preset
+def paper_prosqa() -> Run:
+    """The paper's: a pretrained 150M (--model.pretrained), 10 epochs, rate 1e-4, batch 128."""
+    optim = Optim(lr=1e-4, schedule="linear", min_lr=0.0, batch_size=128, warmup_steps=139)
+    return _proofs(10, paper_150m().model, optim, 32)
 
 
 def _fineweb(block_size: int) -> Data:

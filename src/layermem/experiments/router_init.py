@@ -19,8 +19,8 @@ from rich.table import Table
 
 from layermem.config import Run
 from layermem.experiments import presets
-from layermem.experiments.intervals import interval, paired
 from layermem.experiments.sweep import complete
+from layermem.intervals import interval, paired
 from layermem.runs import RunFolder
 
 ARMS = {
@@ -45,7 +45,7 @@ class RouterInit:
     """Preset the runs are derived from."""
     steps: int | None = None
     """Optimiser steps; None: the preset's."""
-    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+    rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
     """Learning rates to choose from."""
     seeds: int = 5
     """Paired seeds, 0, 1, ..."""

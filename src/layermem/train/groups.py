@@ -35,7 +35,8 @@ def parameter_groups(
         found = next((o for o in overrides if re.search(o.pattern, name)), None)
         if found:
             key = found.pattern
-            lr = optim.router_lr or found.lr or optim.lr
+            # Zero is a rate, and freezes what it is given to.
+            lr = next(r for r in (optim.router_lr, found.lr, optim.lr) if r is not None)
             decay = decay if found.weight_decay is None else found.weight_decay
         elif parameter.ndim < 2 or id(parameter) in embeddings:
             key, decay = "plain", 0.0

@@ -3,6 +3,7 @@
 It does not know: presets, the command line.
 """
 
+import json
 import logging
 import os
 import platform
@@ -10,22 +11,27 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 import yaml
-from transformers import set_seed
+from transformers import AutoModelForCausalLM, set_seed
 
-from layermem.config import Model, Run, run_from_dict, to_dict
+from layermem.config import Run, Task, run_from_dict, to_dict
 from layermem.data.blocks import Blocks, prepare
 from layermem.data.tokenizers import load_tokenizer
-from layermem.models.registry import build
+from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.registry import build, lookup
 from layermem.runs import RunFolder, write_whole
+from layermem.tasks import registry as tasks
+from layermem.train.problems import problems
 from layermem.train.sharded import ShardedTrainer
-from layermem.train.trainer import Trainer, arguments
+from layermem.train.trainer import Sequences, Trainer, arguments
 
 logger = logging.getLogger(__name__)
 # What may differ when a run goes on: how it is carried out, not what it computes.
@@ -39,14 +45,23 @@ _FREE = {
     "keep",
     "preset",
 }
+# A model, its tokenizer, a task and a split; what is found, and every attempt.
+Evaluate: TypeAlias = Callable[[Any, Any, Task, str], tuple[dict[str, Any], Sequence[Any]]]
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
 
 
-def train(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> RunFolder:
+def train(
+    run: Run,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    evaluate: Evaluate | None = None,
+) -> RunFolder:
     """Train; return the folder, which holds the config, the metrics and the final model.
 
     ``resume`` goes on from the newest checkpoint in ``out``, or from the beginning where there is
-    none; a run that has ended is left as it is.
+    none; a run that has ended is left as it is. ``evaluate`` (``evals.solving.evaluate``) has the
+    model of a task solve problems: at each validation, and at the end for ``result.json``.
     """
     folder = RunFolder(out)
     checked = arguments(run, folder, validates=True)
@@ -58,32 +73,94 @@ def train(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> Run
     if is_first:
         folder.create()
     with folder.locked() if is_first else nullcontext():
-        return _train(run, folder, checked, resume=resume)
+        return _train(run, folder, checked, resume, evaluate if run.task.name else None)
 
 
-def _train(run: Run, folder: RunFolder, checked: Any, *, resume: bool) -> RunFolder:
+def _train(
+    run: Run, folder: RunFolder, checked: Any, resume: bool, evaluate: Evaluate | None
+) -> RunFolder:
     if checked.process_index == 0:
         _claim(folder, run, resume=resume)
     with checked.main_process_first(local=False, desc="preparing the run"):
         if folder.final.exists():
             logger.info("%s has ended already", folder.path)
             return folder
-        tokenizer = load_tokenizer(run.data.tokenizer)
-        train, validation = prepare(run.data, tokenizer)
-    blocks = partial(Blocks, block_size=run.data.block_size, isolate=run.data.isolate_documents)
-    train_data, validation_data = blocks(train), blocks(validation, at_most=run.eval_blocks)
+        tokenizer = _tokenizer(run)
+        train_data, validation_data, collate = _data(run, tokenizer)
     set_seed(run.seed)
-    model = build(run.variant, **model_fields(run, tokenizer))
+    model = _model(run, tokenizer)
     kind = ShardedTrainer if run.compute.shard else Trainer
-    trainer = kind(run, folder, model, train_data, validation_data, tokenizer)
+    trainer = kind(
+        run,
+        folder,
+        model,
+        train_data,
+        validation_data,
+        tokenizer,
+        collate=collate,
+        evaluate=partial(_watch, evaluate, tokenizer, run.task) if evaluate else None,
+    )
     checkpoint = folder.latest() if resume else None
     if checkpoint:
         logger.info("going on from %s", checkpoint)
     if not trainer.go(checkpoint):
         logger.info("stopped at step %d; --resume goes on", trainer.state.global_step)
         return folder
+    if evaluate:
+        _keep_result(trainer, folder, *evaluate(trainer.model, tokenizer, run.task, "test"))
     _keep_final(trainer, folder)
     return folder
+
+
+def _tokenizer(run: Run) -> Any:
+    """The pretrained model's, the task's own, or as the config says."""
+    if run.model.pretrained:
+        return load_tokenizer(run.model.pretrained)
+    if run.task.name and run.task.tokenizer is None:
+        return tasks.lookup(run.task.name).tokenizer(**run.task.fields())
+    return load_tokenizer(run.task.tokenizer or run.data.tokenizer)
+
+
+def _data(run: Run, tokenizer: Any) -> tuple[Sequences, Sequences, Any]:
+    """Return what is learnt from, what validates, and how a batch is made of them."""
+    if run.task.name:
+        learnt, validating = problems(run.task, tokenizer)
+        return learnt, validating, learnt.collate
+    train, validation = prepare(run.data, tokenizer)
+    blocks = partial(Blocks, block_size=run.data.block_size, isolate=run.data.isolate_documents)
+    return blocks(train), blocks(validation, at_most=run.eval_blocks), None
+
+
+def _model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
+    """Return new weights, or those of the pretrained model."""
+    if run.model.pretrained is None:
+        return build(run.variant, **model_fields(run, tokenizer))
+    model = AutoModelForCausalLM.from_pretrained(run.model.pretrained, dtype=torch.float32)
+    wanted = lookup(run.variant).config.model_type
+    if model.config.model_type != wanted:
+        raise ValueError(
+            f"{run.model.pretrained} is a {model.config.model_type} model, the run wants {wanted}: "
+            "choose another --variant; of a LLaMA make one by from_llama and save_pretrained"
+        )
+    return model
+
+
+def _watch(
+    evaluate: Evaluate, tokenizer: Any, task: Task, model: DecoderForCausalLM
+) -> dict[str, float]:
+    """Return the shares of validation problems that a model solves."""
+    found, _ = evaluate(model, tokenizer, task, "validation")
+    return {"val_accuracy": found["accuracy"], "val_steps": found["steps"]}
+
+
+def _keep_result(
+    trainer: Trainer, folder: RunFolder, result: dict[str, Any], attempts: Sequence[Any]
+) -> None:
+    if not trainer.is_world_process_zero():
+        return
+    about = {"run_id": trainer.run.id, "steps_taken": trainer.state.global_step}
+    write_whole(folder.attempts, "".join(f"{json.dumps(a.row())}\n" for a in attempts))
+    write_whole(folder.result, json.dumps({**about, **result}, indent=1) + "\n")
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
@@ -99,7 +176,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
     """Return the config fields of the run's model."""
-    own = {f: getattr(run.model, f) for f in Model.__dataclass_fields__ if f != "options"}
+    own = run.model.sizes()
     if own["vocab_size"] is None:
         own["vocab_size"] = len(tokenizer)
     elif own["vocab_size"] < len(tokenizer):

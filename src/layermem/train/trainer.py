@@ -13,16 +13,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
 
 from layermem.config import Run
@@ -35,6 +35,17 @@ from layermem.train.progress import Progress
 
 # Matrix FLOPs a second in bfloat16, dense, by the makers' data sheets.
 _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+
+
+class Sequences(Protocol):
+    """A dataset of token sequences: ``input_ids`` and ``labels`` of each."""
+
+    length: float
+    """Tokens in a sequence, on average."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> dict[str, Tensor]: ...
 
 
 class NotFiniteError(RuntimeError):
@@ -52,15 +63,20 @@ class Trainer(transformers.Trainer):
         run: Run,
         folder: RunFolder,
         model: DecoderForCausalLM,
-        train_data: Dataset[dict[str, Tensor]],
-        validation_data: Dataset[dict[str, Tensor]] | None,
+        train_data: Sequences,
+        validation_data: Sequences | None,
         tokenizer: Any,
+        *,
+        collate: Callable[..., dict[str, Tensor]] | None = None,
+        evaluate: Callable[[DecoderForCausalLM], Mapping[str, float]] | None = None,
     ) -> None:
-        self.run, self.folder = run, folder
+        self.run, self.folder, self._solve = run, folder, evaluate
+        length = train_data.length
+        self._tokens_per_step = run.optim.batch_size * length
         self._began, self._began_at = time.perf_counter(), 0
         self._healthy: Tensor | None = None
         self._stop = _Stop()
-        self._flops_per_token = 3 * forward_flops(model.config, model.variant, run.data.block_size)
+        self._flops_per_token = 3 * forward_flops(model.config, model.variant, round(length))
         if run.compute.checkpoint_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         super().__init__(
@@ -69,6 +85,7 @@ class Trainer(transformers.Trainer):
             train_dataset=train_data,
             eval_dataset=validation_data,
             processing_class=tokenizer,
+            data_collator=collate,
             callbacks=[Progress(run.max_steps), self._stop],
         )
         for shown in (ProgressCallback, PrinterCallback):
@@ -129,7 +146,7 @@ class Trainer(transformers.Trainer):
         """Check the loss, then write the row and hand it to whoever watches."""
         self._check_finite(logs)
         step = self.state.global_step
-        row: dict[str, float] = {"step": step, "tokens": step * self.run.tokens_per_step}
+        row: dict[str, float] = {"step": step, "tokens": round(step * self._tokens_per_step)}
         if "loss" in logs:
             row |= self._training_row(logs)
         elif "eval_loss" in logs:
@@ -137,6 +154,8 @@ class Trainer(transformers.Trainer):
                 "val_loss": logs["eval_loss"],
                 "val_perplexity": math.exp(min(logs["eval_loss"], 700.0)),
             }
+            if self._solve is not None:
+                row |= self._solve(self.model)
         else:
             return
         if self.is_world_process_zero():
@@ -144,15 +163,15 @@ class Trainer(transformers.Trainer):
         super().log(row, start_time)
 
     def _training_row(self, logs: Mapping[str, float]) -> dict[str, float]:
-        step, run = self.state.global_step, self.run
+        step = self.state.global_step
         groups = [group["name"] for group in self.optimizer.param_groups]
         seconds = time.perf_counter() - self._began
-        speed = (step - self._began_at) * run.tokens_per_step / max(seconds, 1e-9)
+        speed = (step - self._began_at) * self._tokens_per_step / max(seconds, 1e-9)
         row = {
             "loss": logs["loss"],
             "lr": self._rate(groups.index("decayed")),
             "grad_norm": logs.get("grad_norm", math.nan),
-            "flops": step * run.tokens_per_step * self._flops_per_token,
+            "flops": round(step * self._tokens_per_step * self._flops_per_token),
             "tokens_per_second": speed,
         }
         own = [i for i, name in enumerate(groups) if name not in ("decayed", "plain")]

@@ -1,4 +1,4 @@
-"""Means with 95% intervals, by Student's t, over seeds.
+"""95% intervals: of means over seeds by Student's t, of proportions by Wilson's formula.
 
 It does not know: what was measured.
 """
@@ -43,3 +43,13 @@ def interval(values: Sequence[float]) -> Interval:
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Return the interval of the differences, pair by pair."""
     return interval([a - b for a, b in zip(ours, theirs, strict=True)])
+
+
+def proportion(right: int, count: int) -> tuple[float, float]:
+    """Return the interval of a share, ``right`` out of ``count``."""
+    if not 0 <= right <= count or not count:
+        raise ValueError(f"a share needs 0 <= right <= count and count > 0, got {right}, {count}")
+    share, spread = right / count, 1.96**2 / count
+    middle = share + spread / 2
+    half = math.sqrt(share * (1 - share) * spread + (spread / 2) ** 2)
+    return (middle - half) / (1 + spread), (middle + half) / (1 + spread)

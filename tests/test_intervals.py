@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from layermem.experiments.intervals import interval, paired
+from layermem.intervals import interval, paired
 
 
 def test_against_a_known_case():

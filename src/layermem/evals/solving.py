@@ -1,0 +1,113 @@
+"""How many problems of a task a model solves, and how it fails at the others.
+
+It does not know: any particular task, how results are shown.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from layermem import config
+from layermem.evals.generation import greedy
+from layermem.intervals import proportion
+from layermem.tasks.grading import Grade
+from layermem.tasks.registry import Problem, Task, lookup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """A problem, what the model wrote, what that is worth."""
+
+    problem: Problem
+    text: str
+    grade: Grade
+    level: int
+
+    def row(self) -> dict[str, Any]:
+        """Return it as one object of attempts.jsonl."""
+        return {
+            "prompt": self.problem.prompt,
+            "solution": self.problem.solution,
+            "text": self.text,
+            "level": self.level,
+            **asdict(self.grade),
+        }
+
+
+def attempt(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    task: Task,
+    problems: Sequence[Problem],
+    *,
+    batch_size: int = 256,
+    progress: Callable[[int], None] | None = None,
+) -> list[Attempt]:
+    """Have a model solve problems; what is longer than any right solution is cut."""
+    if not problems:
+        raise ValueError("there are no problems to solve")
+    prompts, solutions = (
+        tokenizer([getattr(p, part) for p in problems], add_special_tokens=False)["input_ids"]
+        for part in ("prompt", "solution")
+    )
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    written = greedy(
+        model,
+        prompts,
+        end=end,
+        padding=end if padding is None else padding,
+        max_new_tokens=max(map(len, solutions)) + task.spare,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+    return [
+        Attempt(problem=p, text=text, grade=task.grade(p, text), level=task.level(p))
+        for p, text in zip(problems, texts, strict=True)
+    ]
+
+
+def summary(attempts: Sequence[Attempt], task: Task) -> dict[str, Any]:
+    """Return shares with 95% intervals, by level too, and the faults counted."""
+    by_level = {
+        str(level): _shares([a for a in attempts if a.level == level])
+        for level in sorted({a.level for a in attempts})
+    }
+    return {
+        **_shares(attempts),
+        "chance": task.chance([a.problem for a in attempts]),
+        "by": {task.levels: by_level},
+        "faults": dict(Counter(a.grade.fault for a in attempts if a.grade.fault)),
+    }
+
+
+def evaluate(
+    model: PreTrainedModel, tokenizer: Any, task: config.Task, split: str = "validation"
+) -> tuple[dict[str, Any], list[Attempt]]:
+    """Have a model solve a split of a run's task."""
+    kind = lookup(str(task.name))
+    attempts = attempt(model, tokenizer, kind, _problems(task, split))
+    return {"task": task.name, "split": split, **summary(attempts, kind)}, attempts
+
+
+@lru_cache(maxsize=4)
+def _problems(task: config.Task, split: str) -> Sequence[Problem]:
+    count = task.test if split == "test" else task.validation
+    return lookup(str(task.name)).problems(split, count, task.seed, **task.fields())
+
+
+def _shares(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    count = len(attempts)
+    right = sum(a.grade.answer for a in attempts)
+    proved = sum(a.grade.steps for a in attempts)
+    return {
+        "count": count,
+        "accuracy": right / count,
+        "interval": list(proportion(right, count)),
+        "steps": proved / count,
+        "steps_interval": list(proportion(proved, count)),
+    }

@@ -1,0 +1,421 @@
+"""ProsQA: which of two concepts follows for somebody, proved step by step (Hao et al., 2024).
+
+    prompt      Every shumpus is a rempus. Every terpus is a fompus. Tom is a terpus. ... Every
+                terpus is a brimpus. Every brimpus is a lempus. Is Tom a lempus or scrompus?
+    solution    Tom is a terpus. Every terpus is a brimpus. Every brimpus is a lempus.
+                ### Tom is a lempus.
+
+The example is the first record of the original validation set, cut. ``load`` reads the original
+files; ``generate`` draws records like theirs, in which shortcuts do not help; docs/tasks.md says
+which help in the originals.
+
+It does not know: ids of tokens, models, training.
+"""
+
+import json
+import os
+import random
+import re
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from layermem.tasks.grading import Grade
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+NAMES = _words(
+    "Alex Bob Carol Davis Eva Fae Gabriel Jack Max Oliver Polly Rex Sally Sam Stella Tom Wren"
+)
+CONCEPTS = _words(
+    "bompus boompus brimpus chorpus dumpus felpus fompus gerpus gorpus grimpus gwompus hilpus "
+    "impus jelpus jompus kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus "
+    "sterpus storpus terpus timpus tumpus vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
+)
+# How often each comes in the 800 original validation and test records.
+_STEPS = {3: 326, 4: 350, 5: 105, 6: 19}
+_N_NAMES = {2: 326, 3: 169, 4: 44, 5: 10, 6: 1}
+_NODES, _STATEMENTS = (14, 28, 22.8, 2.1), (16, 54, 36.0, 5.6)
+_SENTENCE = re.compile(r"(?:Every )?(\w+) is an? (\w+)")
+# Graphs of one size in a row that do not come out as wanted, after which the size is drawn anew.
+_PATIENCE = 200
+_NOWHERE = 10**6
+Edge: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One question with its proof, under the original files' names."""
+
+    question: str
+    answer: str
+    steps: tuple[str, ...]
+    idx_to_symbol: tuple[str, ...]
+    edges: tuple[Edge, ...]
+    root: int
+    target: int
+    neg_target: int
+
+    @property
+    def prompt(self) -> str:
+        """The question, as the model is given it."""
+        return f"{self.question}\n"
+
+    @property
+    def solution(self) -> str:
+        """The proof and the answer, as the model should write them."""
+        return f"{' '.join(self.steps)}\n### {self.answer}"
+
+
+def generate(count: int, seed: int, *, split: str = "train") -> list[Record]:
+    """Draw ``count`` different records; seeds of different splits do not meet."""
+    if count < 0:
+        raise ValueError(f"count must be at least 0, got {count}")
+    draw, found = random.Random(f"{split}-{seed}"), dict[str, Record]()
+    while len(found) < count:
+        record = _draw(draw)
+        found[record.question] = record
+    return list(found.values())
+
+
+def load(path: str | os.PathLike[str]) -> list[Record]:
+    """Read an original file: a JSON list of records."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, list):
+        raise ValueError(f"{path} must hold a list of records, got {type(values).__name__}")
+    return [_record(value, f"{path}, record {i}") for i, value in enumerate(values)]
+
+
+def problems(
+    *,
+    split: str,
+    count: int,
+    seed: int,
+    train: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
+) -> list[Record]:
+    """Return the records of a split: of the original file where one is given, else drawn."""
+    path = {"train": train, "validation": validation, "test": test}[split]
+    return load(path)[:count] if path else generate(count, seed, split=split)
+
+
+def grade(record: Record, text: str) -> Grade:
+    """Grade a generated solution: the proof, ``#``, the answer.
+
+    A fault is "no answer" (no ``#``), "unreadable" (no sentence of the form), "unstated" (not in
+    the question), "apart" (does not follow from the step before) or "elsewhere" (the proof does
+    not end in the answer).
+    """
+    proof, mark, given = text.rpartition("#")
+    if not mark:
+        return Grade(answer=False, steps=False, fault="no answer")
+    answer, proof = given.strip() == record.answer, proof.rstrip("# \n")
+    sentences = [part.strip() for part in proof.split(".") if part.strip()]
+    symbols = record.idx_to_symbol
+    stated = {(symbols[a], symbols[b]) for a, b in record.edges}
+    at = symbols[record.root]
+    for number, sentence in enumerate(sentences, 1):
+        match = _SENTENCE.fullmatch(sentence)
+        fault = ""
+        if match is None or (sentence.startswith("Every") != match[1].islower()):
+            fault = "unreadable"
+        elif match.groups() not in stated:
+            fault = "unstated"
+        elif match[1] != at:
+            fault = "apart"
+        if fault or match is None:
+            return Grade(answer=answer, steps=False, fault=fault, at=number)
+        at = match[2]
+    if not answer or at != symbols[record.target]:
+        return Grade(answer=answer, steps=False, fault="elsewhere", at=len(sentences))
+    return Grade(answer=True, steps=True)
+
+
+def tokenizer(**_: Any) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of one token for each word, which gives back every prompt as it was."""
+    words = ["<pad>", "<end>", "<unknown>", "\n", ".", "?", "###", " or", " is", " a"]
+    words += [f"{space}{word}" for word in ("Every", "Is", *NAMES) for space in ("", " ")]
+    words += [f" {concept}" for concept in CONCEPTS]
+    inner = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>")
+    )
+    pieces = Regex(r" ?\w+| ?#+|\n|[^\w\s]")
+    inner.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>"
+    )
+
+
+def describe(records: Sequence[Record]) -> dict[str, Any]:
+    """Return what records are like, and how often shortcuts answer right."""
+    if not records:
+        raise ValueError("there are no records to describe")
+    nodes = [len(record.idx_to_symbol) for record in records]
+    statements = [len(record.edges) for record in records]
+    used = {symbol for record in records for symbol in record.idx_to_symbol}
+    steps = Counter(len(record.steps) for record in records)
+    return {
+        "records": len(records),
+        "steps": {number: steps[number] / len(records) for number in sorted(steps)},
+        "nodes: fewest, mean, most": [min(nodes), statistics.fmean(nodes), max(nodes)],
+        "statements: fewest, mean, most": [
+            min(statements),
+            statistics.fmean(statements),
+            max(statements),
+        ],
+        "names and concepts": [
+            len([symbol for symbol in used if symbol[0].isupper()]),
+            len([symbol for symbol in used if symbol[0].islower()]),
+        ],
+        "right answers by shortcut": {
+            name: statistics.fmean(guess(record) for record in records)
+            for name, guess in SHORTCUTS.items()
+        },
+    }
+
+
+def shorter_way(record: Record) -> float:
+    """Credit for taking the option that is nearer, arrows forgotten; half where both are alike."""
+    both = [*record.edges, *((b, a) for a, b in record.edges)]
+    far = _distances(both, record.root)
+    return _credit(far.get(record.neg_target, _NOWHERE) - far.get(record.target, _NOWHERE))
+
+
+def later_mention(record: Record) -> float:
+    """Credit for taking the option that is mentioned last before the question is asked."""
+    body = record.question.rpartition(". ")[0]
+    last = [
+        max((m.start() for m in re.finditer(rf"\b{record.idx_to_symbol[i]}\b", body)), default=-1)
+        for i in (record.target, record.neg_target)
+    ]
+    return _credit(last[0] - last[1])
+
+
+def first_option(record: Record) -> float:
+    """Credit for taking the option that is named first."""
+    asked = record.question.rpartition(". ")[2]
+    return _credit(
+        asked.find(f" {record.idx_to_symbol[record.neg_target]}")
+        - asked.find(f" {record.idx_to_symbol[record.target]}")
+    )
+
+
+def fewer_mentions(record: Record) -> float:
+    """Credit for taking the option that fewer statements lead to."""
+    into = Counter(b for _, b in record.edges)
+    return _credit(into[record.neg_target] - into[record.target])
+
+
+def nearer_somebody(record: Record) -> float:
+    """Credit for taking the option that is farther from whoever is nearest to it."""
+    names = [i for i, symbol in enumerate(record.idx_to_symbol) if symbol[0].isupper()]
+    far = [_distances(record.edges, name) for name in names]
+    target, other = (
+        min(distances.get(i, _NOWHERE) for distances in far)
+        for i in (record.target, record.neg_target)
+    )
+    return _credit(target - other)
+
+
+SHORTCUTS = {
+    "the nearer option, arrows forgotten": shorter_way,
+    "the option farther from everybody": nearer_somebody,
+    "the option mentioned last": later_mention,
+    "the option with fewer statements": fewer_mentions,
+    "the option named first": first_option,
+}
+
+
+def _credit(lead: int) -> float:
+    return 0.5 if lead == 0 else float(lead > 0)
+
+
+def _record(value: Any, where: str) -> Record:
+    """Check one record of a file, and return it."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must hold named fields, got {value!r:.80}")
+    known = [f.name for f in fields(Record)]
+    if missing := [name for name in known if name not in value]:
+        raise ValueError(f"{where} lacks {', '.join(missing)}")
+    for name in ("steps", "idx_to_symbol", "edges"):
+        if not isinstance(value[name], list):
+            raise ValueError(f"{where}: {name} must be a list, got {value[name]!r:.80}")
+    record = Record(**{name: _frozen(value[name]) for name in known})
+    texts = (record.question, record.answer, *record.steps, *record.idx_to_symbol)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"{where}: question, answer, steps and idx_to_symbol must be texts")
+    numbers = [record.root, record.target, record.neg_target]
+    for edge in record.edges:
+        if not isinstance(edge, tuple) or len(edge) != 2:
+            raise ValueError(f"{where}: an edge must be [from, to], got {edge!r}")
+        numbers += edge
+    nodes = range(len(record.idx_to_symbol))
+    if bad := [n for n in numbers if not isinstance(n, int) or n not in nodes]:
+        raise ValueError(f"{where}: {bad[0]!r} is no place in idx_to_symbol")
+    return record
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _draw(draw: random.Random) -> Record:
+    """Draw one record.
+
+    Two people each have a concept that nothing follows from, as many steps away as drawn for each
+    alike; either is asked about with the same chance. So the options differ in one thing alone: who
+    they follow for. One shortcut would be left, the way with arrows forgotten: bridges make it as
+    long to the wrong option where it is 3 to the right one, else shorter as often as longer.
+    """
+    steps, balance = draw.choices(list(_STEPS), list(_STEPS.values()), k=2), draw.random()
+    (people,) = draw.choices(list(_N_NAMES), list(_N_NAMES.values()))
+    nodes, statements = (_around(draw, *asked) for asked in (_NODES, _STATEMENTS))
+    asked = draw.randrange(2)
+    lead = 0 if steps[asked] == 3 else 1 if balance < 0.5 else -1
+    for _ in range(_PATIENCE if people + sum(steps) < nodes else 0):
+        graph = _Graph(people, nodes, steps, draw)
+        if lead <= 0:
+            graph.bridge(draw)
+        graph.fill(statements, draw)
+        target, wrong = graph.ends[asked], graph.ends[1 - asked]
+        around = _distances([*graph.edges, *((b, a) for a, b in graph.edges)], asked)
+        found = around.get(wrong, _NOWHERE) - around[target]
+        if (found > 0) - (found < 0) == lead:
+            return _told(graph, (asked, target, wrong), draw)
+    return _draw(draw)
+
+
+class _Graph:
+    """Who is what. Edges lead to higher numbers; people come first.
+
+    The first two people are those a question may be about. The side of a node is the one of them
+    it may follow for: 0, 1, or 2 for both. ``levels`` holds how many steps it is away from them; no
+    edge makes it fewer.
+    """
+
+    def __init__(self, people: int, nodes: int, steps: Sequence[int], draw: random.Random) -> None:
+        self.people = people
+        self.sides = [
+            0,
+            1,
+            *(draw.randrange(2) for _ in range(people - 2)),
+            *[2] * (nodes - people),
+        ]
+        self.levels = [0, 0, *[_NOWHERE] * (nodes - 2)]
+        self.edges: set[Edge] = set()
+        chains = self._chains(steps, draw)
+        self.ends = [chain[-1] for chain in chains]
+        before = {b: a for chain in chains for a, b in pairwise(chain)}
+        for node in range(people, nodes):
+            if node in before:
+                self.sides[node] = self.sides[before[node]]
+            elif node < nodes - 1:
+                self.sides[node] = draw.choices((0, 1, 2), (9, 9, 2))[0]
+            known = self._known(node)
+            self._join(before[node] if node in before else draw.choice(known[-6:]), node)
+        for person in set(range(people)) - {a for a, _ in self.edges}:
+            self._join(person, nodes - 1)
+
+    def bridge(self, draw: random.Random) -> None:
+        """Let each person and what leads to the other's end have a consequence in common."""
+        shared = [node for node, side in enumerate(self.sides) if side == 2]
+        for person, end in ((0, self.ends[1]), (1, self.ends[0])):
+            pairs = [(a, node) for a, b in self.edges if b == end for node in shared if a < node]
+            if pairs:
+                parent, node = draw.choice(sorted(pairs))
+                self._join(parent, node)
+                self._join(person, node)
+
+    def fill(self, statements: int, draw: random.Random) -> None:
+        """Add edges that change nobody's level, up to a number."""
+        pairs = [
+            (a, b)
+            for b in range(self.people, len(self.sides))
+            for a in self._known(b)
+            if (a, b) not in self.edges and self.levels[a] + 1 >= self.levels[b]
+        ]
+        missing = min(max(0, statements - len(self.edges)), len(pairs))
+        self.edges.update(draw.sample(pairs, missing))
+
+    def _chains(self, steps: Sequence[int], draw: random.Random) -> list[list[int]]:
+        """Draw the nodes on the way from the first two people to their ends."""
+        free = range(self.people, len(self.sides) - 1)
+        taken = draw.sample(free, sum(steps))
+        return [[0, *sorted(taken[: steps[0]])], [1, *sorted(taken[steps[0] :])]]
+
+    def _known(self, node: int) -> list[int]:
+        """Return what a node may follow from."""
+        side = self.sides[node]
+        return [i for i in range(node) if side in (self.sides[i], 2) and i not in self.ends]
+
+    def _join(self, a: int, b: int) -> None:
+        self.edges.add((a, b))
+        if self.sides[b] != 2:
+            self.levels[b] = min(self.levels[b], self.levels[a] + 1)
+        else:
+            self.levels[b] = 0
+
+
+def _told(graph: _Graph, question: tuple[int, int, int], draw: random.Random) -> Record:
+    """Give everything a name and tell it in any order."""
+    edges, people, nodes = sorted(graph.edges), graph.people, len(graph.sides)
+    symbols = [*draw.sample(NAMES, people), *draw.sample(CONCEPTS, nodes - people)]
+    root, target, wrong = question
+
+    def sentence(a: int, b: int) -> str:
+        return f"{'Every ' if a >= people else ''}{symbols[a]} is a {symbols[b]}."
+
+    told = [sentence(a, b) for a, b in draw.sample(edges, len(edges))]
+    first, second = draw.sample((symbols[target], symbols[wrong]), 2)
+    way = _way(edges, root, target)
+    return Record(
+        question=f"{' '.join(told)} Is {symbols[root]} a {first} or {second}?",
+        answer=f"{symbols[root]} is a {symbols[target]}.",
+        steps=tuple(sentence(a, b) for a, b in pairwise(way)),
+        idx_to_symbol=tuple(symbols),
+        edges=tuple(edges),
+        root=root,
+        target=target,
+        neg_target=wrong,
+    )
+
+
+def _way(edges: Sequence[Edge], start: int, end: int) -> list[int]:
+    """Return the nodes of a shortest way."""
+    far, way = _distances(edges, start), [end]
+    while way[0] != start:
+        way.insert(0, next(a for a, b in edges if b == way[0] and far.get(a) == far[b] - 1))
+    return way
+
+
+def _around(draw: random.Random, low: int, high: int, mean: float, deviation: float) -> int:
+    return min(high, max(low, round(draw.gauss(mean, deviation))))
+
+
+def _distances(edges: Sequence[Edge], start: int) -> dict[int, int]:
+    """Return how many edges away every node is that can be reached."""
+    following: dict[int, list[int]] = {}
+    for a, b in edges:
+        following.setdefault(a, []).append(b)
+    found, waiting = {start: 0}, [start]
+    for node in waiting:
+        for other in following.get(node, ()):
+            if other not in found:
+                found[other] = found[node] + 1
+                waiting.append(other)
+    return found

@@ -1,0 +1,104 @@
+"""Tasks by name: how their problems are made, written as tokens, graded.
+
+It does not know: models, training.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerFast
+
+from layermem.tasks import arithmetic, prosqa
+from layermem.tasks.grading import Grade
+
+
+class Problem(Protocol):
+    """What every task's problems have."""
+
+    @property
+    def prompt(self) -> str:
+        """What the model is given."""
+
+    @property
+    def solution(self) -> str:
+        """What it should write."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One kind of problem."""
+
+    make: Callable[..., Sequence[Problem]]
+    """Problems of ``split``, ``count``, ``seed`` and the task's own options."""
+    tokenizer: Callable[..., PreTrainedTokenizerFast]
+    """Its own tokenizer, from the task's options."""
+    grade: Callable[[Any, str], Grade]
+    """What a generated solution is worth."""
+    level: Callable[[Any], int]
+    """How hard a problem is."""
+    levels: str
+    """What that counts."""
+    spare: int
+    """Tokens that a solution may take beyond the longest right one."""
+    describe: Callable[[Sequence[Any]], dict[str, Any]]
+    """What problems are like."""
+    chance: Callable[[Sequence[Any]], float]
+    """Share of right answers of somebody who has not read the question."""
+
+    def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
+        """Return problems; unknown options are an error that names those there are."""
+        self.check(options)
+        return self.make(split=split, count=count, seed=seed, **options)
+
+    def check(self, options: dict[str, Any]) -> None:
+        """Raise if an option is none of the task's."""
+        known = self.options()
+        if unknown := sorted(set(options) - set(known)):
+            raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(known)}")
+
+    def options(self) -> dict[str, Any]:
+        """Return the task's options with their defaults."""
+        parameters = inspect.signature(self.make).parameters.values()
+        own = [p for p in parameters if p.name not in ("split", "count", "seed")]
+        return {p.name: p.default for p in own}
+
+
+def lookup(name: str) -> Task:
+    """Return a task."""
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}; there are {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def _commonest(examples: Sequence[arithmetic.Example]) -> float:
+    """The share of the commonest answer."""
+    counts = Counter(example.answer for example in examples)
+    return max(counts.values()) / len(examples)
+
+
+TASKS = {
+    "arithmetic": Task(
+        make=partial(arithmetic.generate, operands=4),
+        tokenizer=arithmetic.tokenizer,
+        grade=lambda example, text: arithmetic.grade(example.prompt, text),
+        level=lambda example: example.operands,
+        levels="operands",
+        spare=8,
+        describe=arithmetic.describe,
+        chance=_commonest,
+    ),
+    "prosqa": Task(
+        make=prosqa.problems,
+        tokenizer=prosqa.tokenizer,
+        grade=prosqa.grade,
+        level=lambda record: len(record.steps),
+        levels="steps",
+        spare=64,
+        describe=prosqa.describe,
+        chance=lambda records: 0.5,
+    ),
+}

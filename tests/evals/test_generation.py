@@ -1,0 +1,54 @@
+"""Greedy generation in batches: the same as one prompt at a time."""
+
+import pytest
+import torch
+from tiny import TINY, make
+
+from layermem.evals.generation import greedy
+from layermem.models.registry import lookup
+
+SETTINGS = {"end": 1, "padding": 0, "max_new_tokens": 12}
+
+
+def a_model(name):
+    variant = lookup(name)
+    return make(variant.causal_lm, variant.config(**TINY))
+
+
+def one_at_a_time(model, prompt):
+    """Without cache, padding or batches."""
+    ids = list(prompt)
+    for _ in range(SETTINGS["max_new_tokens"]):
+        logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+        ids.append(int(logits.argmax()))
+        if ids[-1] == SETTINGS["end"]:
+            return ids[len(prompt) : -1]
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("variant", ["plain", "lime"])
+@torch.no_grad()
+def test_batches_generate_what_prompts_alone_do(variant):
+    model = a_model(variant).train()
+    # An end that comes now and then.
+    model.lm_head.weight[1] *= 3
+    draw = torch.Generator().manual_seed(0)
+    vocabulary = model.config.vocab_size
+    lengths = [3, 9, 1, 5, 5, 2, 7, 9, 4, 6, 3]
+    prompts = [torch.randint(2, vocabulary, (n,), generator=draw).tolist() for n in lengths]
+    model.eval()
+    expected = [one_at_a_time(model, prompt) for prompt in prompts]
+    model.train()
+    done = []
+    found = greedy(model, prompts, **SETTINGS, batch_size=4, progress=done.append)
+    assert found == expected
+    assert done == [4, 8, 11]
+    assert model.training
+    assert len({len(row) for row in expected}) > 1, "some end early"
+
+
+def test_no_prompts_and_an_empty_one():
+    model = a_model("lime")
+    assert greedy(model, [], **SETTINGS) == []
+    with pytest.raises(ValueError, match="prompt 1 has no tokens"):
+        greedy(model, [[2], []], **SETTINGS)

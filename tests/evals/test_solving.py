@@ -1,0 +1,51 @@
+"""Solving: shares, intervals and faults of attempts."""
+
+import pytest
+
+from layermem.config import Task
+from layermem.evals import solving
+from layermem.tasks.registry import TASKS, lookup
+
+SMALL = {"arithmetic": ("operands=3",), "prosqa": ()}
+
+
+class Parrot:
+    """Stands for the generation: writes what a function of the problem's number says."""
+
+    def __init__(self, monkeypatch, tokenizer, texts):
+        def greedy(model, prompts, **_):
+            return [tokenizer(text)["input_ids"] for text in texts]
+
+        monkeypatch.setattr(solving, "greedy", greedy)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
+    task, asked = lookup(name), Task(name=name, test=40, options=SMALL[name])
+    tokenizer = task.tokenizer(**asked.fields())
+    problems = task.problems("test", 40, 0, **asked.fields())
+    texts = [p.solution if i % 4 else "" for i, p in enumerate(problems)]
+    Parrot(monkeypatch, tokenizer, texts)
+    found, attempts = solving.evaluate(None, tokenizer, asked, "test")
+    assert (found["accuracy"], found["steps"], found["count"]) == (0.75, 0.75, 40)
+    low, high = found["interval"]
+    assert 0.55 < low < 0.75 < high < 0.9
+    assert sum(found["faults"].values()) == 10
+    (levels,) = found["by"].values()
+    assert sum(level["count"] for level in levels.values()) == 40
+    assert found["chance"] <= 0.5
+    rows = [attempt.row() for attempt in attempts]
+    assert [row["answer"] for row in rows] == [bool(i % 4) for i in range(40)]
+    assert {"prompt", "solution", "text", "level", "answer", "steps", "fault", "at"} == set(rows[0])
+
+
+def test_no_problems():
+    with pytest.raises(ValueError, match="no problems to solve"):
+        solving.attempt(None, None, lookup("arithmetic"), [])
+
+
+def test_unknown_tasks_and_options():
+    with pytest.raises(ValueError, match="unknown task 'algebra'; there are arithmetic, prosqa"):
+        lookup("algebra")
+    with pytest.raises(ValueError, match="no option operand; there are operands, operators"):
+        lookup("arithmetic").problems("test", 1, 0, operand=3)

@@ -1,0 +1,181 @@
+"""ProsQA: drawn records are like the originals, solvable, and give nothing away."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from layermem.tasks import prosqa
+from layermem.tasks.grading import Grade
+from layermem.tasks.prosqa import CONCEPTS, NAMES, SHORTCUTS, generate, grade, load
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "prosqa"
+RIGHT = Grade(answer=True, steps=True)
+
+
+@pytest.fixture(scope="module")
+def records():
+    return generate(2000, 0)
+
+
+@pytest.fixture(scope="module")
+def originals():
+    files = [DATA / "prosqa_valid.json", DATA / "prosqa_test_first250.json"]
+    if not all(file.exists() for file in files):
+        pytest.skip(f"the original records are not at {DATA}")
+    return [record for file in files for record in load(file)]
+
+
+def follows(record):
+    """Everything that follows for the one asked about, by the statements' own words."""
+    told = [s.removeprefix("Every ").split(" is a ") for s in record.question.split(". ")[:-1]]
+    known = {record.question.rpartition("Is ")[2].split()[0]}
+    while new := {b.rstrip(".") for a, b in told if a in known} - known:
+        known |= new
+    return known
+
+
+def test_records_are_solvable_and_the_other_option_does_not_follow(records):
+    for record in records:
+        symbols = record.idx_to_symbol
+        right, wrong = symbols[record.target], symbols[record.neg_target]
+        known = follows(record)
+        assert right in known and wrong not in known
+        asked = record.question.rpartition(". ")[2]
+        assert asked in (
+            f"Is {symbols[record.root]} a {right} or {wrong}?",
+            f"Is {symbols[record.root]} a {wrong} or {right}?",
+        )
+        assert record.answer == f"{symbols[record.root]} is a {right}."
+        assert grade(record, record.solution) == RIGHT
+        assert set(symbols) <= {*NAMES, *CONCEPTS} and len(set(symbols)) == len(symbols)
+        assert all(a < b for a, b in record.edges) and len(set(record.edges)) == len(record.edges)
+        # Nothing and nobody stands apart.
+        assert {n for edge in record.edges for n in edge} == set(range(len(symbols)))
+        # Nothing follows from either option.
+        assert not {record.target, record.neg_target} & {a for a, _ in record.edges}
+
+
+def test_records_are_like_the_originals(records):
+    found = prosqa.describe(records)
+    expected = {3: 326 / 800, 4: 350 / 800, 5: 105 / 800, 6: 19 / 800}
+    assert all(abs(found["steps"][n] - share) < 0.035 for n, share in expected.items())
+    fewest, mean, most = found["nodes: fewest, mean, most"]
+    assert fewest >= 14 and most <= 28 and mean == pytest.approx(22.8, abs=0.3)
+    fewest, mean, most = found["statements: fewest, mean, most"]
+    assert fewest >= 16 and most <= 54 and mean == pytest.approx(36.0, abs=0.8)
+    assert found["names and concepts"] == [17, 38]
+
+
+@pytest.mark.parametrize("name", SHORTCUTS)
+def test_no_shortcut_is_worth_taking(records, name):
+    share = sum(map(SHORTCUTS[name], records)) / len(records)
+    # Nor is its contrary.
+    assert 0.45 < share < 0.55
+
+
+def test_the_originals(originals):
+    assert len(originals) == 550
+    assert all(grade(record, record.solution) == RIGHT for record in originals)
+    assert all(record.idx_to_symbol[record.target] in follows(record) for record in originals)
+    assert all(
+        record.idx_to_symbol[record.neg_target] not in follows(record) for record in originals
+    )
+    found = prosqa.describe(originals)["right answers by shortcut"]
+    assert found["the nearer option, arrows forgotten"] > 0.85
+    assert found["the option named first"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_tokenizer_gives_prompts_back(records, originals, tmp_path):
+    from transformers import AutoTokenizer
+
+    prosqa.tokenizer().save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    for record in (*records[:200], *originals):
+        text = record.prompt + record.solution
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(ids) == text and tokenizer.unk_token_id not in ids
+
+
+def test_attempts():
+    record = generate(1, 0)[0]
+    symbols = record.idx_to_symbol
+    wrong = f"{symbols[record.root]} is a {symbols[record.neg_target]}."
+    proof = " ".join(record.steps)
+    other = next(
+        f"{symbols[a]} is a {symbols[b]}."
+        for a, b in record.edges
+        if a != record.root and symbols[a] in NAMES
+    )
+    attempts = {
+        "": Grade(answer=False, steps=False, fault="no answer"),
+        proof: Grade(answer=False, steps=False, fault="no answer"),
+        f"{proof}\n### {record.answer}": RIGHT,
+        f"{proof}\n### {wrong}": Grade(
+            answer=False, steps=False, fault="elsewhere", at=len(record.steps)
+        ),
+        f"\n### {record.answer}": Grade(answer=True, steps=False, fault="elsewhere"),
+        f"{' '.join(record.steps[1:])}\n### {record.answer}": Grade(
+            answer=True, steps=False, fault="apart", at=1
+        ),
+        f"{' '.join(record.steps[:-1])}\n### {record.answer}": Grade(
+            answer=True, steps=False, fault="elsewhere", at=len(record.steps) - 1
+        ),
+        f"{other} {proof}\n### {record.answer}": Grade(
+            answer=True, steps=False, fault="apart", at=1
+        ),
+        f"{record.answer}\n### {record.answer}": Grade(
+            answer=True, steps=False, fault="unstated", at=1
+        ),
+        f"Every {proof}\n### {record.answer}": Grade(
+            answer=True, steps=False, fault="unreadable", at=1
+        ),
+        f"{proof}\n### {record.answer}\n### no": Grade(
+            answer=False, steps=False, fault="unreadable", at=len(record.steps) + 1
+        ),
+        "#": Grade(answer=False, steps=False, fault="elsewhere"),
+    }
+    for text, expected in attempts.items():
+        assert grade(record, text) == expected, text
+
+
+def test_splits_and_seeds():
+    assert generate(5, 1) == generate(5, 1) != generate(5, 2)
+    train, test = ({r.question for r in generate(300, 0, split=s)} for s in ("train", "test"))
+    assert len(train) == len(test) == 300 and not train & test
+    with pytest.raises(ValueError, match="count must be at least 0, got -1"):
+        generate(-1, 0)
+
+
+def test_a_split_comes_from_a_file_where_one_is_given(tmp_path):
+    path = tmp_path / "test.json"
+    kept = generate(3, 9)
+    path.write_text(json.dumps([{f: getattr(r, f) for f in r.__dataclass_fields__} for r in kept]))
+    assert load(path) == kept
+    assert prosqa.problems(split="test", count=2, seed=0, test=str(path)) == kept[:2]
+    assert prosqa.problems(split="train", count=2, seed=0, test=str(path)) == generate(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "must hold a list of records, got dict"),
+        ("[1]", "record 0 must hold named fields, got 1"),
+        ({"steps": None}, "record 0: steps must be a list, got None"),
+        ({"question": 3}, "question, answer, steps and idx_to_symbol must be texts"),
+        ({"edges": [[0]]}, r"record 0: an edge must be \[from, to\], got \(0,\)"),
+        ({"target": 99}, "record 0: 99 is no place in idx_to_symbol"),
+        ({"root": "Tom"}, "record 0: 'Tom' is no place in idx_to_symbol"),
+        ({"answer": ...}, "record 0 lacks answer"),
+    ],
+)
+def test_a_malformed_file(change, message, tmp_path):
+    path = tmp_path / "records.json"
+    if isinstance(change, dict):
+        record = generate(1, 0)[0]
+        values = {f: getattr(record, f) for f in record.__dataclass_fields__} | change
+        change = json.dumps([{name: v for name, v in values.items() if v is not ...}])
+    path.write_text(change)
+    with pytest.raises(ValueError, match=message):
+        load(path)

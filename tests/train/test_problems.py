@@ -1,0 +1,116 @@
+"""Training on problems: what is masked, padded and resumed, and that it learns."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from small_run import a_run, curve
+
+from layermem.config import Task
+from layermem.evals.solving import evaluate
+from layermem.tasks.registry import lookup
+from layermem.train.problems import Problems, measure, problems
+from layermem.train.run import train
+
+TASK = Task(
+    name="arithmetic",
+    examples=200,
+    validation=20,
+    test=30,
+    options=("operands=2", "operators=+", "operand_max=9", "value_max=20", "trivial=1.0"),
+)
+FEW = {**TASK.__dict__, "examples": 30, "validation": 5, "test": 6}
+
+
+def test_the_loss_is_on_the_solution():
+    task = lookup("arithmetic")
+    tokenizer = task.tokenizer(value_max=200)
+    made = task.problems("train", 5, 0)
+    data = Problems(made, tokenizer)
+    batch = data.collate([data[i] for i in range(5)])
+    for problem, ids, labels in zip(made, batch["input_ids"], batch["labels"], strict=True):
+        prompt, solution = (tokenizer(t)["input_ids"] for t in (problem.prompt, problem.solution))
+        length = len(prompt) + len(solution) + 1
+        assert ids.tolist() == [
+            *prompt,
+            *solution,
+            tokenizer.eos_token_id,
+            *[tokenizer.pad_token_id] * (len(ids) - length),
+        ]
+        learnt = [*solution, tokenizer.eos_token_id]
+        assert labels.tolist() == [
+            *[-100] * len(prompt),
+            *learnt,
+            *[-100] * (len(ids) - length),
+        ]
+    assert data.length == sum(len(data[i]["input_ids"]) for i in range(5)) / 5
+    with pytest.raises(ValueError, match="no problems to learn from"):
+        Problems([], tokenizer)
+
+
+def test_splits_and_measures():
+    tokenizer = lookup("arithmetic").tokenizer(**TASK.fields())
+    few = Task(**FEW)
+    learnt, validating = problems(few, tokenizer)
+    assert (len(learnt), len(validating)) == (30, 5)
+    assert measure(few) == (len(tokenizer), 6.0)
+
+
+def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
+    run = a_run(tmp_path, task=Task(**FEW))
+    whole = train(run, tmp_path / "whole", evaluate=evaluate)
+    rows = whole.rows()
+    assert {"val_accuracy", "val_steps"} <= set(rows[-1])
+    result = json.loads(whole.result.read_text())
+    assert (result["task"], result["split"], result["count"]) == ("arithmetic", "test", 6)
+    assert (result["run_id"], result["steps_taken"]) == (run.id, run.max_steps)
+    assert len(whole.attempts.read_text().splitlines()) == 6
+    assert rows[0]["tokens"] == run.optim.batch_size * 6
+    # Killed before its end: the same again.
+    cut = train(run, tmp_path / "cut", evaluate=evaluate)
+    shutil.rmtree(cut.final)
+    cut.result.unlink()
+    shutil.rmtree(cut.completed()[-1])
+    again = train(run, tmp_path / "cut", resume=True, evaluate=evaluate)
+    assert curve(again) == curve(whole)
+    assert again.attempts.read_text() == whole.attempts.read_text()
+    assert again.result.read_text() == whole.result.read_text()
+
+
+def test_a_run_starts_from_a_pretrained_model(tmp_path):
+    first = train(a_run(tmp_path, task=Task(**FEW)), tmp_path / "first")
+    model = {"pretrained": str(first.final)}
+    later = train(
+        a_run(
+            tmp_path,
+            task=Task(**FEW),
+            model=model,
+            optim={"lr": 0.0, "router_lr": 0.0, "min_lr": 0.0},
+        ),
+        tmp_path / "later",
+    )
+    before, after = (
+        torch.load(p, weights_only=True) if p.suffix == ".bin" else p.read_bytes()
+        for p in (f.final / "model.safetensors" for f in (first, later))
+    )
+    assert before == after
+    with pytest.raises(ValueError, match="is a layermem_lime model, the run wants layermem_plain"):
+        train(a_run(tmp_path, model=model, variant="plain"), tmp_path / "other")
+
+
+@pytest.mark.parametrize("variant", ["plain", "lime"])
+def test_it_learns(variant, tmp_path):
+    """Sums below twenty: 30 of them, so what is not seen must be told from what is."""
+    run = a_run(
+        tmp_path,
+        variant=variant,
+        task=Task(**{**TASK.__dict__, "examples": 45, "validation": 5, "test": 5}),
+        max_steps=150,
+        eval_every=150,
+        save_every=0,
+        optim={"lr": 1e-2, "batch_size": 16, "schedule": "linear"},
+        compute={"micro_batch": 16},
+    )
+    rows = train(run, tmp_path / "run").rows()
+    assert rows[0]["loss"] > 2.5 > 0.5 > rows[-2]["loss"]
