@@ -12,14 +12,14 @@ export TOKENIZERS_PARALLELISM ?= false
 .PHONY: quickstart test lint types pytest test-oldest wheel clean
 
 quickstart: $(VENV)/.installed
-	$(VENV)/bin/python examples/quickstart.py
+	$(VENV)/bin/python -m layermem quickstart
 
 test: lint types pytest
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/codespell src tests docs examples *.md
+	$(VENV)/bin/codespell src tests docs *.md
 
 types: $(VENV)/.installed
 	$(VENV)/bin/mypy

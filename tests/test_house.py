@@ -164,14 +164,6 @@ def test_the_examples_in_the_pages_run(name, tmp_path, monkeypatch):
         exec(compile(code, name, "exec"), {})
 
 
-def test_the_quickstart_runs():
-    command = [sys.executable, str(ROOT / "examples" / "quickstart.py"), "--steps=4", "--test=8"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"lime +[\d,]+ +\d+\.\d+ +\d+\.\d% \+-", done.stdout)
-    assert "reversed through the cache" in done.stdout
-
-
 @pytest.mark.parametrize(
     "command",
     [

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from layermem.intervals import interval, paired
+from layermem.intervals import interval, paired, proportion
 
 
 def test_against_a_known_case():
@@ -26,3 +26,15 @@ def test_pairs_one_value_and_none():
         interval([])
     with pytest.raises(ValueError):
         paired([1.0], [1.0, 2.0])
+
+
+def test_shares():
+    # Wilson's intervals, as tabulated.
+    assert proportion(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert proportion(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert proportion(10, 10) == pytest.approx((0.7225, 1.0), abs=1e-4)
+    low, high = proportion(1432, 2000)
+    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.716 * 0.284 / 2000), rel=1e-2)
+    for right, count in ((0, 0), (3, 2), (-1, 2)):
+        with pytest.raises(ValueError, match="a share needs"):
+            proportion(right, count)

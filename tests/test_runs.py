@@ -26,12 +26,13 @@ def save(folder, step, content=b"weights"):
 
 def test_rows_and_a_line_cut_short(tmp_path):
     folder = a_folder(tmp_path)
-    assert folder.rows() == []
+    assert folder.rows() == [] and folder.last() == {}
     for step in (1, 2, 3):
         folder.append({"step": step, "loss": 1 / step})
     with folder.metrics.open("a") as file:
         file.write('{"step": 4, "lo')
     assert [row["step"] for row in folder.rows()] == [1, 2, 3]
+    assert folder.last() == {"step": 3, "loss": 1 / 3}
     folder.forget_after(2)
     folder.append({"step": 3})
     assert [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()] == [

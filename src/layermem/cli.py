@@ -25,6 +25,7 @@ from layermem.models.registry import lookup, variants
 
 _USAGE = """layermem COMMAND
 
+  layermem quickstart [--out DIR] [--seed N]               plain and LIMe side by side, in minutes
   layermem train PRESET [--variant NAME] [--out DIR] [--seed N] [--max-steps N] [--save-every N]
                         [--resume] [--optim.lr X ...]      train; --help lists every option
   layermem train --config DIR/config.yaml [...]            repeat a run
@@ -178,6 +179,23 @@ def curves(rest: list[str]) -> None:
     logging.getLogger(__name__).info("%s", asked.out)
 
 
+def run_quickstart(rest: list[str]) -> None:
+    """Show the mechanism at work, in minutes."""
+    from layermem.experiments import quickstart
+    from layermem.report import page
+    from layermem.report import quickstart as told
+
+    asked = tyro.cli(quickstart.Quickstart, prog="layermem quickstart", args=rest)
+    found, path = quickstart.run(asked), asked.folder / "index.html"
+    content = told.table(found)
+    table = Table(*content.header, box=None)
+    for row in content.rows:
+        table.add_row(*row)
+    Console().print(table)
+    page.write_page(told.build(found, shlex.join(["layermem", "quickstart", *rest])), path)
+    logging.getLogger(__name__).info("\n%s\n\nthe page: %s", told.MEANING, path.resolve())
+
+
 def experiment(rest: list[str]) -> None:
     """Run an experiment: what is recorded is not run again."""
     known = {"router-init": (router_init.RouterInit, router_init.main)}
@@ -281,6 +299,7 @@ def _short(number: int) -> str:
 
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "quickstart": run_quickstart,
     "train": train,
     "sweep": sweep,
     "presets": list_presets,

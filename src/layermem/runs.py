@@ -21,6 +21,8 @@ from typing import IO, Any
 
 _MARKER = "complete.json"
 _STAGING = ".staging"
+# More bytes than a row and one cut short have together.
+_ROW = 4096
 
 
 class RunFolder:
@@ -77,6 +79,21 @@ class RunFolder:
             except json.JSONDecodeError:
                 continue
         return rows
+
+    def last(self) -> dict[str, Any]:
+        """Return the newest row, without reading the others; empty if there is none."""
+        try:
+            with self.metrics.open("rb") as file:
+                file.seek(max(0, self.metrics.stat().st_size - _ROW))
+                lines = file.read().decode("utf-8", errors="replace").splitlines()
+        except OSError:
+            return {}
+        for line in reversed(lines):
+            try:
+                return dict(json.loads(line))
+            except (json.JSONDecodeError, TypeError, ValueError):
+                continue
+        return {}
 
     def forget_after(self, step: int) -> None:
         """Drop rows of steps after ``step``, which are about to be run again."""

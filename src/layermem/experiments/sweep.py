@@ -16,8 +16,11 @@ from pathlib import Path
 import yaml
 
 from layermem.config import Run, to_dict
+from layermem.experiments.watching import Watch
 from layermem.runs import RunFolder, write_whole
 
+# Seconds between two looks at the runs.
+_PAUSE = 0.5
 logger = logging.getLogger(__name__)
 
 
@@ -34,6 +37,7 @@ def complete(runs: Mapping[str, Run], out: Path, jobs: int = 1) -> dict[str, Run
     busy: dict[str, subprocess.Popen[bytes]] = {}
     failed: list[str] = []
     # A sweep that is asked to stop must stop its runs.
+    watch = Watch(len(waiting))
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)) if in_main else None
     try:
@@ -41,13 +45,17 @@ def complete(runs: Mapping[str, Run], out: Path, jobs: int = 1) -> dict[str, Run
             while waiting and len(busy) < jobs:
                 name = waiting.pop(0)
                 busy[name] = _start(runs[name], folders[name], jobs)
-            time.sleep(0.2)
+                watch.begin(name, runs[name].max_steps)
+            time.sleep(_PAUSE)
             for name, process in list(busy.items()):
+                watch.update(name, folders[name].last())
                 if process.poll() is not None:
                     del busy[name]
+                    watch.end(name)
                     if not _ended(name, folders[name]):
                         failed.append(name)
     finally:
+        watch.close()
         # Asked to stop, they save and can be resumed.
         for process in busy.values():
             process.terminate()

@@ -39,6 +39,11 @@ class Memory(nn.Module, ABC):
         (key, value).
         """
 
+    def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
+        """Return source layers and weights [target head, source, source head], if no input is
+        needed to tell them."""
+        raise ValueError(f"the weights of {type(self).__name__} depend on its input")
+
 
 @final
 class OwnLayer(Memory):

@@ -148,6 +148,9 @@ class LimeRouter(Memory):
         """Route the slots of ``sources``, [B, R, T, E] each; the own one is (key, value)."""
         return route(slots, self.weight)
 
+    def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
+        return self.sources, self.weight.unflatten(1, (len(self.sources), self.num_heads))
+
     def extra_repr(self) -> str:
         return f"heads={self.num_heads}, sources={list(self.sources)}, init={self.init}"
 

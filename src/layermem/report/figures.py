@@ -1,0 +1,118 @@
+"""Figures as inline SVG: text and lines in the page's own colour, so that they are read on light
+and on dark.
+
+It does not know: torch, run folders, pages.
+"""
+
+import hashlib
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Told apart without colour too: by dashes and markers. Read on light and on dark.
+STYLES = (
+    ("#2f7fc4", "-", "o"),
+    ("#d9622b", "--", "s"),
+    ("#2a9d5c", "-.", "^"),
+    ("#9a5fd0", ":", "D"),
+)
+# Stands for the page's own colour, and occurs nowhere else.
+_INK = "#010203"
+_RC = {
+    "svg.hashsalt": "layermem",
+    "svg.fonttype": "none",
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "font.size": 10,
+}
+
+
+def curves(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    across: str,
+    up: str,
+    share: bool = False,
+) -> str:
+    """Draw one line for each name."""
+
+    def draw(axes: Axes) -> None:
+        for (name, (x, y)), (colour, dashes, marker) in zip(series.items(), STYLES, strict=False):
+            axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3, label=name)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        if share:
+            _in_percent(axes)
+        axes.legend(frameon=False)
+
+    return _svg(draw, (6.0, 3.4))
+
+
+def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: float) -> str:
+    """Draw shares with their intervals (low, middle, high), and what a guess is worth."""
+
+    def draw(axes: Axes) -> None:
+        for i, ((low, middle, high), (colour, _, _)) in enumerate(
+            zip(values.values(), STYLES, strict=False)
+        ):
+            axes.bar(i, middle, 0.6, color=colour, alpha=0.75)
+            axes.errorbar(i, middle, [[middle - low], [high - middle]], color=_INK, capsize=5)
+        axes.axhline(chance, color=_INK, linewidth=0.8, linestyle=":")
+        axes.text(-0.5, chance, "guess ", va="center", ha="right", fontsize=8)
+        axes.set_xlim(-0.5, len(values) - 0.5)
+        axes.set_xticks(range(len(values)), list(values))
+        axes.set_ylabel(up)
+        _in_percent(axes)
+
+    return _svg(draw, (3.6, 3.4))
+
+
+def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
+    """Draw a lower triangle of shares, the numbers in its cells where there is room."""
+    size = len(matrix)
+    shown = np.where(np.tri(size, dtype=bool), matrix, np.nan)
+
+    def draw(axes: Axes) -> None:
+        axes.imshow(shown, cmap="Blues", vmin=0, vmax=1)
+        for i, j in np.argwhere(np.isfinite(shown)) if size <= 12 else ():
+            # In contrast with the cell, whatever the page's colour.
+            ink = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
+            axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=ink)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.set_xticks(range(size) if size <= 32 else range(0, size, size // 16))
+        axes.set_yticks(range(size) if size <= 32 else range(0, size, size // 16))
+
+    return _svg(draw, (3.6, 3.4), spines=True)
+
+
+def _in_percent(axes: Axes) -> None:
+    axes.set_ylim(0, 1)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+
+
+def _svg(draw: Callable[[Axes], None], size: tuple[float, float], *, spines: bool = False) -> str:
+    """Return a figure as an svg element."""
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes)
+        if not spines:
+            axes.spines[["top", "right"]].set_visible(False)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Ids of several figures on one page must not meet.
+    mark = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
+    text = re.sub(r'\bid="', f'id="{mark}', text)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{mark}", text)

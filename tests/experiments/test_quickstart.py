@@ -1,0 +1,49 @@
+"""The quickstart: both are trained, the table is printed, the page stands alone."""
+
+import json
+import re
+
+import pytest
+
+from layermem import cli
+from layermem.runs import RunFolder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("quickstart") / "out"
+    asked = ["quickstart", "--out", str(out), "--examples", "128", "--epochs", "1", "--test", "12"]
+    return asked, out
+
+
+def test_it_trains_prints_and_writes_a_page(done, capsys):
+    asked, out = done
+    cli.main(asked)
+    shown = capsys.readouterr().out
+    assert "plain decoder" in shown and "LIMe" in shown and "%" in shown
+    results = [json.loads((out / v / "result.json").read_text()) for v in ("plain", "lime")]
+    assert [r["count"] for r in results] == [12, 12]
+    # The same data and order: the first batch is one.
+    first = [RunFolder(out / variant).rows()[0] for variant in ("plain", "lime")]
+    assert first[0]["tokens"] == first[1]["tokens"]
+    text = (out / "index.html").read_text()
+    for said in (
+        "How they learn",
+        "first three that LIMe failed",
+        "learns faster",
+        results[1]["run_id"],
+    ):
+        assert said in text
+    assert text.count("<svg") == 4
+    assert not re.search(r'(src|href)="?(https?:)?//', text), "the page asks the network"
+    assert len(text) < 1_000_000
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_what_is_trained_is_not_trained_again(done, capsys):
+    asked, out = done
+    before = (out / "lime" / "metrics.jsonl").stat().st_mtime_ns
+    cli.main(asked)
+    assert (out / "lime" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert "LIMe" in capsys.readouterr().out

@@ -1,0 +1,62 @@
+"""Pages: what is given is shown, escaped, in one file that stands alone."""
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+
+from layermem.report import figures, page
+
+EVIL = "<script>alert(1)</script> & co"
+
+
+def test_everything_given_is_shown_and_escaped(tmp_path):
+    svg = figures.curves({"a": ([1, 2], [3, 4])}, across="steps", up="loss")
+    section = page.Section(
+        title=f"title {EVIL}",
+        paragraphs=[f"text {EVIL}"],
+        table=page.Table(header=["h"], rows=[[f"cell {EVIL}"]], caption=f"source {EVIL}"),
+        figures=[page.Figure(svg=svg, caption=f'caption {EVIL} "')],
+        attempts=[
+            page.Attempt(
+                problem="1 + 1 =",
+                expected="2",
+                written=[("plain", f"3 {EVIL}", "a wrong result"), ("LIMe", "2", "")],
+            )
+        ],
+        commands=[f"layermem {EVIL}"],
+    )
+    path = tmp_path / "deep" / "page.html"
+    page.write_page(page.Page(title=EVIL, lead=EVIL, sections=[section]), path)
+    text = path.read_text()
+    assert "<script" not in text and svg in text
+    for shown in ("title", "text", "cell", "source", "caption", "3", "layermem"):
+        assert f"{shown} &lt;script&gt;alert(1)&lt;/script&gt; &amp; co" in text
+    assert 'class="wrong">plain: a wrong result' in text and 'class="right">LIMe: right' in text
+    assert text.count("<section>") == text.count("</section>") == 1
+
+
+def drawn():
+    return {
+        "curves": figures.curves({"a": ([1, 2], [0.3, 0.4])}, across="x", up="y", share=True),
+        "bars": figures.bars({"a": (0.1, 0.2, 0.3), "b": (0.0, 0.0, 0.1)}, up="y", chance=0.1),
+        "heatmap": figures.heatmap(np.eye(4), across="x", up="y"),
+        "large": figures.heatmap(np.eye(40), across="x", up="y"),
+    }
+
+
+def test_drawings_are_xml_in_the_pages_own_ink_and_the_same_each_time():
+    again = drawn()
+    for name, svg in drawn().items():
+        ElementTree.fromstring(svg)
+        assert "currentColor" in svg and "#010203" not in svg, name
+        assert svg == again[name]
+
+
+def test_ids_of_two_drawings_do_not_meet():
+    import re
+
+    names = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in drawn().values()]
+    assert sum(map(len, names)) == len(set().union(*names))
+    for svg in drawn().values():
+        used = set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg))
+        assert used <= set(re.findall(r'\bid="([^"]+)"', svg))
