@@ -4,17 +4,19 @@ It does not know: how anything is done.
 """
 
 import atexit
+import json
 import logging
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
@@ -22,6 +24,7 @@ from layermem.config import Run, Task, to_dict
 from layermem.experiments import comparison, presets, router_init
 from layermem.models.counting import forward_flops, parameters
 from layermem.models.registry import lookup, variants
+from layermem.runs import RunFolder, write_whole
 
 _USAGE = """layermem COMMAND
 
@@ -33,6 +36,7 @@ _USAGE = """layermem COMMAND
                                                            compare variants, with intervals
   layermem presets                                         list presets and variants
   layermem tasks [NAME] [--options operands=6 ...]         show problems and what they are like
+  layermem solve RUN [--count N] [--options operands=6 ...] solve problems with a trained model
   layermem curves RUN [RUN ...] --out FILE.svg              draw learning curves side by side
   layermem experiment NAME [--out DIR] [--jobs N] [...]    a comparison, run by run: router-init
 """
@@ -158,6 +162,69 @@ def sweep(rest: list[str]) -> None:
         f"{base.preset}, {base.max_steps:,} steps, seeds {seeds[0]} to {seeds[-1]}; 95% intervals"
     )
     comparison.show(title, found, Console())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solve:
+    """Have a trained model solve problems of its task it has not seen."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a run on a task that has ended."""
+    count: int = 10_000
+    """Problems."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Split they are of."""
+    seed: int | None = None
+    """Seed of the problems; None: the run's."""
+    options: tuple[str, ...] | None = None
+    """Other options of the task than the run had, each NAME=VALUE."""
+    batch_size: int = 256
+    """Problems solved at once."""
+    out: Path | None = None
+    """File for the result, as JSON."""
+
+
+def solve(rest: list[str]) -> None:
+    """Solve problems with a trained model."""
+    from layermem.evals.solving import solve_with
+    from layermem.train.run import load_run
+
+    asked = tyro.cli(Solve, prog="layermem solve", args=rest)
+    folder = RunFolder(asked.run)
+    if not folder.final.exists():
+        raise ValueError(f"{asked.run} has no final model: it is no run folder, or has not ended")
+    task = load_run(folder.config).task
+    if task.name is None:
+        raise ValueError(f"{asked.run} learnt text, no task; layermem tasks lists the tasks")
+    task = replace(
+        task,
+        seed=task.seed if asked.seed is None else asked.seed,
+        options=task.options if asked.options is None else asked.options,
+    )
+    console = Console()
+    transformers_logging.disable_progress_bar()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("solving", total=asked.count)
+        result = solve_with(
+            folder.final,
+            task,
+            split=asked.split,
+            count=asked.count,
+            batch_size=asked.batch_size,
+            progress=lambda done: progress.update(bar, completed=done),
+        )
+    ((levels, by_level),) = result["by"].items()
+    table = Table(levels, "problems", "right answers (95% interval)", "every step right", box=None)
+    for level, shares in (*by_level.items(), ("all", result)):
+        low, high = shares["interval"]
+        right = f"{shares['accuracy']:.1%} ({low:.1%} to {high:.1%})"
+        table.add_row(level, f"{shares['count']:,}", right, f"{shares['steps']:.1%}")
+    console.print(table)
+    console.print(
+        f"a guess: {result['chance']:.1%}; faults: {_plainly(result['faults']) or 'none'}"
+    )
+    if asked.out is not None:
+        write_whole(asked.out, json.dumps(result, indent=1) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +371,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "sweep": sweep,
     "presets": list_presets,
     "tasks": tasks,
+    "solve": solve,
     "curves": curves,
     "experiment": experiment,
 }

@@ -198,7 +198,8 @@ class Run:
     keep: int = 2
     """Checkpoints kept: the last so many, and the best."""
     track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """Trackers to write to beside metrics.jsonl."""
+    """Trackers to write to beside metrics.jsonl (pip install layermem[track]); TensorBoard's files
+    go to the run folder."""
     model: Model = field(default_factory=Model)
     """Sizes."""
     data: Data = field(default_factory=Data)

@@ -47,3 +47,21 @@ def test_what_is_trained_is_not_trained_again(done, capsys):
     cli.main(asked)
     assert (out / "lime" / "metrics.jsonl").stat().st_mtime_ns == before
     assert "LIMe" in capsys.readouterr().out
+
+
+def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
+    run, kept = done[1] / "lime", tmp_path / "solved.json"
+    cli.main(["solve", str(run), "--count", "20", "--batch-size", "8", "--out", str(kept)])
+    shown = capsys.readouterr().out
+    result = json.loads(kept.read_text())
+    assert "a guess" in shown and list(result["by"]["operands"]) == ["4"] and result["count"] == 20
+    cli.main(["solve", str(run), "--count", "5", "--options", "operands=3", "--split", "train"])
+    assert re.search(r"^ *3 +5 ", capsys.readouterr().out, flags=re.MULTILINE)
+    for more, message in (
+        (["--options", "operand_max=300", "value_max=300"], "has no token for some of these"),
+        (["--options", "operand=3"], "no option operand"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            cli.main(["solve", str(run), "--count", "20", *more])
+    with pytest.raises(SystemExit, match="has no final model"):
+        cli.main(["solve", str(tmp_path)])

@@ -338,3 +338,17 @@ def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
 def test_sharding_needs_several_processes(tmp_path):
     with pytest.raises(ValueError, match="compute.shard needs several processes: torchrun"):
         train(a_run(tmp_path, compute={"shard": True}), tmp_path / "alone")
+
+
+def test_a_tracker_gets_the_same_rows(tmp_path):
+    events = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is missing"
+    )
+    folder = train(a_run(tmp_path, track=("tensorboard",)), tmp_path / "tracked")
+    written = events.EventAccumulator(str(folder.path / "tensorboard"))
+    written.Reload()
+    losses = [(e.step, e.value) for e in written.Scalars("train/loss")]
+    rows = [(row["step"], row["loss"]) for row in folder.rows() if "loss" in row]
+    assert dict(losses) == pytest.approx(dict(rows))
+    assert [e.step for e in written.Scalars("train/val_loss")] == [4, 8]
+    assert not list(folder.checkpoints.glob("runs*"))

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from layermem import config
 from layermem.evals.generation import greedy
@@ -92,6 +94,31 @@ def evaluate(
     kind = lookup(str(task.name))
     attempts = attempt(model, tokenizer, kind, _problems(task, split))
     return {"task": task.name, "split": split, **summary(attempts, kind)}, attempts
+
+
+def solve_with(
+    checkpoint: Path,
+    task: config.Task,
+    *,
+    split: str = "test",
+    count: int = 10_000,
+    batch_size: int = 256,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Have a saved model solve problems of a task."""
+    kind = lookup(str(task.name))
+    problems = kind.problems(split, count, task.seed, **task.fields())
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    prompts = tokenizer([problem.prompt for problem in problems])["input_ids"]
+    if any(tokenizer.unk_token_id in ids for ids in prompts if tokenizer.unk_token_id is not None):
+        raise ValueError(
+            f"the model of {checkpoint} has no token for some of these problems: it learnt easier "
+            "ones; choose options within what it learnt"
+        )
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    attempts = attempt(model, tokenizer, kind, problems, batch_size=batch_size, progress=progress)
+    return {"model": str(checkpoint), "task": task.name, "split": split, **summary(attempts, kind)}
 
 
 @lru_cache(maxsize=4)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
+from transformers.integrations import TensorBoardCallback
 
 from layermem.config import Run
 from layermem.models.counting import forward_flops
@@ -90,6 +91,9 @@ class Trainer(transformers.Trainer):
         )
         for shown in (ProgressCallback, PrinterCallback):
             self.remove_callback(shown)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = str(folder.path / "tensorboard")
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None:
