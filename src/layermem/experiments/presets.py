@@ -253,9 +253,9 @@ def _proofs(epochs: int, model: Model, optim: Optim, micro_batch: int) -> Run:
 
 @preset
 def tiny_prosqa() -> Run:
-    """ProsQA from new weights, 6 layers of width 64, a token for each word: hours on a CPU core."""
-    model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4)
-    return _proofs(10, model, Optim(schedule="linear", min_lr=0.0, batch_size=64), 64)
+    """ProsQA from new weights, 4 layers of width 64, 4 epochs: half an hour on one CPU core."""
+    model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4)
+    return _proofs(4, model, Optim(schedule="linear", min_lr=0.0, batch_size=64), 64)
 
 
 @preset
