@@ -6,7 +6,7 @@ import torch
 from tiny import TINY, make
 
 import layermem
-from layermem.analysis.routing import mean_heatmap
+from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem.models.registry import lookup
 
 
@@ -51,3 +51,52 @@ def test_what_has_no_map():
     weight.data[0, 0] = float("nan")
     with pytest.raises(ValueError, match="layer 2 has weights that are not finite"):
         mean_heatmap(model)
+
+
+def test_heads_one_by_one():
+    model = a_model()
+    found = head_heatmaps(model)
+    assert found.shape == (4, 2, 4)
+    np.testing.assert_allclose(found.sum(-1), 1)
+    weight = model.model.layers[2].self_attn.memory.weight.detach().abs().numpy()
+    expected = weight[1].reshape(3, 2).sum(1)
+    np.testing.assert_allclose(found[2, 1, :3], expected / expected.sum(), rtol=1e-6)
+    # A head that reads nothing has no shares.
+    model.model.layers[2].self_attn.memory.weight.data[1] = 0
+    assert (head_heatmaps(model)[2, 1] == 0).all()
+
+
+def test_readings():
+    heatmap = np.array([[1, 0, 0], [0.25, 0.75, 0], [0.5, 0.1, 0.4]])
+    first, second, third = readings(heatmap, most=2)
+    assert (first.off_layer_share, first.sources, first.effective) == (0, (0,), 1)
+    assert second.off_layer_share == pytest.approx(0.25)
+    assert (third.layer, third.sources) == (2, (0, 2))
+    assert third.effective == pytest.approx(np.exp(-sum(p * np.log(p) for p in (0.5, 0.1, 0.4))))
+    assert readings(np.full((1, 4), 0.25))[0].effective == pytest.approx(4)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_circuits_against_all_ways(steps):
+    import itertools
+
+    heatmap = mean_heatmap(a_model())
+    heatmap[3, 1] = 0
+    ways = {
+        way: float(np.prod([heatmap[a, b] for a, b in itertools.pairwise(way)]))
+        for way in itertools.permutations(range(4), steps + 1)
+        if list(way) == sorted(way, reverse=True)
+    }
+    expected = sorted((w for w in ways.values() if w > 0), reverse=True)[:3]
+    found = circuits(heatmap, steps=steps, count=3)
+    assert [c.weight for c in found] == pytest.approx(expected)
+    assert all(ways[c.layers] == pytest.approx(c.weight) for c in found)
+
+
+def test_circuits_of_a_deep_model_take_no_time():
+    deep = np.tril(np.random.default_rng(0).random((128, 128)))
+    deep /= deep.sum(1, keepdims=True)
+    assert len(circuits(deep, steps=4, count=10)) == 10
+    assert circuits(np.eye(5)) == []
+    with pytest.raises(ValueError, match="steps and count must be at least 1, got 0 and 10"):
+        circuits(np.eye(5), steps=0)

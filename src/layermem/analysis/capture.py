@@ -1,0 +1,169 @@
+"""What a model holds inside, batch by batch: hidden states, values, routed values, layer by layer.
+
+Our variants and Hugging Face's decoders alike. Forward hooks copy what passes to the CPU and let go
+of it with the batch, so memory is bounded by one batch; outputs are not altered.
+
+Letters: B batch, T tokens, D model width, G key-value heads, E head width.
+It does not know: what is computed of the arrays.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from layermem.models.seams import Memory
+
+Kind = Literal["hidden", "values", "routed"]
+KINDS: tuple[Kind, ...] = ("hidden", "values", "routed")
+Array = np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """One batch. Arrays are float32; a kind that was not asked for is empty."""
+
+    ids: Array
+    """Token ids [B, T]."""
+    mask: Array
+    """Which tokens count, [B, T]; False: padding."""
+    hidden: Sequence[Array]
+    """Of each layer: what it hands on, [B, T, D]."""
+    values: Sequence[Array]
+    """Of each layer: the values it makes, all heads side by side, [B, T, G * E]."""
+    routed: Sequence[Array]
+    """Of each layer: the values its attention reads. Where nothing is routed, the same."""
+
+
+def capture(
+    model: PreTrainedModel,
+    batches: Iterable[Tensor | Mapping[str, Tensor]],
+    *,
+    kinds: Sequence[Kind] = KINDS,
+) -> Iterator[Captured]:
+    """Yield what a model holds inside for each batch.
+
+    A batch is token ids [B, T], or what a tokenizer returns (padded, with its mask). The model runs
+    in eval mode, without gradients, and is left in the mode it was in.
+    """
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise ValueError(f"unknown kinds {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    layers = decoder_layers(model)
+    found: dict[tuple[str, int], Array] = {}
+    was_training = model.training
+    model.eval()
+    with ExitStack() as hooks:
+        for i, layer in enumerate(layers):
+            for handle in _hooks(layer, i, model.config, kinds, found):
+                hooks.callback(handle.remove)
+        hooks.callback(model.train, was_training)
+        device = next(model.parameters()).device
+        for batch in batches:
+            inputs = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
+            inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+            found.clear()
+            with torch.inference_mode():
+                model(**inputs, use_cache=False)
+            yield _captured(inputs, found, len(layers), kinds)
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """Return the layers of a decoder: its longest list of modules."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no list of layers; capture reads decoders")
+    return max(lists, key=len)
+
+
+def _hooks(
+    layer: nn.Module,
+    index: int,
+    config: Any,
+    kinds: Sequence[Kind],
+    found: dict[tuple[str, int], Array],
+) -> Iterator[Any]:
+    """Register what records a layer."""
+
+    def keep_hidden(module: nn.Module, given: Any, made: Any) -> None:
+        found["hidden", index] = _array(made[0] if isinstance(made, tuple) else made)
+
+    if "hidden" in kinds:
+        yield layer.register_forward_hook(keep_hidden)
+    if not {"values", "routed"} & set(kinds):
+        return
+    memory = next((module for module in layer.modules() if isinstance(module, Memory)), None)
+    if memory is not None:
+
+        def keep_both(module: nn.Module, given: Any, made: Any) -> None:
+            if "values" in kinds:
+                found["values", index] = _array(_flat(given[2]))
+            if "routed" in kinds:
+                found["routed", index] = _array(_flat(made[1]))
+
+        yield memory.register_forward_hook(keep_both)
+        return
+    projection, values_of = _projection(layer, index, config)
+
+    def keep_values(module: nn.Module, given: Any, made: Tensor) -> None:
+        array = _array(values_of(made))
+        found.update({(kind, index): array for kind in ("values", "routed") if kind in kinds})
+
+    yield projection.register_forward_hook(keep_values)
+
+
+def _projection(
+    layer: nn.Module, index: int, config: Any
+) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    """Return the module that makes a layer's values, and what of its output they are."""
+    named: dict[str, Any] = {
+        name.rpartition(".")[2]: module for name, module in layer.named_modules()
+    }
+    if "v_proj" in named:
+        return named["v_proj"], lambda made: made
+    if "c_attn" in named:
+        # GPT-2: queries, keys, values side by side.
+        return named["c_attn"], lambda made: made.chunk(3, dim=-1)[2]
+    if "qkv_proj" in named and "o_proj" in named:
+        # Phi-3: queries as wide as what o_proj takes; keys and values share the rest.
+        queries = named["o_proj"].in_features
+        return named["qkv_proj"], lambda made: made[..., queries:].chunk(2, dim=-1)[1]
+    if "query_key_value" in named:
+        # GPT-NeoX: head by head.
+        heads = config.num_attention_heads
+        return named["query_key_value"], lambda made: made.unflatten(-1, (heads, 3, -1))[
+            ..., 2, :
+        ].flatten(-2)
+    raise ValueError(
+        f"layer {index} ({type(layer).__name__}) has no projection of values that is known here: "
+        'v_proj, c_attn, qkv_proj or query_key_value; ask for kinds=("hidden",)'
+    )
+
+
+def _captured(
+    inputs: Mapping[str, Tensor],
+    found: Mapping[tuple[str, int], Array],
+    depth: int,
+    kinds: Sequence[Kind],
+) -> Captured:
+    by_kind = {
+        kind: [found[kind, i] for i in range(depth)] if kind in kinds else [] for kind in KINDS
+    }
+    ids = inputs["input_ids"].cpu().numpy()
+    given = inputs.get("attention_mask")
+    mask = np.ones(ids.shape, dtype=bool) if given is None else given.bool().cpu().numpy()
+    return Captured(ids=ids, mask=mask, **by_kind)
+
+
+def _flat(values: Tensor) -> Tensor:
+    """[B, G, T, E] to [B, T, G * E]."""
+    return values.transpose(1, 2).flatten(2)
+
+
+def _array(tensor: Tensor) -> Array:
+    array: Array = tensor.detach().float().cpu().numpy()
+    return array

@@ -1,0 +1,43 @@
+"""Vectors laid out on a plane: PCA, and t-SNE as the paper draws it.
+
+It does not know: models, figures.
+"""
+
+from typing import Literal
+
+import numpy as np
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+
+
+def embed(
+    vectors: np.ndarray,
+    *,
+    by: Literal["tsne", "pca"] = "tsne",
+    seed: int = 0,
+    perplexity: float = 30.0,
+) -> np.ndarray:
+    """Return [N, 2] of [N, F]: each vector divided by its length, then laid out.
+
+    ``perplexity`` is lowered where there are too few vectors for it.
+    """
+    vectors = np.asarray(vectors, dtype=np.float64)
+    if vectors.ndim != 2 or len(vectors) < 3:
+        raise ValueError(f"at least 3 vectors [N, F] are laid out, got shape {vectors.shape}")
+    if not np.isfinite(vectors).all():
+        bad = int(np.argwhere(~np.isfinite(vectors))[0, 0])
+        raise ValueError(f"vector {bad} holds a number that is not finite")
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.where(lengths, lengths, 1.0)
+    if not np.ptp(unit, axis=0).any():
+        # All in one place.
+        return np.zeros((len(unit), 2))
+    if by == "pca" or unit.shape[1] < 2:
+        width = min(2, unit.shape[1])
+        flat = PCA(width, random_state=seed).fit_transform(unit)
+        return np.pad(flat, ((0, 0), (0, 2 - width)))
+    perplexity = min(perplexity, (len(unit) - 1) / 3)
+    found: np.ndarray = TSNE(
+        2, perplexity=perplexity, init="pca", random_state=seed, n_jobs=1
+    ).fit_transform(unit)
+    return found

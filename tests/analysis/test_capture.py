@@ -1,0 +1,149 @@
+"""Capture: outputs unaltered, bit for bit; values against the projections themselves."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny import CASES, TINY, make
+
+from layermem.analysis.capture import capture
+from layermem.models.registry import lookup
+
+OTHERS = {
+    "llama": (transformers.LlamaConfig, TINY),
+    "qwen2": (transformers.Qwen2Config, TINY),
+    "qwen3": (transformers.Qwen3Config, {**TINY, "head_dim": 8}),
+    "mistral": (transformers.MistralConfig, TINY),
+    "phi3": (transformers.Phi3Config, {**TINY, "pad_token_id": 0}),
+    "gpt2": (
+        transformers.GPT2Config,
+        {"vocab_size": 61, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64},
+    ),
+    "neox": (
+        transformers.GPTNeoXConfig,
+        {k: v for k, v in TINY.items() if k != "num_key_value_heads"},
+    ),
+}
+
+
+def ours(variant, fields):
+    entry = lookup(variant)
+    return make(entry.causal_lm, entry.config(**{**TINY, **fields}))
+
+
+def theirs(name):
+    config, fields = OTHERS[name]
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config(**fields)).eval()
+
+
+def batches():
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 61, (3, 10), generator=draw)
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    return [ids, {"input_ids": ids[:2], "attention_mask": mask[:2]}]
+
+
+def check(model):
+    """Compare with the model's own hidden states, and logits with and without capture."""
+    found = list(capture(model, batches()))
+    assert len(found) == 2
+    for batch, got in zip(batches(), found, strict=True):
+        inputs = batch if isinstance(batch, dict) else {"input_ids": batch}
+        with torch.no_grad():
+            out = model(**inputs, output_hidden_states=True, use_cache=False)
+        np.testing.assert_array_equal(got.ids, inputs["input_ids"])
+        assert got.mask.sum() == inputs.get("attention_mask", inputs["input_ids"] > 0).sum()
+        # The last of theirs has gone through the final norm.
+        for mine, own in zip(got.hidden[:-1], out.hidden_states[1:-1], strict=True):
+            np.testing.assert_array_equal(mine, own)
+        assert len(got.hidden) == len(got.values) == len(got.routed) == 4
+        for values, routed in zip(got.values, got.routed, strict=True):
+            assert values.shape == routed.shape == (*got.ids.shape, values.shape[-1])
+            assert values.dtype == np.float32
+    return found
+
+
+@pytest.mark.parametrize(
+    ("variant", "fields"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
+def test_our_variants(variant, fields):
+    model = ours(variant, fields)
+    for got in check(model):
+        for i, (values, routed) in enumerate(zip(got.values, got.routed, strict=True)):
+            memory = model.model.layers[i].self_attn.memory
+            if variant == "plain" or i == 0:
+                np.testing.assert_array_equal(values, routed)
+                continue
+            # The routed values are the router's sum of the raw ones.
+            sources, weights = memory.static_weights()
+            raw = torch.stack([torch.from_numpy(got.values[j]) for j in sources])
+            raw = raw.unflatten(-1, (weights.shape[0], -1))
+            expected = torch.einsum("rsq,sbtqe->btre", weights, raw).flatten(2)
+            np.testing.assert_allclose(routed, expected.detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_decoders_of_transformers(name):
+    model = theirs(name)
+    seen = {}
+    interface = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    original = interface["sdpa"]
+
+    def spy(module, query, key, value, *args, **kwargs):
+        # The values as attention gets them, with one key-value head for each.
+        seen[module.layer_idx] = value.transpose(1, 2).flatten(2)
+        return original(module, query, key, value, *args, **kwargs)
+
+    for got in check(model):
+        interface["sdpa"] = spy
+        try:
+            mask = torch.from_numpy(got.mask).long()
+            model(torch.from_numpy(got.ids), attention_mask=mask, use_cache=False)
+        finally:
+            del interface["sdpa"]
+        for i in range(4):
+            np.testing.assert_array_equal(got.values[i], got.routed[i])
+            np.testing.assert_allclose(got.values[i], seen[i].detach(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("model", [ours("lime", {}), theirs("gpt2")], ids=["lime", "gpt2"])
+def test_outputs_are_not_altered_and_nothing_is_left_behind(model):
+    model.train()
+    ids = batches()[0]
+    logits = {}
+    for step, _ in enumerate(capture(model, [ids, ids])):
+        assert not model.training
+        with torch.no_grad():
+            logits[step] = model(ids, use_cache=False).logits
+    assert model.training
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model(ids, use_cache=False).logits, logits[0])
+    assert not any(module._forward_hooks for module in model.modules())
+    # Stopped half way, as well.
+    going = capture(model, [ids, ids])
+    next(going)
+    going.close()
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_some_kinds_alone_and_what_is_refused():
+    model = ours("lime", {})
+    (got,) = capture(model, batches()[:1], kinds=("routed",))
+    assert len(got.routed) == 4 and not got.hidden and not got.values
+    with pytest.raises(ValueError, match="unknown kinds keys; there are hidden, values, routed"):
+        next(capture(model, batches(), kinds=("keys",)))
+    with pytest.raises(ValueError, match="has no list of layers"):
+        next(capture(torch.nn.Linear(2, 2), batches()))
+    mamba = transformers.MambaForCausalLM(
+        transformers.MambaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=2)
+    )
+    with pytest.raises(ValueError, match="layer 0 .* has no projection of values"):
+        next(capture(mamba, batches()))
+
+
+def test_lower_precision_is_captured_in_float32():
+    (got,) = capture(ours("lime", {}).bfloat16(), batches()[:1])
+    assert got.routed[3].dtype == np.float32 and np.isfinite(got.routed[3]).all()

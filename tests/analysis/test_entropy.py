@@ -1,0 +1,82 @@
+"""Matrix entropy in cases one knows, and against the definition written out."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from layermem.analysis.entropy import Moments, matrix_entropy, sequence_entropies, standardise
+
+ALPHAS = (0.5, 0.99, 1.0, 2.0, math.inf)
+
+
+def by_definition(z, alpha):
+    p = np.linalg.eigvals(z @ z.T).real.clip(0) / np.trace(z @ z.T)
+    p = p[p > 1e-12]
+    return -sum(p * np.log(p)) if alpha == 1 else math.log(sum(p**alpha)) / (1 - alpha)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("tokens", [1, 2, 7, 64])
+def test_equal_tokens_and_orthogonal_ones(tokens, alpha):
+    equal = np.tile(np.random.default_rng(0).normal(size=(1, 64)), (tokens, 1))
+    assert matrix_entropy(equal, alpha) == pytest.approx(0, abs=1e-6)
+    assert matrix_entropy(3.0 * np.eye(tokens, 64), alpha) == pytest.approx(math.log(tokens))
+
+
+@pytest.mark.parametrize("alpha", (0.5, 0.99, 1.0, 2.0))
+@pytest.mark.parametrize("shape", [(9, 30), (30, 9)])
+def test_against_the_definition(shape, alpha):
+    z = np.random.default_rng(1).normal(size=shape)
+    assert matrix_entropy(z, alpha) == pytest.approx(by_definition(z, alpha), rel=1e-9)
+    # Neither scale, nor order, nor precision matters.
+    assert matrix_entropy(1e-200 * z, alpha) == pytest.approx(matrix_entropy(z, alpha))
+    assert matrix_entropy(1e200 * z[::-1], alpha) == pytest.approx(matrix_entropy(z, alpha))
+    assert matrix_entropy(z.astype(np.float32), alpha) == pytest.approx(
+        matrix_entropy(z, alpha), rel=1e-5
+    )
+
+
+@given(
+    arrays.arrays(
+        np.float64, st.tuples(st.integers(1, 6), st.integers(1, 6)), elements=st.floats(-9, 9)
+    )
+)
+def test_bounds_and_order(z):
+    if not np.abs(z).max() > 1e-6:
+        return
+    found = [matrix_entropy(z, alpha) for alpha in ALPHAS]
+    assert all(-1e-9 <= h <= math.log(min(z.shape)) + 1e-9 for h in found)
+    # Entropy falls as alpha grows.
+    assert all(a >= b - 1e-6 for a, b in zip(found, found[1:], strict=False))
+
+
+def test_standardising_in_parts_is_standardising_at_once():
+    z = np.random.default_rng(2).normal(3.0, 5.0, size=(4, 10, 6))
+    moments = Moments()
+    for part in (z[:1], z[1:3], z[3:]):
+        moments.add(part.reshape(-1, 6))
+    np.testing.assert_allclose(moments.standardise(z), standardise(z), rtol=1e-12)
+    flat = standardise(z).reshape(-1, 6)
+    np.testing.assert_allclose(flat.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(flat.std(0), 1, atol=1e-4)
+    found = sequence_entropies(standardise(z), 0.5)
+    assert found.shape == (4,) and (found > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("z", "alpha", "message"),
+    [
+        (np.zeros((3, 2)), 1.0, "every number is zero"),
+        (np.ones(3), 1.0, r"one array \[tokens, features\], got shape \(3,\)"),
+        (np.ones((0, 3)), 1.0, "got shape"),
+        (np.array([[1.0], [np.nan]]), 1.0, "token 1 holds a number that is not finite"),
+        (np.ones((2, 2)), 0.0, "alpha must be positive, got 0.0"),
+    ],
+)
+def test_what_has_no_entropy(z, alpha, message):
+    with pytest.raises(ValueError, match=message):
+        matrix_entropy(z, alpha)

@@ -1,0 +1,71 @@
+"""Probes on clouds one knows."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from layermem.analysis.separability import occurrences, separability
+
+
+def clouds(apart, n=1000, features=12, kinds=4):
+    draw = np.random.default_rng(0)
+    labels = np.repeat(np.arange(kinds), n)
+    return draw.normal(size=(n * kinds, features)) + apart * np.eye(kinds, features)[labels], labels
+
+
+@pytest.mark.parametrize("probe", ["paper", "converged"])
+def test_clouds_apart_and_in_one_place(probe):
+    far = separability(*clouds(8.0), probe=probe)
+    assert far.mean > 0.97 and len(far.folds) == 5 and far.deviation < 0.03
+    one = separability(*clouds(0.0), probe=probe)
+    assert abs(one.mean - 0.25) < 0.05 and one.chance == 0.25
+    for found in (far, one):
+        assert abs(found.shuffled - 0.25) < 0.05
+    again = separability(*clouds(8.0), probe=probe)
+    assert again == far
+
+
+def test_the_converged_probe_is_logistic_regression():
+    features, labels = clouds(1.5)
+    order = np.random.default_rng(1).permutation(len(labels))
+    half = len(order) // 2
+    seen, unseen = order[:half], order[half:]
+    expected = LogisticRegression(max_iter=2000).fit(features[seen], labels[seen])
+    found = separability(features, labels, probe="converged", folds=2)
+    assert found.mean == pytest.approx(expected.score(features[unseen], labels[unseen]), abs=0.05)
+
+
+def test_the_random_state_is_left_alone():
+    import torch
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    with torch.inference_mode():
+        pass
+    with torch.no_grad():
+        separability(*clouds(1.0, n=20))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_occurrences():
+    ids = np.array([[5, 7, 5], [7, 5, 9]])
+    places, labels = occurrences(ids, [7, 5], 2)
+    assert places.tolist() == [1, 3, 0, 2] and labels.tolist() == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match="' was' never occurs in the text"):
+        occurrences(ids, [5, 8], 1, names=[" is", " was"])
+    with pytest.raises(ValueError, match="'token 9' occurs 1 times, 2 were asked for"):
+        occurrences(ids, [5, 9], 2)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "message"),
+    [
+        (np.ones((4, 2)), np.zeros(4), "at least two different labels"),
+        (np.ones((4, 2)), np.zeros(3), r"got \(4, 2\) and \(3,\)"),
+        (np.ones((8, 2)), np.arange(8) % 2, "label 0 occurs 4 times, fewer than the 5 folds"),
+        (np.full((10, 2), np.nan), np.arange(10) % 2, "occurrence 0 holds a number that is not"),
+    ],
+)
+def test_what_cannot_be_probed(features, labels, message):
+    with pytest.raises(ValueError, match=message):
+        separability(features, labels)
