@@ -4,24 +4,25 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from layermem.analysis.separability import occurrences, separability
+from layermem.analysis.separability import separability
 
 
-def clouds(apart, n=1000, features=12, kinds=4):
+def clouds(apart, n=200, features=12, kinds=4):
     draw = np.random.default_rng(0)
     labels = np.repeat(np.arange(kinds), n)
     return draw.normal(size=(n * kinds, features)) + apart * np.eye(kinds, features)[labels], labels
 
 
-@pytest.mark.parametrize("probe", ["paper", "converged"])
-def test_clouds_apart_and_in_one_place(probe):
-    far = separability(*clouds(8.0), probe=probe)
+# One epoch of few occurrences would be too few steps for the paper's.
+@pytest.mark.parametrize(("probe", "n"), [("paper", 1000), ("converged", 200)])
+def test_clouds_apart_and_in_one_place(probe, n):
+    far = separability(*clouds(8.0, n), probe=probe)
     assert far.mean > 0.97 and len(far.folds) == 5 and far.deviation < 0.03
-    one = separability(*clouds(0.0), probe=probe)
-    assert abs(one.mean - 0.25) < 0.05 and one.chance == 0.25
+    one = separability(*clouds(0.0, n), probe=probe)
+    assert abs(one.mean - 0.25) < 0.07 and one.chance == 0.25
     for found in (far, one):
-        assert abs(found.shuffled - 0.25) < 0.05
-    again = separability(*clouds(8.0), probe=probe)
+        assert abs(found.shuffled - 0.25) < 0.07
+    again = separability(*clouds(8.0, n), probe=probe)
     assert again == far
 
 
@@ -45,16 +46,6 @@ def test_the_random_state_is_left_alone():
     with torch.no_grad():
         separability(*clouds(1.0, n=20))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_occurrences():
-    ids = np.array([[5, 7, 5], [7, 5, 9]])
-    places, labels = occurrences(ids, [7, 5], 2)
-    assert places.tolist() == [1, 3, 0, 2] and labels.tolist() == [0, 0, 1, 1]
-    with pytest.raises(ValueError, match="' was' never occurs in the text"):
-        occurrences(ids, [5, 8], 1, names=[" is", " was"])
-    with pytest.raises(ValueError, match="'token 9' occurs 1 times, 2 were asked for"):
-        occurrences(ids, [5, 9], 2)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ It does not know: models, where arrays come from.
 """
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,26 +44,6 @@ class Separability:
     def deviation(self) -> float:
         """Standard deviation over folds, as the paper gives it."""
         return float(np.std(self.folds))
-
-
-def occurrences(
-    ids: np.ndarray, tokens: Sequence[int], each: int, *, names: Sequence[str] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of the first ``each`` of every token in a long row of ids; their labels."""
-    names = names or [f"token {token}" for token in tokens]
-    places, labels = [], []
-    for label, (token, name) in enumerate(zip(tokens, names, strict=True)):
-        (found,) = np.nonzero(np.asarray(ids).reshape(-1) == token)
-        if not len(found):
-            raise ValueError(f"{name!r} never occurs in the text; give more text or another word")
-        if len(found) < each:
-            raise ValueError(
-                f"{name!r} occurs {len(found)} times, {each} were asked for; give more text or ask "
-                "for fewer"
-            )
-        places.append(found[:each])
-        labels.append(np.full(each, label))
-    return np.concatenate(places), np.concatenate(labels)
 
 
 def separability(

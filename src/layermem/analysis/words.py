@@ -1,0 +1,73 @@
+"""Where words stand among tokens, whatever the tokenizer.
+
+A word's place is the token that holds its last letter: there a causal model has read all of it.
+
+It does not know: models, what is done at the places.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """One occurrence of a word."""
+
+    sequence: int
+    """Index of the sequence."""
+    token: int
+    """Index of the token in it."""
+    word: int
+    """Index of the word."""
+
+
+def places(
+    texts: Iterable[str],
+    tokenizer: PreTrainedTokenizerFast,
+    words: Sequence[str],
+    each: int,
+    *,
+    longest: int | None = None,
+) -> list[Place]:
+    """Return the first ``each`` places of every word, as a whole word, in texts that are sequences.
+
+    What lies beyond ``longest`` tokens of a text is not looked at. Texts are read only as far as
+    needed.
+    """
+    if not words or len(set(words)) < len(words) or not all(words):
+        raise ValueError(
+            f"words must be different and not empty, got {', '.join(map(repr, words))}"
+        )
+    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(re.escape(w) for w in words)})(?!\w)")
+    number = {word: i for i, word in enumerate(words)}
+    counts, found = [0] * len(words), list[Place]()
+    for sequence, text in enumerate(texts):
+        matches = [match for match in pattern.finditer(text) if counts[number[match[0]]] < each]
+        if not matches:
+            continue
+        encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
+        holder = _holders(encoded["offset_mapping"][:longest])
+        for match in matches:
+            word, token = number[match[0]], holder.get(match.end() - 1)
+            if token is not None and counts[word] < each:
+                found.append(Place(sequence=sequence, token=token, word=word))
+                counts[word] += 1
+        if min(counts) == each:
+            break
+    for name, count in zip(words, counts, strict=True):
+        if not count:
+            raise ValueError(f"{name!r} never occurs in the text; give more text or another word")
+        if count < each:
+            raise ValueError(
+                f"{name!r} occurs {count} times, {each} were asked for; give more text or ask for "
+                "fewer"
+            )
+    return found
+
+
+def _holders(offsets: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Return the token that holds each letter; of several (bytes of one letter), the last."""
+    return {letter: i for i, (start, end) in enumerate(offsets) for letter in range(start, end)}
