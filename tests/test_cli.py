@@ -145,3 +145,12 @@ def test_a_sweep_runs_what_is_missing_and_prints_intervals(tmp_path, config, cap
         cli.main([*asked, "--variants", "plain,lame"])
     with pytest.raises(SystemExit, match="--seeds and --jobs must be at least 1, got 0, 2"):
         cli.main([*asked, "--seeds", "0"])
+
+
+def test_costs_are_the_papers(capsys):
+    cli.main(["costs"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for said in ("1.07608B", "1.17687B", "+0.08%", "+1.22%", "+0.10%", "+1.42%"):
+        assert said in shown
+    cli.main(["costs", "aet-4", "--variants", "lime,plain", "--tokens", "20"])
+    assert "aet-4, 20" in " ".join(capsys.readouterr().out.split())

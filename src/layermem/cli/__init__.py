@@ -1,0 +1,82 @@
+"""The command line, a function for each command. Options are fields of frozen configs.
+
+It does not know: how anything is done.
+"""
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from layermem.cli import running, showing
+
+_USAGE = """layermem COMMAND
+
+  layermem quickstart [--out DIR] [--seed N]               plain and LIMe side by side, in minutes
+  layermem train PRESET [--variant NAME] [--out DIR] [--seed N] [--max-steps N] [--save-every N]
+                        [--resume] [--optim.lr X ...]      train; --help lists every option
+  layermem train --config DIR/config.yaml [...]            repeat a run
+  layermem sweep PRESET [--variants plain,lime] [--seeds 5] [--jobs N] [--out DIR] [...]
+                                                           compare variants, with intervals
+  layermem presets                                         list presets and variants
+  layermem tasks [NAME] [--options operands=6 ...]         show problems and what they are like
+  layermem solve RUN [--count N] [--options operands=6 ...] solve problems with a trained model
+  layermem costs [PRESET ...] [--variants plain,lime]      parameters and FLOPs, counted
+  layermem curves RUN [RUN ...] --out FILE.svg              draw learning curves side by side
+  layermem experiment NAME [--out DIR] [--jobs N] [...]    a comparison, run by run: router-init
+"""
+
+_COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "quickstart": running.quickstart,
+    "train": running.train,
+    "sweep": running.sweep,
+    "experiment": running.experiment,
+    "presets": showing.presets,
+    "tasks": showing.tasks,
+    "solve": showing.solve,
+    "costs": showing.costs,
+    "curves": showing.curves,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command; errors a user can mend are one line."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    command, rest = (given[0], given[1:]) if given else ("--help", [])
+    if command in ("-h", "--help", "help"):
+        sys.stdout.write(_USAGE)
+        return
+    if command not in _COMMANDS:
+        sys.exit(f"layermem: unknown command {command!r}\n\n{_USAGE}")
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for noisy in ("httpx", "filelock", "fsspec", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        _COMMANDS[command](rest)
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        if os.environ.get("LAYERMEM_DEBUG"):
+            raise
+        sys.exit(f"layermem: {error} (LAYERMEM_DEBUG=1 shows where)")
+    _leave_others()
+
+
+def _leave_others() -> None:
+    """End a process that is one of several, here, while Python is whole.
+
+    Gloo's threads outlive their group for as long as anything refers to it (DTensor's caches do),
+    and may still hold the last tensors: freed while the interpreter shuts down, those abort the
+    process, now and then. So what is due at exit is done, and the interpreter is not shut down.
+    """
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return
+    several = distributed.get_world_size() > 1
+    distributed.destroy_process_group()
+    if several:
+        atexit._run_exitfuncs()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

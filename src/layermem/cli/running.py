@@ -1,0 +1,126 @@
+"""Commands that train: one run, several side by side, an experiment, the quickstart.
+
+It does not know: how anything is done.
+"""
+
+import logging
+import shlex
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.table import Table
+from transformers.utils import logging as transformers_logging
+
+from layermem.cli.screen import screen
+from layermem.config import Run, to_dict
+from layermem.experiments import comparison, presets, router_init
+from layermem.models.registry import lookup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation(Run):
+    """Train one model. Every option is a field of the run's config."""
+
+    out: Path | None = None
+    """Folder of the run; default: runs/PRESET-VARIANT-sSEED."""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on from the newest checkpoint in the folder."""
+
+
+def train(rest: list[str]) -> None:
+    """Train the run of a preset or a config, with options on top."""
+    from layermem.evals.solving import evaluate
+    from layermem.train.run import train as train_run
+
+    run, rest = _begun("train", rest)
+    defaults = {f.name: getattr(run, f.name) for f in fields(Run)}
+    asked = tyro.cli(Invocation, prog="layermem train", args=rest, default=Invocation(**defaults))
+    run = Run(**{f.name: getattr(asked, f.name) for f in fields(Run)})
+    lookup(run.variant)
+    # One display is enough.
+    transformers_logging.disable_progress_bar()
+    out = asked.out or Path("runs") / f"{run.preset}-{run.variant}-s{run.seed}"
+    folder = train_run(run, out, resume=asked.resume, evaluate=evaluate)
+    logging.getLogger(__name__).info("%s", folder.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Run):
+    """Compare variants seed by seed; what has ended is not run again, what was begun goes on.
+
+    Every other option is a field of the runs' config, as in `layermem train`.
+    """
+
+    variants: str = "plain,lime"
+    """Variants, the first is what the others are compared with; options of one follow a colon
+    (lime:router_init=identity)."""
+    seeds: int = 5
+    """Seeds, from --seed on, the same for every variant."""
+    jobs: int = 1
+    """Runs at once."""
+    out: Path | None = None
+    """Folder of all its runs; default: runs/PRESET."""
+
+
+def sweep(rest: list[str]) -> None:
+    """Compare variants on a preset."""
+    base, rest = _begun("sweep", rest)
+    defaults = {f.name: getattr(base, f.name) for f in fields(Run)}
+    asked = tyro.cli(Sweep, prog="layermem sweep", args=rest, default=Sweep(**defaults))
+    base = Run(**{f.name: getattr(asked, f.name) for f in fields(Run)})
+    if asked.seeds < 1 or asked.jobs < 1:
+        raise ValueError(f"--seeds and --jobs must be at least 1, got {asked.seeds}, {asked.jobs}")
+    seeds, out = range(base.seed, base.seed + asked.seeds), asked.out or Path("runs") / base.preset
+    found = comparison.compare(base, asked.variants, seeds, out, asked.jobs)
+    command = shlex.join(["layermem", "sweep", *sys.argv[2:]])
+    about = {"command": command, "seeds": list(seeds), "run": to_dict(base)}
+    comparison.keep(out / "sweep.json", about, found)
+    title = (
+        f"{base.preset}, {base.max_steps:,} steps, seeds {seeds[0]} to {seeds[-1]}; 95% intervals"
+    )
+    comparison.show(title, found, screen())
+
+
+def quickstart(rest: list[str]) -> None:
+    """Show the mechanism at work, in minutes."""
+    from layermem.experiments import quickstart as shown
+    from layermem.report import page
+    from layermem.report import quickstart as told
+
+    asked = tyro.cli(shown.Quickstart, prog="layermem quickstart", args=rest)
+    found, path = shown.run(asked), asked.folder / "index.html"
+    content = told.table(found)
+    table = Table(*content.header, box=None)
+    for row in content.rows:
+        table.add_row(*row)
+    screen().print(table)
+    page.write_page(told.build(found, shlex.join(["layermem", "quickstart", *rest])), path)
+    logging.getLogger(__name__).info("\n%s\n\nthe page: %s", told.MEANING, path.resolve())
+
+
+def experiment(rest: list[str]) -> None:
+    """Run an experiment: what is recorded is not run again."""
+    known = {"router-init": (router_init.RouterInit, router_init.main)}
+    if not rest or rest[0] not in known:
+        raise ValueError(f"name an experiment; there are {', '.join(known)}")
+    config, work = known[rest[0]]
+    work(tyro.cli(config, prog=f"layermem experiment {rest[0]}", args=rest[1:]))
+
+
+def _begun(command: str, rest: list[str]) -> tuple[Run, list[str]]:
+    """Return the run of a preset or a config, and the options that follow."""
+    from layermem.train.run import load_run
+
+    if rest and not rest[0].startswith("-"):
+        return presets.lookup(rest[0]), rest[1:]
+    if "--config" in rest and rest.index("--config") + 1 < len(rest):
+        at = rest.index("--config")
+        return load_run(rest[at + 1]), rest[:at] + rest[at + 2 :]
+    if "--help" in rest or "-h" in rest:
+        return Run(), rest
+    raise ValueError(
+        f"layermem {command}: name a preset or give --config; presets: {', '.join(presets.names())}"
+    )

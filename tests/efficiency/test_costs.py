@@ -1,0 +1,66 @@
+"""Costs: the paper's table in its own counting, and torch's counter."""
+
+import pytest
+import torch
+from tiny import TINY
+from torch.utils.flop_counter import FlopCounterMode
+
+import layermem
+from layermem.efficiency.costs import costs
+from layermem.experiments import presets
+from layermem.models.registry import variants
+
+
+@pytest.mark.parametrize(
+    ("preset", "counting", "parameters", "flops"),
+    [
+        # Table 8.
+        ("paper-1b-gqa", "paper", "+0.00%", "+0.08%"),
+        ("paper-1b-full", "paper", "+0.01%", "+1.22%"),
+        ("paper-1b-gqa", "honest", "+0.00%", "+0.10%"),
+        ("paper-1b-full", "honest", "+0.01%", "+1.42%"),
+    ],
+)
+def test_the_papers_table(preset, counting, parameters, flops):
+    found = costs(["plain", "lime"], presets.lookup(preset).model.sizes(), 2048, counting)
+    more = found["lime"].against(found["plain"])
+    assert [f"{share:+.2%}" for share in more] == [parameters, flops]
+    assert found["lime"].training == 3 * found["lime"].forward
+
+
+def test_the_papers_absolute_figures():
+    """Billions of parameters to five digits; teraFLOPs to what norms and rope may add."""
+    for preset, parameters, flops in (
+        ("paper-1b-gqa", 1.07607, 2.7615),
+        ("paper-1b-full", 1.17674, 2.9679),
+    ):
+        found = costs(["plain"], presets.lookup(preset).model.sizes(), 2048, "paper")["plain"]
+        assert found.parameters / 1e9 == pytest.approx(parameters, abs=1e-5)
+        assert found.forward / 1e12 == pytest.approx(flops, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", variants())
+def test_torchs_counter_counts_the_same(name):
+    """It sees attention to all keys; the causal half is taken off by the formula."""
+    tokens = 12
+    model = layermem.build(name, **TINY, attn_implementation="eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.ones(1, tokens, dtype=torch.long), use_cache=False)
+    heads, width = TINY["num_attention_heads"], TINY["hidden_size"] // TINY["num_attention_heads"]
+    attention = TINY["num_hidden_layers"] * heads * 4 * width * tokens**2
+    honest = counter.get_total_flops() - attention * (tokens - 1) / (2 * tokens)
+    assert costs([name], TINY, tokens)[name].forward == pytest.approx(honest)
+    assert costs([name], TINY, tokens)[name].parameters == model.num_parameters()
+
+
+def test_costs_grow_with_depth_as_routers_do():
+    def share(depth):
+        found = costs(["plain", "lime"], {**TINY, "num_hidden_layers": depth}, 64)
+        return found["lime"].against(found["plain"])[1]
+
+    assert share(64) > 6 * share(8) > 0
+
+
+def test_no_tokens():
+    with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
+        costs(["plain"], TINY, 0)
