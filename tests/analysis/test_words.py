@@ -28,8 +28,8 @@ def test_the_token_ends_the_word(name):
 
 def test_letters_of_several_bytes_do_not_shift_places():
     tokenizer = load_tokenizer("bytes")
-    (place,) = places(["übel ist, was is"], tokenizer, ["is"], 1)
-    assert place.token == len("übel ist, was is".encode()) - 1
+    (place,) = places(["naïve, was is"], tokenizer, ["is"], 1)
+    assert place.token == len("naïve, was is".encode()) - 1
 
 
 def test_numbers_are_whole_and_what_is_too_far_is_not_looked_at():

@@ -71,9 +71,10 @@ class Progress(TrainerCallback):
 
 def _line(row: dict[str, float]) -> str:
     if "val_loss" in row:
+        solved = f", {row['val_accuracy']:.1%} solved" if "val_accuracy" in row else ""
         return (
-            f"validation loss {row['val_loss']:.4f}, perplexity {row['val_perplexity']:.2f} "
-            f"after {row['tokens']:,.0f} tokens"
+            f"validation loss {row['val_loss']:.4f}, perplexity {row['val_perplexity']:.2f}"
+            f"{solved} after {row['tokens']:,.0f} tokens"
         )
     return (
         f"loss {row['loss']:.4f}  lr {row['lr']:.1e}  gradient {row['grad_norm']:.2f}  "
