@@ -155,7 +155,9 @@ def blocks(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/mechanism.md", "docs/tasks.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/analysis.md", "docs/mechanism.md", "docs/tasks.md"]
+)
 def test_the_examples_in_the_pages_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = blocks(ROOT / name)

@@ -23,6 +23,8 @@ _USAGE = """layermem COMMAND
   layermem tasks [NAME] [--options operands=6 ...]         show problems and what they are like
   layermem solve RUN [--count N] [--options operands=6 ...] solve problems with a trained model
   layermem costs [PRESET ...] [--variants plain,lime]      parameters and FLOPs, counted
+  layermem analyze CHECKPOINT [--against CHECKPOINT] [--text PATH] [--words is are was were]
+                                                           entropy, probes, layouts, routers
   layermem curves RUN [RUN ...] --out FILE.svg              draw learning curves side by side
   layermem experiment NAME [--out DIR] [--jobs N] [...]    a comparison, run by run: router-init
 """
@@ -36,6 +38,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tasks": showing.tasks,
     "solve": showing.solve,
     "costs": showing.costs,
+    "analyze": showing.analyze,
     "curves": showing.curves,
 }
 

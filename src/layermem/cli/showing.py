@@ -5,6 +5,7 @@ It does not know: how anything is done.
 
 import json
 import logging
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -189,6 +190,20 @@ def costs(rest: list[str]) -> None:
         "query sees. The paper's (Table 8): one a multiply-add of linear layers and routers, two "
         "of attention, all keys."
     )
+
+
+def analyze(rest: list[str]) -> None:
+    """Look inside checkpoints, and write a page about it."""
+    from layermem.experiments import analyze as inside
+    from layermem.report import analysis, page
+
+    # The checkpoint stands alone, as a preset does.
+    given = ["--checkpoint", *rest] if rest and not rest[0].startswith("-") else rest
+    asked = tyro.cli(inside.Analyze, prog="layermem analyze", args=given)
+    transformers_logging.disable_progress_bar()
+    found, path = inside.run(asked), asked.out / "index.html"
+    page.write_page(analysis.build(found, shlex.join(["layermem", "analyze", *rest])), path)
+    logging.getLogger(__name__).info("the page: %s", path.resolve())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # Told apart without colour too: by dashes and markers. Read on light and on dark.
 STYLES = (
@@ -41,14 +42,19 @@ def curves(
     across: str,
     up: str,
     share: bool = False,
+    bands: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
-    """Draw one line for each name."""
+    """Draw one line for each name, in a band of so much above and below."""
 
     def draw(axes: Axes) -> None:
         for (name, (x, y)), (colour, dashes, marker) in zip(series.items(), STYLES, strict=False):
             axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3, label=name)
+            if bands is not None:
+                low, high = np.array(y) - bands[name], np.array(y) + bands[name]
+                axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.set_xlabel(across)
         axes.set_ylabel(up)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if share:
             _in_percent(axes)
         axes.legend(frameon=False)
@@ -75,6 +81,35 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
     return _svg(draw, (3.6, 3.4))
 
 
+def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> str:
+    """Draw labelled points; the axes mean nothing and are left out."""
+    where, kinds = np.array(points), np.array(labels)
+
+    def draw(axes: Axes) -> None:
+        for i, name in enumerate(names):
+            colour, _, marker = STYLES[i % len(STYLES)]
+            x, y = where[kinds == i].T
+            axes.scatter(x, y, s=9, color=colour, marker=marker, label=name, linewidths=0)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.legend(frameon=False, markerscale=1.8, fontsize=8)
+
+    return _svg(draw, (4.2, 3.8), spines=True)
+
+
+def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
+    """Draw a matrix of shares of any shape."""
+
+    def draw(axes: Axes) -> None:
+        axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        for axis, size in ((axes.xaxis, matrix.shape[1]), (axes.yaxis, matrix.shape[0])):
+            axis.set_ticks(range(0, size, max(1, size // 16)))
+
+    return _svg(draw, (4.2, 3.2), spines=True)
+
+
 def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
     """Draw a lower triangle of shares, the numbers in its cells where there is room."""
     size = len(matrix)
@@ -95,7 +130,8 @@ def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
 
 
 def _in_percent(axes: Axes) -> None:
-    axes.set_ylim(0, 1)
+    # Room above, so that a line at 1 is seen.
+    axes.set_ylim(0, 1.03)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
 

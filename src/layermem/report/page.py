@@ -23,6 +23,18 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Switch:
+    """Drawings of which one is seen at a time, chosen from a list. Without scripts, all are."""
+
+    label: str
+    """What is chosen."""
+    options: Sequence[tuple[str, Figure]]
+    """Name and drawing of each."""
+    first: int = 0
+    """Which is seen at first."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows of texts below a header."""
 
@@ -58,6 +70,8 @@ class Section:
     """A table."""
     figures: Sequence[Figure] = ()
     """Drawings, side by side where there is room."""
+    switches: Sequence[Switch] = ()
+    """Drawings to choose from, side by side where there is room."""
     attempts: Sequence[Attempt] = ()
     """Problems with what models wrote."""
     commands: Sequence[str] = ()

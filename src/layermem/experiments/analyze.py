@@ -1,0 +1,303 @@
+"""What goes on inside one checkpoint, or two side by side, as numbers by layer.
+
+Entropy of hidden states and of the values attention reads; how well a probe tells words apart by
+them, and where words lie on a plane; what routers read; what the model costs.
+
+It does not know: figures, pages.
+"""
+
+import itertools
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import Progress
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from layermem.analysis.capture import capture
+from layermem.analysis.embedding import embed
+from layermem.analysis.entropy import Moments, matrix_entropy
+from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
+from layermem.analysis.separability import separability
+from layermem.analysis.words import Place, places
+from layermem.config import Task
+from layermem.data.sources import open_source
+from layermem.models.decoder import DecoderForCausalLM
+from layermem.runs import RunFolder, write_whole
+from layermem.tasks.registry import lookup as lookup_task
+from layermem.train.run import load_run
+
+logger = logging.getLogger(__name__)
+_BATCH = 16
+# Kinds that are looked at, by the names of ``Captured``.
+_KINDS = ("hidden", "routed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyze:
+    """Look inside a checkpoint, ours or any Hugging Face decoder, or at two side by side."""
+
+    checkpoint: str
+    """Run folder, folder of a saved model, or hub name."""
+    against: str | None = None
+    """A second one, shown beside it; its tokenizer must be the same."""
+    text: str | None = None
+    """Text to read, as in --data.source; None: problems of the run's own task, else stdlib."""
+    words: tuple[str, ...] = ("is", "are", "was", "were")
+    """Words that a probe is to tell apart."""
+    each: int = 200
+    """Occurrences of each word (the paper: 1668)."""
+    sequences: int = 64
+    """Sequences whose entropy is taken."""
+    length: int = 128
+    """Tokens of a sequence, at most."""
+    alpha: float = 1.0
+    """Order of the entropy (the paper's code: 0.5)."""
+    out: Path = Path("analysis")
+    """Folder for analysis.json and the page."""
+    seed: int = 0
+    """Seed of folds, layouts and problems."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("length", 2), ("sequences", 1), ("each", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
+        if not self.alpha > 0:
+            raise ValueError(f"--alpha must be positive, got {self.alpha}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """A model to look at."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    task: Task | None
+
+
+def run(asked: Analyze) -> dict[str, Any]:
+    """Look; return, and write to analysis.json, what was found."""
+    subjects = [_load(path) for path in (asked.checkpoint, asked.against) if path is not None]
+    if len(subjects) == 2:
+        _same_tokens(*subjects)
+        if subjects[0].name == subjects[1].name:
+            raise ValueError(f"{asked.checkpoint} and {asked.against} are one; give two")
+    texts = list(itertools.islice(_texts(asked, subjects[0]), asked.sequences))
+    if not texts:
+        raise ValueError(f"{asked.text} holds no sequence of {asked.length} tokens")
+    found_at, read = _find(asked, subjects[0])
+    result: dict[str, Any] = {
+        "asked": json.loads(json.dumps(asdict(asked), default=str)),
+        "sequences": len(texts),
+        "models": {},
+    }
+    for subject in subjects:
+        logger.info("looking at %s", subject.name)
+        result["models"][subject.name] = {
+            "about": _about(subject),
+            "entropy": _entropy(subject, texts, asked),
+            **_words(subject, read, found_at, asked),
+            **_routing(subject),
+        }
+    asked.out.mkdir(parents=True, exist_ok=True)
+    write_whole(asked.out / "analysis.json", json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def _load(path: str) -> _Subject:
+    """Load a run's final model, or a saved one."""
+    folder = RunFolder(path)
+    is_run = folder.config.exists()
+    if is_run and not folder.final.exists():
+        raise ValueError(f"{path} is a run that has not ended; let it end, or name a checkpoint")
+    if Path(path).is_absolute() and not Path(path).exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    where = folder.final if is_run else path
+    model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(where)
+    task = load_run(folder.config).task if is_run else None
+    name = folder.path.name if is_run or Path(path).exists() else path
+    return _Subject(name=name, model=model, tokenizer=tokenizer, task=task)
+
+
+def _same_tokens(first: _Subject, second: _Subject) -> None:
+    if first.tokenizer.get_vocab() != second.tokenizer.get_vocab():
+        raise ValueError(
+            f"{first.name} and {second.name} have different tokenizers, so what they hold at one "
+            "token cannot be laid side by side; analyze them one by one"
+        )
+
+
+def _texts(asked: Analyze, subject: _Subject) -> Iterator[str]:
+    """Yield texts that are sequences: problems with their solutions, or pieces of documents."""
+    task = subject.task
+    if asked.text is None and task is not None and task.name is not None:
+        kind = lookup_task(task.name)
+        # As many as any number of rare words may want.
+        for problem in kind.problems("test", task.test, task.seed, **task.fields()):
+            yield f"{problem.prompt} {problem.solution}"
+        return
+    for document in open_source(asked.text or "stdlib"):
+        offsets = subject.tokenizer(document, return_offsets_mapping=True, verbose=False)[
+            "offset_mapping"
+        ]
+        for start in range(0, len(offsets) - asked.length + 1, asked.length):
+            yield document[offsets[start][0] : offsets[start + asked.length - 1][1]]
+
+
+def _find(asked: Analyze, subject: _Subject) -> tuple[list[Place], list[str]]:
+    """Return where the words stand, and the texts they stand in."""
+    read: list[str] = []
+
+    def noted() -> Iterator[str]:
+        for text in _texts(asked, subject):
+            read.append(text)
+            yield text
+
+    found = places(noted(), subject.tokenizer, asked.words, asked.each, longest=asked.length)
+    return found, read
+
+
+def _batches(
+    subject: _Subject, texts: Sequence[str], length: int, what: str
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Encode texts, padded on the right, cut at ``length`` tokens; show how far it is."""
+    tokenizer = subject.tokenizer
+    end = tokenizer.eos_token_id
+    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
+    with Progress(transient=True) as progress:
+        for start in progress.track(range(0, len(texts), _BATCH), description=what):
+            batch = list(texts[start : start + _BATCH])
+            ids = [row[:length] for row in tokenizer(batch, add_special_tokens=False)["input_ids"]]
+            longest = max(map(len, ids))
+            yield {
+                "input_ids": torch.tensor([[*r, *[padding] * (longest - len(r))] for r in ids]),
+                "attention_mask": torch.tensor(
+                    [[1] * len(r) + [0] * (longest - len(r)) for r in ids]
+                ),
+            }
+
+
+def _entropy(subject: _Subject, texts: Sequence[str], asked: Analyze) -> dict[str, Any]:
+    """Return mean and deviation over sequences, by kind and layer; features are standardised.
+
+    Two passes, so that no more than a batch is held: first the moments, then the entropies.
+    """
+    moments: dict[tuple[str, int], Moments] = {}
+    for got in capture(subject.model, _batches(subject, texts, asked.length, "moments")):
+        for kind in _KINDS:
+            for layer, array in enumerate(getattr(got, kind)):
+                moments.setdefault((kind, layer), Moments()).add(array[got.mask])
+    entropies: dict[tuple[str, int], list[float]] = {key: [] for key in moments}
+    for got in capture(subject.model, _batches(subject, texts, asked.length, "entropy")):
+        for kind, layer in moments:
+            array = getattr(got, kind)[layer]
+            for tokens, mask in zip(array, got.mask, strict=True):
+                if mask.sum() < 2:
+                    raise ValueError("entropy needs sequences of at least 2 tokens")
+                scaled = moments[kind, layer].standardise(tokens[mask])
+                entropies[kind, layer].append(matrix_entropy(scaled, asked.alpha))
+    depth = 1 + max(layer for _, layer in moments)
+    return {
+        kind: {
+            "mean": [float(np.mean(entropies[kind, i])) for i in range(depth)],
+            "deviation": [float(np.std(entropies[kind, i])) for i in range(depth)],
+        }
+        for kind in _KINDS
+    }
+
+
+def _words(
+    subject: _Subject, texts: Sequence[str], found_at: Sequence[Place], asked: Analyze
+) -> dict[str, Any]:
+    """Return how well probes tell the words apart, and layouts, by kind and layer."""
+    # Texts without a word are not read by the model.
+    used = sorted({place.sequence for place in found_at})
+    row_of = {sequence: row for row, sequence in enumerate(used)}
+    by_row: dict[int, list[tuple[int, int]]] = {}
+    for place in found_at:
+        by_row.setdefault(row_of[place.sequence], []).append((place.token, place.word))
+    vectors: dict[tuple[str, int], list[np.ndarray]] = {}
+    labels: list[int] = []
+    row = 0
+    chosen = [texts[sequence] for sequence in used]
+    for got in capture(subject.model, _batches(subject, chosen, asked.length, "words")):
+        for i in range(len(got.ids)):
+            for token, word in by_row[row + i]:
+                labels.append(word)
+                for kind in _KINDS:
+                    for layer, array in enumerate(getattr(got, kind)):
+                        vectors.setdefault((kind, layer), []).append(array[i, token])
+        row += len(got.ids)
+    depth = 1 + max(layer for _, layer in vectors)
+    arrays = {key: np.stack(rows) for key, rows in vectors.items()}
+    return {
+        "separability": {
+            probe: {
+                kind: _probed(arrays, kind, depth, labels, probe, asked.seed) for kind in _KINDS
+            }
+            for probe in ("paper", "converged")
+        },
+        "layout": {
+            "labels": labels,
+            "layers": {
+                layer: embed(arrays["routed", layer], seed=asked.seed).round(3).tolist()
+                for layer in range(depth)
+            },
+        },
+    }
+
+
+def _probed(
+    arrays: dict[tuple[str, int], np.ndarray],
+    kind: str,
+    depth: int,
+    labels: Sequence[int],
+    probe: Any,
+    seed: int,
+) -> dict[str, Any]:
+    found = [
+        separability(arrays[kind, layer], np.array(labels), probe=probe, seed=seed)
+        for layer in range(depth)
+    ]
+    return {
+        "mean": [one.mean for one in found],
+        "deviation": [one.deviation for one in found],
+        "shuffled": [one.shuffled for one in found],
+        "chance": found[0].chance,
+    }
+
+
+def _routing(subject: _Subject) -> dict[str, Any]:
+    """Return what routers read; nothing for a model that has none."""
+    if not isinstance(subject.model, DecoderForCausalLM):
+        return {}
+    heatmap = mean_heatmap(subject.model)
+    if np.array_equal(heatmap, np.eye(len(heatmap))):
+        return {}
+    ways = circuits(heatmap) if len(heatmap) > 2 else []
+    return {
+        "routing": {
+            "heatmap": heatmap.tolist(),
+            "heads": head_heatmaps(subject.model).tolist(),
+            "readings": [asdict(reading) for reading in readings(heatmap)],
+            "circuits": [asdict(circuit) for circuit in ways],
+        }
+    }
+
+
+def _about(subject: _Subject) -> dict[str, Any]:
+    model = subject.model
+    return {
+        "class": type(model).__name__,
+        "layers": model.config.num_hidden_layers,
+        "width": model.config.hidden_size,
+        "parameters": model.num_parameters(),
+    }

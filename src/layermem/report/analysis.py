@@ -1,0 +1,230 @@
+"""The page about what goes on inside checkpoints, from analysis.json alone.
+
+What a model has no figure for is said, and not left out.
+
+It does not know: torch, models, how anything was computed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from layermem.report import figures
+from layermem.report.page import Figure, Page, Section, Switch, Table
+
+_KINDS = {"routed": "values that attention reads", "hidden": "hidden states"}
+_PROBES = {
+    "paper": "the paper's probe: a linear layer, one epoch of Adam",
+    "converged": "a converged probe: logistic regression",
+}
+
+
+def build(found: Mapping[str, Any], command: str) -> Page:
+    """Return the page."""
+    names = " against ".join(found["models"])
+    return Page(
+        title=f"Inside {names}",
+        lead=(
+            "How many directions each layer's representations spread over, how well words are told "
+            "apart by them, where words lie, and what routers read."
+        ),
+        sections=[
+            _models(found),
+            _entropy(found),
+            _separability(found),
+            _layout(found),
+            *_routing(found),
+            Section(title="The command", commands=[command]),
+        ],
+    )
+
+
+def _models(found: Mapping[str, Any]) -> Section:
+    rows = [
+        [
+            name,
+            about["class"],
+            str(about["layers"]),
+            str(about["width"]),
+            f"{about['parameters']:,}",
+        ]
+        for name, about in ((name, model["about"]) for name, model in found["models"].items())
+    ]
+    asked = found["asked"]
+    text = asked["text"] or "the run's own problems, or the standard library's sources"
+    return Section(
+        title="What was looked at",
+        table=Table(
+            header=["", "class", "layers", "width", "parameters"],
+            rows=rows,
+            caption=f"Text: {text}; {found['sequences']} sequences of at most {asked['length']} "
+            f"tokens; seed {asked['seed']}.",
+        ),
+    )
+
+
+def _series(found: Mapping[str, Any], *path: str) -> dict[str, tuple[list[int], list[float]]]:
+    """Return layers and means of each model, from where ``path`` leads."""
+    series = {}
+    for name, model in found["models"].items():
+        part = model
+        for step in path:
+            part = part[step]
+        series[name] = (list(range(len(part["mean"]))), part["mean"])
+    return series
+
+
+def _bands(found: Mapping[str, Any], *path: str) -> dict[str, list[float]]:
+    bands = {}
+    for name, model in found["models"].items():
+        part = model
+        for step in path:
+            part = part[step]
+        bands[name] = part["deviation"]
+    return bands
+
+
+def _entropy(found: Mapping[str, Any]) -> Section:
+    alpha = found["asked"]["alpha"]
+    return Section(
+        title="Entropy by layer",
+        paragraphs=[
+            "Matrix entropy in nats of each sequence's tokens: 0 if all are one vector, the "
+            "logarithm of the number of tokens if all are at right angles. Where it is low, "
+            "representations have collapsed."
+        ],
+        figures=[
+            Figure(
+                svg=figures.curves(
+                    _series(found, "entropy", kind),
+                    across="layer",
+                    up="entropy (nats)",
+                    bands=_bands(found, "entropy", kind),
+                ),
+                caption=f"Of {said}; order {alpha:g}, features standardised; bands: deviation over "
+                f"{found['sequences']} sequences.",
+            )
+            for kind, said in _KINDS.items()
+        ],
+    )
+
+
+def _separability(found: Mapping[str, Any]) -> Section:
+    words = ", ".join(found["asked"]["words"])
+    first = next(iter(found["models"].values()))["separability"]
+    lines = [
+        f"Of {said}, {probe}: chance {first[probe][kind]['chance']:.1%}, with labels shuffled "
+        f"{min(first[probe][kind]['shuffled']):.1%} to {max(first[probe][kind]['shuffled']):.1%}."
+        for probe in _PROBES
+        for kind, said in _KINDS.items()
+    ]
+    return Section(
+        title="Words told apart",
+        paragraphs=[
+            f"Accuracy of a linear probe for {words}, by layer, {found['asked']['each']} "
+            "occurrences each, five folds.",
+            " ".join(lines),
+        ],
+        figures=[
+            Figure(
+                svg=figures.curves(
+                    _series(found, "separability", probe, kind),
+                    across="layer",
+                    up="accuracy",
+                    share=True,
+                    bands=_bands(found, "separability", probe, kind),
+                ),
+                caption=f"By {said}; {how}. Bands: deviation over folds.",
+            )
+            for probe, how in _PROBES.items()
+            for kind, said in _KINDS.items()
+        ],
+    )
+
+
+def _layout(found: Mapping[str, Any]) -> Section:
+    words = found["asked"]["words"]
+    switches = []
+    for name, model in found["models"].items():
+        layout = model["layout"]
+        options = [
+            (
+                f"layer {layer}",
+                Figure(
+                    svg=figures.scatter(points, layout["labels"], words),
+                    caption=f"{name}, values that attention reads at layer {layer}: t-SNE of "
+                    "vectors divided by their length.",
+                ),
+            )
+            for layer, points in layout["layers"].items()
+        ]
+        switches.append(Switch(label=name, options=options, first=len(options) - 1))
+    return Section(title="Where words lie", switches=switches)
+
+
+def _routing(found: Mapping[str, Any]) -> list[Section]:
+    sections = []
+    for name, model in found["models"].items():
+        if "routing" not in model:
+            sections.append(
+                Section(
+                    title=f"What {name} reads",
+                    paragraphs=["It has no routers: every layer reads its own keys and values."],
+                )
+            )
+            continue
+        routing = model["routing"]
+        heads = np.array(routing["heads"])
+        by_layer = [
+            (
+                f"layer {layer}",
+                Figure(
+                    svg=figures.rows(heads[layer], across="source layer", up="head"),
+                    caption=f"{name}, layer {layer}: what each key-value head reads.",
+                ),
+            )
+            for layer in range(1, len(heads))
+        ]
+        sections.append(
+            Section(
+                title=f"What {name} reads",
+                table=_readings(routing),
+                figures=[
+                    Figure(
+                        svg=figures.heatmap(
+                            np.array(routing["heatmap"]), across="source layer", up="layer"
+                        ),
+                        caption="Absolute router weights, averaged over heads, each row divided by "
+                        "its sum.",
+                    )
+                ],
+                switches=[Switch(label="Heads of", options=by_layer)],
+                paragraphs=[_circuits(routing)],
+            )
+        )
+    return sections
+
+
+def _readings(routing: Mapping[str, Any]) -> Table:
+    return Table(
+        header=["layer", "from earlier layers", "effective number of layers", "most read"],
+        rows=[
+            [
+                str(row["layer"]),
+                f"{row['off_layer_share']:.1%}",
+                f"{row['effective']:.2f}",
+                ", ".join(map(str, row["sources"])),
+            ]
+            for row in routing["readings"]
+        ],
+        caption="Shares of absolute router weights; the effective number is exp of their entropy.",
+    )
+
+
+def _circuits(routing: Mapping[str, Any]) -> str:
+    ways = [
+        f"{' from '.join(map(str, way['layers']))} ({way['weight']:.1%})"
+        for way in routing["circuits"][:5]
+    ]
+    return f"Heaviest ways of two steps: {'; '.join(ways)}." if ways else "Too few layers for ways."

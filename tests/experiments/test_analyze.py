@@ -1,0 +1,140 @@
+"""Analyze: numbers by layer for ours and theirs, a page from them alone, and clear refusals."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from small_run import a_run
+from tiny import TINY
+
+from layermem import cli
+from layermem.analysis.entropy import matrix_entropy, standardise
+from layermem.config import Task
+from layermem.data.tokenizers import load_tokenizer
+from layermem.experiments.analyze import Analyze
+from layermem.train.run import train
+
+SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("analyze")
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return [
+        train(a_run(folder, variant=variant, max_steps=2), folder / variant).path
+        for variant in ("lime", "plain")
+    ]
+
+
+def analyze(capsys, *asked):
+    cli.main(["analyze", *map(str, asked)])
+    capsys.readouterr()
+
+
+def test_two_runs_side_by_side(runs, folder, capsys):
+    out = folder / "both"
+    text = folder / "words.jsonl"
+    analyze(capsys, runs[0], "--against", runs[1], "--text", text, "--out", out, *SMALL)
+    found = json.loads((out / "analysis.json").read_text())
+    assert list(found["models"]) == ["lime", "plain"]
+    for name, model in found["models"].items():
+        for kind in ("hidden", "routed"):
+            assert len(model["entropy"][kind]["mean"]) == 3
+            assert all(0 < h < np.log(24) for h in model["entropy"][kind]["mean"])
+            for probe in ("paper", "converged"):
+                scores = model["separability"][probe][kind]
+                assert (
+                    all(0 <= score <= 1 for score in scores["mean"]) and scores["chance"] == 1 / 3
+                )
+        assert len(model["layout"]["labels"]) == 18
+        assert [len(points) for points in model["layout"]["layers"].values()] == [18] * 3
+        assert ("routing" in model) == (name == "lime")
+    page = (out / "index.html").read_text()
+    assert "It has no routers" in page and "Heaviest ways" in page and "--against" in page
+    assert len(page) < 5_000_000
+
+
+def test_entropy_is_that_of_the_arrays(runs, folder, capsys):
+    out, text = folder / "one", folder / "words.jsonl"
+    analyze(capsys, runs[0], "--text", text, "--out", out, "--alpha", "0.5", *SMALL)
+    (model,) = json.loads((out / "analysis.json").read_text())["models"].values()
+    # By hand: the first six pieces of 24 bytes, each from its own document.
+    texts = [json.loads(line)["text"] for line in text.read_text().splitlines()]
+    pieces = [t[i : i + 24] for t in texts for i in range(0, len(t) - 23, 24)][:6]
+    ids = torch.tensor([list(piece.encode()) for piece in pieces])
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(runs[0] / "final")
+    with torch.no_grad():
+        hidden = loaded(ids, output_hidden_states=True).hidden_states[2].double().numpy()
+    expected = [matrix_entropy(z, 0.5) for z in standardise(hidden)]
+    assert model["entropy"]["hidden"]["mean"][1] == pytest.approx(np.mean(expected), rel=1e-6)
+    assert model["entropy"]["hidden"]["deviation"][1] == pytest.approx(np.std(expected), rel=1e-4)
+
+
+def test_a_decoder_of_transformers(folder, capsys):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**TINY, "vocab_size": 257, "max_position_embeddings": 128})
+    path = folder / "llama"
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    load_tokenizer("bytes").save_pretrained(path)
+    analyze(capsys, path, "--text", folder / "words.jsonl", "--out", folder / "theirs", *SMALL)
+    (model,) = json.loads((folder / "theirs" / "analysis.json").read_text())["models"].values()
+    assert "routing" not in model and model["about"]["class"] == "LlamaForCausalLM"
+
+
+def test_a_run_on_a_task_reads_its_own_problems(folder, capsys):
+    task = Task(name="arithmetic", examples=30, validation=5, test=60, options=("operands=2",))
+    run = train(a_run(folder, task=task, max_steps=2), folder / "sums")
+    asked = ["--words", "2", "3", "--each", "5", "--sequences", "8", "--out", folder / "numbers"]
+    analyze(capsys, run.path, *asked)
+    found = json.loads((folder / "numbers" / "analysis.json").read_text())
+    assert found["sequences"] == 8 and found["asked"]["words"] == ["2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--words", "is", "w1"], "'is' never occurs in the text"),
+        (["--each", "100000"], "occurs .* times, 100000 were asked for"),
+        (["--each", "3"], "fewer than the 5 folds"),
+        (["--text", "/nowhere/text.jsonl"], "/nowhere/text.jsonl"),
+        (["--against", "/nowhere/model"], "/nowhere/model does not exist"),
+    ],
+)
+def test_what_is_refused(runs, folder, more, message):
+    asked = ["analyze", str(runs[0]), "--text", str(folder / "words.jsonl"), *SMALL]
+    with pytest.raises(SystemExit, match=message):
+        cli.main([*asked, "--out", str(folder / "refused"), *more])
+
+
+def test_options_out_of_range():
+    for field, value, message in (
+        ("length", 1, "--length must be at least 2, got 1"),
+        ("sequences", 0, "--sequences must be at least 1, got 0"),
+        ("alpha", 0.0, "--alpha must be positive, got 0.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Analyze(checkpoint="x", **{field: value})
+
+
+def test_broken_weights_other_tokens_and_unended_runs(runs, folder, tmp_path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(runs[0] / "final")
+    torch.nn.init.constant_(model.model.layers[1].mlp.down_proj.weight, float("nan"))
+    model.save_pretrained(tmp_path / "broken")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "broken")
+    asked = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="not finite"):
+        cli.main(["analyze", str(tmp_path / "broken"), *asked])
+    run = folder / "sums"
+    with pytest.raises(SystemExit, match="different tokenizers"):
+        cli.main(["analyze", str(runs[0]), "--against", str(run), *asked])
+    unended = tmp_path / "unended"
+    unended.mkdir()
+    (unended / "config.yaml").write_text("{}")
+    with pytest.raises(SystemExit, match="has not ended"):
+        cli.main(["analyze", str(unended), *asked])

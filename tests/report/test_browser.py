@@ -1,0 +1,84 @@
+"""The page in a browser: no error, nothing asked of the network, the switches work."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from layermem.report import figures, page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+# What the test adds: errors are gathered from the start, switches are used at the end.
+GATHER = """<script>
+window.errors = [];
+const note = (e) => window.errors.push(e.message || String(e.target.outerHTML));
+window.addEventListener("error", note, true);
+window.addEventListener("securitypolicyviolation", (e) => window.errors.push(e.blockedURI));
+</script>"""
+POLICY = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    'img-src data:">'
+)
+USE = """<script>
+const seen = () => [...document.querySelectorAll(".switch")].map(
+  (box) => [...box.querySelectorAll("figure")].map((f) => f.offsetParent !== null));
+const before = seen();
+for (const box of document.querySelectorAll(".switch")) {
+  const choice = box.querySelector("select");
+  choice.selectedIndex = 0;
+  choice.dispatchEvent(new Event("change"));
+}
+const report = { before, after: seen(), errors: window.errors,
+  wide: document.documentElement.scrollWidth > document.documentElement.clientWidth };
+document.body.innerHTML = "<pre id=report>" + JSON.stringify(report) + "</pre>";
+</script>"""
+
+
+def a_page():
+    def figure(i):
+        return page.Figure(
+            svg=figures.rows(np.full((2, 3), i / 4), across="x", up="y"), caption=f"drawing {i}"
+        )
+
+    options = [(f"layer {i}", figure(i)) for i in range(3)]
+    section = page.Section(
+        title="A part",
+        figures=[figure(4)],
+        switches=[
+            page.Switch(label="one", options=options, first=2),
+            page.Switch(label="two", options=options[:2]),
+        ],
+    )
+    return page.Page(title="A page", lead="For a test.", sections=[section])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@pytest.mark.parametrize("width", [1200, 400])
+def test_switches_work_and_nothing_fails(width, tmp_path):
+    path = tmp_path / "page.html"
+    page.write_page(a_page(), path)
+    text = path.read_text()
+    text = text.replace("<head>", f"<head>{POLICY}{GATHER}").replace("</body>", f"{USE}</body>")
+    path.write_text(text)
+    done = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
+            *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
+            *("--disable-sync", f"--user-data-dir={tmp_path}/profile", "--dump-dom"),
+            *(f"--window-size={width},900", path.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = re.search(r'<pre id="report">(.*?)</pre>', done.stdout)
+    assert found, done.stderr
+    report = json.loads(found[1])
+    assert report["errors"] == []
+    assert report["before"] == [[False, False, True], [True, False]]
+    assert report["after"] == [[True, False, False], [True, False]]
+    assert not report["wide"], "the page scrolls sideways"
