@@ -40,7 +40,12 @@ def analyze(capsys, *asked):
 def test_two_runs_side_by_side(runs, folder, capsys):
     out = folder / "both"
     text = folder / "words.jsonl"
-    analyze(capsys, runs[0], "--against", runs[1], "--text", text, "--out", out, *SMALL)
+    figure = folder / "figure.svg"
+    asked = ["--against", runs[1], "--text", text, "--out", out, "--figure", figure, *SMALL]
+    cli.main(["analyze", *map(str, [runs[0], *asked])])
+    shown = capsys.readouterr().out
+    assert all(said in shown for said in ("entropy,", "paper", "converged", "lime", "plain"))
+    assert figure.read_text().count('<g id="axes_') == 4
     found = json.loads((out / "analysis.json").read_text())
     assert list(found["models"]) == ["lime", "plain"]
     for name, model in found["models"].items():

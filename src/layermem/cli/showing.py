@@ -202,6 +202,15 @@ def analyze(rest: list[str]) -> None:
     asked = tyro.cli(inside.Analyze, prog="layermem analyze", args=given)
     transformers_logging.disable_progress_bar()
     found, path = inside.run(asked), asked.out / "index.html"
+    content = analysis.table(found)
+    table = Table(*content.header, box=None)
+    for row in content.rows:
+        table.add_row(*row)
+    console = screen()
+    console.print(table)
+    console.print(content.caption)
+    if asked.figure is not None:
+        analysis.draw(found, asked.figure)
     page.write_page(analysis.build(found, shlex.join(["layermem", "analyze", *rest])), path)
     logging.getLogger(__name__).info("the page: %s", path.resolve())
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,6 +35,8 @@ from layermem.train.run import load_run
 
 logger = logging.getLogger(__name__)
 _BATCH = 16
+# Seeds of problems that are gone through in search of rare words.
+_SEEDS = 50
 # Kinds that are looked at, by the names of ``Captured``.
 _KINDS = ("hidden", "routed")
 
@@ -60,6 +63,8 @@ class Analyze:
     """Order of the entropy (the paper's code: 0.5)."""
     out: Path = Path("analysis")
     """Folder for analysis.json and the page."""
+    figure: Path | None = None
+    """File (svg, png, pdf) for one figure of it all, beside the page."""
     seed: int = 0
     """Seed of folds, layouts and problems."""
 
@@ -140,9 +145,10 @@ def _texts(asked: Analyze, subject: _Subject) -> Iterator[str]:
     task = subject.task
     if asked.text is None and task is not None and task.name is not None:
         kind = lookup_task(task.name)
-        # As many as any number of rare words may want.
-        for problem in kind.problems("test", task.test, task.seed, **task.fields()):
-            yield f"{problem.prompt} {problem.solution}"
+        # Rare words want many: other seeds bring more problems of the same split.
+        for more in range(_SEEDS):
+            for problem in kind.problems("test", task.test, task.seed + more, **task.fields()):
+                yield f"{problem.prompt} {problem.solution}"
         return
     for document in open_source(asked.text or "stdlib"):
         offsets = subject.tokenizer(document, return_offsets_mapping=True, verbose=False)[
@@ -172,7 +178,7 @@ def _batches(
     tokenizer = subject.tokenizer
     end = tokenizer.eos_token_id
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
-    with Progress(transient=True) as progress:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
         for start in progress.track(range(0, len(texts), _BATCH), description=what):
             batch = list(texts[start : start + _BATCH])
             ids = [row[:length] for row in tokenizer(batch, add_special_tokens=False)["input_ids"]]

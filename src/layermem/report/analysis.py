@@ -5,7 +5,9 @@ What a model has no figure for is said, and not left out.
 It does not know: torch, models, how anything was computed.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,72 @@ def build(found: Mapping[str, Any], command: str) -> Page:
             Section(title="The command", commands=[command]),
         ],
     )
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """Return the values attention reads, layer by layer: entropy and both probes, of each model."""
+    models = found["models"]
+    columns = [
+        *(
+            (f"entropy, {name}", model["entropy"]["routed"]["mean"], ".2f")
+            for name, model in models.items()
+        ),
+        *(
+            (f"{probe} probe, {name}", model["separability"][probe]["routed"]["mean"], ".1%")
+            for probe in _PROBES
+            for name, model in models.items()
+        ),
+    ]
+    depth = max(len(values) for _, values, _ in columns)
+    return Table(
+        header=["layer", *(name for name, _, _ in columns)],
+        rows=[
+            [str(i), *(format(v[i], how) if i < len(v) else "" for _, v, how in columns)]
+            for i in range(depth)
+        ],
+        caption="Of the values that attention reads.",
+    )
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Draw entropy, the paper's probe and the last layers' layouts into one file."""
+    figures.save(
+        [
+            lambda axes: figures.plot_curves(
+                axes,
+                _series(found, "entropy", "routed"),
+                across="layer",
+                up="entropy of values (nats)",
+                bands=_bands(found, "entropy", "routed"),
+            ),
+            lambda axes: figures.plot_curves(
+                axes,
+                _series(found, "separability", "paper", "routed"),
+                across="layer",
+                up=f"{', '.join(found['asked']['words'])} told apart",
+                share=True,
+                bands=_bands(found, "separability", "paper", "routed"),
+            ),
+            *(
+                _last_layout(name, model, found["asked"]["words"])
+                for name, model in found["models"].items()
+            ),
+        ],
+        path,
+    )
+
+
+def _last_layout(
+    name: str, model: Mapping[str, Any], words: Sequence[str]
+) -> Callable[[Any], None]:
+    layers = model["layout"]["layers"]
+    last = list(layers)[-1]
+
+    def plot(axes: Any) -> None:
+        figures.plot_points(axes, layers[last], model["layout"]["labels"], words)
+        axes.set_title(f"{name}, layer {last}", fontsize=10)
+
+    return plot
 
 
 def _models(found: Mapping[str, Any]) -> Section:
@@ -113,6 +181,8 @@ def _entropy(found: Mapping[str, Any]) -> Section:
 def _separability(found: Mapping[str, Any]) -> Section:
     words = ", ".join(found["asked"]["words"])
     first = next(iter(found["models"].values()))["separability"]
+    # Four folds of five, in batches of 64.
+    steps = math.ceil(0.8 * len(found["asked"]["words"]) * found["asked"]["each"] / 64)
     lines = [
         f"Of {said}, {probe}: chance {first[probe][kind]['chance']:.1%}, with labels shuffled "
         f"{min(first[probe][kind]['shuffled']):.1%} to {max(first[probe][kind]['shuffled']):.1%}."
@@ -123,7 +193,8 @@ def _separability(found: Mapping[str, Any]) -> Section:
         title="Words told apart",
         paragraphs=[
             f"Accuracy of a linear probe for {words}, by layer, {found['asked']['each']} "
-            "occurrences each, five folds.",
+            f"occurrences each, five folds. The paper's probe takes {steps} steps here: with few "
+            "occurrences it says more about itself than about the values.",
             " ".join(lines),
         ],
         figures=[

@@ -8,6 +8,7 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -45,21 +46,34 @@ def curves(
     bands: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
     """Draw one line for each name, in a band of so much above and below."""
+    return _svg(
+        lambda axes: plot_curves(axes, series, across=across, up=up, share=share, bands=bands),
+        (6.0, 3.4),
+    )
 
-    def draw(axes: Axes) -> None:
-        for (name, (x, y)), (colour, dashes, marker) in zip(series.items(), STYLES, strict=False):
-            axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3, label=name)
-            if bands is not None:
-                low, high = np.array(y) - bands[name], np.array(y) + bands[name]
-                axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if share:
-            _in_percent(axes)
-        axes.legend(frameon=False)
 
-    return _svg(draw, (6.0, 3.4))
+def plot_curves(
+    axes: Axes,
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    across: str,
+    up: str,
+    share: bool = False,
+    bands: Mapping[str, Sequence[float]] | None = None,
+) -> None:
+    """Draw the same into given axes."""
+    for i, (name, (x, y)) in enumerate(series.items()):
+        colour, dashes, marker = STYLES[i % len(STYLES)]
+        axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3, label=name)
+        if bands is not None:
+            low, high = np.array(y) - bands[name], np.array(y) + bands[name]
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if share:
+        _in_percent(axes)
+    axes.legend(frameon=False)
 
 
 def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: float) -> str:
@@ -83,18 +97,21 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
 
 def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> str:
     """Draw labelled points; the axes mean nothing and are left out."""
+    return _svg(lambda axes: plot_points(axes, points, labels, names), (4.2, 3.8), spines=True)
+
+
+def plot_points(
+    axes: Axes, points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]
+) -> None:
+    """Draw the same into given axes."""
     where, kinds = np.array(points), np.array(labels)
-
-    def draw(axes: Axes) -> None:
-        for i, name in enumerate(names):
-            colour, _, marker = STYLES[i % len(STYLES)]
-            x, y = where[kinds == i].T
-            axes.scatter(x, y, s=9, color=colour, marker=marker, label=name, linewidths=0)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.legend(frameon=False, markerscale=1.8, fontsize=8)
-
-    return _svg(draw, (4.2, 3.8), spines=True)
+    for i, name in enumerate(names):
+        colour, _, marker = STYLES[i % len(STYLES)]
+        x, y = where[kinds == i].T
+        axes.scatter(x, y, s=9, color=colour, marker=marker, label=name, linewidths=0)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.legend(frameon=False, markerscale=1.8, fontsize=8)
 
 
 def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
@@ -127,6 +144,18 @@ def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
         axes.set_yticks(range(size) if size <= 32 else range(0, size, size // 16))
 
     return _svg(draw, (3.6, 3.4), spines=True)
+
+
+def save(panels: Sequence[Callable[[Axes], None]], path: Path) -> None:
+    """Draw panels side by side into a file; its suffix (svg, png, pdf) is its kind."""
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "layermem", "svg.fonttype": "none", "font.size": 9}
+    ):
+        figure = Figure(figsize=(3.4 * len(panels), 3.1), layout="constrained")
+        for axes, draw in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+            draw(axes)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _in_percent(axes: Axes) -> None:
