@@ -1,11 +1,12 @@
 """The command line: its options are the config's, its errors one line."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
 from small_run import a_run
-from torch import distributed
 
 from layermem import cli
 from layermem.config import to_dict
@@ -100,13 +101,32 @@ def test_help_and_the_list(capsys, monkeypatch):
     assert "--max-steps" in shown and "Optimiser steps; the schedule is scaled to it" in shown
 
 
-def test_a_command_leaves_the_group_of_processes(tmp_path):
-    if not distributed.is_available():
-        pytest.skip("this torch has no distributed package")
-    meet = f"file://{tmp_path}/meet"
-    distributed.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
-    cli.main(["presets"])
-    assert not distributed.is_initialized()
+def test_one_of_several_processes_ends_at_once():
+    """What is due at exit is done; the interpreter's shutdown, which may abort, is left out."""
+    code = """
+import atexit, sys
+from torch import distributed
+from layermem import cli
+
+class Late:
+    def __del__(self):
+        print("shut down")
+
+distributed.is_initialized, distributed.get_world_size = lambda: True, lambda: int(sys.argv[1])
+late = Late()
+atexit.register(print, "due at exit")
+cli.main(["tasks"])
+print("not ended")
+"""
+    for processes, expected in (("2", ["due at exit"]), ("1", ["not ended", "due at exit"])):
+        done = subprocess.run(
+            [sys.executable, "-c", code, processes], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert "arithmetic" in done.stdout
+        assert [line for line in lines if line in ("due at exit", "not ended")] == expected
+        assert ("shut down" in lines) == (processes == "1")
 
 
 def test_tasks_are_shown(capsys):

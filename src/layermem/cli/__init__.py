@@ -65,19 +65,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _leave_others() -> None:
-    """End a process that is one of several, here, while Python is whole.
+    """End a process that is one of several here, without the interpreter's shutdown.
 
-    Gloo's threads outlive their group for as long as anything refers to it (DTensor's caches do),
-    and may still hold the last tensors: freed while the interpreter shuts down, those abort the
-    process, now and then. So what is due at exit is done, and the interpreter is not shut down.
+    Gloo's threads may still hold what belongs to Python (torch 2.13): freed while the interpreter
+    shuts down it aborts the process, and freed while the main thread takes the group apart the two
+    wait for each other for ever. Both are rare. So what is due at exit is done, and no more.
     """
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_initialized():
         return
-    several = distributed.get_world_size() > 1
-    distributed.destroy_process_group()
-    if several:
+    if distributed.get_world_size() > 1:
         atexit._run_exitfuncs()
         logging.shutdown()
         sys.stdout.flush()
