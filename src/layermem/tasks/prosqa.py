@@ -221,7 +221,7 @@ def fewer_mentions(record: Record) -> float:
     return _credit(into[record.neg_target] - into[record.target])
 
 
-def nearer_somebody(record: Record) -> float:
+def farther_from_all(record: Record) -> float:
     """Credit for taking the option that is farther from whoever is nearest to it."""
     names = [i for i, symbol in enumerate(record.idx_to_symbol) if symbol[0].isupper()]
     far = [_distances(record.edges, name) for name in names]
@@ -234,7 +234,7 @@ def nearer_somebody(record: Record) -> float:
 
 SHORTCUTS = {
     "the nearer option, arrows forgotten": shorter_way,
-    "the option farther from everybody": nearer_somebody,
+    "the option farther from everybody": farther_from_all,
     "the option mentioned last": later_mention,
     "the option with fewer statements": fewer_mentions,
     "the option named first": first_option,
