@@ -138,6 +138,9 @@ def test_broken_weights_other_tokens_and_unended_runs(runs, folder, tmp_path):
     run = folder / "sums"
     with pytest.raises(SystemExit, match="different tokenizers"):
         cli.main(["analyze", str(runs[0]), "--against", str(run), *asked])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match=r"no model at .*empty: it is no run folder"):
+        cli.main(["analyze", str(tmp_path / "empty"), *asked])
     unended = tmp_path / "unended"
     unended.mkdir()
     (unended / "config.yaml").write_text("{}")

@@ -36,5 +36,8 @@ def test_the_papers_numbers():
 def test_an_unknown_preset():
     with pytest.raises(ValueError, match="unknown preset 'tiny_lm'; did you mean tiny-lm"):
         presets.lookup("tiny_lm")
+    assert presets.lookup("aet-4") == presets.lookup("tiny-aet-4")
+    with pytest.raises(ValueError, match="did you mean aet-4"):
+        presets.lookup("aet4")
     with pytest.raises(ValueError, match="there are tiny-lm"):
         presets.lookup("zzz")

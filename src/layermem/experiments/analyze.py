@@ -124,7 +124,13 @@ def _load(path: str) -> _Subject:
     if Path(path).is_absolute() and not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist")
     where = folder.final if is_run else path
-    model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"no model at {path}: it is no run folder, no saved model, and no hub name that can be "
+            f"reached ({error})"
+        ) from error
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(where)
     task = load_run(folder.config).task if is_run else None

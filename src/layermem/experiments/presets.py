@@ -32,7 +32,8 @@ def lookup(name: str) -> Run:
     if f"tiny-{name}" in _PRESETS:
         name = f"tiny-{name}"
     if name not in _PRESETS:
-        close = difflib.get_close_matches(name, _PRESETS, n=1)
+        known = [*_PRESETS, *(known.removeprefix("tiny-") for known in _PRESETS)]
+        close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_PRESETS)}"
         raise ValueError(f"unknown preset {name!r}{hint}")
     return replace(_PRESETS[name](), preset=name)
