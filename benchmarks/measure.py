@@ -6,9 +6,8 @@ touch; on a GPU it is the device's wall time. A ratio is taken within one proces
 
 import argparse
 import json
-import platform
 import statistics
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import layermem
+from layermem.efficiency import measuring
 from layermem.ops.route import implementations, using
 
 # name: (fields, batch, tokens). The mlp is four times as wide, as in the paper.
@@ -67,16 +67,10 @@ def columns(fields, device, routes=None):
     plain = layermem.build("plain", **fields).to(device)
     torch.manual_seed(0)
     lime = layermem.build("lime", **fields).to(device)
-    routed = {f"lime {name}": (lime, name) for name in routes or implementations()}
+    # Without a GPU, kernels run in the interpreter alone: nothing to measure.
+    here = [name for name in implementations() if device != "cpu" or name != "triton"]
+    routed = {f"lime {name}": (lime, name) for name in routes or here}
     return {"llama": (llama, "naive"), "plain": (plain, "naive"), **routed}
-
-
-def clock(device):
-    """Seconds by the clock that counts on this device."""
-    if device == "cpu":
-        return time.process_time()
-    torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def in_turn(models, step, repeats, device, count=1):
@@ -84,22 +78,19 @@ def in_turn(models, step, repeats, device, count=1):
 
     ``count``: how many of what the figure is for one step does.
     """
-    seconds = {name: [] for name in models}
-    for _ in range(repeats + 1):
-        for name, (model, implementation) in models.items():
-            with using(implementation):
-                start = clock(device)
-                step(model)
-                seconds[name].append(clock(device) - start)
-    return {name: statistics.median(values[1:]) / count for name, values in seconds.items()}
+
+    def work(model, implementation):
+        with using(implementation):
+            step(model)
+
+    steps = {name: partial(work, *column) for name, column in models.items()}
+    seconds = measuring.in_turn(steps, repeats, device)
+    return {name: statistics.median(values) / count for name, values in seconds.items()}
 
 
 def machine(device):
     """Say what ran this."""
-    where = (
-        torch.cuda.get_device_name() if device != "cpu" else f"cpu {platform.machine()}, 1 thread"
-    )
-    return f"{where}; torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{measuring.machine(device)}, transformers {transformers.__version__}"
 
 
 def show(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from measure import SHAPES, arguments, columns, parser, show
 
+from layermem.efficiency.measuring import held
 from layermem.ops.route import using
 
 
@@ -55,18 +56,6 @@ def peak_of_a_step(shape, column, device):
     with using(implementation):
         model(ids, labels=ids, use_cache=False).loss.backward()
     return held(device, "peak") - before
-
-
-def held(device, when):
-    """Bytes held now (which starts a new peak) or at the peak since."""
-    if device != "cpu":
-        if when == "now":
-            torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.max_memory_allocated()
-    if when == "now":
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def main():

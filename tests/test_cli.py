@@ -173,4 +173,4 @@ def test_costs_are_the_papers(capsys):
     for said in ("1.07608B", "1.17687B", "+0.08%", "+1.22%", "+0.10%", "+1.42%"):
         assert said in shown
     cli.main(["costs", "aet-4", "--variants", "lime,plain", "--tokens", "20"])
-    assert "aet-4, 20" in " ".join(capsys.readouterr().out.split())
+    assert "aet-4: 4 x 32, 4 heads, T 20 lime" in " ".join(capsys.readouterr().out.split())

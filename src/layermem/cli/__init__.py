@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from layermem.cli import running, showing
+from layermem.cli import reporting, running, showing
 
 _USAGE = """layermem COMMAND
 
@@ -37,9 +37,9 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "presets": showing.presets,
     "tasks": showing.tasks,
     "solve": showing.solve,
-    "costs": showing.costs,
-    "analyze": showing.analyze,
-    "curves": showing.curves,
+    "costs": reporting.costs,
+    "analyze": reporting.analyze,
+    "curves": reporting.curves,
 }
 
 

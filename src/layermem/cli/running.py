@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
-from layermem.cli.screen import screen
+from layermem.cli.screen import screen, show
 from layermem.config import Run, to_dict
 from layermem.experiments import comparison, presets, router_init
 from layermem.models.registry import lookup
@@ -92,11 +91,7 @@ def quickstart(rest: list[str]) -> None:
 
     asked = tyro.cli(shown.Quickstart, prog="layermem quickstart", args=rest)
     found, path = shown.run(asked), asked.folder / "index.html"
-    content = told.table(found)
-    table = Table(*content.header, box=None)
-    for row in content.rows:
-        table.add_row(*row)
-    screen().print(table)
+    show(told.table(found))
     page.write_page(told.build(found, shlex.join(["layermem", "quickstart", *rest])), path)
     logging.getLogger(__name__).info("\n%s\n\nthe page: %s", told.MEANING, path.resolve())
 

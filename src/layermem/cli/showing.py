@@ -1,11 +1,9 @@
-"""Commands that show: presets, tasks, what a model solves, what it costs, how it learnt.
+"""Commands that show: presets, tasks, what a model solves.
 
 It does not know: how anything is done.
 """
 
 import json
-import logging
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +15,12 @@ from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 from layermem.cli.screen import screen
-from layermem.config import Run, Task
-from layermem.efficiency.costs import Cost, cost
+from layermem.config import Task
+from layermem.efficiency.costs import cost
+from layermem.experiments import costs
 from layermem.experiments import presets as known
 from layermem.models.registry import lookup, variants
+from layermem.report.costs import short
 from layermem.runs import RunFolder, write_whole
 
 
@@ -32,14 +32,14 @@ def presets(rest: list[str]) -> None:
     for name in known.names():
         run = known.lookup(name)
         entry = lookup("plain")
-        sizes, length = _sizes(run)
+        sizes, length = costs.sizes(run)
         config = entry.config(**sizes)
         tokens = round(run.max_steps * run.optim.batch_size * length)
         one = cost(config, entry.variant, round(length))
         table.add_row(
             name,
-            _short(one.parameters),
-            _short(tokens),
+            short(one.parameters, 3),
+            short(tokens, 3),
             f"{one.training * tokens / round(length):.1e}",
             known.description(name),
         )
@@ -152,100 +152,6 @@ def solve(rest: list[str]) -> None:
         write_whole(asked.out, json.dumps(result, indent=1) + "\n")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """Count parameters and FLOPs of variants, in closed form."""
-
-    presets: tyro.conf.Positional[tuple[str, ...]] = ("paper-1b-gqa", "paper-1b-full")
-    """Presets whose sizes are counted."""
-    variants: str = "plain,lime"
-    """Variants; the first is what the others are compared with."""
-    tokens: int | None = None
-    """Tokens of a sequence; None: the preset's."""
-
-
-def costs(rest: list[str]) -> None:
-    """Print what variants cost."""
-    asked = tyro.cli(Costs, prog="layermem costs", args=rest)
-    names = ("", "variant", "parameters", "more", "FLOPs", "more", "paper's FLOPs", "more")
-    table = Table(*names, box=None)
-    for preset in asked.presets:
-        run = known.lookup(preset)
-        sizes, length = _sizes(run)
-        first: list[Cost] = []
-        for name in asked.variants.split(","):
-            entry, tokens = lookup(name), asked.tokens or round(length)
-            config = entry.config(**sizes)
-            both = [cost(config, entry.variant, tokens, c) for c in ("honest", "paper")]
-            first = first or both
-            more = [one.against(base) for one, base in zip(both, first, strict=True)]
-            cells = [f"{both[0].parameters / 1e9:.5f}B", f"{more[0][0]:+.2%}"]
-            for one, (_, flops) in zip(both, more, strict=True):
-                cells += [f"{one.forward / 1e12:.4f}T", f"{flops:+.2%}"]
-            table.add_row(f"{preset}, {tokens}" if both is first else "", name, *cells)
-    console = screen()
-    console.print(table)
-    console.print(
-        "FLOPs of the forward of one sequence: two a multiply-add, attention to the keys a causal "
-        "query sees. The paper's (Table 8): one a multiply-add of linear layers and routers, two "
-        "of attention, all keys."
-    )
-
-
-def analyze(rest: list[str]) -> None:
-    """Look inside checkpoints, and write a page about it."""
-    from layermem.experiments import analyze as inside
-    from layermem.report import analysis, page
-
-    # The checkpoint stands alone, as a preset does.
-    given = ["--checkpoint", *rest] if rest and not rest[0].startswith("-") else rest
-    asked = tyro.cli(inside.Analyze, prog="layermem analyze", args=given)
-    transformers_logging.disable_progress_bar()
-    found, path = inside.run(asked), asked.out / "index.html"
-    content = analysis.table(found)
-    table = Table(*content.header, box=None)
-    for row in content.rows:
-        table.add_row(*row)
-    console = screen()
-    console.print(table)
-    console.print(content.caption)
-    if asked.figure is not None:
-        analysis.draw(found, asked.figure)
-    page.write_page(analysis.build(found, shlex.join(["layermem", "analyze", *rest])), path)
-    logging.getLogger(__name__).info("the page: %s", path.resolve())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curves:
-    """Draw the learning curves of runs side by side."""
-
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders."""
-    out: Path = Path("curves.svg")
-    """File to draw into: .svg, .png or .pdf."""
-
-
-def curves(rest: list[str]) -> None:
-    """Draw curves."""
-    from layermem.report.curves import draw_curves
-
-    asked = tyro.cli(Curves, prog="layermem curves", args=rest)
-    draw_curves(asked.runs, asked.out)
-    logging.getLogger(__name__).info("%s", asked.out)
-
-
-def _sizes(run: Run) -> tuple[dict[str, Any], float]:
-    """Return the model's sizes, the vocabulary too, and the tokens of a sequence."""
-    sizes, length, vocabulary = run.model.sizes(), float(run.data.block_size), 50257
-    if run.task.name:
-        from layermem.train.problems import measure
-
-        vocabulary, length = measure(run.task)
-    elif run.data.tokenizer == "bytes":
-        vocabulary = 257
-    return {**sizes, "vocab_size": sizes["vocab_size"] or vocabulary}, length
-
-
 def _plainly(value: Any) -> str:
     """Write numbers, lists and dicts of them."""
     if isinstance(value, dict):
@@ -253,10 +159,3 @@ def _plainly(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_plainly, value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-def _short(number: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)

@@ -13,7 +13,7 @@ It does not know: time, devices, any particular variant.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.counting import forward_flops, parameters
@@ -21,6 +21,7 @@ from layermem.models.registry import lookup
 from layermem.models.seams import Variant
 
 Counting = Literal["honest", "paper"]
+COUNTINGS: tuple[Counting, ...] = get_args(Counting)
 
 
 @dataclass(frozen=True, kw_only=True)

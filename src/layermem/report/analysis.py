@@ -83,7 +83,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
                 _series(found, "separability", "paper", "routed"),
                 across="layer",
                 up=f"{', '.join(found['asked']['words'])} told apart",
-                share=True,
+                scale="share",
                 bands=_bands(found, "separability", "paper", "routed"),
             ),
             *(
@@ -123,12 +123,14 @@ def _models(found: Mapping[str, Any]) -> Section:
     text = asked["text"] or "the run's own problems, or the standard library's sources"
     return Section(
         title="What was looked at",
-        table=Table(
-            header=["", "class", "layers", "width", "parameters"],
-            rows=rows,
-            caption=f"Text: {text}; {found['sequences']} sequences of at most {asked['length']} "
-            f"tokens; seed {asked['seed']}.",
-        ),
+        tables=[
+            Table(
+                header=["", "class", "layers", "width", "parameters"],
+                rows=rows,
+                caption=f"Text: {text}; {found['sequences']} sequences of at most "
+                f"{asked['length']} tokens; seed {asked['seed']}.",
+            )
+        ],
     )
 
 
@@ -143,13 +145,15 @@ def _series(found: Mapping[str, Any], *path: str) -> dict[str, tuple[list[int], 
     return series
 
 
-def _bands(found: Mapping[str, Any], *path: str) -> dict[str, list[float]]:
+def _bands(found: Mapping[str, Any], *path: str) -> dict[str, tuple[list[float], list[float]]]:
+    """Return one deviation below and above the means of each model."""
     bands = {}
     for name, model in found["models"].items():
         part = model
         for step in path:
             part = part[step]
-        bands[name] = part["deviation"]
+        both = list(zip(part["mean"], part["deviation"], strict=True))
+        bands[name] = [m - d for m, d in both], [m + d for m, d in both]
     return bands
 
 
@@ -203,7 +207,7 @@ def _separability(found: Mapping[str, Any]) -> Section:
                     _series(found, "separability", probe, kind),
                     across="layer",
                     up="accuracy",
-                    share=True,
+                    scale="share",
                     bands=_bands(found, "separability", probe, kind),
                 ),
                 caption=f"By {said}; {how}. Bands: deviation over folds.",
@@ -260,7 +264,7 @@ def _routing(found: Mapping[str, Any]) -> list[Section]:
         sections.append(
             Section(
                 title=f"What {name} reads",
-                table=_readings(routing),
+                tables=[_readings(routing)],
                 figures=[
                     Figure(
                         svg=figures.heatmap(

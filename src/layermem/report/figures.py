@@ -9,12 +9,13 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 # Told apart without colour too: by dashes and markers. Read on light and on dark.
 STYLES = (
@@ -23,6 +24,12 @@ STYLES = (
     ("#2a9d5c", "-.", "^"),
     ("#9a5fd0", ":", "D"),
 )
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Name to where a line goes: across, up."""
+Bands = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Name to lower and upper edge of its band."""
+Scale = Literal["number", "share", "percent"]
+"""How the upward axis reads: as it is, from 0% to 100%, in percent of any size."""
 # Stands for the page's own colour, and occurs nowhere else.
 _INK = "#010203"
 _RC = {
@@ -38,41 +45,39 @@ _RC = {
 
 
 def curves(
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    *,
-    across: str,
-    up: str,
-    share: bool = False,
-    bands: Mapping[str, Sequence[float]] | None = None,
+    series: Series, *, across: str, up: str, scale: Scale = "number", bands: Bands | None = None
 ) -> str:
-    """Draw one line for each name, in a band of so much above and below."""
-    return _svg(
-        lambda axes: plot_curves(axes, series, across=across, up=up, share=share, bands=bands),
-        (6.0, 3.4),
+    """Draw one line for each name, in its band."""
+    return drawing(
+        lambda axes: plot_curves(axes, series, across=across, up=up, scale=scale, bands=bands)
     )
+
+
+def drawing(plot: Callable[[Axes], None]) -> str:
+    """Draw what ``plot`` draws."""
+    return _svg(plot, (6.0, 3.4))
 
 
 def plot_curves(
     axes: Axes,
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    series: Series,
     *,
     across: str,
     up: str,
-    share: bool = False,
-    bands: Mapping[str, Sequence[float]] | None = None,
+    scale: Scale = "number",
+    bands: Bands | None = None,
 ) -> None:
     """Draw the same into given axes."""
     for i, (name, (x, y)) in enumerate(series.items()):
         colour, dashes, marker = STYLES[i % len(STYLES)]
         axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3, label=name)
         if bands is not None:
-            low, high = np.array(y) - bands[name], np.array(y) + bands[name]
-            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(x, *bands[name], color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if share:
-        _in_percent(axes)
+    if scale != "number":
+        _in_percent(axes, whole=scale == "share")
     axes.legend(frameon=False)
 
 
@@ -90,7 +95,7 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
         axes.set_xlim(-0.5, len(values) - 0.5)
         axes.set_xticks(range(len(values)), list(values))
         axes.set_ylabel(up)
-        _in_percent(axes)
+        _in_percent(axes, whole=True)
 
     return _svg(draw, (3.6, 3.4))
 
@@ -158,10 +163,11 @@ def save(panels: Sequence[Callable[[Axes], None]], path: Path) -> None:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _in_percent(axes: Axes) -> None:
-    # Room above, so that a line at 1 is seen.
-    axes.set_ylim(0, 1.03)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+def _in_percent(axes: Axes, *, whole: bool) -> None:
+    if whole:
+        # Room above, so that a line at 1 is seen.
+        axes.set_ylim(0, 1.03)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def _svg(draw: Callable[[Axes], None], size: tuple[float, float], *, spines: bool = False) -> str:

@@ -12,6 +12,30 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from layermem.runs import write_whole
 
 
+@dataclass(frozen=True)
+class Link:
+    """Text that leads to where it comes from."""
+
+    text: str
+    """What is read."""
+    mark: str
+    """The row of a table it leads to: one of its ``marks``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One number that is seen first."""
+
+    name: str
+    """What it is of."""
+    value: str
+    """The number."""
+    note: str = ""
+    """What it is, and how sure."""
+    sources: Sequence[Link] = ()
+    """Where it comes from."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """A drawing with its caption."""
@@ -20,6 +44,8 @@ class Figure:
     """An svg element, as ``figures`` makes them."""
     caption: str
     """What it shows, and where its numbers come from."""
+    sources: Sequence[Link] = ()
+    """The same, as links."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +60,25 @@ class Switch:
     """Which is seen at first."""
 
 
+Cell = str | Link | Sequence[Link]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows of texts below a header."""
 
     header: Sequence[str]
     """Names of the columns."""
-    rows: Sequence[Sequence[str]]
-    """Texts of the cells."""
+    rows: Sequence[Sequence[Cell]]
+    """What stands in the cells."""
     caption: str = ""
     """What it shows, and where its numbers come from."""
+    marks: Sequence[str] = ()
+    """Of each row, what links to it are called; empty: nothing leads here."""
+
+    def texts(self) -> list[list[str]]:
+        """Return the cells without their links."""
+        return [[_text(cell) for cell in row] for row in self.rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +99,12 @@ class Section:
 
     title: str
     """Its heading."""
+    cards: Sequence[Card] = ()
+    """Numbers that are seen first."""
     paragraphs: Sequence[str] = ()
     """Texts."""
-    table: Table | None = None
-    """A table."""
+    tables: Sequence[Table] = ()
+    """Tables."""
     figures: Sequence[Figure] = ()
     """Drawings, side by side where there is room."""
     switches: Sequence[Switch] = ()
@@ -101,3 +138,9 @@ def write_page(page: Page, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, environment.get_template("page.html").render(page=page))
+
+
+def _text(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return cell
+    return cell.text if isinstance(cell, Link) else " ".join(link.text for link in cell)

@@ -80,7 +80,7 @@ def _solving(found: Mapping[str, Any]) -> Section:
     return Section(
         title=f"{results['lime']['count']:,} expressions neither has seen",
         paragraphs=[MEANING],
-        table=table(found),
+        tables=[table(found)],
         figures=[
             Figure(
                 svg=figures.bars(shares, up="right answers", chance=results["lime"]["chance"]),
@@ -99,7 +99,7 @@ def _learning(found: Mapping[str, Any]) -> Section:
         }
 
     loss = figures.curves(curve("val_loss"), across="steps", up="validation loss")
-    right = figures.curves(curve("val_accuracy"), across="steps", up="right answers", share=True)
+    right = figures.curves(curve("val_accuracy"), across="steps", up="right answers", scale="share")
     return Section(
         title="How they learn",
         figures=[

@@ -1,0 +1,69 @@
+"""Measuring: in turn, after a warm-up, memory that is the model's own."""
+
+import time
+
+import pytest
+import torch
+from tiny import TINY
+
+from layermem.efficiency import measuring
+from layermem.efficiency.measuring import Shape, in_turn, measure, peak
+
+
+def test_rounds_take_each_in_turn_and_leave_the_warm_up_out():
+    order = []
+
+    def step(name, seconds):
+        def work():
+            order.append(name)
+            # The first round is slow, as a first round is.
+            end = time.process_time() + (0.2 if len(order) <= 2 else seconds)
+            while time.process_time() < end:
+                pass
+
+        return work
+
+    found = in_turn({"a": step("a", 0.01), "b": step("b", 0.03)}, 3, "cpu")
+    assert order == ["a", "b"] * 4
+    assert [len(values) for values in found.values()] == [3, 3]
+    assert all(0.01 <= a < 0.03 <= b < 0.1 for a, b in zip(*found.values(), strict=True))
+    assert len(in_turn({"a": lambda: None}, 2, "cpu", warm_up=3)["a"]) == 2
+
+
+def test_a_slower_model_takes_longer_and_threads_are_left_as_they_were(monkeypatch):
+    monkeypatch.setattr(measuring, "peak", lambda *_: None)
+    before = torch.get_num_threads()
+    deep = {**TINY, "num_hidden_layers": 4 * TINY["num_hidden_layers"]}
+    shape = Shape(batch=2, tokens=16)
+    found = measure({"shallow": ("plain", TINY), "deep": ("plain", deep)}, shape, repeats=3)
+    assert torch.get_num_threads() == before
+    for one in found.values():
+        assert 0 < one.low <= one.seconds <= one.high
+    assert found["deep"].seconds > 2 * found["shallow"].seconds
+
+
+@pytest.mark.skipif(not measuring._says_peak(), reason="this system does not say its peak memory")
+def test_the_peak_holds_weights_gradients_and_the_optimisers_two_moments():
+    model = ("plain", {**TINY, "vocab_size": 20_000, "hidden_size": 128})
+    weights = 4 * 2 * 20_000 * 128
+    few = peak(model, Shape(batch=1, tokens=4))
+    # AdamW over lists of tensors makes up to two more copies on its way, and small tensors.
+    assert 4 * weights < few < 6.5 * weights
+    # 20,000 logits of 4 bytes a token, and their gradient.
+    many = peak(model, Shape(batch=8, tokens=64))
+    assert many - few > 2 * 4 * 20_000 * (8 * 64 - 4)
+
+
+def test_what_cannot_be_measured_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="repeats must be at least 2, got 1"):
+        measure({"a": ("plain", TINY)}, Shape(batch=1, tokens=4), repeats=1)
+    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
+        Shape(batch=0, tokens=4)
+    monkeypatch.setattr(measuring, "_says_peak", lambda: False)
+    assert peak(("plain", TINY), Shape(batch=1, tokens=4)) is None
+
+
+@pytest.mark.slow
+def test_compiled_and_half_precision_steps_are_measured():
+    shape = Shape(batch=2, tokens=16, precision="bfloat16", mode="default")
+    assert measure({"lime": ("lime", TINY)}, shape, repeats=2)["lime"].seconds > 0

@@ -1,0 +1,117 @@
+"""Costs along depth and width, counted and measured, written and drawn."""
+
+import json
+
+import pytest
+
+from layermem import cli
+from layermem.efficiency import measuring
+from layermem.experiments.costs import Costs, resized, run
+from layermem.report import costs as told
+
+FIELDS = {
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def test_another_width_keeps_heads_groups_and_the_mlps_ratio():
+    wide = resized(FIELDS, layers=8, width=96)
+    assert wide == {
+        "hidden_size": 96,
+        "intermediate_size": 384,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+    }
+    assert resized({**FIELDS, "num_key_value_heads": None}, width=80)["num_key_value_heads"] == 5
+    with pytest.raises(ValueError, match=r"width 80 is no whole number .* take a multiple of 32"):
+        resized(FIELDS, width=80)
+
+
+def test_more_layers_cost_routers_more_and_more_width_less():
+    found = run(Costs(presets=("paper-1b-full",), layers=(16, 64), widths=(2048, 4096)))
+    more = {}
+    for point in found["points"]:
+        flops = {name: cost["honest"]["forward"] for name, cost in point["variants"].items()}
+        more[point["layers"], point["width"]] = flops["lime"] / flops["plain"] - 1
+    assert more[16, 2048] == pytest.approx(0.0142, abs=5e-5)
+    assert more[64, 2048] > 3.5 * more[16, 2048]
+    # Twice the heads route twice as wide a slot, but the mlp grows as much: the share stays.
+    assert more[16, 4096] == pytest.approx(more[16, 2048], rel=0.1)
+
+
+def test_an_arm_with_options_is_counted_as_itself():
+    arms = "plain,lime,lime:router=last:router_window=2"
+    found = run(Costs(presets=("paper-depth-32",), variants=arms))
+    variants = found["points"][0]["variants"]
+    assert list(variants) == arms.split(",")
+    flops = [cost["honest"]["forward"] for cost in variants.values()]
+    assert flops[0] < flops[2] < flops[1]
+
+
+def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypatch):
+    # Its processes take seconds; test_measuring.py has them.
+    monkeypatch.setattr(measuring, "peak", lambda *_: 10**6)
+    out, figure = tmp_path / "new" / "costs.json", tmp_path / "costs.svg"
+    asked = ["costs", "tiny-aet-4", "--measure", "--layers", "1", "2", "--tokens", "8"]
+    asked += ["--batch", "1", "--repeats", "2", "--out", str(out), "--figure", str(figure)]
+    cli.main(asked)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "tiny-aet-4: 1 x 32, 4 heads, T 8, eager plain" in shown
+    assert "1 thread; torch" in shown and "2 rounds side by side" in shown
+    assert "1MB +0.00%" in shown
+    found = json.loads(out.read_text())
+    assert found["asked"]["presets"] == ["tiny-aet-4"]
+    for point in found["points"]:
+        plain, lime = point["measured"]["eager"].values()
+        # A layer alone has no router.
+        assert lime["seconds"] < 3 * plain["seconds"]
+        assert lime["peak"] == plain["peak"] == 10**6
+    text = figure.read_text()
+    assert "FLOPs, more than plain" in text and "time, more than plain" in text
+    told.measured(found)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--widths", "33"], "width 33 is no whole number of heads of width 8"),
+        (["--variants", "plain,lame"], "unknown variant 'lame'"),
+        (["--measure", "--repeats", "1"], "repeats must be at least 2, got 1"),
+    ],
+)
+def test_what_a_command_refuses(more, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=message):
+        cli.main(["costs", "tiny-aet-4", *more])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"layers": (4, 0)}, "--layers must be at least 1 each, got 0"),
+        ({"figure": "x.svg"}, "a figure needs two sizes to lie between"),
+        ({"layers": (2,), "figure": "x.svg"}, "a figure needs two sizes to lie between"),
+    ],
+)
+def test_what_no_command_can_ask(given, message):
+    with pytest.raises(ValueError, match=message):
+        Costs(**given)
+
+
+def test_memory_a_system_does_not_tell_is_said_to_be_unknown():
+    one = {"seconds": 0.1, "low": 0.1, "high": 0.2, "peak": None}
+    point = {"preset": "p", "layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "tokens": 4}
+    found = {
+        "asked": {"batch": 1, "repeats": 2},
+        "machine": "m",
+        "points": [{**point, "measured": {"eager": {"plain": one, "lime": one}}}],
+    }
+    assert told.measured(found).texts() == [
+        ["p: 1 x 8, 2 heads (1 kv), T 4, eager", "plain", "100 ms (100 to 200)", "", "unknown", ""],
+        ["", "lime", "100 ms (100 to 200)", "+0.00%", "unknown", ""],
+    ]
