@@ -1,6 +1,8 @@
 """The command line: its options are the config's, its errors one line."""
 
+import html
 import json
+import shlex
 import subprocess
 import sys
 
@@ -148,9 +150,11 @@ def test_a_sweep_runs_what_is_missing_and_prints_intervals(tmp_path, config, cap
     cli.main(asked)
     shown = capsys.readouterr().out
     assert "validation loss" in shown and "against plain" in shown
-    kept = json.loads((out / "sweep.json").read_text())
-    assert list(kept["arms"]) == ["plain", "lime", "lime:router_init=identity"]
-    assert kept["seeds"] == [0, 1]
+    kept = json.loads((out / "report.json").read_text())
+    (setting,) = kept["settings"]
+    assert list(setting["arms"]) == ["plain", "lime", "lime:router_init=identity"]
+    assert setting["arms"]["lime"] == ["lime-s0", "lime-s1"]
+    assert shlex.join(["layermem", *asked]) in html.unescape((out / "index.html").read_text())
     folders = {path.name: RunFolder(path) for path in out.iterdir() if path.is_dir()}
     assert set(folders) == {
         f"{arm}-s{seed}"

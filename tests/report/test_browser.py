@@ -1,5 +1,6 @@
-"""The page in a browser: no error, nothing asked of the network, the switches work."""
+"""Pages in a browser: no error, nothing asked of the network, switches and links work."""
 
+import html
 import json
 import re
 import shutil
@@ -7,8 +8,10 @@ import subprocess
 
 import numpy as np
 import pytest
+from recorded import record
 
-from layermem.report import figures, page
+from layermem.experiments.summary import Report, run
+from layermem.report import figures, page, summary
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # What the test adds: errors are gathered from the start, switches are used at the end.
@@ -32,7 +35,9 @@ for (const box of document.querySelectorAll(".switch")) {
   choice.selectedIndex = 0;
   choice.dispatchEvent(new Event("change"));
 }
-const report = { before, after: seen(), errors: window.errors,
+const dead = [...document.querySelectorAll("a")].map((a) => a.getAttribute("href")).filter(
+  (href) => !href.startsWith("#") || !document.getElementById(href.slice(1)));
+const report = { before, after: seen(), dead, errors: window.errors,
   wide: document.documentElement.scrollWidth > document.documentElement.clientWidth };
 document.body.innerHTML = "<pre id=report>" + JSON.stringify(report) + "</pre>";
 </script>"""
@@ -56,11 +61,10 @@ def a_page():
     return page.Page(title="A page", lead="For a test.", sections=[section])
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-@pytest.mark.parametrize("width", [1200, 400])
-def test_switches_work_and_nothing_fails(width, tmp_path):
+def used(content, width, tmp_path):
+    """Open a page, use its switches, return what was seen."""
     path = tmp_path / "page.html"
-    page.write_page(a_page(), path)
+    page.write_page(content, path)
     text = path.read_text()
     text = text.replace("<head>", f"<head>{POLICY}{GATHER}").replace("</body>", f"{USE}</body>")
     path.write_text(text)
@@ -77,8 +81,62 @@ def test_switches_work_and_nothing_fails(width, tmp_path):
     )
     found = re.search(r'<pre id="report">(.*?)</pre>', done.stdout)
     assert found, done.stderr
-    report = json.loads(found[1])
+    report = json.loads(html.unescape(found[1]))
     assert report["errors"] == []
+    assert report["dead"] == []
+    assert not report["wide"], "the page scrolls sideways"
+    return report
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@pytest.mark.parametrize("width", [1200, 400])
+def test_switches_work_and_nothing_fails(width, tmp_path):
+    report = used(a_page(), width, tmp_path)
     assert report["before"] == [[False, False, True], [True, False]]
     assert report["after"] == [[True, False, False], [True, False]]
-    assert not report["wide"], "the page scrolls sideways"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@pytest.mark.parametrize("width", [1200, 400])
+def test_the_page_about_runs(width, tmp_path):
+    """Two seeds of two variants, one solved nothing yet, and an analysis of two."""
+    runs = [
+        record(tmp_path / f"{variant}-s{seed}", variant=variant, seed=seed, right=right)
+        for variant, right in (("plain", 0.3), ("lime", 0.5))
+        for seed in (0, 1)
+    ]
+    runs.append(record(tmp_path / "lime-s2", seed=2, right=0.5, ended=False))
+    (tmp_path / "analysis.json").write_text(json.dumps(an_analysis()))
+    asked = Report(runs=tuple(runs), analysis=(tmp_path,), out=tmp_path / "out")
+    content = summary.build(run(asked, "layermem report"))
+    report = used(content, width, tmp_path)
+    # A switch of layouts for each model, one of heads for the one with routers.
+    assert report["before"] == [[False, True], [False, True], [True]]
+    assert report["after"] == [[True, False], [True, False], [True]]
+
+
+def an_analysis():
+    def by_layer(*values):
+        return {"mean": list(values), "deviation": [0.1, 0.1], "shuffled": [0.5], "chance": 0.5}
+
+    def model(name):
+        kinds = {"hidden": by_layer(0.4, 0.5), "routed": by_layer(0.6, 0.7)}
+        return {
+            "about": {"class": name, "layers": 2, "width": 16, "parameters": 9, "run_id": None},
+            "entropy": kinds,
+            "separability": {"paper": kinds, "converged": kinds},
+            "layout": {
+                "labels": [0, 1],
+                "layers": {"0": [[0, 0], [1, 1]], "1": [[0, 1], [1, 0]]},
+            },
+        }
+
+    routing = {
+        "heatmap": [[1, 0], [0.5, 0.5]],
+        "heads": [[[1, 0]], [[0.5, 0.5]]],
+        "readings": [{"layer": 1, "off_layer_share": 0.5, "effective": 2.0, "sources": [0]}],
+        "circuits": [],
+    }
+    asked = {"words": ["a", "b"], "each": 10, "alpha": 1.0, "text": None, "length": 8, "seed": 0}
+    models = {"lime": {**model("Lime"), "routing": routing}, "plain": model("Plain")}
+    return {"asked": asked, "sequences": 4, "command": "layermem analyze", "models": models}

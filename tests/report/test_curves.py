@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from layermem.report.curves import draw_curves
+from layermem.report.curves import draw_curves, of_arms
 from layermem.runs import RunFolder
 
 
@@ -39,3 +39,15 @@ def test_what_is_no_run(tmp_path):
         draw_curves([tmp_path / "nowhere"], tmp_path / "a.svg")
     with pytest.raises(ValueError, match="at least one"):
         draw_curves([], tmp_path / "a.svg")
+
+
+def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():
+    def rows(*values, tokens=10):
+        return [{"step": i, "tokens": tokens * i, "loss": v} for i, v in enumerate(values, 1)]
+
+    three = [rows(3.0, 2.0, 1.0), rows(6.0, 5.0, tokens=12), rows(9.0, 2.0, tokens=14)]
+    series, bands = of_arms({"a": three, "b": [rows(4.0)], "c": [[]]}, "tokens", "loss")
+    # The third step is of one seed alone; nothing is known of c.
+    assert series == {"a": ([12, 24], [6.0, 3.0]), "b": ([10], [4.0])}
+    assert bands == {"a": ([3.0, 2.0], [9.0, 5.0]), "b": ([4.0], [4.0])}
+    assert of_arms({"a": three}, "tokens", "accuracy") == ({}, {})

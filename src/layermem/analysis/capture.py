@@ -49,7 +49,7 @@ def capture(
     """Yield what a model holds inside for each batch.
 
     A batch is token ids [B, T], or what a tokenizer returns (padded, with its mask). The model runs
-    in eval mode, without gradients, and is left in the mode it was in.
+    in eval mode, without gradients or head, and is left in the mode it was in.
     """
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise ValueError(f"unknown kinds {', '.join(unknown)}; there are {', '.join(KINDS)}")
@@ -67,8 +67,9 @@ def capture(
             inputs = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
             inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
             found.clear()
+            # What the layers hold does not depend on the head, whose logits are large.
             with torch.inference_mode():
-                model(**inputs, use_cache=False)
+                model.base_model(**inputs, use_cache=False)
             yield _captured(inputs, found, len(layers), kinds)
 
 

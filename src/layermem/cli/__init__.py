@@ -22,9 +22,12 @@ _USAGE = """layermem COMMAND
   layermem presets                                         list presets and variants
   layermem tasks [NAME] [--options operands=6 ...]         show problems and what they are like
   layermem solve RUN [--count N] [--options operands=6 ...] solve problems with a trained model
-  layermem costs [PRESET ...] [--variants plain,lime]      parameters and FLOPs, counted
+  layermem costs [PRESET ...] [--variants plain,lime] [--measure] [--layers 4 8 16]
+                                                           parameters and FLOPs, time and memory
   layermem analyze CHECKPOINT [--against CHECKPOINT] [--text PATH] [--words is are was were]
                                                            entropy, probes, layouts, routers
+  layermem report RUN [RUN ...] [--analysis DIR] [--out DIR]
+                                                           one page: results, curves, costs, insides
   layermem curves RUN [RUN ...] --out FILE.svg              draw learning curves side by side
   layermem experiment NAME [--out DIR] [--jobs N] [...]    a comparison, run by run: router-init
 """
@@ -39,6 +42,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "solve": showing.solve,
     "costs": reporting.costs,
     "analyze": reporting.analyze,
+    "report": reporting.report,
     "curves": reporting.curves,
 }
 

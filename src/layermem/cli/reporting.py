@@ -11,7 +11,7 @@ from pathlib import Path
 import tyro
 from transformers.utils import logging as transformers_logging
 
-from layermem.cli.screen import show
+from layermem.cli.screen import show, write
 
 logger = logging.getLogger(__name__)
 
@@ -19,18 +19,32 @@ logger = logging.getLogger(__name__)
 def analyze(rest: list[str]) -> None:
     """Look inside checkpoints, and write a page about it."""
     from layermem.experiments import analyze as inside
-    from layermem.report import analysis, page
+    from layermem.report import analysis
 
     # The checkpoint stands alone, as a preset does.
     given = ["--checkpoint", *rest] if rest and not rest[0].startswith("-") else rest
     asked = tyro.cli(inside.Analyze, prog="layermem analyze", args=given)
     transformers_logging.disable_progress_bar()
-    found, path = inside.run(asked), asked.out / "index.html"
+    found = inside.run(asked, shlex.join(["layermem", "analyze", *rest]))
     show(analysis.table(found))
     if asked.figure is not None:
         analysis.draw(found, asked.figure)
-    page.write_page(analysis.build(found, shlex.join(["layermem", "analyze", *rest])), path)
-    logger.info("the page: %s", path.resolve())
+    write(analysis.build(found), asked.out)
+
+
+def report(rest: list[str]) -> None:
+    """Write a page about runs, and print their results."""
+    from layermem.experiments import summary
+    from layermem.report import summary as told
+
+    at = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
+    given = ["--runs", *rest] if at else rest
+    asked = tyro.cli(summary.Report, prog="layermem report", args=given)
+    found = summary.run(asked, shlex.join(["layermem", "report", *rest]))
+    for table in told.tables(found):
+        show(table)
+    logger.info("%s", told.INTERVALS)
+    write(told.build(found), asked.out)
 
 
 def costs(rest: list[str]) -> None:

@@ -5,7 +5,6 @@ It does not know: how anything is done.
 
 import logging
 import shlex
-import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +12,9 @@ from typing import Annotated
 import tyro
 from transformers.utils import logging as transformers_logging
 
-from layermem.cli.screen import screen, show
-from layermem.config import Run, to_dict
-from layermem.experiments import comparison, presets, router_init
+from layermem.cli.screen import show, write
+from layermem.config import Run
+from layermem.experiments import comparison, presets, router_init, summary
 from layermem.models.registry import lookup
 
 
@@ -65,7 +64,10 @@ class Sweep(Run):
 
 
 def sweep(rest: list[str]) -> None:
-    """Compare variants on a preset."""
+    """Compare variants on a preset; print a table, and write the page about it."""
+    from layermem.report import summary as told
+
+    command = shlex.join(["layermem", "sweep", *rest])
     base, rest = _begun("sweep", rest)
     defaults = {f.name: getattr(base, f.name) for f in fields(Run)}
     asked = tyro.cli(Sweep, prog="layermem sweep", args=rest, default=Sweep(**defaults))
@@ -73,14 +75,12 @@ def sweep(rest: list[str]) -> None:
     if asked.seeds < 1 or asked.jobs < 1:
         raise ValueError(f"--seeds and --jobs must be at least 1, got {asked.seeds}, {asked.jobs}")
     seeds, out = range(base.seed, base.seed + asked.seeds), asked.out or Path("runs") / base.preset
-    found = comparison.compare(base, asked.variants, seeds, out, asked.jobs)
-    command = shlex.join(["layermem", "sweep", *sys.argv[2:]])
-    about = {"command": command, "seeds": list(seeds), "run": to_dict(base)}
-    comparison.keep(out / "sweep.json", about, found)
-    title = (
-        f"{base.preset}, {base.max_steps:,} steps, seeds {seeds[0]} to {seeds[-1]}; 95% intervals"
-    )
-    comparison.show(title, found, screen())
+    folders = comparison.compare(base, asked.variants, seeds, out, asked.jobs)
+    gathered = summary.Report(runs=tuple(folder.path for folder in folders), out=out)
+    found = summary.run(gathered, command)
+    for table in told.tables(found):
+        show(table)
+    write(told.build(found), out)
 
 
 def quickstart(rest: list[str]) -> None:

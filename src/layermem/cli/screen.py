@@ -1,12 +1,17 @@
-"""Where commands print, and how tables look there.
+"""Where commands print, how tables look there, and where pages go.
 
 It does not know: what is printed.
 """
 
+import logging
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table as Drawn
 
-from layermem.report.page import Table
+from layermem.report.page import Page, Table, write_page
+
+logger = logging.getLogger(__name__)
 
 
 def screen() -> Console:
@@ -24,3 +29,10 @@ def show(table: Table) -> None:
     console.print(drawn)
     if table.caption:
         console.print(table.caption, markup=False, highlight=False)
+
+
+def write(page: Page, folder: Path) -> None:
+    """Write a page into a folder, and say where it is."""
+    path = folder / "index.html"
+    write_page(page, path)
+    logger.info("the page: %s", path.resolve())

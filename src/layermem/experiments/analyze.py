@@ -20,13 +20,14 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from layermem.analysis.capture import capture
+from layermem.analysis.capture import Kind, capture
 from layermem.analysis.embedding import embed
 from layermem.analysis.entropy import Moments, matrix_entropy
 from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem.analysis.separability import separability
+from layermem.analysis.shelf import Shelf
 from layermem.analysis.words import Place, places
-from layermem.config import Task
+from layermem.config import Run, Task
 from layermem.data.sources import open_source
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.runs import RunFolder, write_whole
@@ -38,7 +39,7 @@ _BATCH = 16
 # Seeds of problems that are gone through in search of rare words.
 _SEEDS = 50
 # Kinds that are looked at, by the names of ``Captured``.
-_KINDS = ("hidden", "routed")
+_KINDS: tuple[Kind, ...] = ("hidden", "routed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +84,11 @@ class _Subject:
     name: str
     model: Any
     tokenizer: Any
-    task: Task | None
+    run: Run | None
 
 
-def run(asked: Analyze) -> dict[str, Any]:
-    """Look; return, and write to analysis.json, what was found."""
+def run(asked: Analyze, command: str = "") -> dict[str, Any]:
+    """Look; return, and write to analysis.json, what was found. ``command``: what asked for it."""
     subjects = [_load(path) for path in (asked.checkpoint, asked.against) if path is not None]
     if len(subjects) == 2:
         _same_tokens(*subjects)
@@ -99,6 +100,7 @@ def run(asked: Analyze) -> dict[str, Any]:
     found_at, read = _find(asked, subjects[0])
     result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
+        "command": command,
         "sequences": len(texts),
         "models": {},
     }
@@ -133,9 +135,9 @@ def _load(path: str) -> _Subject:
         ) from error
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(where)
-    task = load_run(folder.config).task if is_run else None
+    found = load_run(folder.config) if is_run else None
     name = folder.path.name if is_run or Path(path).exists() else path
-    return _Subject(name=name, model=model, tokenizer=tokenizer, task=task)
+    return _Subject(name=name, model=model, tokenizer=tokenizer, run=found)
 
 
 def _same_tokens(first: _Subject, second: _Subject) -> None:
@@ -148,8 +150,8 @@ def _same_tokens(first: _Subject, second: _Subject) -> None:
 
 def _texts(asked: Analyze, subject: _Subject) -> Iterator[str]:
     """Yield texts that are sequences: problems with their solutions, or pieces of documents."""
-    task = subject.task
-    if asked.text is None and task is not None and task.name is not None:
+    task = Task() if subject.run is None else subject.run.task
+    if asked.text is None and task.name is not None:
         kind = lookup_task(task.name)
         # Rare words want many: other seeds bring more problems of the same split.
         for more in range(_SEEDS):
@@ -202,13 +204,17 @@ def _entropy(subject: _Subject, texts: Sequence[str], asked: Analyze) -> dict[st
 
     Two passes, so that no more than a batch is held: first the moments, then the entropies.
     """
-    moments: dict[tuple[str, int], Moments] = {}
-    for got in capture(subject.model, _batches(subject, texts, asked.length, "moments")):
+    moments: dict[tuple[Kind, int], Moments] = {}
+    for got in capture(
+        subject.model, _batches(subject, texts, asked.length, "moments"), kinds=_KINDS
+    ):
         for kind in _KINDS:
             for layer, array in enumerate(getattr(got, kind)):
                 moments.setdefault((kind, layer), Moments()).add(array[got.mask])
-    entropies: dict[tuple[str, int], list[float]] = {key: [] for key in moments}
-    for got in capture(subject.model, _batches(subject, texts, asked.length, "entropy")):
+    entropies: dict[tuple[Kind, int], list[float]] = {key: [] for key in moments}
+    for got in capture(
+        subject.model, _batches(subject, texts, asked.length, "entropy"), kinds=_KINDS
+    ):
         for kind, layer in moments:
             array = getattr(got, kind)[layer]
             for tokens, mask in zip(array, got.mask, strict=True):
@@ -236,39 +242,39 @@ def _words(
     by_row: dict[int, list[tuple[int, int]]] = {}
     for place in found_at:
         by_row.setdefault(row_of[place.sequence], []).append((place.token, place.word))
-    vectors: dict[tuple[str, int], list[np.ndarray]] = {}
     labels: list[int] = []
     row = 0
     chosen = [texts[sequence] for sequence in used]
-    for got in capture(subject.model, _batches(subject, chosen, asked.length, "words")):
-        for i in range(len(got.ids)):
-            for token, word in by_row[row + i]:
-                labels.append(word)
-                for kind in _KINDS:
-                    for layer, array in enumerate(getattr(got, kind)):
-                        vectors.setdefault((kind, layer), []).append(array[i, token])
-        row += len(got.ids)
-    depth = 1 + max(layer for _, layer in vectors)
-    arrays = {key: np.stack(rows) for key, rows in vectors.items()}
-    return {
-        "separability": {
-            probe: {
-                kind: _probed(arrays, kind, depth, labels, probe, asked.seed) for kind in _KINDS
-            }
-            for probe in ("paper", "converged")
-        },
-        "layout": {
-            "labels": labels,
-            "layers": {
-                layer: embed(arrays["routed", layer], seed=asked.seed).round(3).tolist()
-                for layer in range(depth)
+    with Shelf() as shelf:
+        batches = _batches(subject, chosen, asked.length, "words")
+        for got in capture(subject.model, batches, kinds=_KINDS):
+            for i in range(len(got.ids)):
+                for token, word in by_row[row + i]:
+                    for kind in _KINDS:
+                        for layer, array in enumerate(getattr(got, kind)):
+                            shelf.put((kind, layer), array[i, token])
+                    labels.append(word)
+            row += len(got.ids)
+        depth = subject.model.config.num_hidden_layers
+        return {
+            "separability": {
+                probe: {
+                    kind: _probed(shelf, kind, depth, labels, probe, asked.seed) for kind in _KINDS
+                }
+                for probe in ("paper", "converged")
             },
-        },
-    }
+            "layout": {
+                "labels": labels,
+                "layers": {
+                    layer: embed(shelf.get(("routed", layer)), seed=asked.seed).round(3).tolist()
+                    for layer in range(depth)
+                },
+            },
+        }
 
 
 def _probed(
-    arrays: dict[tuple[str, int], np.ndarray],
+    shelf: Shelf,
     kind: str,
     depth: int,
     labels: Sequence[int],
@@ -276,7 +282,7 @@ def _probed(
     seed: int,
 ) -> dict[str, Any]:
     found = [
-        separability(arrays[kind, layer], np.array(labels), probe=probe, seed=seed)
+        separability(shelf.get((kind, layer)), np.array(labels), probe=probe, seed=seed)
         for layer in range(depth)
     ]
     return {
@@ -312,4 +318,5 @@ def _about(subject: _Subject) -> dict[str, Any]:
         "layers": model.config.num_hidden_layers,
         "width": model.config.hidden_size,
         "parameters": model.num_parameters(),
+        "run_id": None if subject.run is None else subject.run.id,
     }

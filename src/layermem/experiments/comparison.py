@@ -1,4 +1,4 @@
-"""Several architectures on one preset, seed by seed: what is missing is run, then a table.
+"""Several architectures on one preset, seed by seed: what is missing is run.
 
 An arm is a variant, with options of its own after a colon: ``lime:router_init=identity``.
 
@@ -6,19 +6,14 @@ It does not know: how a run is done, the command line.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from layermem.config import Run
 from layermem.experiments.sweep import complete
-from layermem.intervals import interval, paired
 from layermem.models.registry import lookup
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +41,8 @@ def arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     return found
 
 
-def compare(
-    base: Run, names: str, seeds: Sequence[int], out: Path, jobs: int
-) -> dict[str, dict[Measure, list[float]]]:
-    """Bring all runs to their end; return what was measured, arm by arm, in the seeds' order."""
+def compare(base: Run, names: str, seeds: Sequence[int], out: Path, jobs: int) -> list[RunFolder]:
+    """Bring all runs to their end; return them arm by arm, in the seeds' order."""
     runs = {
         (arm, seed): replace(
             base,
@@ -62,14 +55,7 @@ def compare(
     }
     labels = {key: f"{key[0].replace(':', '-')}-s{key[1]}" for key in runs}
     folders = complete({labels[key]: run for key, run in runs.items()}, out, jobs)
-    found = {key: measures(folders[label]) for key, label in labels.items()}
-    return {
-        arm: {
-            measure: [found[arm, seed][measure] for seed in seeds]
-            for measure in found[arm, seeds[0]]
-        }
-        for arm in arms(names)
-    }
+    return [folders[labels[arm, seed]] for arm in arms(names) for seed in seeds]
 
 
 def measures(folder: RunFolder) -> dict[Measure, float]:
@@ -80,38 +66,3 @@ def measures(folder: RunFolder) -> dict[Measure, float]:
         result = json.loads(folder.result.read_text(encoding="utf-8"))
         found |= {ACCURACY: result["accuracy"], STEPS: result["steps"]}
     return found
-
-
-def show(
-    title: str, found: Mapping[str, Mapping[Measure, Sequence[float]]], console: Console
-) -> None:
-    """Print means with 95% intervals over seeds, and paired differences to the first arm."""
-    console.print(title)
-    first = next(iter(found))
-    for measure in found[first]:
-        table = Table(measure.name, "mean", "each seed", f"against {first}", box=None)
-        for arm, values in found.items():
-            gap = (
-                ""
-                if arm == first
-                else _say(paired(values[measure], found[first][measure]), measure, "+")
-            )
-            each = " ".join(_number(value, measure) for value in values[measure])
-            table.add_row(arm, _say(interval(values[measure]), measure), each, gap)
-        console.print(table)
-
-
-def keep(path: Path, about: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Write what was measured, for whoever reads it later."""
-    arms = {arm: {m.name: values for m, values in by.items()} for arm, by in found.items()}
-    write_whole(path, json.dumps({**about, "arms": arms}, indent=1) + "\n")
-
-
-def _say(asked: Any, measure: Measure, sign: str = "") -> str:
-    if asked.count == 1:
-        return f"{_number(asked.mean, measure, sign)} (one seed)"
-    return f"{_number(asked.mean, measure, sign)} +- {_number(asked.half, measure)}"
-
-
-def _number(value: float, measure: Measure, sign: str = "") -> str:
-    return format(value, f"{sign}.1%" if measure.is_share else f"{sign}.4f")

@@ -6,7 +6,6 @@ It does not know: how anything is counted or measured, tables, figures.
 """
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,11 @@ from layermem.experiments.comparison import arms
 from layermem.models.registry import lookup
 from layermem.runs import write_whole
 
-logger = logging.getLogger(__name__)
+# The fields that say how large a model is.
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "tie_word_embeddings"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

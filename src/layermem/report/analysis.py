@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from layermem.report import figures
-from layermem.report.page import Figure, Page, Section, Switch, Table
+from layermem.report.page import Cell, Figure, Link, Page, Section, Switch, Table
 
 _KINDS = {"routed": "values that attention reads", "hidden": "hidden states"}
 _PROBES = {
@@ -22,7 +22,7 @@ _PROBES = {
 }
 
 
-def build(found: Mapping[str, Any], command: str) -> Page:
+def build(found: Mapping[str, Any]) -> Page:
     """Return the page."""
     names = " against ".join(found["models"])
     return Page(
@@ -31,15 +31,27 @@ def build(found: Mapping[str, Any], command: str) -> Page:
             "How many directions each layer's representations spread over, how well words are told "
             "apart by them, where words lie, and what routers read."
         ),
-        sections=[
-            _models(found),
-            _entropy(found),
-            _separability(found),
-            _layout(found),
-            *_routing(found),
-            Section(title="The command", commands=[command]),
-        ],
+        sections=sections(found, {}),
     )
+
+
+def sections(found: Mapping[str, Any], marks: Mapping[str, str]) -> list[Section]:
+    """Return the parts of a page; ``marks``: run id to where its run stands on the same page."""
+    # In the page's order, so that a model has the colour of its run.
+    order = list(marks)
+
+    def place(item: tuple[str, Any]) -> int:
+        run_id = item[1]["about"].get("run_id")
+        return order.index(run_id) if run_id in marks else len(order)
+
+    found = {**found, "models": dict(sorted(found["models"].items(), key=place))}
+    return [
+        _models(found, marks),
+        _entropy(found),
+        _separability(found),
+        _layout(found),
+        *_routing(found),
+    ]
 
 
 def table(found: Mapping[str, Any]) -> Table:
@@ -108,29 +120,27 @@ def _last_layout(
     return plot
 
 
-def _models(found: Mapping[str, Any]) -> Section:
-    rows = [
-        [
-            name,
-            about["class"],
-            str(about["layers"]),
-            str(about["width"]),
-            f"{about['parameters']:,}",
-        ]
-        for name, about in ((name, model["about"]) for name, model in found["models"].items())
-    ]
+def _models(found: Mapping[str, Any], marks: Mapping[str, str]) -> Section:
+    rows = []
+    for name, model in found["models"].items():
+        about = model["about"]
+        run_id = about.get("run_id")
+        source: Cell = Link(run_id, marks[run_id]) if run_id in marks else run_id or "no run"
+        sizes = str(about["layers"]), str(about["width"]), f"{about['parameters']:,}"
+        rows.append([name, source, about["class"], *sizes])
     asked = found["asked"]
     text = asked["text"] or "the run's own problems, or the standard library's sources"
     return Section(
         title="What was looked at",
         tables=[
             Table(
-                header=["", "class", "layers", "width", "parameters"],
+                header=["", "run", "class", "layers", "width", "parameters"],
                 rows=rows,
                 caption=f"Text: {text}; {found['sequences']} sequences of at most "
                 f"{asked['length']} tokens; seed {asked['seed']}.",
             )
         ],
+        commands=[found["command"]] if found.get("command") else [],
     )
 
 

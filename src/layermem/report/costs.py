@@ -73,6 +73,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
 
 def drawings(points: Sequence[Point]) -> Iterator[tuple[Callable[[Axes], None], str]]:
     """Yield what plots costs along depth and along width, where there is more than one of it."""
+    if all(len(point["variants"]) < 2 for point in points):
+        return
     for axis, other in _AXES.items():
         if len({point[axis] for point in points}) < 2:
             continue
@@ -82,6 +84,7 @@ def drawings(points: Sequence[Point]) -> Iterator[tuple[Callable[[Axes], None], 
 
 
 def section(
+    title: str,
     points: Sequence[Point],
     along: Sequence[Sequence[Point]],
     given: Mapping[str, Any] | None,
@@ -93,13 +96,17 @@ def section(
     has measured, ``command`` what would measure it.
     """
     tables, drawn = [counted(points)], [pair for line in along for pair in drawings(line)]
-    missing = f"Time and memory of a step were not measured. {command} does it."
-    if given is not None:
+    missing = []
+    if not drawn:
+        missing.append("Curves along depth and width want a second variant of the same sizes.")
+    if given is None:
+        missing.append(f"Time and memory of a step were not measured. {command} does it.")
+    else:
         tables.append(measured(given))
         drawn += list(drawings(given["points"]))
     return Section(
-        title="What it costs",
-        paragraphs=[missing] if given is None else [],
+        title=title,
+        paragraphs=missing,
         tables=tables,
         figures=[
             Figure(svg=figures.drawing(plot), caption=f"More than the first variant: {what}.")

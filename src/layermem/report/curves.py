@@ -1,49 +1,71 @@
-"""Learning curves of runs, side by side: loss against tokens, from their metrics alone.
+"""Learning curves: of runs as they are, and of arms with their seeds as bands.
 
 It does not know: torch, models, how a run was made.
 """
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib
 import yaml
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
+from layermem.report import figures
 from layermem.runs import RunFolder
 
-# Told apart without colour too: by dashes.
-_STYLES = (("#1f6fb4", "-"), ("#c2410c", "--"), ("#15803d", "-."), ("#7e22ce", ":"))
+Rows = Sequence[Mapping[str, float]]
+"""What a run's validations recorded."""
+
+
+def of_arms(
+    arms: Mapping[str, Sequence[Rows]], across: str, up: str
+) -> tuple[figures.Series, figures.Bands]:
+    """Return each arm's mean over its runs, in a band from the lowest to the highest of them.
+
+    Only steps that all of an arm's runs have validated at count.
+    """
+    series, bands = {}, {}
+    for arm, runs in arms.items():
+        by_step = [
+            {row["step"]: row for row in rows if across in row and up in row} for rows in runs
+        ]
+        steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
+        if not steps:
+            continue
+        values = [[rows[step][up] for rows in by_step] for step in steps]
+        where = [statistics.fmean(rows[step][across] for rows in by_step) for step in steps]
+        series[arm] = where, [statistics.fmean(each) for each in values]
+        bands[arm] = [min(each) for each in values], [max(each) for each in values]
+    return series, bands
 
 
 def draw_curves(runs: Sequence[Path], out: Path) -> None:
     """Draw the curves of run folders into a file; its suffix (svg, png, pdf) is its kind."""
     if not runs:
         raise ValueError("name at least one run folder")
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for i, path in enumerate(runs):
-        colour, dashes = _STYLES[i % len(_STYLES)]
-        name, rows = _read(path)
-        trained = [(row["tokens"], row["loss"]) for row in rows if "loss" in row]
-        held = [(row["tokens"], row["val_loss"]) for row in rows if "val_loss" in row]
-        axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=0.8)
-        if held:
-            label = f"{name}: validation loss {held[-1][1]:.3f}"
-            axes.plot(*zip(*held, strict=True), color=colour, linestyle=dashes, label=label)
-        else:
-            axes.plot([], [], color=colour, label=name)
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("loss (thin: training)")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # The same picture gives the same file.
-    with matplotlib.rc_context({"svg.hashsalt": "layermem", "svg.fonttype": "none"}):
-        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+    found = [_read(path) for path in runs]
+
+    def plot(axes: Axes) -> None:
+        for i, (name, rows) in enumerate(found):
+            colour, dashes, _ = figures.STYLES[i % len(figures.STYLES)]
+            trained = [(row["tokens"], row["loss"]) for row in rows if "loss" in row]
+            held = [(row["tokens"], row["val_loss"]) for row in rows if "val_loss" in row]
+            axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=0.8)
+            if held:
+                label = f"{name}: validation loss {held[-1][1]:.3f}"
+                axes.plot(*zip(*held, strict=True), color=colour, linestyle=dashes, label=label)
+            else:
+                axes.plot([], [], color=colour, label=name)
+        axes.set_xlabel("tokens")
+        axes.set_ylabel("loss (thin: training)")
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+
+    figures.save([plot], out, size=(7.0, 4.0))
 
 
-def _read(path: Path) -> tuple[str, list[dict[str, float]]]:
+def _read(path: Path) -> tuple[str, list[dict[str, Any]]]:
     folder = RunFolder(path)
     rows = folder.rows()
     if not any("loss" in row for row in rows):

@@ -85,15 +85,14 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
     """Draw shares with their intervals (low, middle, high), and what a guess is worth."""
 
     def draw(axes: Axes) -> None:
-        for i, ((low, middle, high), (colour, _, _)) in enumerate(
-            zip(values.values(), STYLES, strict=False)
-        ):
+        for i, (low, middle, high) in enumerate(values.values()):
+            colour, _, _ = STYLES[i % len(STYLES)]
             axes.bar(i, middle, 0.6, color=colour, alpha=0.75)
             axes.errorbar(i, middle, [[middle - low], [high - middle]], color=_INK, capsize=5)
         axes.axhline(chance, color=_INK, linewidth=0.8, linestyle=":")
         axes.text(-0.5, chance, "guess ", va="center", ha="right", fontsize=8)
         axes.set_xlim(-0.5, len(values) - 0.5)
-        axes.set_xticks(range(len(values)), list(values))
+        axes.set_xticks(range(len(values)), [name.replace(":", ":\n") for name in values])
         axes.set_ylabel(up)
         _in_percent(axes, whole=True)
 
@@ -151,12 +150,14 @@ def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
     return _svg(draw, (3.6, 3.4), spines=True)
 
 
-def save(panels: Sequence[Callable[[Axes], None]], path: Path) -> None:
+def save(
+    panels: Sequence[Callable[[Axes], None]], path: Path, size: tuple[float, float] = (3.4, 3.1)
+) -> None:
     """Draw panels side by side into a file; its suffix (svg, png, pdf) is its kind."""
     with matplotlib.rc_context(
         {"svg.hashsalt": "layermem", "svg.fonttype": "none", "font.size": 9}
     ):
-        figure = Figure(figsize=(3.4 * len(panels), 3.1), layout="constrained")
+        figure = Figure(figsize=(size[0] * len(panels), size[1]), layout="constrained")
         for axes, draw in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
             draw(axes)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -201,7 +201,7 @@ def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
     A run that was refused before its first step (a wrong path, say) holds nothing and is no run.
     """
     if not folder.config.exists() or not (folder.rows() or folder.completed()):
-        about = {"run_id": run.id, "command": shlex.join(sys.argv), **_about()}
+        about = {"run_id": run.id, "command": _command(), **_about()}
         write_whole(
             folder.config, yaml.safe_dump({**to_dict(run), "about": about}, sort_keys=False)
         )
@@ -232,6 +232,14 @@ def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, 
             for found in _differences(before.get(name), now[name], f"{path}.{name}".lstrip("."))
         ]
     return [] if before == now else [(path, before, now)]
+
+
+def _command() -> str:
+    """Return what started this process, as a user would write it."""
+    program, *rest = sys.argv
+    if Path(program).name in ("__main__.py", "layermem"):
+        program = "layermem"
+    return shlex.join([program, *rest])
 
 
 def _about() -> dict[str, str]:

@@ -1,0 +1,127 @@
+"""What recorded runs came to: arms and settings, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recorded import SIZES, record
+
+from layermem.config import Data, Optim, Task
+from layermem.experiments.summary import Report, run
+
+
+def summed(tmp_path, *runs, **more):
+    return run(Report(runs=tuple(map(Path, runs)), out=tmp_path / "out", **more), "layermem report")
+
+
+def test_seeds_form_arms_and_plain_comes_first_in_a_folder(tmp_path):
+    for seed in (1, 0):
+        record(tmp_path / "runs" / f"lime-s{seed}", seed=seed)
+        record(tmp_path / "runs" / f"plain-s{seed}", variant="plain", seed=seed)
+    (tmp_path / "runs" / "other").mkdir()
+    found = summed(tmp_path, tmp_path / "runs")
+    (setting,) = found["settings"]
+    arms = {"plain": ["plain-s0", "plain-s1"], "lime": ["lime-s0", "lime-s1"]}
+    assert setting["arms"] == arms and list(setting["arms"]) == list(arms)
+    # In the order asked for, the first is what the others are compared with.
+    both = summed(tmp_path, tmp_path / "runs" / "lime-s0", tmp_path / "runs" / "plain-s0")
+    assert list(both["settings"][0]["arms"]) == ["lime", "plain"]
+    # A run named twice is one run.
+    assert len(summed(tmp_path, tmp_path / "runs", tmp_path / "runs" / "lime-s0")["runs"]) == 4
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"].keys() == {
+        "lime-s0",
+        *(),
+    } | {
+        "lime-s1",
+        "plain-s0",
+        "plain-s1",
+    }
+
+
+def test_arms_are_called_after_what_differs_alone(tmp_path):
+    fast, slow = Optim(lr=0.1), Optim(lr=0.01)
+    options = replace(SIZES, options=("router_init=identity",))
+    runs = [
+        record(tmp_path / "a", optim=fast),
+        record(tmp_path / "b", optim=slow),
+        record(tmp_path / "c", optim=slow, model=options),
+        record(tmp_path / "d", optim=slow, model=options, seed=1, save_every=5, log_every=2),
+    ]
+    (setting,) = summed(tmp_path, *runs)["settings"]
+    assert setting["arms"] == {
+        "lime:lr=0.1": ["a"],
+        "lime:lr=0.01": ["b"],
+        "lime:router_init=identity:lr=0.01": ["c", "d"],
+    }
+
+
+def test_what_learnt_other_data_is_not_compared(tmp_path):
+    runs = [
+        record(tmp_path / "a"),
+        record(tmp_path / "b", data=Data(cache="elsewhere"), seed=1),
+        record(tmp_path / "c", data=Data(block_size=64)),
+        record(tmp_path / "d", right=0.5),
+        record(tmp_path / "e", right=0.5, task=Task(name="arithmetic", examples=60)),
+    ]
+    settings = summed(tmp_path, *runs)["settings"]
+    assert [list(s["arms"].values()) for s in settings] == [[["a", "b"]], [["c"]], [["d"]], [["e"]]]
+    assert [s["task"] for s in settings] == [None, None, "arithmetic", "arithmetic"]
+
+
+def test_what_a_run_recorded(tmp_path):
+    record(tmp_path / "lime-s0", final=0.25, right=0.75)
+    one = summed(tmp_path, tmp_path / "lime-s0")["runs"]["lime-s0"]
+    assert one["ended"] and one["steps"] == one["max_steps"] == 40
+    assert one["about"]["command"] == "layermem train made-up --seed 0"
+    assert one["measures"] == {
+        "validation loss": {"value": 0.25, "is_share": False},
+        "right answers": {"value": 0.75, "is_share": True},
+        "every step right": {"value": 0.375, "is_share": True},
+    }
+    assert one["tokens_per_second"] == 52.5
+    assert [row["flops"] for row in one["validations"]] == [7000, 14000, 21000, 28000]
+
+
+def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
+    plain = record(tmp_path / "plain", variant="plain")
+    lime = record(tmp_path / "lime")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 70, "router": "full"}
+    for path in (plain, lime):
+        (path / "final" / "config.json").write_text(json.dumps(sizes))
+    (setting,) = summed(tmp_path, plain, lime)["settings"]
+    (point,) = setting["costs"]["points"]
+    assert (point["layers"], point["width"]) == (3, 32)
+    assert list(point["variants"]) == ["plain", "lime"]
+    assert [at["width"] for at in setting["costs"]["width"]] == [32, 64, 128, 256]
+    # Chosen layer by layer, a router's sources say nothing about another depth.
+    chosen = replace(SIZES, options=("router_sources=[[],[0]]",))
+    pruned = record(tmp_path / "pruned", model=chosen)
+    (setting,) = summed(tmp_path, record(tmp_path / "p", variant="plain"), pruned)["settings"]
+    assert [list(at["variants"]) for at in setting["costs"]["layers"]] == [["plain"]] * 6
+    assert len(setting["costs"]["width"][0]["variants"]) == 2
+
+
+def test_what_is_no_run_is_said(tmp_path):
+    one = record(tmp_path / "one")
+    (tmp_path / "empty").mkdir()
+    copy = record(tmp_path / "copy")
+    for runs, error, message in (
+        ([], ValueError, "name at least one run folder"),
+        ([tmp_path / "nowhere"], FileNotFoundError, "nowhere does not exist; name a run folder"),
+        ([tmp_path / "empty"], ValueError, "empty is no run folder, and there is none in it"),
+        ([one, copy], ValueError, r"one and .*copy are one run, [0-9a-f]{12}; name one"),
+    ):
+        with pytest.raises(error, match=message):
+            summed(tmp_path, *runs)
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; layermem analyze writes"):
+        summed(tmp_path, one, analysis=(tmp_path / "nowhere",))
+    (tmp_path / "costs.json").write_text("no JSON")
+    with pytest.raises(ValueError, match=r"costs.json is not what layermem costs writes"):
+        summed(tmp_path, one, costs=tmp_path / "costs.json")
+
+
+def test_folders_called_alike_are_told_apart(tmp_path):
+    runs = [record(tmp_path / str(seed) / "run", seed=seed) for seed in (0, 1)]
+    found = summed(tmp_path, *runs)
+    assert set(found["runs"]) == {str(path) for path in runs}

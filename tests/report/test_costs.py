@@ -1,0 +1,81 @@
+"""Costs as tables and curves: what is compared with what."""
+
+import pytest
+from matplotlib.figure import Figure
+
+from layermem.report import costs
+
+
+def point(layers, width=8, preset="p", **more):
+    variants = {
+        name: {how: {"parameters": 1000, "forward": flops, "training": 3 * flops} for how in HOW}
+        for name, flops in (("plain", 100.0), ("a", 100.0 + layers), ("b", 100.0 + 2 * layers))
+    }
+    sizes = {"layers": layers, "width": width, "heads": 2, "kv_heads": 2, "tokens": 4}
+    return {"preset": preset, **sizes, "variants": variants, **more}
+
+
+HOW = ("honest", "paper")
+
+
+def lines(points):
+    """Return what is drawn: title of each plot to its lines."""
+    found = {}
+    for plot, what in costs.drawings(points):
+        axes = Figure().add_subplot()
+        plot(axes)
+        found[what] = {
+            line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+            for line in axes.lines
+        }
+    return found
+
+
+def test_curves_are_of_what_each_costs_more_than_the_first():
+    found = lines([point(4), point(2), point(8)])
+    assert list(found) == ["FLOPs of a forward by layers"]
+    ((name, (across, up)), (other, (_, twice))) = found["FLOPs of a forward by layers"].items()
+    assert (name, other, across) == ("a", "b", [2, 4, 8])
+    assert up == pytest.approx([0.02, 0.04, 0.08]) and twice == pytest.approx([0.04, 0.08, 0.16])
+
+
+def test_lines_are_told_apart_by_what_else_differs():
+    grid = [point(layers, width, p) for layers in (2, 4) for width in (8, 16) for p in "pq"]
+    found = lines(grid)
+    assert list(found) == ["FLOPs of a forward by layers", "FLOPs of a forward by width"]
+    assert "a, p, width 8" in found["FLOPs of a forward by layers"]
+    assert "b, q, layers 4" in found["FLOPs of a forward by width"]
+
+
+def test_measured_time_is_drawn_where_every_point_has_it():
+    def timed(layers, seconds):
+        one = {"low": 0.0, "high": 0.0, "peak": 5}
+        times = {"plain": 1.0, "a": seconds, "b": seconds}
+        measured = {name: {**one, "seconds": t} for name, t in times.items()}
+        # The last mode is what is drawn.
+        return point(layers, measured={"eager": {}, "default": measured})
+
+    found = lines([timed(2, 1.5), timed(4, 2.0)])
+    assert found["time of a step by layers"]["a"] == ([2, 4], [0.5, 1.0])
+    assert "time of a step by layers" not in lines([timed(2, 1.5), point(4)])
+
+
+def test_nothing_to_compare_is_not_drawn():
+    alone = point(2)
+    alone["variants"] = {"plain": alone["variants"]["plain"]}
+    assert lines([alone, {**alone, "layers": 4}]) == {}
+    assert lines([point(2)]) == {}
+
+
+def test_the_table_counts_more_than_the_first():
+    rows = costs.counted([point(4)]).texts()
+    assert rows[0] == ["p: 4 x 8, 2 heads, T 4", "plain", "1k", "", "100", "", "100", ""]
+    assert rows[1][:5] == ["", "a", "1k", "+0.00%", "104"] and rows[2][5] == "+8.00%"
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "text"),
+    [(1.07608e9, 6, "1.07608B"), (999, 3, "999"), (5.1e12, 3, "5.1T"), (46432, 3, "46.4k")],
+)
+def test_large_numbers_are_short(number, digits, text):
+    assert costs.short(number, digits) == text

@@ -1,0 +1,117 @@
+"""The page about runs: its numbers, where they lead, and what is missing is said."""
+
+import re
+from pathlib import Path
+
+import pytest
+from recorded import record
+
+from layermem import cli
+from layermem.config import Optim
+from layermem.experiments.summary import Report, run
+from layermem.report import summary
+from layermem.report.page import write_page
+
+
+def found(tmp_path, *runs, **more):
+    return run(Report(runs=tuple(map(Path, runs)), out=tmp_path / "out", **more), "the command")
+
+
+def written(tmp_path, *runs, **more):
+    path = tmp_path / "page.html"
+    write_page(summary.build(found(tmp_path, *runs, **more)), path)
+    return path.read_text()
+
+
+@pytest.fixture
+def four(tmp_path):
+    return [
+        record(tmp_path / f"{variant}-s{seed}", variant=variant, seed=seed, right=right)
+        for variant, seed, right in (
+            ("plain", 0, 0.30),
+            ("plain", 1, 0.40),
+            ("lime", 0, 0.52),
+            ("lime", 1, 0.60),
+        )
+    ]
+
+
+def test_means_intervals_and_paired_differences(tmp_path, four):
+    loss, right, steps = summary.tables(found(tmp_path, *four))
+    assert [table.header[0] for table in (loss, right, steps)] == [
+        "validation loss",
+        "right answers",
+        "every step right",
+    ]
+    # Two seeds: 12.706 times half their distance.
+    assert right.texts() == [
+        ["plain", "35.0% ± 63.5%", "30.0% 40.0%", ""],
+        ["lime", "56.0% ± 50.8%", "52.0% 60.0%", "+21.0% ± 12.7%"],
+    ]
+    assert loss.texts()[1][3] == "+0.0000 ± 0.0000"
+
+
+def test_every_number_leads_to_its_run(tmp_path, four):
+    text = written(tmp_path, *four)
+    ids = set(re.findall(r'id="(run-[0-9a-f]{12})"', text))
+    assert len(ids) == 4
+    led = set(re.findall(r'href="#(run-[^"]+)"', text))
+    assert led == ids
+    assert re.search(r'<a href="#run-[0-9a-f]{12}">52.0%</a>', text)
+    assert "lime-s1  layermem train made-up --seed 1" in text
+    for figure in re.findall(r"<figcaption>(.*?)</figcaption>", text):
+        assert 'href="#run-' in figure or figure.startswith("More than the first variant")
+    # One seed missing of one arm: differences are over the seeds both have.
+    three = summary.tables(found(tmp_path, *four[:2], four[3]))[1].texts()
+    assert three[1][3] == "+20.0% (one seed)"
+
+
+def test_curves_go_through_means_in_a_band(tmp_path, four):
+    text = written(tmp_path, *four)
+    labels = ("validation loss by tokens", "validation loss by training FLOPs")
+    labels += ("right answers by tokens", "right answers by training FLOPs")
+    assert all(text.count(f">{label}") == 1 for label in labels)
+
+
+def test_what_is_missing_is_said(tmp_path):
+    ended = record(tmp_path / "plain-s0", variant="plain", counted=False)
+    begun = record(tmp_path / "lime-s0", ended=False, rows=2, max_steps=40)
+    text = written(tmp_path, ended, begun)
+    assert "Not ended, and left out of the tables: lime-s0 at step 20 of 40." in text
+    assert "no run has ended" in text
+    assert "validation loss by training FLOPs: nothing is recorded of plain." in text
+    assert "Time and memory of a step were not measured." in text
+    assert "given as --analysis. None was." in text
+    assert "not recorded" in text
+    nothing = record(tmp_path / "lime-s1", seed=1, ended=False, rows=0, counted=False)
+    text = written(tmp_path, nothing)
+    assert "No run has ended, so there is nothing to compare yet." in text
+    assert "validation loss by tokens: nothing is recorded of lime." in text
+
+
+def test_the_analysis_that_is_proposed_names_runs_at_hand(tmp_path, four):
+    text = written(tmp_path, *four)
+    (line,) = re.findall(r"<pre>(layermem analyze .*)</pre>", text)
+    assert re.fullmatch(r"layermem analyze \S+lime-s1 --against \S+plain-s1 --out analysis", line)
+    text = written(tmp_path, four[0])
+    assert re.search(r"<pre>layermem analyze \S+plain-s0 --out analysis</pre>", text)
+
+
+def test_several_settings_and_many_arms(tmp_path, four):
+    others = [
+        record(tmp_path / f"o{i}", optim=Optim(lr=0.1 * (i + 1)), final=float(i)) for i in range(5)
+    ]
+    text = written(tmp_path, *four, *others)
+    assert "<h2>What came out: made-up (arithmetic operands=2)</h2>" in text
+    assert "<h2>What came out: made-up (stdlib)</h2>" in text
+    assert "7 arms side by side" in text
+
+
+def test_the_command_prints_and_writes(tmp_path, four, capsys):
+    cli.main(["report", *map(str, four), "--out", str(tmp_path / "page")])
+    shown = capsys.readouterr().out
+    assert "+21.0% ± 12.7%" in shown
+    assert (tmp_path / "page" / "index.html").exists()
+    assert (tmp_path / "page" / "report.json").exists()
+    with pytest.raises(SystemExit, match=r"nowhere does not exist; name a run folder"):
+        cli.main(["report", str(tmp_path / "nowhere")])
