@@ -44,7 +44,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--preset", default="paper-1b-full", help="whose shape is taken")
     options.add_argument("--variants", nargs="+", default=["plain", "lime"])
-    options.add_argument("--batches", type=int, default=2)
+    options.add_argument("--batches", type=int, default=1)
     options.add_argument("--words", type=int, default=4 * 1668, help="vectors kept of a layer")
     args = options.parse_args()
     torch.set_num_threads(1)

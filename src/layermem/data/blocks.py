@@ -29,6 +29,7 @@ from tqdm import tqdm
 from layermem.config import Data
 from layermem.data.sources import Source, open_source
 from layermem.data.tokenizers import fingerprint
+from layermem.lots import lot
 
 logger = logging.getLogger(__name__)
 # Characters tokenized at once: a tokenizer's own notes take some hundred bytes for each.
@@ -200,15 +201,10 @@ def _write(
                 texts, add_special_tokens=False, split_special_tokens=True, verbose=False
             )["input_ids"]
             for text, ids in zip(texts, encoded, strict=True):
-                writers["valid" if _lot(text) < share else "train"].add(ids)
+                writers["valid" if lot(text) < share else "train"].add(ids)
             bar.update(sum(map(len, encoded)))
     total = {split: f"{writer.tokens:,}" for split, writer in writers.items()}
     logger.info("%s: tokens for training %s, for validation %s", name, *total.values())
-
-
-def _lot(text: str) -> float:
-    """A number in [0, 1) that the text draws: a document that comes twice is in one split."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -11,7 +11,6 @@ drawn; docs/tasks.md says what was chosen here and why, ``describe`` what comes 
 It does not know: ids of tokens, models, training.
 """
 
-import hashlib
 import random
 import re
 import statistics
@@ -24,6 +23,7 @@ from typing import Any, Literal
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from layermem.lots import lot
 from layermem.tasks.expressions import (
     OPERATORS,
     RANK,
@@ -139,7 +139,7 @@ def generate(
         if expression is None:
             continue
         text = write(expression, parentheses)
-        if text not in found and low <= _lot(text) < high:
+        if text not in found and low <= lot(text) < high:
             found[text] = expression
             fruitless = 0
     return [_example(expression, parentheses) for expression in found.values()]
@@ -333,11 +333,6 @@ def _is_trivial(operator: str, x: int, y: int) -> bool:
 
 def _has_trivial(expression: Expression) -> bool:
     return any(_is_trivial(sign, evaluate(x), evaluate(y)) for sign, x, y in nodes(expression))
-
-
-def _lot(text: str) -> float:
-    """A number in [0, 1) that the expression draws."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
 
 
 def _number(text: str) -> int | None:

@@ -22,12 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from layermem.tasks.grading import Grade
+from layermem.tasks.graphs import NOWHERE, Edge, Graph, distances, draw_graph, way
 
 
 def _words(text: str) -> list[str]:
@@ -42,15 +43,7 @@ CONCEPTS = _words(
     "impus jelpus jompus kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus "
     "sterpus storpus terpus timpus tumpus vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
 )
-# How often each comes in the 800 original validation and test records.
-_STEPS = {3: 326, 4: 350, 5: 105, 6: 19}
-_N_NAMES = {2: 326, 3: 169, 4: 44, 5: 10, 6: 1}
-_NODES, _STATEMENTS = (14, 28, 22.8, 2.1), (16, 54, 36.0, 5.6)
 _SENTENCE = re.compile(r"(?:Every )?(\w+) is an? (\w+)")
-# Graphs of one size in a row that do not come out as wanted, after which the size is drawn anew.
-_PATIENCE = 200
-_NOWHERE = 10**6
-Edge: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +76,7 @@ def generate(count: int, seed: int, *, split: str = "train") -> list[Record]:
         raise ValueError(f"count must be at least 0, got {count}")
     draw, found = random.Random(f"{split}-{seed}"), dict[str, Record]()
     while len(found) < count:
-        record = _draw(draw)
+        record = _told(draw_graph(draw), draw)
         found[record.question] = record
     return list(found.values())
 
@@ -192,8 +185,8 @@ def describe(records: Sequence[Record]) -> dict[str, Any]:
 def shorter_way(record: Record) -> float:
     """Credit for taking the option that is nearer, arrows forgotten; half where both are alike."""
     both = [*record.edges, *((b, a) for a, b in record.edges)]
-    far = _distances(both, record.root)
-    return _credit(far.get(record.neg_target, _NOWHERE) - far.get(record.target, _NOWHERE))
+    far = distances(both, record.root)
+    return _credit(far.get(record.neg_target, NOWHERE) - far.get(record.target, NOWHERE))
 
 
 def later_mention(record: Record) -> float:
@@ -224,10 +217,9 @@ def fewer_mentions(record: Record) -> float:
 def farther_from_all(record: Record) -> float:
     """Credit for taking the option that is farther from whoever is nearest to it."""
     names = [i for i, symbol in enumerate(record.idx_to_symbol) if symbol[0].isupper()]
-    far = [_distances(record.edges, name) for name in names]
+    far = [distances(record.edges, name) for name in names]
     target, other = (
-        min(distances.get(i, _NOWHERE) for distances in far)
-        for i in (record.target, record.neg_target)
+        min(each.get(i, NOWHERE) for each in far) for i in (record.target, record.neg_target)
     )
     return _credit(target - other)
 
@@ -274,148 +266,25 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _draw(draw: random.Random) -> Record:
-    """Draw one record.
-
-    Two people each have a concept that nothing follows from, as many steps away as drawn for each
-    alike; either is asked about with the same chance. So the options differ in one thing alone: who
-    they follow for. One shortcut would be left, the way with arrows forgotten: bridges make it as
-    long to the wrong option where it is 3 to the right one, else shorter as often as longer.
-    """
-    steps, balance = draw.choices(list(_STEPS), list(_STEPS.values()), k=2), draw.random()
-    (people,) = draw.choices(list(_N_NAMES), list(_N_NAMES.values()))
-    nodes, statements = (_around(draw, *asked) for asked in (_NODES, _STATEMENTS))
-    asked = draw.randrange(2)
-    lead = 0 if steps[asked] == 3 else 1 if balance < 0.5 else -1
-    for _ in range(_PATIENCE if people + sum(steps) < nodes else 0):
-        graph = _Graph(people, nodes, steps, draw)
-        if lead <= 0:
-            graph.bridge(draw)
-        graph.fill(statements, draw)
-        target, wrong = graph.ends[asked], graph.ends[1 - asked]
-        around = _distances([*graph.edges, *((b, a) for a, b in graph.edges)], asked)
-        found = around.get(wrong, _NOWHERE) - around[target]
-        if (found > 0) - (found < 0) == lead:
-            return _told(graph, (asked, target, wrong), draw)
-    return _draw(draw)
-
-
-class _Graph:
-    """Who is what. Edges lead to higher numbers; people come first.
-
-    The first two people are those a question may be about. The side of a node is the one of them
-    it may follow for: 0, 1, or 2 for both. ``levels`` holds how many steps it is away from them; no
-    edge makes it fewer.
-    """
-
-    def __init__(self, people: int, nodes: int, steps: Sequence[int], draw: random.Random) -> None:
-        self.people = people
-        self.sides = [
-            0,
-            1,
-            *(draw.randrange(2) for _ in range(people - 2)),
-            *[2] * (nodes - people),
-        ]
-        self.levels = [0, 0, *[_NOWHERE] * (nodes - 2)]
-        self.edges: set[Edge] = set()
-        chains = self._chains(steps, draw)
-        self.ends = [chain[-1] for chain in chains]
-        before = {b: a for chain in chains for a, b in pairwise(chain)}
-        for node in range(people, nodes):
-            if node in before:
-                self.sides[node] = self.sides[before[node]]
-            elif node < nodes - 1:
-                self.sides[node] = draw.choices((0, 1, 2), (9, 9, 2))[0]
-            known = self._known(node)
-            self._join(before[node] if node in before else draw.choice(known[-6:]), node)
-        for person in set(range(people)) - {a for a, _ in self.edges}:
-            self._join(person, nodes - 1)
-
-    def bridge(self, draw: random.Random) -> None:
-        """Let each person and what leads to the other's end have a consequence in common."""
-        shared = [node for node, side in enumerate(self.sides) if side == 2]
-        for person, end in ((0, self.ends[1]), (1, self.ends[0])):
-            pairs = [(a, node) for a, b in self.edges if b == end for node in shared if a < node]
-            if pairs:
-                parent, node = draw.choice(sorted(pairs))
-                self._join(parent, node)
-                self._join(person, node)
-
-    def fill(self, statements: int, draw: random.Random) -> None:
-        """Add edges that change nobody's level, up to a number."""
-        pairs = [
-            (a, b)
-            for b in range(self.people, len(self.sides))
-            for a in self._known(b)
-            if (a, b) not in self.edges and self.levels[a] + 1 >= self.levels[b]
-        ]
-        missing = min(max(0, statements - len(self.edges)), len(pairs))
-        self.edges.update(draw.sample(pairs, missing))
-
-    def _chains(self, steps: Sequence[int], draw: random.Random) -> list[list[int]]:
-        """Draw the nodes on the way from the first two people to their ends."""
-        free = range(self.people, len(self.sides) - 1)
-        taken = draw.sample(free, sum(steps))
-        return [[0, *sorted(taken[: steps[0]])], [1, *sorted(taken[steps[0] :])]]
-
-    def _known(self, node: int) -> list[int]:
-        """Return what a node may follow from."""
-        side = self.sides[node]
-        return [i for i in range(node) if side in (self.sides[i], 2) and i not in self.ends]
-
-    def _join(self, a: int, b: int) -> None:
-        self.edges.add((a, b))
-        if self.sides[b] != 2:
-            self.levels[b] = min(self.levels[b], self.levels[a] + 1)
-        else:
-            self.levels[b] = 0
-
-
-def _told(graph: _Graph, question: tuple[int, int, int], draw: random.Random) -> Record:
+def _told(graph: Graph, draw: random.Random) -> Record:
     """Give everything a name and tell it in any order."""
     edges, people, nodes = sorted(graph.edges), graph.people, len(graph.sides)
     symbols = [*draw.sample(NAMES, people), *draw.sample(CONCEPTS, nodes - people)]
-    root, target, wrong = question
+    root, target, wrong = graph.question
 
     def sentence(a: int, b: int) -> str:
         return f"{'Every ' if a >= people else ''}{symbols[a]} is a {symbols[b]}."
 
     told = [sentence(a, b) for a, b in draw.sample(edges, len(edges))]
     first, second = draw.sample((symbols[target], symbols[wrong]), 2)
-    way = _way(edges, root, target)
+    steps = pairwise(way(edges, root, target))
     return Record(
         question=f"{' '.join(told)} Is {symbols[root]} a {first} or {second}?",
         answer=f"{symbols[root]} is a {symbols[target]}.",
-        steps=tuple(sentence(a, b) for a, b in pairwise(way)),
+        steps=tuple(sentence(a, b) for a, b in steps),
         idx_to_symbol=tuple(symbols),
         edges=tuple(edges),
         root=root,
         target=target,
         neg_target=wrong,
     )
-
-
-def _way(edges: Sequence[Edge], start: int, end: int) -> list[int]:
-    """Return the nodes of a shortest way."""
-    far, way = _distances(edges, start), [end]
-    while way[0] != start:
-        way.insert(0, next(a for a, b in edges if b == way[0] and far.get(a) == far[b] - 1))
-    return way
-
-
-def _around(draw: random.Random, low: int, high: int, mean: float, deviation: float) -> int:
-    return min(high, max(low, round(draw.gauss(mean, deviation))))
-
-
-def _distances(edges: Sequence[Edge], start: int) -> dict[int, int]:
-    """Return how many edges away every node is that can be reached."""
-    following: dict[int, list[int]] = {}
-    for a, b in edges:
-        following.setdefault(a, []).append(b)
-    found, waiting = {start: 0}, [start]
-    for node in waiting:
-        for other in following.get(node, ()):
-            if other not in found:
-                found[other] = found[node] + 1
-                waiting.append(other)
-    return found
