@@ -27,6 +27,10 @@ def test_seeds_form_arms_and_plain_comes_first_in_a_folder(tmp_path):
     # In the order asked for, the first is what the others are compared with.
     both = summed(tmp_path, tmp_path / "runs" / "lime-s0", tmp_path / "runs" / "plain-s0")
     assert list(both["settings"][0]["arms"]) == ["lime", "plain"]
+    asked = summed(tmp_path, tmp_path / "runs", against="lime")
+    assert list(asked["settings"][0]["arms"]) == ["lime", "plain"]
+    with pytest.raises(ValueError, match="no arm is called 'lame'; there are plain, lime"):
+        summed(tmp_path, tmp_path / "runs", against="lame")
     # A run named twice is one run.
     assert len(summed(tmp_path, tmp_path / "runs", tmp_path / "runs" / "lime-s0")["runs"]) == 4
     assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"].keys() == {

@@ -37,6 +37,9 @@ class Report:
 
     runs: tuple[Path, ...]
     """Run folders, or folders of several."""
+    against: str | None = None
+    """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
+    the plain decoder's."""
     analysis: tuple[Path, ...] = ()
     """Folders that layermem analyze has written, shown on the page."""
     costs: Path | None = None
@@ -51,13 +54,14 @@ def run(asked: Report, command: str = "") -> dict[str, Any]:
     groups: dict[str, list[str]] = {}
     for name, (found, _) in records.items():
         groups.setdefault(_setting(found), []).append(name)
+    settings = [_compared({name: records[name] for name in names}) for names in groups.values()]
+    if asked.against is not None:
+        _put_first(asked.against, settings)
     result = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "command": command,
         "runs": {name: _record(found, folder) for name, (found, folder) in records.items()},
-        "settings": [
-            _compared({name: records[name] for name in names}) for names in groups.values()
-        ],
+        "settings": settings,
         "analyses": [_read(path, "analysis.json", "analyze") for path in asked.analysis],
         "costs": None if asked.costs is None else _read(asked.costs, "costs.json", "costs"),
     }
@@ -123,6 +127,16 @@ def _compared(records: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, Any]:
         },
         "costs": _costs({arm: records[names[0]] for arm, names in arms.items()}),
     }
+
+
+def _put_first(arm: str, settings: Iterable[dict[str, Any]]) -> None:
+    """Make an arm what the others are compared with, in the settings that have it."""
+    names = list(dict.fromkeys(name for setting in settings for name in setting["arms"]))
+    if arm not in names:
+        raise ValueError(f"no arm is called {arm!r}; there are {', '.join(names)}")
+    for setting in settings:
+        if arm in setting["arms"]:
+            setting["arms"] = {arm: setting["arms"].pop(arm), **setting["arms"]}
 
 
 def _labels(runs: Mapping[str, Run]) -> dict[str, str]:

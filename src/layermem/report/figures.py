@@ -23,6 +23,10 @@ STYLES = (
     ("#d9622b", "--", "s"),
     ("#2a9d5c", "-.", "^"),
     ("#9a5fd0", ":", "D"),
+    ("#c2438d", "-", "v"),
+    ("#7a8594", "--", "P"),
+    ("#0f9aa7", "-.", "X"),
+    ("#a37f1c", ":", "*"),
 )
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name to where a line goes: across, up."""
