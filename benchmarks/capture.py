@@ -1,8 +1,8 @@
 """Memory that looking inside takes above the model's own, at the paper's 1B shape.
 
-The model has random weights: what is held depends on shapes alone. ``layermem analyze`` reads
-batches of 16 sequences of 128 tokens; so does this, and takes entropies and keeps words' vectors as
-it does. Peaks are the process's own (Linux); on a GPU, layers' activations lie there and not here.
+The model has random weights: what is held depends on shapes alone. Batches are as large as those of
+``layermem analyze``, of sequences of 128 tokens; entropies are taken and words' vectors kept as it
+does. Peaks are the process's own (Linux); on a GPU, layers' activations lie there and not here.
 """
 
 import argparse
@@ -11,19 +11,20 @@ import time
 import torch
 
 import layermem
-from layermem.analysis.capture import capture
+from layermem.analysis.capture import capture, sequences_at_once
 from layermem.analysis.entropy import Moments, matrix_entropy
 from layermem.analysis.shelf import Shelf
 from layermem.efficiency.measuring import held, machine
 from layermem.experiments import presets
 
-BATCH, TOKENS = 16, 128
+TOKENS = 128
 KINDS = ("hidden", "routed")
 
 
 def look(model, batches, words):
     """Do what analyze does with a model, probes and layouts apart."""
-    moments, ids = {}, torch.randint(1000, (BATCH, TOKENS))
+    rows = min(16, sequences_at_once(model, TOKENS))
+    moments, ids = {}, torch.randint(1000, (rows, TOKENS))
     for got in capture(model, [ids] * batches, kinds=KINDS):
         for kind in KINDS:
             for layer, array in enumerate(getattr(got, kind)):
@@ -35,7 +36,7 @@ def look(model, batches, words):
                 for tokens in array:
                     matrix_entropy(known.standardise(tokens))
                 for word in range(words // batches):
-                    shelf.put((kind, layer), array[word % BATCH, word % TOKENS])
+                    shelf.put((kind, layer), array[word % rows, word % TOKENS])
         for key in moments:
             shelf.get(key)
 
@@ -43,8 +44,8 @@ def look(model, batches, words):
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--preset", default="paper-1b-full", help="whose shape is taken")
-    options.add_argument("--variants", nargs="+", default=["plain", "lime"])
-    options.add_argument("--batches", type=int, default=1)
+    options.add_argument("--variants", nargs="+", default=["lime"])
+    options.add_argument("--batches", type=int, default=3)
     options.add_argument("--words", type=int, default=4 * 1668, help="vectors kept of a layer")
     args = options.parse_args()
     torch.set_num_threads(1)
@@ -52,7 +53,7 @@ def main():
     for variant in args.variants:
         sizes = presets.lookup(args.preset).model.sizes() | {"vocab_size": 50257}
         # A small one first, so that what a library brings in does not count.
-        look(layermem.build(variant, **{**sizes, "num_hidden_layers": 1}), 1, BATCH)
+        look(layermem.build(variant, **{**sizes, "num_hidden_layers": 1}), 1, 16)
         model = layermem.build(variant, **sizes)
         before, start = held("cpu", "now"), time.process_time()
         look(model, args.batches, args.words)

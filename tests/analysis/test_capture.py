@@ -6,7 +6,7 @@ import torch
 import transformers
 from tiny import CASES, TINY, make
 
-from layermem.analysis.capture import capture
+from layermem.analysis.capture import capture, sequences_at_once
 from layermem.models.registry import lookup
 
 OTHERS = {
@@ -147,3 +147,14 @@ def test_some_kinds_alone_and_what_is_refused():
 def test_lower_precision_is_captured_in_float32():
     (got,) = capture(ours("lime", {}).bfloat16(), batches()[:1])
     assert got.routed[3].dtype == np.float32 and np.isfinite(got.routed[3]).all()
+
+
+def test_a_batch_holds_as_many_sequences_as_memory_allows():
+    class Large:
+        class config:  # noqa: N801
+            num_hidden_layers, hidden_size = 16, 2048
+
+    # 2 x 16 x 2048 x 128 numbers of 4 bytes are 2^25.
+    assert sequences_at_once(Large, 128) == 4
+    assert sequences_at_once(Large, 128, memory=2**30) == 32
+    assert sequences_at_once(Large, 100_000) == 1

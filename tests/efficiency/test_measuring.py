@@ -63,6 +63,17 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
     assert peak(("plain", TINY), Shape(batch=1, tokens=4)) is None
 
 
+def test_what_does_not_fit_is_refused_before_it_is_built(monkeypatch):
+    large = {**TINY, "vocab_size": 10_000_000, "hidden_size": 1024}
+    monkeypatch.setattr(measuring, "_free", lambda device: 10**9)
+    with pytest.raises(ValueError, match=r"of a, b take 6\d\d GB, 1 GB are free; take a smaller"):
+        models = {"a": ("plain", large), "b": ("lime", large)}
+        measure(models, Shape(batch=1, tokens=4))
+    monkeypatch.undo()
+    free = measuring._free("cpu")
+    assert free is None or 0 < free < 2**50
+
+
 @pytest.mark.slow
 def test_compiled_and_half_precision_steps_are_measured():
     shape = Shape(batch=2, tokens=16, precision="bfloat16", mode="default")

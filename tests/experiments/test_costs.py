@@ -62,7 +62,11 @@ def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypa
     cli.main(asked)
     shown = " ".join(capsys.readouterr().out.split())
     assert "tiny-aet-4: 1 x 32, 4 heads, T 8, eager plain" in shown
-    assert "1 thread; torch" in shown and "2 rounds side by side" in shown
+    assert (
+        "1 thread; torch" in shown
+        and "float32; 1 sequences" in shown
+        and "2 rounds side by side" in shown
+    )
     assert "1MB +0.00%" in shown
     found = json.loads(out.read_text())
     assert found["asked"]["presets"] == ["tiny-aet-4"]
@@ -109,6 +113,7 @@ def test_memory_a_system_does_not_tell_is_said_to_be_unknown():
     found = {
         "asked": {"batch": 1, "repeats": 2},
         "machine": "m",
+        "precision": "float32",
         "points": [{**point, "measured": {"eager": {"plain": one, "lime": one}}}],
     }
     assert told.measured(found).texts() == [

@@ -79,3 +79,15 @@ def test_the_table_counts_more_than_the_first():
 )
 def test_large_numbers_are_short(number, digits, text):
     assert costs.short(number, digits) == text
+
+
+def test_figures_that_were_counted_and_not_measured_are_drawn_and_what_lacks_is_said():
+    given = {"machine": None, "precision": None, "points": [point(2), point(4)]}
+    part = costs.section("t", [point(2)], [], given, "the command")
+    assert len(part.tables) == 1
+    assert part.paragraphs[-1] == (
+        "Time and memory of a step were not measured. the command does it."
+    )
+    assert [figure.caption for figure in part.figures] == [
+        "More than the first variant: FLOPs of a forward by layers."
+    ]

@@ -73,6 +73,12 @@ def capture(
             yield _captured(inputs, found, len(layers), kinds)
 
 
+def sequences_at_once(model: PreTrainedModel, length: int, memory: int = 2**27) -> int:
+    """Return how many sequences a batch may hold so that its arrays, two kinds, take ``memory``."""
+    numbers = 2 * model.config.num_hidden_layers * model.config.hidden_size * length
+    return max(1, memory // (4 * numbers))
+
+
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
     """Return the layers of a decoder: its longest list of modules."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]

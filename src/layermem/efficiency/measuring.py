@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 import torch
 
-from layermem.models.registry import build
+from layermem.models.counting import parameters
+from layermem.models.registry import build, lookup
 
 Mode = Literal["eager", "default", "reduce-overhead"]
 Precision = Literal["float32", "bfloat16"]
@@ -69,6 +70,7 @@ def measure(models: Mapping[str, Model], shape: Shape, repeats: int = 9) -> dict
     """Measure training steps (forward, backward, AdamW) of new models, side by side."""
     if repeats < 2:
         raise ValueError(f"repeats must be at least 2, got {repeats}: a median wants several")
+    _check_room(models, shape.device)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -83,6 +85,33 @@ def measure(models: Mapping[str, Model], shape: Shape, repeats: int = 9) -> dict
         low, middle, high = statistics.quantiles(seconds[name], n=4, method="inclusive")
         found[name] = Measured(seconds=middle, low=low, high=high, peak=peak(model, shape))
     return found
+
+
+def _check_room(models: Mapping[str, Model], device: str) -> None:
+    """Refuse what would not fit: all models at once, with gradients and AdamW's two moments."""
+    needed = 0
+    for variant, fields in models.values():
+        entry = lookup(variant)
+        needed += 16 * parameters(entry.config(**fields), entry.variant)
+    free = _free(device)
+    if free is not None and needed > free:
+        raise ValueError(
+            f"weights, gradients and optimiser of {', '.join(models)} take {needed / 1e9:.3g} GB, "
+            f"{free / 1e9:.3g} GB are free; take a smaller preset or fewer --layers, or a machine "
+            "with more memory"
+        )
+
+
+def _free(device: str) -> int | None:
+    """Return the bytes that are free; None: the system does not say."""
+    if device != "cpu":
+        return int(torch.cuda.mem_get_info()[0])
+    told = Path("/proc/meminfo")
+    if not told.exists():
+        return None
+    lines = told.read_text(encoding="ascii").splitlines()
+    found = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * found[0] if found else None
 
 
 def training_step(model: Model, shape: Shape) -> Callable[[], None]:

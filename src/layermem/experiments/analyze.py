@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from layermem.analysis.capture import Kind, capture
+from layermem.analysis.capture import Kind, capture, sequences_at_once
 from layermem.analysis.embedding import embed
 from layermem.analysis.entropy import Moments, matrix_entropy
 from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
@@ -35,6 +35,7 @@ from layermem.tasks.registry import lookup as lookup_task
 from layermem.train.run import load_run
 
 logger = logging.getLogger(__name__)
+# Sequences in a batch, at most.
 _BATCH = 16
 # Seeds of problems that are gone through in search of rare words.
 _SEEDS = 50
@@ -186,9 +187,10 @@ def _batches(
     tokenizer = subject.tokenizer
     end = tokenizer.eos_token_id
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
+    rows = min(_BATCH, sequences_at_once(subject.model, length))
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for start in progress.track(range(0, len(texts), _BATCH), description=what):
-            batch = list(texts[start : start + _BATCH])
+        for start in progress.track(range(0, len(texts), rows), description=what):
+            batch = list(texts[start : start + rows])
             ids = [row[:length] for row in tokenizer(batch, add_special_tokens=False)["input_ids"]]
             longest = max(map(len, ids))
             yield {

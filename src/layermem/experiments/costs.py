@@ -74,14 +74,18 @@ class Costs:
 def run(asked: Costs) -> dict[str, Any]:
     """Count, and measure if asked; return what was found, and write it to ``asked.out``."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision = asked.precision or ("float32" if device == "cpu" else "bfloat16")
     points = list(_points(asked))
     result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "machine": machine(device) if asked.measure else None,
+        "precision": precision if asked.measure else None,
         "points": [{"preset": name, **count(models, tokens)} for name, models, tokens in points],
     }
     if asked.measure:
-        for point, measured in zip(result["points"], _measured(asked, points, device), strict=True):
+        for point, measured in zip(
+            result["points"], _measured(asked, points, device, precision), strict=True
+        ):
             point["measured"] = measured
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
@@ -161,10 +165,12 @@ def _points(asked: Costs) -> Iterator[tuple[str, dict[str, Model], int]]:
 
 
 def _measured(
-    asked: Costs, points: Sequence[tuple[str, Mapping[str, Model], int]], device: str
+    asked: Costs,
+    points: Sequence[tuple[str, Mapping[str, Model], int]],
+    device: str,
+    precision: Precision,
 ) -> Iterator[dict[str, Any]]:
     """Yield what was measured, mode by mode, point by point, showing how far it is."""
-    precision = asked.precision or ("float32" if device == "cpu" else "bfloat16")
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("measuring", total=len(points) * len(asked.modes))
         for _, models, tokens in points:

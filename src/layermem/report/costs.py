@@ -60,9 +60,10 @@ def measured(found: Mapping[str, Any]) -> Table:
     return Table(
         header=["", "variant", "step, median (quartiles)", "more", "peak memory", "more"],
         rows=rows,
-        caption=f"{found['machine']}; {asked['batch']} sequences a step, {asked['repeats']} rounds "
-        "side by side in one process after a warm-up: forward, backward, AdamW. On a CPU, time is "
-        "the process's own. Peak: model, optimiser and a step, in a process of its own.",
+        caption=f"{found['machine']}, {found['precision']}; {asked['batch']} sequences a step, "
+        f"{asked['repeats']} rounds side by side in one process after a warm-up; a step is "
+        "forward, backward, AdamW. On a CPU, time is the process's own. Peak: model, optimiser and "
+        "a step, in a process of its own.",
     )
 
 
@@ -95,15 +96,16 @@ def section(
     ``points`` are of the runs' own sizes, ``along`` of others; ``given`` is what ``layermem costs``
     has measured, ``command`` what would measure it.
     """
-    tables, drawn = [counted(points)], [pair for line in along for pair in drawings(line)]
-    missing = []
+    tables, missing = [counted(points)], []
+    drawn = [pair for line in along for pair in drawings(line)]
     if not drawn:
         missing.append("Curves along depth and width want a second variant of the same sizes.")
-    if given is None:
-        missing.append(f"Time and memory of a step were not measured. {command} does it.")
-    else:
+    if given is not None:
+        drawn += drawings(given["points"])
+    if given is not None and given["machine"]:
         tables.append(measured(given))
-        drawn += list(drawings(given["points"]))
+    else:
+        missing.append(f"Time and memory of a step were not measured. {command} does it.")
     return Section(
         title=title,
         paragraphs=missing,
