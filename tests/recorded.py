@@ -1,4 +1,4 @@
-"""Run folders with made-up records, for what reads them."""
+"""Run folders and analyses with made-up numbers, for what reads them."""
 
 import json
 from dataclasses import replace
@@ -36,3 +36,32 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
         result = {"chance": 0.1, "faults": {}, "by": {"operands": {"2": shares}}, **shares}
         folder.result.write_text(json.dumps(result))
     return folder.path
+
+
+def an_analysis(words, lime=None, plain=None):
+    """Return what analyze writes, with made-up numbers, of two models of 2 layers."""
+
+    def by_layer(*values):
+        return {"mean": list(values), "deviation": [0.1, 0.1], "shuffled": [0.5], "chance": 0.5}
+
+    def model(name, run_id):
+        kinds = {"hidden": by_layer(0.4, 0.5), "routed": by_layer(0.6, 0.7)}
+        return {
+            "about": {"class": name, "layers": 2, "width": 16, "parameters": 9, "run_id": run_id},
+            "entropy": kinds,
+            "separability": {"paper": kinds, "converged": kinds},
+            "layout": {
+                "labels": [0, 1],
+                "layers": {"0": [[0, 0], [1, 1]], "1": [[0, 1], [1, 0]]},
+            },
+        }
+
+    routing = {
+        "heatmap": [[1, 0], [0.5, 0.5]],
+        "heads": [[[1, 0]], [[0.5, 0.5]]],
+        "readings": [{"layer": 1, "off_layer_share": 0.5, "effective": 2.0, "sources": [0]}],
+        "circuits": [],
+    }
+    asked = {"words": words, "each": 10, "alpha": 1.0, "text": None, "length": 8, "seed": 0}
+    models = {"lime": {**model("Lime", lime), "routing": routing}, "plain": model("Plain", plain)}
+    return {"asked": asked, "sequences": 4, "command": "layermem analyze", "models": models}

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from recorded import record
+from recorded import an_analysis, record
 
 from layermem.experiments.summary import Report, run
 from layermem.report import figures, page, summary
@@ -106,37 +106,10 @@ def test_the_page_about_runs(width, tmp_path):
         for seed in (0, 1)
     ]
     runs.append(record(tmp_path / "lime-s2", seed=2, right=0.5, ended=False))
-    (tmp_path / "analysis.json").write_text(json.dumps(an_analysis()))
+    (tmp_path / "analysis.json").write_text(json.dumps(an_analysis(["a", "b"])))
     asked = Report(runs=tuple(runs), analysis=(tmp_path,), out=tmp_path / "out")
     content = summary.build(run(asked, "layermem report"))
     report = used(content, width, tmp_path)
     # A switch of layouts for each model, one of heads for the one with routers.
     assert report["before"] == [[False, True], [False, True], [True]]
     assert report["after"] == [[True, False], [True, False], [True]]
-
-
-def an_analysis():
-    def by_layer(*values):
-        return {"mean": list(values), "deviation": [0.1, 0.1], "shuffled": [0.5], "chance": 0.5}
-
-    def model(name):
-        kinds = {"hidden": by_layer(0.4, 0.5), "routed": by_layer(0.6, 0.7)}
-        return {
-            "about": {"class": name, "layers": 2, "width": 16, "parameters": 9, "run_id": None},
-            "entropy": kinds,
-            "separability": {"paper": kinds, "converged": kinds},
-            "layout": {
-                "labels": [0, 1],
-                "layers": {"0": [[0, 0], [1, 1]], "1": [[0, 1], [1, 0]]},
-            },
-        }
-
-    routing = {
-        "heatmap": [[1, 0], [0.5, 0.5]],
-        "heads": [[[1, 0]], [[0.5, 0.5]]],
-        "readings": [{"layer": 1, "off_layer_share": 0.5, "effective": 2.0, "sources": [0]}],
-        "circuits": [],
-    }
-    asked = {"words": ["a", "b"], "each": 10, "alpha": 1.0, "text": None, "length": 8, "seed": 0}
-    models = {"lime": {**model("Lime"), "routing": routing}, "plain": model("Plain")}
-    return {"asked": asked, "sequences": 4, "command": "layermem analyze", "models": models}

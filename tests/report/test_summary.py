@@ -1,10 +1,11 @@
 """The page about runs: its numbers, where they lead, and what is missing is said."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
-from recorded import record
+from recorded import an_analysis, record
 
 from layermem import cli
 from layermem.config import Optim
@@ -95,6 +96,21 @@ def test_the_analysis_that_is_proposed_names_runs_at_hand(tmp_path, four):
     assert re.fullmatch(r"layermem analyze \S+lime-s1 --against \S+plain-s1 --out analysis", line)
     text = written(tmp_path, four[0])
     assert re.search(r"<pre>layermem analyze \S+plain-s0 --out analysis</pre>", text)
+
+
+def test_several_analyses_are_told_apart_and_have_the_colours_of_their_runs(tmp_path, four):
+    # The analysis names the runs the other way around.
+    runs = found(tmp_path, *four)["runs"]
+    for words in (["1", "2"], ["3", "4"]):
+        made = an_analysis(words, lime=runs["lime-s0"]["run_id"], plain=runs["plain-s0"]["run_id"])
+        folder = tmp_path / "".join(words)
+        folder.mkdir()
+        (folder / "analysis.json").write_text(json.dumps(made))
+    text = written(tmp_path, *four, analysis=(tmp_path / "12", tmp_path / "34"))
+    assert "<h2>Entropy by layer (1, 2)</h2>" in text and "<h2>Entropy by layer (3, 4)</h2>" in text
+    looked = re.findall(r"<h2>What (\w+) reads \(1, 2\)", text)
+    assert looked == ["plain", "lime"]
+    assert text.count(f'href="#run-{runs["lime-s0"]["run_id"]}"') > 2
 
 
 def test_several_settings_and_many_arms(tmp_path, four):

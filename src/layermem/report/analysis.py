@@ -7,6 +7,7 @@ It does not know: torch, models, how anything was computed.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ def build(found: Mapping[str, Any]) -> Page:
     )
 
 
-def sections(found: Mapping[str, Any], marks: Mapping[str, str]) -> list[Section]:
-    """Return the parts of a page; ``marks``: run id to where its run stands on the same page."""
+def sections(found: Mapping[str, Any], marks: Mapping[str, str], said: str = "") -> list[Section]:
+    """Return the parts of a page, their titles followed by what is ``said``.
+
+    ``marks``: run id to where its run stands on the same page.
+    """
     # In the page's order, so that a model has the colour of its run.
     order = list(marks)
 
@@ -45,13 +49,14 @@ def sections(found: Mapping[str, Any], marks: Mapping[str, str]) -> list[Section
         return order.index(run_id) if run_id in marks else len(order)
 
     found = {**found, "models": dict(sorted(found["models"].items(), key=place))}
-    return [
+    parts = [
         _models(found, marks),
         _entropy(found),
         _separability(found),
         _layout(found),
         *_routing(found),
     ]
+    return [replace(part, title=f"{part.title}{said}") for part in parts]
 
 
 def table(found: Mapping[str, Any]) -> Table:

@@ -37,8 +37,12 @@ def build(found: Found) -> Page:
         one = _Setting(setting, runs)
         said = f": {one.name}" if several else ""
         sections += [_results(one, said), _learning(one, said), _cost(one, said, found["costs"])]
-    inside = [part for one in found["analyses"] for part in analysis.sections(one, _marks(runs))]
-    sections += inside or [_no_inside(found)]
+    for one in found["analyses"]:
+        words = ", ".join(one["asked"]["words"])
+        said = f" ({words})" if len(found["analyses"]) > 1 else ""
+        sections += analysis.sections(one, _marks(runs), said)
+    if not found["analyses"]:
+        sections.append(_no_inside(found))
     sections += [_runs(runs), Section(title="This page", commands=[found["command"]])]
     arms = dict.fromkeys(arm for setting in settings for arm in setting["arms"])
     names = "; ".join(_Setting(setting, runs).name for setting in settings)
