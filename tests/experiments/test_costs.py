@@ -1,6 +1,7 @@
 """Costs along depth and width, counted and measured, written and drawn."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,11 @@ def test_an_arm_with_options_is_counted_as_itself():
     assert flops[0] < flops[2] < flops[1]
 
 
+def test_options_may_come_before_the_presets(capsys):
+    cli.main(["costs", "--tokens", "8", "tiny-aet-4"])
+    assert "tiny-aet-4: 4 x 32, 4 heads, T 8" in capsys.readouterr().out
+
+
 def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypatch):
     # Its processes take seconds; test_measuring.py has them.
     monkeypatch.setattr(measuring, "peak", lambda *_: 10**6)
@@ -86,6 +92,7 @@ def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypa
         (["--widths", "33"], "width 33 is no whole number of heads of width 8"),
         (["--variants", "plain,lame"], "unknown variant 'lame'"),
         (["--measure", "--repeats", "1"], "repeats must be at least 2, got 1"),
+        (["--variants", "plain,lime:router=last"], "needs router_window, the number of layers"),
     ],
 )
 def test_what_a_command_refuses(more, message, tmp_path, monkeypatch):
@@ -98,8 +105,15 @@ def test_what_a_command_refuses(more, message, tmp_path, monkeypatch):
     ("given", "message"),
     [
         ({"layers": (4, 0)}, "--layers must be at least 1 each, got 0"),
-        ({"figure": "x.svg"}, "a figure needs two sizes to lie between"),
-        ({"layers": (2,), "figure": "x.svg"}, "a figure needs two sizes to lie between"),
+        ({"figure": Path("x.svg")}, "a figure needs two sizes to lie between"),
+        ({"layers": (2, 2), "figure": Path("x.svg")}, "a figure needs two sizes to lie between"),
+        ({"layers": (2, 4), "figure": Path("x.xyz")}, "must end in .svg, .png or .pdf, got x.xyz"),
+        (
+            {"layers": (2, 4), "figure": Path("x.svg"), "variants": "lime"},
+            "a figure needs two --variants",
+        ),
+        ({"tokens": 0}, "--tokens must be at least 1, got 0"),
+        ({"modes": ()}, "name at least one preset and one of --modes"),
     ],
 )
 def test_what_no_command_can_ask(given, message):

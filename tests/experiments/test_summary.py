@@ -8,6 +8,7 @@ import pytest
 from recorded import SIZES, record
 
 from layermem.config import Data, Optim, Task
+from layermem.experiments import presets
 from layermem.experiments.summary import Report, run
 
 
@@ -104,6 +105,8 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
     (setting,) = summed(tmp_path, record(tmp_path / "p", variant="plain"), pruned)["settings"]
     assert [list(at["variants"]) for at in setting["costs"]["layers"]] == [["plain"]] * 6
     assert len(setting["costs"]["width"][0]["variants"]) == 2
+    (alone,) = summed(tmp_path, pruned)["settings"]
+    assert alone["costs"]["layers"] == []
 
 
 def test_what_is_no_run_is_said(tmp_path):
@@ -120,9 +123,78 @@ def test_what_is_no_run_is_said(tmp_path):
             summed(tmp_path, *runs)
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; layermem analyze writes"):
         summed(tmp_path, one, analysis=(tmp_path / "nowhere",))
-    (tmp_path / "costs.json").write_text("no JSON")
-    with pytest.raises(ValueError, match=r"costs.json is not what layermem costs writes"):
-        summed(tmp_path, one, costs=tmp_path / "costs.json")
+    for text in ("no JSON", "[]", '{"asked": 1}'):
+        (tmp_path / "costs.json").write_text(text)
+        with pytest.raises(ValueError, match=r"costs.json is not what layermem costs writes"):
+            summed(tmp_path, one, costs=tmp_path / "costs.json")
+    with pytest.raises(FileNotFoundError, match=r"config.yaml is a file; name a run folder"):
+        summed(tmp_path, one / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("result.json", '{"accuracy": 0.5'),
+        ("result.json", "{}"),
+        ("metrics.jsonl", "12\n"),
+        ("config.yaml", "variant: lime\nnew_field: 1\n"),
+        ("config.yaml", ""),
+        ("final/config.json", "{"),
+    ],
+)
+def test_a_damaged_run_is_named(file, text, tmp_path):
+    one, other = record(tmp_path / "one", seed=1, right=0.5), record(tmp_path / "two", right=0.5)
+    (other / file).write_text(text)
+    with pytest.raises(ValueError, match=r"two holds files that are damaged or of another version"):
+        summed(tmp_path, one, other)
+
+
+def test_two_runs_of_one_seed_and_arm_are_not_mixed(tmp_path):
+    one, other = record(tmp_path / "one"), record(tmp_path / "two", log_every=5)
+    with pytest.raises(ValueError, match="one and two are both seed 0 of lime .* name one"):
+        summed(tmp_path, one, other)
+
+
+def test_costs_of_an_arm_that_has_not_ended_are_beside_the_others(tmp_path):
+    plain = record(tmp_path / "plain", variant="plain")
+    saved = {"num_key_value_heads": 2, "num_attention_heads": 2}
+    (plain / "final" / "config.json").write_text(json.dumps(saved))
+    costs = summed(tmp_path, plain, record(tmp_path / "lime", ended=False))["settings"][0]["costs"]
+    (point,) = costs["points"]
+    assert list(point["variants"]) == ["plain", "lime"]
+    # 1,000 tokens in 10 steps of 32 sequences.
+    assert point["tokens"] == 3
+
+
+def test_what_others_are_compared_with_is_the_same_for_costs(tmp_path):
+    runs = [record(tmp_path / "plain", variant="plain"), record(tmp_path / "lime")]
+    (setting,) = summed(tmp_path, *runs, against="lime")["settings"]
+    assert list(setting["costs"]["points"][0]["variants"]) == ["lime", "plain"]
+
+
+def test_other_sizes_are_points_with_their_own_presets(tmp_path):
+    wide = replace(SIZES, hidden_size=32)
+    runs = [record(tmp_path / "a"), record(tmp_path / "b", model=wide, preset="wide")]
+    (setting,) = summed(tmp_path, *runs)["settings"]
+    points = setting["costs"]["points"]
+    assert [(p["preset"], p["width"]) for p in points] == [("made-up", 16), ("wide", 32)]
+    assert setting["presets"] == ["made-up", "wide"]
+
+
+def test_a_preset_says_how_its_arms_are_measured(tmp_path):
+    base = presets.lookup("tiny-aet-4")
+    options = replace(base.model, options=("router_init=identity",))
+    runs = [
+        record(tmp_path / "a", variant="plain", preset="tiny-aet-4", model=base.model),
+        record(tmp_path / "b", preset="tiny-aet-4", model=options),
+    ]
+    (setting,) = summed(tmp_path, *runs)["settings"]
+    assert setting["costs"]["measure"] == (
+        "layermem costs tiny-aet-4 --variants plain,lime:router_init=identity --measure "
+        "--out costs.json"
+    )
+    (setting,) = summed(tmp_path, record(tmp_path / "c"))["settings"]
+    assert setting["costs"]["measure"] is None
 
 
 def test_folders_called_alike_are_told_apart(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from layermem.report import costs
+from layermem.report import costs, figures
 
 
 def point(layers, width=8, preset="p", **more):
@@ -39,6 +39,13 @@ def test_curves_are_of_what_each_costs_more_than_the_first():
     assert up == pytest.approx([0.02, 0.04, 0.08]) and twice == pytest.approx([0.04, 0.08, 0.16])
 
 
+def test_a_variant_has_the_style_of_its_place():
+    ((plot, _),) = costs.drawings([point(2), point(4)])
+    axes = Figure().add_subplot()
+    plot(axes)
+    assert [line.get_color() for line in axes.lines] == [style[0] for style in figures.STYLES[1:3]]
+
+
 def test_lines_are_told_apart_by_what_else_differs():
     grid = [point(layers, width, p) for layers in (2, 4) for width in (8, 16) for p in "pq"]
     found = lines(grid)
@@ -56,8 +63,8 @@ def test_measured_time_is_drawn_where_every_point_has_it():
         return point(layers, measured={"eager": {}, "default": measured})
 
     found = lines([timed(2, 1.5), timed(4, 2.0)])
-    assert found["time of a step by layers"]["a"] == ([2, 4], [0.5, 1.0])
-    assert "time of a step by layers" not in lines([timed(2, 1.5), point(4)])
+    assert found["time of a step by layers (default)"]["a"] == ([2, 4], [0.5, 1.0])
+    assert "time of a step by layers (default)" not in lines([timed(2, 1.5), point(4)])
 
 
 def test_nothing_to_compare_is_not_drawn():
@@ -81,13 +88,20 @@ def test_large_numbers_are_short(number, digits, text):
     assert costs.short(number, digits) == text
 
 
-def test_figures_that_were_counted_and_not_measured_are_drawn_and_what_lacks_is_said():
-    given = {"machine": None, "precision": None, "points": [point(2), point(4)]}
-    part = costs.section("t", [point(2)], [], given, "the command")
-    assert len(part.tables) == 1
-    assert part.paragraphs[-1] == (
-        "Time and memory of a step were not measured. the command does it."
-    )
-    assert [figure.caption for figure in part.figures] == [
-        "More than the first variant: FLOPs of a forward by layers."
+def test_a_file_that_was_counted_and_not_measured_says_so():
+    found = {"machine": None, "precision": None, "points": [point(2), point(4)]}
+    part = costs.given("t", found, "the command")
+    assert part.paragraphs == ["Counted, not measured: it was written without --measure."]
+    assert len(part.tables) == 1 and part.commands == ["the command"]
+    assert [f.caption for f in part.figures] == [
+        "p: FLOPs of a forward by layers, more than plain."
+    ]
+
+
+def test_a_part_of_runs_draws_along_depth_and_says_what_would_measure():
+    part = costs.section("t", [point(2)], [[point(2), point(4)], []], "do this")
+    assert part.paragraphs == ["do this"] and len(part.figures) == 1
+    part = costs.section("t", [point(2)], [[], []], "")
+    assert part.paragraphs == [
+        "Curves along depth and width want a second variant of the same sizes."
     ]

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 
+from layermem.cli.screen import show
 from layermem.report import figures, page
 
 EVIL = "<script>alert(1)</script> & co"
@@ -75,6 +76,15 @@ def test_links_lead_to_the_rows_they_name(tmp_path):
     assert "<nav>" not in text
     page.write_page(page.Page(title="t", lead="l", sections=sections * 4), path)
     assert path.read_text().count('<a href="#part-') == 8
+
+
+def test_names_are_names_and_no_markup_or_formula(capsys):
+    name = "a_$b_{c$[/bold]<b>"
+    show(page.Table(header=[name, "b"], rows=[[name, "[red]2"]]))
+    assert capsys.readouterr().out.count(name) == 2
+    svg = figures.curves({name: ([1, 2], [3, 4])}, across="x", up=name)
+    assert "a_$b_{c$[/bold]&lt;b&gt;" in svg
+    assert "a_$b_{c$" in figures.bars({name: (0.1, 0.2, 0.3)}, up="y", chance=0.1)
 
 
 def drawn():

@@ -8,7 +8,7 @@ import pytest
 from recorded import an_analysis, record
 
 from layermem import cli
-from layermem.config import Optim
+from layermem.config import Data, Optim
 from layermem.experiments.summary import Report, run
 from layermem.report import summary
 from layermem.report.page import write_page
@@ -61,8 +61,11 @@ def test_every_number_leads_to_its_run(tmp_path, four):
     assert re.search(r'<a href="#run-[0-9a-f]{12}">52.0%</a>', text)
     assert "lime-s1  layermem train made-up --seed 1" in text
     for figure in re.findall(r"<figcaption>(.*?)</figcaption>", text):
-        assert 'href="#run-' in figure or figure.startswith("More than the first variant")
-    # One seed missing of one arm: differences are over the seeds both have.
+        assert 'href="#run-' in figure or figure.startswith("made-up: FLOPs of a forward by")
+    # A seed more of one arm: differences are over the seeds both have, and say so.
+    more = record(tmp_path / "lime-s2", seed=2, right=0.7)
+    right = summary.tables(found(tmp_path, *four, more))[1].texts()
+    assert right[1][3] == "+21.0% ± 12.7% (over 2 of 3 seeds)"
     three = summary.tables(found(tmp_path, *four[:2], four[3]))[1].texts()
     assert three[1][3] == "+20.0% (one seed)"
 
@@ -81,7 +84,7 @@ def test_what_is_missing_is_said(tmp_path):
     assert "Not ended, and left out of the tables: lime-s0 at step 20 of 40." in text
     assert "no run has ended" in text
     assert "validation loss by training FLOPs: nothing is recorded of plain." in text
-    assert "Time and memory of a step were not measured." in text
+    assert "Time and memory of a step were not measured. To do it: layermem costs PRESET" in text
     assert "given as --analysis. None was." in text
     assert "not recorded" in text
     nothing = record(tmp_path / "lime-s1", seed=1, ended=False, rows=0, counted=False)
@@ -93,7 +96,7 @@ def test_what_is_missing_is_said(tmp_path):
 def test_the_analysis_that_is_proposed_names_runs_at_hand(tmp_path, four):
     text = written(tmp_path, *four)
     (line,) = re.findall(r"<pre>(layermem analyze .*)</pre>", text)
-    assert re.fullmatch(r"layermem analyze \S+lime-s1 --against \S+plain-s1 --out analysis", line)
+    assert re.fullmatch(r"layermem analyze \S+lime-s0 --against \S+plain-s0 --out analysis", line)
     text = written(tmp_path, four[0])
     assert re.search(r"<pre>layermem analyze \S+plain-s0 --out analysis</pre>", text)
 
@@ -111,6 +114,46 @@ def test_several_analyses_are_told_apart_and_have_the_colours_of_their_runs(tmp_
     looked = re.findall(r"<h2>What (\w+) reads \(1, 2\)", text)
     assert looked == ["plain", "lime"]
     assert text.count(f'href="#run-{runs["lime-s0"]["run_id"]}"') > 2
+
+
+def test_settings_called_alike_say_how_they_differ(tmp_path):
+    short, long = (record(tmp_path / f"b{n}", data=Data(block_size=n)) for n in (64, 128))
+    text = written(tmp_path, short, long)
+    for size in (64, 128):
+        assert f"<h2>What came out: made-up (stdlib, block_size={size})</h2>" in text
+
+
+def test_levels_are_told_with_the_runs_they_are_from(tmp_path, four):
+    for path in four:
+        result = json.loads((path / "result.json").read_text())
+        shares = result["by"]["operands"]["2"]
+        result["by"]["operands"] = {"2": shares, "3": {**shares, "accuracy": 0.125}}
+        (path / "result.json").write_text(json.dumps(result))
+    text = written(tmp_path, *four)
+    assert len(re.findall(r'<a href="#run-[0-9a-f]{12}">12.5%</a>', text)) == 4
+
+
+def test_a_seed_without_a_result_or_validation_is_left_out_and_said(tmp_path, four):
+    (four[0] / "result.json").unlink()
+    (four[2] / "metrics.jsonl").unlink()
+    text = written(tmp_path, *four)
+    assert "Ended with no validation recorded, and left out: lime-s0." in text
+    assert "of plain, lime, one seed: over problems" in text
+
+
+def test_measured_costs_have_a_part_of_their_own(tmp_path, four):
+    given = {"asked": {}, "command": "layermem costs x", "machine": None, "precision": None}
+    variants = {"plain": {}, "lime": {}}
+    for cost in variants.values():
+        for how in ("honest", "paper"):
+            cost[how] = {"parameters": 10, "forward": 5.0, "training": 15.0}
+    point = {"preset": "x", "layers": 1, "width": 8, "heads": 2, "kv_heads": 2, "tokens": 4}
+    given["points"] = [{**point, "variants": variants}]
+    (tmp_path / "costs.json").write_text(json.dumps(given))
+    text = written(tmp_path, *four, costs=tmp_path / "costs.json")
+    assert "<h2>Costs that were measured</h2>" in text and "<pre>layermem costs x</pre>" in text
+    assert "it was written without --measure" in text
+    assert "were not measured" not in text
 
 
 def test_several_settings_and_many_arms(tmp_path, four):

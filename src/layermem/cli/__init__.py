@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from huggingface_hub.errors import StrictDataclassError
+
 from layermem.cli import reporting, running, showing
 
 _USAGE = """layermem COMMAND
@@ -26,7 +28,7 @@ _USAGE = """layermem COMMAND
                                                            parameters and FLOPs, time and memory
   layermem analyze CHECKPOINT [--against CHECKPOINT] [--text PATH] [--words is are was were]
                                                            entropy, probes, layouts, routers
-  layermem report RUN [RUN ...] [--analysis DIR] [--out DIR]
+  layermem report RUN [RUN ...] [--against ARM] [--analysis DIR] [--costs FILE] [--out DIR]
                                                            one page: results, curves, costs, insides
   layermem curves RUN [RUN ...] --out FILE.svg              draw learning curves side by side
   layermem experiment NAME [--out DIR] [--jobs N] [...]    a comparison, run by run: router-init
@@ -61,10 +63,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         _COMMANDS[command](rest)
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, StrictDataclassError) as error:
         if os.environ.get("LAYERMEM_DEBUG"):
             raise
-        sys.exit(f"layermem: {error} (LAYERMEM_DEBUG=1 shows where)")
+        # What a config's own check says is the cause of the error that is raised.
+        said = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        sys.exit(f"layermem: {said or error} (LAYERMEM_DEBUG=1 shows where)")
     _leave_others()
 
 

@@ -37,9 +37,7 @@ def report(rest: list[str]) -> None:
     from layermem.experiments import summary
     from layermem.report import summary as told
 
-    at = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-    given = ["--runs", *rest] if at else rest
-    asked = tyro.cli(summary.Report, prog="layermem report", args=given)
+    asked = tyro.cli(summary.Report, prog="layermem report", args=rest)
     found = summary.run(asked, shlex.join(["layermem", "report", *rest]))
     for table in told.tables(found):
         show(table)
@@ -52,10 +50,8 @@ def costs(rest: list[str]) -> None:
     from layermem.experiments import costs as counting
     from layermem.report import costs as told
 
-    at = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-    given = ["--presets", *rest] if at else rest
-    asked = tyro.cli(counting.Costs, prog="layermem costs", args=given)
-    found = counting.run(asked)
+    asked = tyro.cli(counting.Costs, prog="layermem costs", args=rest)
+    found = counting.run(asked, shlex.join(["layermem", "costs", *rest]))
     show(told.counted(found["points"]))
     if asked.measure:
         show(told.measured(found))

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as Drawn
 
 from layermem.report.page import Page, Table, write_page
@@ -22,9 +23,9 @@ def screen() -> Console:
 
 def show(table: Table) -> None:
     """Print a page's table."""
-    drawn = Drawn(*table.header, box=None)
+    drawn = Drawn(*map(escape, table.header), box=None)
     for row in table.texts():
-        drawn.add_row(*row)
+        drawn.add_row(*map(escape, row))
     console = screen()
     console.print(drawn)
     if table.caption:

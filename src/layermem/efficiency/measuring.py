@@ -7,6 +7,7 @@ device's wall time. Peak memory is taken in a process of its own for each.
 It does not know: any particular variant, tables.
 """
 
+import gc
 import multiprocessing
 import platform
 import statistics
@@ -80,6 +81,11 @@ def measure(models: Mapping[str, Model], shape: Shape, repeats: int = 9) -> dict
         seconds = in_turn(steps, repeats, shape.device, warm_up=1 if shape.mode == "eager" else 3)
     finally:
         torch.set_num_threads(threads)
+    # Their memory is for those that follow, each in a process of its own.
+    del steps
+    gc.collect()
+    if shape.device != "cpu":
+        torch.cuda.empty_cache()
     found = {}
     for name, model in models.items():
         low, middle, high = statistics.quantiles(seconds[name], n=4, method="inclusive")

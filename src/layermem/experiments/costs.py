@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 from rich.console import Console
 from rich.progress import Progress
 
@@ -35,7 +36,7 @@ SIZES = (
 class Costs:
     """Count what variants cost, in closed form; --measure: the time and memory of a step too."""
 
-    presets: tuple[str, ...] = ("paper-1b-gqa", "paper-1b-full")
+    presets: tyro.conf.Positional[tuple[str, ...]] = ("paper-1b-gqa", "paper-1b-full")
     """Presets whose sizes are taken."""
     variants: str = "plain,lime"
     """Variants; the first is what the others are compared with."""
@@ -65,19 +66,35 @@ class Costs:
         for name in ("layers", "widths"):
             if bad := [size for size in getattr(self, name) if size < 1]:
                 raise ValueError(f"--{name} must be at least 1 each, got {bad[0]}")
-        if self.figure is not None and len(self.layers) < 2 and len(self.widths) < 2:
-            raise ValueError(
-                "a figure needs two sizes to lie between: --layers 4 8 16, or --widths"
-            )
+        if self.tokens is not None and self.tokens < 1:
+            raise ValueError(f"--tokens must be at least 1, got {self.tokens}")
+        if not self.presets or not self.modes:
+            raise ValueError("name at least one preset and one of --modes")
+        if self.figure is not None:
+            _check_figure(self.figure, max(len(set(self.layers)), len(set(self.widths))))
+            if len(arms(self.variants)) < 2:
+                raise ValueError("a figure needs two --variants: it shows how much more one costs")
 
 
-def run(asked: Costs) -> dict[str, Any]:
-    """Count, and measure if asked; return what was found, and write it to ``asked.out``."""
+def _check_figure(path: Path, sizes: int) -> None:
+    """Say what a figure lacks before anything is measured for it."""
+    if sizes < 2:
+        raise ValueError("a figure needs two sizes to lie between: --layers 4 8 16, or --widths")
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"--figure must end in .svg, .png or .pdf, got {path}")
+
+
+def run(asked: Costs, command: str = "") -> dict[str, Any]:
+    """Count, and measure if asked; return what was found, and write it to ``asked.out``.
+
+    ``command``: what asked for it.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     precision = asked.precision or ("float32" if device == "cpu" else "bfloat16")
     points = list(_points(asked))
     result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
+        "command": command,
         "machine": machine(device) if asked.measure else None,
         "precision": precision if asked.measure else None,
         "points": [{"preset": name, **count(models, tokens)} for name, models, tokens in points],

@@ -8,16 +8,18 @@ It does not know: tables, figures, pages.
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import tyro
 import yaml
 
 from layermem.config import Run, to_dict
 from layermem.efficiency.measuring import Model
-from layermem.experiments import costs
+from layermem.experiments import costs, presets
 from layermem.experiments.comparison import measures
 from layermem.runs import RunFolder, write_whole
 from layermem.train.run import load_run
@@ -27,6 +29,11 @@ _ASIDE = ("preset", "variant", "seed", "data", "task", "compute", "track")
 _ASIDE_STEPS = ("log_every", "eval_every", "save_every", "keep")
 # What is kept of a validation.
 _CURVES = ("step", "tokens", "val_loss", "val_accuracy", "val_steps")
+# What other commands write: the file's name in a folder, and what must be in it.
+_WRITTEN = {
+    "analyze": ("analysis.json", {"asked", "sequences", "models"}),
+    "costs": ("costs.json", {"asked", "machine", "precision", "points"}),
+}
 _DEPTHS = (4, 8, 16, 32, 64, 128)
 _WIDTHS = (1, 2, 4, 8)
 
@@ -35,7 +42,7 @@ _WIDTHS = (1, 2, 4, 8)
 class Report:
     """Write one page about runs: results with intervals, curves, costs, commands."""
 
-    runs: tuple[Path, ...]
+    runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders, or folders of several."""
     against: str | None = None
     """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
@@ -54,16 +61,20 @@ def run(asked: Report, command: str = "") -> dict[str, Any]:
     groups: dict[str, list[str]] = {}
     for name, (found, _) in records.items():
         groups.setdefault(_setting(found), []).append(name)
-    settings = [_compared({name: records[name] for name in names}) for names in groups.values()]
-    if asked.against is not None:
-        _put_first(asked.against, settings)
+    settings = [
+        _compared({name: records[name] for name in names}, asked.against)
+        for names in groups.values()
+    ]
+    known = dict.fromkeys(arm for setting in settings for arm in setting["arms"])
+    if asked.against is not None and asked.against not in known:
+        raise ValueError(f"no arm is called {asked.against!r}; there are {', '.join(known)}")
     result = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "command": command,
         "runs": {name: _record(found, folder) for name, (found, folder) in records.items()},
         "settings": settings,
-        "analyses": [_read(path, "analysis.json", "analyze") for path in asked.analysis],
-        "costs": None if asked.costs is None else _read(asked.costs, "costs.json", "costs"),
+        "analyses": [_read(path, "analyze") for path in asked.analysis],
+        "costs": None if asked.costs is None else _read(asked.costs, "costs"),
     }
     asked.out.mkdir(parents=True, exist_ok=True)
     write_whole(asked.out / "report.json", json.dumps(result, indent=1) + "\n")
@@ -82,7 +93,7 @@ def _records(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
     found: dict[str, tuple[Run, RunFolder]] = {}
     ids: dict[str, Path] = {}
     for path, folder in folders.items():
-        one = load_run(folder.config)
+        one = _config(folder)
         if one.id in ids:
             raise ValueError(f"{ids[one.id]} and {folder.path} are one run, {one.id}; name one")
         ids[one.id] = folder.path
@@ -95,12 +106,18 @@ def _within(path: Path) -> list[RunFolder]:
     if RunFolder(path).config.exists():
         return [RunFolder(path)]
     if not path.is_dir():
-        raise FileNotFoundError(f"{path} does not exist; name a run folder")
+        wrong = "is a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {wrong}; name a run folder")
     found = [RunFolder(p) for p in sorted(path.iterdir()) if RunFolder(p).config.exists()]
     if not found:
         raise ValueError(f"{path} is no run folder, and there is none in it (no config.yaml)")
     # The others are compared with what comes first.
-    return sorted(found, key=lambda folder: load_run(folder.config).variant != "plain")
+    return sorted(found, key=lambda folder: _config(folder).variant != "plain")
+
+
+def _config(folder: RunFolder) -> Run:
+    with _naming(folder):
+        return load_run(folder.config)
 
 
 def _setting(found: Run) -> str:
@@ -108,35 +125,31 @@ def _setting(found: Run) -> str:
     values = to_dict(found)
     values["data"].pop("cache")
     learnt = values["task"] if found.task.name else values["data"]
-    return json.dumps([learnt, found.eval_blocks], sort_keys=True)
+    # What a model started from brings its tokenizer.
+    return json.dumps([learnt, found.eval_blocks, found.model.pretrained], sort_keys=True)
 
 
-def _compared(records: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, Any]:
+def _compared(records: Mapping[str, tuple[Run, RunFolder]], against: str | None) -> dict[str, Any]:
     """Return one setting: its arms in the order of their runs, and what they cost."""
     first = next(iter(records.values()))[0]
-    arms: dict[str, list[str]] = {}
+    arms: dict[str, dict[int, str]] = {}
     for name, label in _labels({name: found for name, (found, _) in records.items()}).items():
-        arms.setdefault(label, []).append(name)
+        by_seed, seed = arms.setdefault(label, {}), records[name][0].seed
+        if seed in by_seed:
+            raise ValueError(
+                f"{by_seed[seed]} and {name} are both seed {seed} of {label} (they differ in what "
+                "does not count, such as how often they log); name one"
+            )
+        by_seed[seed] = name
+    if against in arms:
+        arms = {against: arms.pop(against), **arms}
     return {
-        "preset": first.preset,
+        "presets": list(dict.fromkeys(found.preset for found, _ in records.values())),
         "task": first.task.name,
         "learnt": to_dict(first)["task" if first.task.name else "data"],
-        "arms": {
-            arm: sorted(names, key=lambda name: records[name][0].seed)
-            for arm, names in arms.items()
-        },
-        "costs": _costs({arm: records[names[0]] for arm, names in arms.items()}),
+        "arms": {arm: [by[seed] for seed in sorted(by)] for arm, by in arms.items()},
+        "costs": _costs({arm: records[by[min(by)]] for arm, by in arms.items()}),
     }
-
-
-def _put_first(arm: str, settings: Iterable[dict[str, Any]]) -> None:
-    """Make an arm what the others are compared with, in the settings that have it."""
-    names = list(dict.fromkeys(name for setting in settings for name in setting["arms"]))
-    if arm not in names:
-        raise ValueError(f"no arm is called {arm!r}; there are {', '.join(names)}")
-    for setting in settings:
-        if arm in setting["arms"]:
-            setting["arms"] = {arm: setting["arms"].pop(arm), **setting["arms"]}
 
 
 def _labels(runs: Mapping[str, Run]) -> dict[str, str]:
@@ -171,6 +184,11 @@ def _flat(found: Run) -> dict[str, str]:
 
 def _record(found: Run, folder: RunFolder) -> dict[str, Any]:
     """Return what a run has recorded, and where that comes from."""
+    with _naming(folder):
+        return _recorded(found, folder)
+
+
+def _recorded(found: Run, folder: RunFolder) -> dict[str, Any]:
     rows = folder.rows()
     config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
     speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
@@ -197,60 +215,98 @@ def _record(found: Run, folder: RunFolder) -> dict[str, Any]:
         "validations": validations,
         "tokens_per_second": statistics.median(speeds) if speeds else None,
         "result": result,
-        "about": config.get("about", {}),
+        "about": config.get("about") or {},
     }
 
 
 def _costs(arms: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, Any]:
     """Return closed-form costs of the arms at their sizes, and of the first arm's at others."""
-    models = {}
-    tokens = 0
+    models: dict[str, Model] = {}
+    by_sizes: dict[tuple[Any, ...], list[str]] = {}
     for arm, (found, folder) in arms.items():
-        fields, length = _fields(found, folder)
-        tokens = tokens or round(length)
-        models[arm] = (found.variant, fields)
-    by_sizes: dict[tuple[Any, ...], dict[str, Model]] = {}
-    for arm, (variant, fields) in models.items():
-        key = tuple(fields[name] for name in costs.SIZES)
-        by_sizes.setdefault(key, {})[arm] = (variant, fields)
-    named = {"preset": next(iter(arms.values()))[0].preset}
-    points = [{**named, **costs.count(group, tokens)} for group in by_sizes.values()]
+        with _naming(folder):
+            fields = _fields(found, folder)
+        models[arm] = found.variant, fields
+        by_sizes.setdefault(tuple(fields[name] for name in costs.SIZES), []).append(arm)
+    tokens = _tokens(*next(iter(arms.values())))
 
-    def at(layers: int | None = None, width: int | None = None) -> dict[str, Any]:
-        group = next(iter(by_sizes.values()))
+    def at(names: list[str], layers: int | None = None, width: int | None = None) -> dict[str, Any]:
         other = {
-            arm: (variant, costs.resized(fields, layers, width))
-            for arm, (variant, fields) in group.items()
+            arm: (models[arm][0], costs.resized(models[arm][1], layers, width))
+            for arm in names
             # Chosen for each layer: there is no saying what it would be at another depth.
-            if layers is None or "router_sources" not in fields
+            if layers is None or "router_sources" not in models[arm][1]
         }
-        return {**named, **costs.count(other, tokens)}
+        return {"preset": arms[names[0]][0].preset, **costs.count(other, tokens)} if other else {}
 
-    width = points[0]["width"]
+    points = [at(names) for names in by_sizes.values()]
+    names, width = next(iter(by_sizes.values())), points[0]["width"]
+    along = {
+        "layers": [at(names, layers=depth) for depth in _DEPTHS],
+        "width": [at(names, width=times * width) for times in _WIDTHS],
+    }
     return {
         "points": points,
-        "layers": [at(layers=depth) for depth in _DEPTHS],
-        "width": [at(width=times * width) for times in _WIDTHS],
+        **{axis: [point for point in line if point] for axis, line in along.items()},
+        "measure": _would_measure(arms),
     }
 
 
-def _fields(found: Run, folder: RunFolder) -> tuple[dict[str, Any], float]:
-    """Return a run's model as fields, and the tokens of a sequence."""
-    fields, length = costs.sizes(found)
+def _would_measure(arms: Mapping[str, tuple[Run, RunFolder]]) -> str | None:
+    """Return the command that measures the arms; None: their sizes are no preset's."""
+    runs = [found for found, _ in arms.values()]
+    names = [":".join((found.variant, *found.model.options)) for found in runs]
+    preset = runs[0].preset
+    if preset not in presets.names() or any(
+        found.model.sizes() != presets.lookup(preset).model.sizes() for found in runs
+    ):
+        return None
+    variants = ",".join(dict.fromkeys(names))
+    return f"layermem costs {preset} --variants {variants} --measure --out costs.json"
+
+
+def _fields(found: Run, folder: RunFolder) -> dict[str, Any]:
+    """Return a run's model as fields."""
+    fields, _ = costs.sizes(found)
     saved = folder.final / "config.json"
     if saved.exists():
         # What it started from, or its tokenizer, may have decided the sizes.
         config = json.loads(saved.read_text(encoding="utf-8"))
         fields |= {name: config[name] for name in fields if name in config}
-    return fields | found.model.variant_fields(), length
+    fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
+    return fields | found.model.variant_fields()
 
 
-def _read(path: Path, name: str, command: str) -> dict[str, Any]:
-    """Read what another command has written: the file itself, or ``name`` in a folder."""
+def _tokens(found: Run, folder: RunFolder) -> int:
+    """Return the mean tokens of a sequence: as recorded, else as they are made."""
+    last = folder.last()
+    if last.get("step") and last.get("tokens"):
+        return max(1, round(last["tokens"] / last["step"] / found.optim.batch_size))
+    return round(costs.sizes(found)[1])
+
+
+def _read(path: Path, command: str) -> dict[str, Any]:
+    """Read what another command has written: the file itself, or what it is called in a folder."""
+    name, keys = _WRITTEN[command]
     file = path / name if path.is_dir() else path
+    if not file.exists():
+        raise FileNotFoundError(f"{file} does not exist; layermem {command} writes it")
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{file} does not exist; layermem {command} writes it") from error
-    except (json.JSONDecodeError, ValueError) as error:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(f"{file} is not what layermem {command} writes ({error})") from error
+    if not isinstance(found, dict) or not keys <= found.keys():
+        raise ValueError(f"{file} is not what layermem {command} writes")
+    return found
+
+
+@contextmanager
+def _naming(folder: RunFolder) -> Iterator[None]:
+    """Have what is damaged in a run's folder be an error that names it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder.path} holds files that are damaged or of another version "
+            f"({type(error).__name__}: {error}); leave it out, or run it again"
+        ) from error

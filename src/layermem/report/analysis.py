@@ -36,19 +36,27 @@ def build(found: Mapping[str, Any]) -> Page:
     )
 
 
-def sections(found: Mapping[str, Any], marks: Mapping[str, str], said: str = "") -> list[Section]:
+def sections(
+    found: Mapping[str, Any],
+    marks: Mapping[str, str],
+    styles: Mapping[str, int] | None = None,
+    said: str = "",
+) -> list[Section]:
     """Return the parts of a page, their titles followed by what is ``said``.
 
-    ``marks``: run id to where its run stands on the same page.
+    ``marks``: run id to where its run stands on the same page; ``styles``: run id to the style of
+    its lines there.
     """
-    # In the page's order, so that a model has the colour of its run.
+    # In the page's order and colours.
     order = list(marks)
-
-    def place(item: tuple[str, Any]) -> int:
-        run_id = item[1]["about"].get("run_id")
-        return order.index(run_id) if run_id in marks else len(order)
-
-    found = {**found, "models": dict(sorted(found["models"].items(), key=place))}
+    ids = {name: model["about"].get("run_id") for name, model in found["models"].items()}
+    names = sorted(ids, key=lambda name: order.index(ids[name]) if ids[name] in marks else -1)
+    chosen = {name: (styles or {})[ids[name]] for name in names if ids[name] in (styles or {})}
+    found = {
+        **found,
+        "models": {name: found["models"][name] for name in names},
+        "styles": chosen if len(chosen) == len(names) else None,
+    }
     parts = [
         _models(found, marks),
         _entropy(found),
@@ -188,6 +196,7 @@ def _entropy(found: Mapping[str, Any]) -> Section:
                     across="layer",
                     up="entropy (nats)",
                     bands=_bands(found, "entropy", kind),
+                    styles=found["styles"],
                 ),
                 caption=f"Of {said}; order {alpha:g}, features standardised; bands: deviation over "
                 f"{found['sequences']} sequences.",
@@ -224,6 +233,7 @@ def _separability(found: Mapping[str, Any]) -> Section:
                     up="accuracy",
                     scale="share",
                     bands=_bands(found, "separability", probe, kind),
+                    styles=found["styles"],
                 ),
                 caption=f"By {said}; {how}. Bands: deviation over folds.",
             )

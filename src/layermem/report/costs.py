@@ -81,40 +81,47 @@ def drawings(points: Sequence[Point]) -> Iterator[tuple[Callable[[Axes], None], 
             continue
         yield _plot(points, axis, other, _flops, "FLOPs"), f"FLOPs of a forward by {axis}"
         if all("measured" in point for point in points):
-            yield _plot(points, axis, other, _seconds, "time"), f"time of a step by {axis}"
+            *_, mode = points[0]["measured"]
+            what = f"time of a step by {axis} ({mode})"
+            yield _plot(points, axis, other, _seconds, "time"), what
 
 
 def section(
-    title: str,
-    points: Sequence[Point],
-    along: Sequence[Sequence[Point]],
-    given: Mapping[str, Any] | None,
-    command: str,
+    title: str, points: Sequence[Point], along: Sequence[Sequence[Point]], missing: str
 ) -> Section:
-    """Return the part of a page.
-
-    ``points`` are of the runs' own sizes, ``along`` of others; ``given`` is what ``layermem costs``
-    has measured, ``command`` what would measure it.
-    """
-    tables, missing = [counted(points)], []
+    """Return the part of a page about what is counted: ``points`` are of the runs' own sizes,
+    ``along`` of others; ``missing`` says what would measure."""
     drawn = [pair for line in along for pair in drawings(line)]
+    lacks = [missing] if missing else []
     if not drawn:
-        missing.append("Curves along depth and width want a second variant of the same sizes.")
-    if given is not None:
-        drawn += drawings(given["points"])
-    if given is not None and given["machine"]:
-        tables.append(measured(given))
-    else:
-        missing.append(f"Time and memory of a step were not measured. {command} does it.")
+        lacks.append("Curves along depth and width want a second variant of the same sizes.")
+    return Section(
+        title=title, paragraphs=lacks, tables=[counted(points)], figures=_figures(drawn, points)
+    )
+
+
+def given(title: str, found: Mapping[str, Any], command: str) -> Section:
+    """Return the part of a page about a file that ``layermem costs`` has written."""
+    points = found["points"]
+    was = bool(found["machine"])
     return Section(
         title=title,
-        paragraphs=missing,
-        tables=tables,
-        figures=[
-            Figure(svg=figures.drawing(plot), caption=f"More than the first variant: {what}.")
-            for plot, what in drawn
-        ],
+        paragraphs=[] if was else ["Counted, not measured: it was written without --measure."],
+        tables=[measured(found) if was else counted(points)],
+        figures=_figures(list(drawings(points)), points),
+        commands=[command] if command else [],
     )
+
+
+def _figures(
+    drawn: Sequence[tuple[Callable[[Axes], None], str]], points: Sequence[Point]
+) -> list[Figure]:
+    names = ", ".join(dict.fromkeys(point["preset"] for point in points))
+    first = next(iter(points[0]["variants"]))
+    return [
+        Figure(svg=figures.drawing(plot), caption=f"{names}: {what}, more than {first}.")
+        for plot, what in drawn
+    ]
 
 
 def _plot(
@@ -127,16 +134,25 @@ def _plot(
     """Return what draws how much more than the first each variant costs, a line for each."""
     apart = [key for key in ("preset", other) if len({point[key] for point in points}) > 1]
     lines: dict[str, tuple[list[float], list[float]]] = {}
+    styles: dict[str, int] = {}
     for point in sorted(points, key=lambda point: point[axis]):
         found = costs(point)
         first, *others = found
-        for name in others:
+        for i, name in enumerate(others, 1):
             told = [f"{point[key]}" if key == "preset" else f"{key} {point[key]}" for key in apart]
-            across, up = lines.setdefault(", ".join([name, *told]), ([], []))
+            label = ", ".join([name, *told])
+            # The first variant's style is its own, though it is not drawn.
+            styles.setdefault(label, len(styles) if apart else i)
+            across, up = lines.setdefault(label, ([], []))
             across.append(point[axis])
             up.append(found[name] / found[first] - 1)
     return lambda axes: figures.plot_curves(
-        axes, lines, across=axis, up=f"{what}, more than {first}", scale="percent"
+        axes,
+        lines,
+        across=axis,
+        up=f"{what}, more than {first}",
+        scale="percent",
+        styles=styles,
     )
 
 
@@ -159,7 +175,7 @@ def _where(point: Point) -> str:
 
 def _against(value: float, base: float | None, digits: int = 6, unit: str = "") -> list[str]:
     """Return a number and by how much it is more than another; None: it is the first."""
-    return [f"{short(value, digits)}{unit}", "" if base is None else f"{value / base - 1:+.2%}"]
+    return [f"{short(value, digits)}{unit}", f"{value / base - 1:+.2%}" if base else ""]
 
 
 def short(number: float, digits: int = 6) -> str:

@@ -49,11 +49,19 @@ _RC = {
 
 
 def curves(
-    series: Series, *, across: str, up: str, scale: Scale = "number", bands: Bands | None = None
+    series: Series,
+    *,
+    across: str,
+    up: str,
+    scale: Scale = "number",
+    bands: Bands | None = None,
+    styles: Mapping[str, int] | None = None,
 ) -> str:
-    """Draw one line for each name, in its band."""
+    """Draw one line for each name, in its band; ``styles``: which style is whose."""
     return drawing(
-        lambda axes: plot_curves(axes, series, across=across, up=up, scale=scale, bands=bands)
+        lambda axes: plot_curves(
+            axes, series, across=across, up=up, scale=scale, bands=bands, styles=styles
+        )
     )
 
 
@@ -70,15 +78,17 @@ def plot_curves(
     up: str,
     scale: Scale = "number",
     bands: Bands | None = None,
+    styles: Mapping[str, int] | None = None,
 ) -> None:
     """Draw the same into given axes."""
     for i, (name, (x, y)) in enumerate(series.items()):
-        colour, dashes, marker = STYLES[i % len(STYLES)]
-        axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3, label=name)
+        colour, dashes, marker = STYLES[(styles or {}).get(name, i) % len(STYLES)]
+        axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3)
+        axes.lines[-1].set_label(_plain(name))
         if bands is not None:
             axes.fill_between(x, *bands[name], color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel(across)
-    axes.set_ylabel(up)
+    axes.set_ylabel(_plain(up))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if scale != "number":
         _in_percent(axes, whole=scale == "share")
@@ -96,7 +106,7 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
         axes.axhline(chance, color=_INK, linewidth=0.8, linestyle=":")
         axes.text(-0.5, chance, "guess ", va="center", ha="right", fontsize=8)
         axes.set_xlim(-0.5, len(values) - 0.5)
-        axes.set_xticks(range(len(values)), [name.replace(":", ":\n") for name in values])
+        axes.set_xticks(range(len(values)), [_plain(name).replace(":", ":\n") for name in values])
         axes.set_ylabel(up)
         _in_percent(axes, whole=True)
 
@@ -116,7 +126,7 @@ def plot_points(
     for i, name in enumerate(names):
         colour, _, marker = STYLES[i % len(STYLES)]
         x, y = where[kinds == i].T
-        axes.scatter(x, y, s=9, color=colour, marker=marker, label=name, linewidths=0)
+        axes.scatter(x, y, s=9, color=colour, marker=marker, label=_plain(name), linewidths=0)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.legend(frameon=False, markerscale=1.8, fontsize=8)
@@ -166,6 +176,11 @@ def save(
             draw(axes)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _plain(text: str) -> str:
+    """Keep a name from being read as a formula."""
+    return text.replace("$", r"\$")
 
 
 def _in_percent(axes: Axes, *, whole: bool) -> None:

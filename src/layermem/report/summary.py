@@ -7,12 +7,12 @@ It does not know: torch, models, run folders.
 
 import math
 import shlex
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
-from layermem.intervals import Interval, interval, paired
+from layermem.intervals import Interval, interval
 from layermem.report import analysis, costs, curves, figures
 from layermem.report.page import Card, Cell, Figure, Link, Page, Section, Table
+from layermem.report.settings import Found, Setting, settings_of
 
 # What a card shows, the first that is there.
 _HEADLINES = ("right answers", "validation loss")
@@ -25,106 +25,43 @@ _ACROSS = (("tokens", "tokens"), ("flops", "training FLOPs"))
 INTERVALS = "95% intervals over seeds by Student's t; differences are taken seed by seed."
 # What of a run's circumstances is shown.
 _MADE_WITH = ("layermem", "commit", "torch", "machine")
-Found = Mapping[str, Any]
 
 
 def build(found: Found) -> Page:
     """Return the page."""
-    settings, runs = found["settings"], found["runs"]
-    several = len(settings) > 1
+    runs, settings = found["runs"], settings_of(found)
     sections = []
-    for setting in settings:
-        one = _Setting(setting, runs)
-        said = f": {one.name}" if several else ""
+    for one in settings:
+        said = f": {one.name}" if len(settings) > 1 else ""
         sections += [_results(one, said), _learning(one, said), _cost(one, said, found["costs"])]
-    for one in found["analyses"]:
-        words = ", ".join(one["asked"]["words"])
-        said = f" ({words})" if len(found["analyses"]) > 1 else ""
-        sections += analysis.sections(one, _marks(runs), said)
-    if not found["analyses"]:
-        sections.append(_no_inside(found))
+    if found["costs"] is not None:
+        command = found["costs"].get("command", "")
+        sections.append(costs.given("Costs that were measured", found["costs"], command))
+    sections += _inside(found, settings) or [_no_inside(settings)]
     sections += [_runs(runs), Section(title="This page", commands=[found["command"]])]
-    arms = dict.fromkeys(arm for setting in settings for arm in setting["arms"])
-    names = "; ".join(_Setting(setting, runs).name for setting in settings)
+    arms = dict.fromkeys(arm for one in settings for arm in one.arms)
     ended = sum(run["ended"] for run in runs.values())
     return Page(
         title=" against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms side by side",
-        lead=f"{names}. {len(runs)} runs, {ended} of them ended.",
+        lead=f"{'; '.join(one.name for one in settings)}. {len(runs)} runs, {ended} of them ended.",
         sections=sections,
     )
 
 
 def tables(found: Found) -> list[Table]:
     """Return the tables of results."""
-    return [
-        table
-        for setting in found["settings"]
-        for table in _measured(_Setting(setting, found["runs"]))
-    ]
+    return [table for one in settings_of(found) for table in _measured(one)]
 
 
-class _Setting:
-    """One setting with its runs: what has ended counts, the rest is said."""
-
-    def __init__(self, setting: Found, runs: Found) -> None:
-        learnt = setting["learnt"]
-        options = " ".join(learnt["options"]) if setting["task"] else ""
-        what = f"{setting['task']} {options}" if setting["task"] else learnt["source"]
-        self.name = f"{setting['preset']} ({what.strip()})"
-        self.costs = setting["costs"]
-        self.arms: dict[str, dict[int, Found]] = {
-            arm: {runs[name]["seed"]: {"name": name, **runs[name]} for name in names}
-            for arm, names in setting["arms"].items()
-        }
-        self.ended = {
-            arm: {seed: run for seed, run in by.items() if run["ended"] and run["measures"]}
-            for arm, by in self.arms.items()
-        }
-
-    @property
-    def measures(self) -> dict[str, bool]:
-        """Name of each measure that ended runs have, to whether it is a share."""
-        return {
-            name: measure["is_share"]
-            for by in self.ended.values()
-            for run in by.values()
-            for name, measure in run["measures"].items()
-        }
-
-    def values(self, arm: str, measure: str) -> dict[int, float]:
-        """Return seed to value."""
-        return {
-            seed: run["measures"][measure]["value"]
-            for seed, run in self.ended[arm].items()
-            if measure in run["measures"]
-        }
-
-    def gap(self, arm: str, measure: str) -> Interval | None:
-        """Return the difference to the first arm over the seeds both have; None: there is none."""
-        first = next(iter(self.arms))
-        ours, theirs = self.values(arm, measure), self.values(first, measure)
-        common = [seed for seed in ours if seed in theirs]
-        if arm == first or not common:
-            return None
-        return paired([ours[seed] for seed in common], [theirs[seed] for seed in common])
-
-    def unended(self) -> list[Found]:
-        """Return the runs that do not count yet."""
-        return [
-            run
-            for arm, by in self.arms.items()
-            for seed, run in by.items()
-            if seed not in self.ended[arm]
-        ]
-
-
-def _results(one: _Setting, said: str) -> Section:
-    waiting = [
-        f"{run['name']} at step {run['steps']:,} of {run['max_steps']:,}" for run in one.unended()
-    ]
+def _results(one: Setting, said: str) -> Section:
+    out = [run for runs in one.left_out().values() for run in runs]
+    begun = [run for run in out if not run["ended"]]
     paragraphs = [INTERVALS]
-    if waiting:
-        paragraphs.append(f"Not ended, and left out of the tables: {', '.join(waiting)}.")
+    if begun:
+        at = (f"{r['name']} at step {r['steps']:,} of {r['max_steps']:,}" for r in begun)
+        paragraphs.append(f"Not ended, and left out of the tables: {', '.join(at)}.")
+    if blank := [run["name"] for run in out if run["ended"]]:
+        paragraphs.append(f"Ended with no validation recorded, and left out: {', '.join(blank)}.")
     if not one.measures:
         paragraphs.append("No run has ended, so there is nothing to compare yet.")
     drawn = _solved(one)
@@ -137,7 +74,7 @@ def _results(one: _Setting, said: str) -> Section:
     )
 
 
-def _cards(one: _Setting) -> list[Card]:
+def _cards(one: Setting) -> list[Card]:
     measure = next((name for name in _HEADLINES if name in one.measures), None)
     if measure is None:
         return []
@@ -150,7 +87,7 @@ def _cards(one: _Setting) -> list[Card]:
         own = interval(list(values.values()))
         note = f"{measure} {_how_sure(own, share)}"
         if gap := one.gap(arm, measure):
-            note += f"; against {first} {_said(gap, share, '+')}"
+            note += f"; against {first} {_said(gap, share, '+', own.count)}"
         value = _number(own.mean, share)
         cards.append(
             Card(
@@ -163,7 +100,7 @@ def _cards(one: _Setting) -> list[Card]:
     return cards
 
 
-def _measured(one: _Setting) -> list[Table]:
+def _measured(one: Setting) -> list[Table]:
     """Return a table of each measure: mean, every seed as a link, difference to the first arm."""
     found = []
     first = next(iter(one.arms))
@@ -179,59 +116,72 @@ def _measured(one: _Setting) -> list[Table]:
                 for seed, value in values.items()
             ]
             mean, gap = interval(list(values.values())), one.gap(arm, measure)
-            rows.append([arm, _said(mean, share), each, _said(gap, share, "+") if gap else ""])
+            rows.append(
+                [arm, _said(mean, share), each, _said(gap, share, "+", mean.count) if gap else ""]
+            )
         header = [measure, "mean", "each seed", f"against {first}"]
         found.append(Table(header=header, rows=rows))
     return found
 
 
-def _levels(one: _Setting) -> list[Table]:
+def _levels(one: Setting) -> list[Table]:
     """Return right answers by level (operands, steps), where there is more than one."""
-    found: dict[str, dict[tuple[str, str], list[float]]] = {}
+    found: dict[str, dict[tuple[str, str], list[Found]]] = {}
     for arm, by in one.ended.items():
         for run in by.values():
             for name, shares in (run["result"] or {}).get("by", {}).items():
-                for level, got in shares.items() if len(shares) > 1 else ():
-                    where = found.setdefault(name, {}).setdefault((arm, level), [])
-                    where.append(got["accuracy"])
+                for level in shares if len(shares) > 1 else ():
+                    found.setdefault(name, {}).setdefault((arm, level), []).append(run)
+
+    def row(name: str, arm: str, level: str, runs: list[Found]) -> list[Cell]:
+        shares = [run["result"]["by"][name][level]["accuracy"] for run in runs]
+        each = [Link(_number(v, True), _mark(run)) for v, run in zip(shares, runs, strict=True)]
+        return [arm, level, _said(interval(shares), True), each]
+
     return [
         Table(
-            header=["", name, "right answers"],
-            rows=[[arm, level, _said(interval(v), True)] for (arm, level), v in by.items()],
-            caption="95% intervals over seeds.",
+            header=["", name, "right answers", "each seed"],
+            rows=[row(name, arm, level, runs) for (arm, level), runs in by.items()],
         )
         for name, by in found.items()
     ]
 
 
-def _solved(one: _Setting) -> Figure | None:
+def _solved(one: Setting) -> Figure | None:
     """Draw right answers with intervals and what a guess is worth; nothing for text."""
     measure = "right answers"
-    if measure not in one.measures:
-        return None
-    shares, chances = {}, []
+    shares, chances, used, alone = {}, [], {}, []
     for arm, by in one.ended.items():
         values = list(one.values(arm, measure).values())
+        runs = [run for run in by.values() if measure in run["measures"]]
         if not values:
             continue
         own = interval(values)
         low, high = own.mean - own.half, own.mean + own.half
         if math.isinf(own.half):
-            low, high = next(iter(by.values()))["result"]["interval"]
+            alone.append(arm)
+            low, high = runs[0]["result"]["interval"]
         shares[arm] = max(0.0, low), own.mean, min(1.0, high)
-        chances += [run["result"]["chance"] for run in by.values()]
-    how = "over seeds" if all(len(by) > 1 for by in one.ended.values() if by) else "over problems"
+        chances += [run["result"]["chance"] for run in runs]
+        used[arm] = runs
+    if not shares:
+        return None
+    over = "over seeds"
+    if alone:
+        over += f" (of {', '.join(alone)}, one seed: over problems)"
     return Figure(
         svg=figures.bars(shares, up=measure, chance=max(chances)),
-        caption=f"Right final answers with 95% intervals {how}; an interval over problems stands "
-        "where there is one seed alone. Dotted: always giving the commonest answer.",
-        sources=_links({arm: one.ended[arm].values() for arm in shares}),
+        caption=f"Right final answers with 95% intervals {over}. Dotted: always giving the "
+        "commonest answer.",
+        sources=_links(used),
     )
 
 
-def _learning(one: _Setting, said: str) -> Section:
+def _learning(one: Setting, said: str) -> Section:
     """Draw what is learnt per token and per FLOP, by the runs that ended, else by all there are."""
     used = {arm: list((by or one.arms[arm]).values()) for arm, by in one.ended.items()}
+    going = ", ".join(arm for arm, by in one.ended.items() if not by)
+    note = f" Not ended yet, as far as all seeds go: {going}." if going else ""
     rows = {arm: [run["validations"] for run in runs] for arm, runs in used.items()}
     drawn, missing = [], []
     for up, label, scale in _UP:
@@ -244,9 +194,11 @@ def _learning(one: _Setting, said: str) -> Section:
                 continue
             drawn.append(
                 Figure(
-                    svg=figures.curves(series, across=where, up=label, scale=scale, bands=bands),
+                    svg=figures.curves(
+                        series, across=where, up=label, scale=scale, bands=bands, styles=one.styles
+                    ),
                     caption=f"{label} by {where}: mean over seeds, in a band from the lowest to "
-                    "the highest.",
+                    f"the highest.{note}",
                     sources=_links({arm: used[arm] for arm in series}),
                 )
             )
@@ -254,27 +206,53 @@ def _learning(one: _Setting, said: str) -> Section:
     return Section(title=f"How they learn{said}", paragraphs=[*missing, counted], figures=drawn)
 
 
-def _cost(one: _Setting, said: str, measured: Found | None) -> Section:
+def _cost(one: Setting, said: str, measured: Found | None) -> Section:
     found = one.costs
-    command = f"layermem costs {found['points'][0]['preset']} --measure --out costs.json"
+    how = found["measure"] or "layermem costs PRESET --measure, for a preset of these sizes"
+    how = "" if measured else f"Time and memory of a step were not measured. To do it: {how}"
     along = [found["layers"], found["width"]]
-    return costs.section(f"What it costs{said}", found["points"], along, measured, command)
+    return costs.section(f"What it costs{said}", found["points"], along, how)
 
 
-def _no_inside(found: Found) -> Section:
+def _inside(found: Found, settings: Sequence[Setting]) -> list[Section]:
+    """Return what analyses say, each of its models in the colour of its run."""
+    styles = {
+        run["run_id"]: one.styles[arm]
+        for one in settings
+        for arm, by in one.arms.items()
+        for run in by.values()
+    }
+    marks = {run["run_id"]: _mark(run) for run in found["runs"].values()}
+    sections = []
+    words = [", ".join(each["asked"]["words"]) for each in found["analyses"]]
+    for each, said in zip(found["analyses"], words, strict=True):
+        if words.count(said) > 1:
+            said = f"{said}; {each['asked']['out']}"
+        title = f" ({said})" if len(words) > 1 else ""
+        sections += analysis.sections(each, marks, styles, title)
+    return sections
+
+
+def _no_inside(settings: Sequence[Setting]) -> Section:
     """Say what would show what goes on inside, with the runs at hand."""
-    by_variant = {run["variant"]: run["folder"] for run in found["runs"].values() if run["ended"]}
-    plain = by_variant.pop("plain", None)
-    words = ["layermem", "analyze", *list(by_variant.values())[:1]]
-    if plain is not None:
-        words += ["--against", plain] if by_variant else [plain]
+    said = (
+        "Entropy, separability, layouts and routers by layer stand here where an analysis is given "
+        "as --analysis. None was."
+    )
+    for one in settings:
+        firsts = [next(iter(by.values()))["folder"] for by in one.ended.values() if by]
+        if firsts:
+            # The last arm beside the first: the plain decoder, where there is one.
+            words = ["layermem", "analyze", firsts[-1]]
+            words += ["--against", firsts[0]] if len(firsts) > 1 else []
+            return Section(
+                title="What goes on inside",
+                paragraphs=[f"{said} This makes one:"],
+                commands=[shlex.join([*words, "--out", "analysis"])],
+            )
     return Section(
         title="What goes on inside",
-        paragraphs=[
-            "Entropy, separability, layouts and routers by layer stand here where an analysis is "
-            "given as --analysis. None was. This makes one:"
-        ],
-        commands=[shlex.join([*words, "--out", "analysis"])],
+        paragraphs=[f"{said} Once a run has ended, layermem analyze RUN --out analysis makes one."],
     )
 
 
@@ -312,11 +290,6 @@ def _runs(runs: Found) -> Section:
     )
 
 
-def _marks(runs: Found) -> dict[str, str]:
-    """Return run id to mark, of the runs on this page."""
-    return {run["run_id"]: _mark(run) for run in runs.values()}
-
-
 def _mark(run: Found) -> str:
     return f"run-{run['run_id']}"
 
@@ -333,8 +306,10 @@ def _links(arms: Mapping[str, Collection[Found]]) -> list[Link]:
     return found
 
 
-def _said(asked: Interval, share: bool, sign: str = "") -> str:
-    return f"{_number(asked.mean, share, sign)} {_how_sure(asked, share)}"
+def _said(asked: Interval, share: bool, sign: str = "", of: int | None = None) -> str:
+    """Write an interval; ``of``: how many seeds there are, said where it is over fewer."""
+    fewer = f" (over {asked.count} of {of} seeds)" if of and 1 < asked.count < of else ""
+    return f"{_number(asked.mean, share, sign)} {_how_sure(asked, share)}{fewer}"
 
 
 def _how_sure(asked: Interval, share: bool) -> str:
