@@ -151,7 +151,7 @@ def test_measured_costs_have_a_part_of_their_own(tmp_path, four):
     given["points"] = [{**point, "variants": variants}]
     (tmp_path / "costs.json").write_text(json.dumps(given))
     text = written(tmp_path, *four, costs=tmp_path / "costs.json")
-    assert "<h2>Costs that were measured</h2>" in text and "<pre>layermem costs x</pre>" in text
+    assert "<h2>Costs that were given</h2>" in text and "<pre>layermem costs x</pre>" in text
     assert "it was written without --measure" in text
     assert "were not measured" not in text
 

@@ -36,7 +36,7 @@ def build(found: Found) -> Page:
         sections += [_results(one, said), _learning(one, said), _cost(one, said, found["costs"])]
     if found["costs"] is not None:
         command = found["costs"].get("command", "")
-        sections.append(costs.given("Costs that were measured", found["costs"], command))
+        sections.append(costs.given("Costs that were given", found["costs"], command))
     sections += _inside(found, settings) or [_no_inside(settings)]
     sections += [_runs(runs), Section(title="This page", commands=[found["command"]])]
     arms = dict.fromkeys(arm for one in settings for arm in one.arms)
