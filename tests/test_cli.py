@@ -141,6 +141,8 @@ def test_tasks_are_shown(capsys):
     assert "the option named first" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no option operand; there are operands"):
         cli.main(["tasks", "arithmetic", "--options", "operand=3"])
+    with pytest.raises(SystemExit, match="nodes must be int, got 'many'"):
+        cli.main(["tasks", "prosqa", "--options", "nodes=many"])
 
 
 def test_a_sweep_runs_what_is_missing_and_prints_intervals(tmp_path, config, capsys):

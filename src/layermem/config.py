@@ -250,21 +250,21 @@ def _build(cls: type[Any], values: Any, path: str) -> Any:
     if unknown := sorted(set(values) - set(known)):
         names = ", ".join(f"{path}{name}" for name in unknown)
         raise ValueError(f"unknown {names}; there are {', '.join(known)}")
-    return cls(**{name: _checked(hints[name], v, f"{path}{name}") for name, v in values.items()})
+    return cls(**{name: checked(hints[name], v, f"{path}{name}") for name, v in values.items()})
 
 
-def _checked(hint: Any, value: Any, path: str) -> Any:
-    """Return ``value`` as a ``hint``, or say what was wanted."""
+def checked(hint: Any, value: Any, path: str) -> Any:
+    """Return ``value`` as a ``hint``, or raise what was wanted at ``path``."""
     if isinstance(hint, type) and is_dataclass(hint):
         return _build(hint, value, f"{path}.")
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_checked(arguments[0], item, path) for item in value)
+        return tuple(checked(arguments[0], item, path) for item in value)
     if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
         (hint,) = (a for a in arguments if a is not types.NoneType)
-        return _checked(hint, value, path)
+        return checked(hint, value, path)
     if origin is Literal:
         if value in arguments:
             return value
@@ -302,4 +302,14 @@ def _value(text: str) -> Any:
         return text
 
 
-__all__ = ["Compute", "Data", "Model", "Optim", "Run", "Task", "run_from_dict", "to_dict"]
+__all__ = [
+    "Compute",
+    "Data",
+    "Model",
+    "Optim",
+    "Run",
+    "Task",
+    "checked",
+    "run_from_dict",
+    "to_dict",
+]

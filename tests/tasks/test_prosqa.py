@@ -67,6 +67,50 @@ def test_records_are_like_the_originals(records):
     assert found["names and concepts"] == [17, 38]
 
 
+@pytest.mark.parametrize(
+    ("size", "steps", "statements"),
+    [
+        ({"nodes": 12, "steps": 3}, {3}, (13, 26)),
+        ({"nodes": 12, "statements": 15}, {3, 4, 5}, (15, 15)),
+        ({"steps": 6}, {6}, (16, 54)),
+        # More than there is room for, fewer than keep it together.
+        ({"nodes": 10, "statements": 100}, {3}, (13, 21)),
+        ({"nodes": 16, "steps": 5, "statements": 1}, {5}, (12, 18)),
+    ],
+)
+def test_records_of_another_size(size, steps, statements):
+    records = generate(400, 0, **size)
+    found = prosqa.describe(records)
+    fewest, _, most = found["statements: fewest, mean, most"]
+    assert statements[0] <= fewest <= most <= statements[1]
+    if "nodes" in size:
+        assert found["nodes: fewest, mean, most"] == [size["nodes"]] * 3
+    assert set(found["steps"]) == steps
+    for record in records:
+        known = follows(record)
+        assert record.idx_to_symbol[record.target] in known
+        assert record.idx_to_symbol[record.neg_target] not in known
+        assert grade(record, record.solution) == RIGHT
+    # Three standard deviations of 400 guesses.
+    assert all(0.425 <= share <= 0.575 for share in found["right answers by shortcut"].values())
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ({"steps": 2}, "steps must be 3 to 6, got 2: fewer give the answer away"),
+        ({"steps": 7}, "steps must be 3 to 6, got 7"),
+        ({"nodes": 9}, r"nodes must be 10 \(two ways of 3 steps, two people, two more\) to 40"),
+        ({"nodes": 41}, r"to 40 \(as many as have names\), got 41"),
+        ({"nodes": 12, "steps": 5}, r"nodes must be 14 \(two ways of 5 steps.*got 12"),
+        ({"statements": 0}, "statements must be at least 1, got 0"),
+    ],
+)
+def test_sizes_that_no_record_has(size, message):
+    with pytest.raises(ValueError, match=message):
+        generate(1, 0, **size)
+
+
 @pytest.mark.parametrize("name", SHORTCUTS)
 def test_no_shortcut_is_worth_taking(records, name):
     share = sum(map(SHORTCUTS[name], records)) / len(records)

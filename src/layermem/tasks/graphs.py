@@ -12,38 +12,58 @@ from typing import TypeAlias
 _STEPS = {3: 326, 4: 350, 5: 105, 6: 19}
 _N_NAMES = {2: 326, 3: 169, 4: 44, 5: 10, 6: 1}
 _NODES, _STATEMENTS = (14, 28, 22.8, 2.1), (16, 54, 36.0, 5.6)
-# Graphs of one size in a row that do not come out as wanted, after which the size is drawn anew.
-_PATIENCE = 200
+_FEWEST_STEPS, _MOST_NODES = 3, 40
+# Nodes beside those on the ways: two people, and two for bridges.
+_BESIDE = 4
+# Graphs of one size that do not come out as wanted, after which the size is drawn anew; how often.
+_PATIENCE, _SIZES = 200, 200
 # Farther than anything.
 NOWHERE = 10**6
 Edge: TypeAlias = tuple[int, int]
 
 
-def draw_graph(draw: random.Random) -> "Graph":
+def draw_graph(
+    draw: random.Random,
+    *,
+    steps: int | None = None,
+    nodes: int | None = None,
+    statements: int | None = None,
+) -> "Graph":
     """Draw who is what, and a question.
+
+    Steps to an option, nodes and statements: drawn like the originals' (as many statements for each
+    node), or as given (statements fewer where there are no more, more where a node would be alone).
 
     Two people each have a concept that nothing follows from, as many steps away as drawn for each
     alike; either is asked about with the same chance. So the options differ in one thing alone: who
     they follow for. One shortcut would be left, the way with arrows forgotten: bridges make it as
     long to the wrong option where it is 3 to the right one, else shorter as often as longer.
     """
-    steps, balance = draw.choices(list(_STEPS), list(_STEPS.values()), k=2), draw.random()
-    (people,) = draw.choices(list(_N_NAMES), list(_N_NAMES.values()))
-    nodes, statements = (_around(draw, *asked) for asked in (_NODES, _STATEMENTS))
-    asked = draw.randrange(2)
-    lead = 0 if steps[asked] == 3 else 1 if balance < 0.5 else -1
-    for _ in range(_PATIENCE if people + sum(steps) < nodes else 0):
-        graph = Graph(people, nodes, steps, draw)
-        if lead <= 0:
-            graph.bridge(draw)
-        graph.fill(statements, draw)
-        target, wrong = graph.ends[asked], graph.ends[1 - asked]
-        around = distances([*graph.edges, *((b, a) for a, b in graph.edges)], asked)
-        found = around.get(wrong, NOWHERE) - around[target]
-        if (found > 0) - (found < 0) == lead:
-            graph.question = asked, target, wrong
-            return graph
-    return draw_graph(draw)
+    _check(steps, nodes, statements)
+    ways, asked, balance = _ways(draw, steps, nodes), draw.randrange(2), draw.random()
+    # Drawn once: were it drawn anew with the graph, the lead that is harder to meet would be rarer.
+    lead = 0 if ways[asked] == 3 else 1 if balance < 0.5 else -1
+    for _ in range(_SIZES):
+        (people,) = draw.choices(list(_N_NAMES), list(_N_NAMES.values()))
+        size, told = (_around(draw, *drawn) for drawn in (_NODES, _STATEMENTS))
+        if nodes is not None:
+            size, told = nodes, round(told * nodes / _NODES[2])
+        told = statements or told
+        for _ in range(_PATIENCE if people + sum(ways) < size else 0):
+            graph = Graph(people, size, ways, draw)
+            if lead <= 0:
+                graph.bridge(draw)
+            graph.fill(told, draw)
+            target, wrong = graph.ends[asked], graph.ends[1 - asked]
+            around = distances([*graph.edges, *((b, a) for a, b in graph.edges)], asked)
+            found = around.get(wrong, NOWHERE) - around[target]
+            if (found > 0) - (found < 0) == lead:
+                graph.question = asked, target, wrong
+                return graph
+    raise ValueError(
+        f"no balanced graph of {nodes or 'any number of'} nodes, {statements or 'any number of'} "
+        f"statements and ways of {ways[0]} and {ways[1]} steps was found; ask for more nodes"
+    )
 
 
 class Graph:
@@ -125,6 +145,32 @@ def way(edges: Sequence[Edge], start: int, end: int) -> list[int]:
     while nodes[0] != start:
         nodes.insert(0, next(a for a, b in edges if b == nodes[0] and far.get(a) == far[b] - 1))
     return nodes
+
+
+def _ways(draw: random.Random, steps: int | None, nodes: int | None) -> list[int]:
+    """Draw the steps to either option, such as the nodes are enough for."""
+    if steps is not None:
+        return [steps, steps]
+    most = (_NODES[1] if nodes is None else nodes) - _BESIDE
+    while sum(ways := draw.choices(list(_STEPS), list(_STEPS.values()), k=2)) > most:
+        pass
+    return ways
+
+
+def _check(steps: int | None, nodes: int | None, statements: int | None) -> None:
+    fewest = 2 * (steps or _FEWEST_STEPS) + _BESIDE
+    if steps is not None and not _FEWEST_STEPS <= steps <= max(_STEPS):
+        raise ValueError(
+            f"steps must be {_FEWEST_STEPS} to {max(_STEPS)}, got {steps}: fewer give the answer "
+            "away with the arrows forgotten"
+        )
+    if nodes is not None and not fewest <= nodes <= _MOST_NODES:
+        raise ValueError(
+            f"nodes must be {fewest} (two ways of {steps or _FEWEST_STEPS} steps, two people, two "
+            f"more) to {_MOST_NODES} (as many as have names), got {nodes}"
+        )
+    if statements is not None and statements < 1:
+        raise ValueError(f"statements must be at least 1, got {statements}")
 
 
 def _around(draw: random.Random, low: int, high: int, mean: float, deviation: float) -> int:

@@ -70,13 +70,27 @@ class Record:
         return f"{' '.join(self.steps)}\n### {self.answer}"
 
 
-def generate(count: int, seed: int, *, split: str = "train") -> list[Record]:
-    """Draw ``count`` different records; seeds of different splits do not meet."""
+def generate(
+    count: int,
+    seed: int,
+    *,
+    split: str = "train",
+    steps: int | None = None,
+    nodes: int | None = None,
+    statements: int | None = None,
+) -> list[Record]:
+    """Draw ``count`` different records; seeds of different splits do not meet.
+
+    ``steps`` in a proof, ``nodes`` (people and concepts) and ``statements``: the same for every
+    record; None: drawn like the originals', as many statements for each node. Statements are fewer
+    where the graph has room for fewer, and more where a node would stand apart.
+    """
     if count < 0:
         raise ValueError(f"count must be at least 0, got {count}")
     draw, found = random.Random(f"{split}-{seed}"), dict[str, Record]()
     while len(found) < count:
-        record = _told(draw_graph(draw), draw)
+        graph = draw_graph(draw, steps=steps, nodes=nodes, statements=statements)
+        record = _told(graph, draw)
         found[record.question] = record
     return list(found.values())
 
@@ -100,10 +114,15 @@ def problems(
     train: str | None = None,
     validation: str | None = None,
     test: str | None = None,
+    steps: int | None = None,
+    nodes: int | None = None,
+    statements: int | None = None,
 ) -> list[Record]:
     """Return the records of a split: of the original file where one is given, else drawn."""
     path = {"train": train, "validation": validation, "test": test}[split]
-    return load(path)[:count] if path else generate(count, seed, split=split)
+    if path:
+        return load(path)[:count]
+    return generate(count, seed, split=split, steps=steps, nodes=nodes, statements=statements)
 
 
 def grade(record: Record, text: str) -> Grade:

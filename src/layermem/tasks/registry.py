@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerFast
 
+from layermem.config import checked
 from layermem.tasks import arithmetic, prosqa
 from layermem.tasks.grading import Grade
 
@@ -50,21 +51,20 @@ class Task:
     """Share of right answers of somebody who has not read the question."""
 
     def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
-        """Return problems; unknown options are an error that names those there are."""
-        self.check(options)
-        return self.make(split=split, count=count, seed=seed, **options)
-
-    def check(self, options: dict[str, Any]) -> None:
-        """Raise if an option is none of the task's."""
-        known = self.options()
+        """Return problems; an option that is unknown or of another type is an error."""
+        known = self._options()
         if unknown := sorted(set(options) - set(known)):
             raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(known)}")
+        fit = {name: checked(known[name].annotation, v, name) for name, v in options.items()}
+        return self.make(split=split, count=count, seed=seed, **fit)
 
     def options(self) -> dict[str, Any]:
         """Return the task's options with their defaults."""
+        return {name: option.default for name, option in self._options().items()}
+
+    def _options(self) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(self.make).parameters.values()
-        own = [p for p in parameters if p.name not in ("split", "count", "seed")]
-        return {p.name: p.default for p in own}
+        return {p.name: p for p in parameters if p.name not in ("split", "count", "seed")}
 
 
 def lookup(name: str) -> Task:
