@@ -19,8 +19,8 @@ _USAGE = """layermem COMMAND
   layermem train PRESET [--variant NAME] [--out DIR] [--seed N] [--max-steps N] [--save-every N]
                         [--resume] [--optim.lr X ...]      train; --help lists every option
   layermem train --config DIR/config.yaml [...]            repeat a run
-  layermem sweep PRESET [--variants plain,lime] [--seeds 5] [--jobs N] [--out DIR] [...]
-                                                           compare variants, with intervals
+  layermem sweep PRESET [--variants plain,lime] [--seeds 5] [--rates 1e-3 3e-3] [--jobs N]
+                        [--out DIR] [...]                  compare variants, with intervals
   layermem presets                                         list presets and variants
   layermem tasks [NAME] [--options operands=6 ...]         show problems and what they are like
   layermem solve RUN [--count N] [--options operands=6 ...] solve problems with a trained model
@@ -31,14 +31,12 @@ _USAGE = """layermem COMMAND
   layermem report RUN [RUN ...] [--against ARM] [--analysis DIR] [--costs FILE] [--out DIR]
                                                            one page: results, curves, costs, insides
   layermem curves RUN [RUN ...] --out FILE.svg              draw learning curves side by side
-  layermem experiment NAME [--out DIR] [--jobs N] [...]    a comparison, run by run: router-init
 """
 
 _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "quickstart": running.quickstart,
     "train": running.train,
     "sweep": running.sweep,
-    "experiment": running.experiment,
     "presets": showing.presets,
     "tasks": showing.tasks,
     "solve": showing.solve,

@@ -1,4 +1,4 @@
-"""Commands that train: one run, several side by side, an experiment, the quickstart.
+"""Commands that train: one run, several side by side, the quickstart.
 
 It does not know: how anything is done.
 """
@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from layermem.cli.screen import show, write
 from layermem.config import Run
-from layermem.experiments import comparison, presets, router_init, summary
+from layermem.experiments import comparison, presets, summary
 from layermem.models.registry import lookup
 
 
@@ -22,6 +22,7 @@ from layermem.models.registry import lookup
 class Invocation(Run):
     """Train one model. Every option is a field of the run's config."""
 
+    preset: tyro.conf.Suppress[str] = "custom"
     out: Path | None = None
     """Folder of the run; default: runs/PRESET-VARIANT-sSEED."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -52,11 +53,16 @@ class Sweep(Run):
     Every other option is a field of the runs' config, as in `layermem train`.
     """
 
+    preset: tyro.conf.Suppress[str] = "custom"
+    variant: tyro.conf.Suppress[str] = "lime"
     variants: str = "plain,lime"
-    """Variants, the first is what the others are compared with; options of one follow a colon
-    (lime:router_init=identity)."""
+    """Variants, the first is what the others are compared with; options of one follow colons
+    (lime:router=last:router_window=4)."""
     seeds: int = 5
     """Seeds, from --seed on, the same for every variant."""
+    rates: tuple[float, ...] = ()
+    """Learning rates to try with every variant on a seed kept for that; each then takes its best by
+    validation loss. None given: all take --optim.lr."""
     jobs: int = 1
     """Runs at once."""
     out: Path | None = None
@@ -75,9 +81,17 @@ def sweep(rest: list[str]) -> None:
     if asked.seeds < 1 or asked.jobs < 1:
         raise ValueError(f"--seeds and --jobs must be at least 1, got {asked.seeds}, {asked.jobs}")
     seeds, out = range(base.seed, base.seed + asked.seeds), asked.out or Path("runs") / base.preset
-    folders = comparison.compare(base, asked.variants, seeds, out, asked.jobs)
+    tried = {}
+    if asked.rates:
+        if comparison.CHOOSING_SEED in seeds:
+            raise ValueError(
+                f"seed {comparison.CHOOSING_SEED} is kept for choosing rates; choose other --seeds"
+            )
+        tried = comparison.choose(base, asked.variants, asked.rates, out, asked.jobs)
+    taken = {arm: comparison.best(losses) for arm, losses in tried.items()}
+    folders = comparison.compare(base, asked.variants, seeds, out, asked.jobs, taken)
     gathered = summary.Report(runs=tuple(folder.path for folder in folders), out=out)
-    found = summary.run(gathered, command)
+    found = summary.run(gathered, command, tried)
     for table in told.tables(found):
         show(table)
     write(told.build(found), out)
@@ -94,15 +108,6 @@ def quickstart(rest: list[str]) -> None:
     show(told.table(found))
     page.write_page(told.build(found, shlex.join(["layermem", "quickstart", *rest])), path)
     logging.getLogger(__name__).info("\n%s\n\nthe page: %s", told.MEANING, path.resolve())
-
-
-def experiment(rest: list[str]) -> None:
-    """Run an experiment: what is recorded is not run again."""
-    known = {"router-init": (router_init.RouterInit, router_init.main)}
-    if not rest or rest[0] not in known:
-        raise ValueError(f"name an experiment; there are {', '.join(known)}")
-    config, work = known[rest[0]]
-    work(tyro.cli(config, prog=f"layermem experiment {rest[0]}", args=rest[1:]))
 
 
 def _begun(command: str, rest: list[str]) -> tuple[Run, list[str]]:

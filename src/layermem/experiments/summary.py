@@ -7,6 +7,7 @@ It does not know: tables, figures, pages.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,8 +20,7 @@ import yaml
 
 from layermem.config import Run, to_dict
 from layermem.efficiency.measuring import Model
-from layermem.experiments import costs, presets
-from layermem.experiments.comparison import measures
+from layermem.experiments import comparison, costs, presets
 from layermem.runs import RunFolder, write_whole
 from layermem.train.run import load_run
 
@@ -55,8 +55,13 @@ class Report:
     """Folder for report.json and the page."""
 
 
-def run(asked: Report, command: str = "") -> dict[str, Any]:
-    """Gather what is recorded; return it, and write it to report.json. ``command``: what asked."""
+def run(
+    asked: Report, command: str = "", rates: Mapping[str, Mapping[float, float]] | None = None
+) -> dict[str, Any]:
+    """Gather what is recorded; return it, and write it to report.json.
+
+    ``command``: what asked. ``rates``: validation loss by arm and learning rate tried before.
+    """
     records = _records(asked.runs)
     groups: dict[str, list[str]] = {}
     for name, (found, _) in records.items():
@@ -73,12 +78,26 @@ def run(asked: Report, command: str = "") -> dict[str, Any]:
         "command": command,
         "runs": {name: _record(found, folder) for name, (found, folder) in records.items()},
         "settings": settings,
+        "rates": _tried(rates or {}),
         "analyses": [_read(path, "analyze") for path in asked.analysis],
         "costs": None if asked.costs is None else _read(asked.costs, "costs"),
     }
     asked.out.mkdir(parents=True, exist_ok=True)
     write_whole(asked.out / "report.json", json.dumps(result, indent=1) + "\n")
     return result
+
+
+def _tried(rates: Mapping[str, Mapping[float, float]]) -> list[dict[str, Any]]:
+    """Return what each arm tried, and took; no loss where a run failed."""
+    return [
+        {
+            "arm": arm,
+            "rates": list(losses),
+            "losses": [loss if math.isfinite(loss) else None for loss in losses.values()],
+            "taken": comparison.best(losses),
+        }
+        for arm, losses in rates.items()
+    ]
 
 
 def _records(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
@@ -197,7 +216,7 @@ def _recorded(found: Run, folder: RunFolder) -> dict[str, Any]:
     validations = [{k: row[k] for k in _CURVES if k in row} for row in rows if "val_loss" in row]
     for row in validations if per_token else ():
         row["flops"] = row["tokens"] * per_token
-    judged = measures(folder) if validations else {}
+    judged = comparison.measures(folder) if validations else {}
     result = None
     if folder.result.exists():
         result = json.loads(folder.result.read_text(encoding="utf-8"))

@@ -30,7 +30,9 @@ _MADE_WITH = ("layermem", "commit", "torch", "machine")
 def build(found: Found) -> Page:
     """Return the page."""
     runs, settings = found["runs"], settings_of(found)
-    sections = []
+    sections: list[Section] = []
+    if tried := _rates(found):
+        sections.append(Section(title="Learning rates", tables=tried))
     for one in settings:
         said = f": {one.name}" if len(settings) > 1 else ""
         sections += [_results(one, said), _learning(one, said), _cost(one, said, found["costs"])]
@@ -50,7 +52,28 @@ def build(found: Found) -> Page:
 
 def tables(found: Found) -> list[Table]:
     """Return the tables of results."""
-    return [table for one in settings_of(found) for table in _measured(one)]
+    return [*_rates(found), *(table for one in settings_of(found) for table in _measured(one))]
+
+
+def _rates(found: Found) -> list[Table]:
+    """Return the learning rates tried, if any were, and what each arm took."""
+    tried = found.get("rates", [])
+    if not tried:
+        return []
+    header = [f"{rate:g}" for rate in tried[0]["rates"]]
+    return [
+        Table(
+            header=["validation loss at rate", *header, "taken"],
+            rows=[
+                [each["arm"], *map(_loss, each["losses"]), f"{each['taken']:g}"] for each in tried
+            ],
+            caption="Each arm's rate was chosen on a seed that is in no other table.",
+        )
+    ]
+
+
+def _loss(value: float | None) -> str:
+    return "failed" if value is None else _number(value, False)
 
 
 def _results(one: Setting, said: str) -> Section:

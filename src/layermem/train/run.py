@@ -211,6 +211,11 @@ def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
             f"{folder.path} holds a run already; add --resume to go on with it, or choose another "
             "--out"
         )
+    check_same(folder, run)
+
+
+def check_same(folder: RunFolder, run: Run) -> None:
+    """Raise unless the folder holds this run, but for how it is carried out."""
     before, now = to_dict(load_run(folder.config)), to_dict(run)
     changed = [
         f"{name} was {old!r}, is {new!r}"
