@@ -43,6 +43,28 @@ def test_a_run_from_a_config_with_options_on_top(config, tmp_path):
     cli.main(["train", "--config", str(out / "config.yaml"), "--out", str(again), "--resume"])
 
 
+def test_options_are_added_to_the_presets(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "layermem.train.run.train",
+        lambda run, out, resume, evaluate: seen.append(run) or RunFolder(out),
+    )
+    asked = ["train", "aet-6", "--variant", "lime", "--model.options", "router_init=identity"]
+    cli.main([*asked, "--task.options", "value_max=1000", "operand_max=100"])
+    assert seen[0].task.fields() == {"operands": 6, "value_max": 1000, "operand_max": 100}
+    cli.main([*asked, "--task.options", "operands=3"])
+    assert seen[1].task.fields() == {"operands": 3}
+    assert seen[1].model.options == ("router_init=identity",)
+
+
+def test_help(capsys):
+    for command in ("train", "sweep", "presets", "solve", "report"):
+        with pytest.raises(SystemExit) as left:
+            cli.main([command, "--help"])
+        assert left.value.code == 0
+        assert f"layermem {command}" in capsys.readouterr().out
+
+
 def test_a_preset_by_name(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(
@@ -60,11 +82,10 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
     ("argv", "message"),
     [
         (["fly"], "unknown command 'fly'"),
-        (["train"], "name a preset or give --config; presets: tiny-lm"),
+        (["train"], "name a preset first (layermem train PRESET [--option ...]) or give --config"),
         (["train", "tiny-ml"], "unknown preset 'tiny-ml'; did you mean tiny-lm"),
         (["train", "tiny-lm", "--variant", "lame"], "unknown variant 'lame'; there are lime"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
-        (["presets", "all"], "takes no arguments, got all"),
     ],
 )
 def test_errors_are_one_line_and_say_what_would_be_right(argv, message, monkeypatch, tmp_path):

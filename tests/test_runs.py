@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -109,6 +110,22 @@ def test_a_file_is_replaced_whole(tmp_path):
     write_whole(path, "one")
     write_whole(path, "two")
     assert path.read_text() == "two" and os.listdir(tmp_path) == ["a.txt"]
+    write_whole(tmp_path / "new" / "b.txt", "three")
+    assert (tmp_path / "new" / "b.txt").read_text() == "three"
+
+
+def test_two_writers_of_one_file_leave_the_text_of_one(tmp_path):
+    path, texts = tmp_path / "a.txt", [letter * 100_000 for letter in "ab"]
+
+    def write(text):
+        for _ in range(50):
+            write_whole(path, text)
+            assert path.read_text() in texts
+
+    with ThreadPoolExecutor() as both:
+        for ended in [both.submit(write, text) for text in texts]:
+            ended.result()
+    assert os.listdir(tmp_path) == ["a.txt"]
 
 
 def test_two_processes_cannot_write_one_run(tmp_path):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
@@ -39,7 +39,8 @@ class Model:
     tie_word_embeddings: bool = False
     """Whether the output head shares the embedding's weights."""
     options: tuple[str, ...] = ()
-    """Further fields of the variant's config, each NAME=VALUE (router_init=identity)."""
+    """Further fields of the variant's config, each NAME=VALUE (router_init=identity), added to the
+    preset's; one of the same name takes its place."""
 
     def __post_init__(self) -> None:
         _check_options(self)
@@ -109,7 +110,8 @@ class Task:
     tokenizer: str | None = None
     """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
     options: tuple[str, ...] = ()
-    """What the task is made of, each NAME=VALUE (operands=6); `layermem tasks NAME` lists them."""
+    """What the task is made of, each NAME=VALUE (operands=6), added to the preset's; one of the
+    same name takes its place. `layermem tasks` lists them."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "examples", "validation", "test")
@@ -231,6 +233,11 @@ class Run:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def merged(options: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    """Return options, each NAME=VALUE, and others, which take the place of those of their name."""
+    return tuple({option.partition("=")[0]: option for option in (*options, *others)}.values())
+
+
 def to_dict(config: Any) -> dict[str, Any]:
     """Return a config as plain dicts, lists and scalars."""
     return dict(json.loads(json.dumps(asdict(config))))
@@ -279,8 +286,7 @@ def checked(hint: Any, value: Any, path: str) -> Any:
 def _at_least(config: Any, least: int, *names: str) -> None:
     for name in names:
         if not getattr(config, name) >= least:
-            room = type(config).__name__.lower()
-            label = name if room == "run" else f"{room}.{name}"
+            label = name if isinstance(config, Run) else f"{type(config).__name__.lower()}.{name}"
             raise ValueError(f"{label} must be at least {least}, got {getattr(config, name)}")
 
 
@@ -310,6 +316,7 @@ __all__ = [
     "Run",
     "Task",
     "checked",
+    "merged",
     "run_from_dict",
     "to_dict",
 ]

@@ -52,4 +52,7 @@ def proportion(right: int, count: int) -> tuple[float, float]:
     share, spread = right / count, 1.96**2 / count
     middle = share + spread / 2
     half = math.sqrt(share * (1 - share) * spread + (spread / 2) ** 2)
-    return (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+    # Exact at the ends, which rounding would miss.
+    low = (middle - half) / (1 + spread) if right else 0.0
+    high = (middle + half) / (1 + spread) if right < count else 1.0
+    return low, high

@@ -1,13 +1,16 @@
 """Costs along depth and width, counted and measured, written and drawn."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from layermem import cli
+from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency import measuring
-from layermem.experiments.costs import Costs, resized, run
+from layermem.experiments import presets
+from layermem.experiments.costs import Costs, resized, run, sizes
 from layermem.report import costs as told
 
 FIELDS = {
@@ -17,6 +20,24 @@ FIELDS = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+
+
+def test_sizes_are_those_of_what_a_run_starts_from(tmp_path):
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.save_pretrained(tmp_path)
+    own = presets.lookup("aet-4")
+    fields, length = sizes(own)
+    bytewise = replace(own, task=replace(own.task, tokenizer="bytes"))
+    told, longer = sizes(bytewise)
+    assert told["vocab_size"] == len(tokenizer) and longer > 1.5 * length
+    assert {**told, "vocab_size": fields["vocab_size"]} == fields
+    (tmp_path / "config.json").write_text('{"hidden_size": 48, "vocab_size": 300}')
+    started = replace(own, model=replace(own.model, pretrained=str(tmp_path)))
+    told, its_length = sizes(started)
+    assert (told["hidden_size"], told["vocab_size"], its_length) == (48, 300, longer)
+    # What is not on this machine is not fetched.
+    away = replace(own, task=replace(own.task, tokenizer="some/where"))
+    assert sizes(away)[0]["vocab_size"] == 50257
 
 
 def test_another_width_keeps_heads_groups_and_the_mlps_ratio():

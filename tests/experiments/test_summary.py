@@ -10,6 +10,7 @@ from recorded import SIZES, record
 from layermem.config import Data, Optim, Task
 from layermem.experiments import presets
 from layermem.experiments.summary import Report, run
+from layermem.tasks import arithmetic
 
 
 def summed(tmp_path, *runs, **more):
@@ -72,6 +73,22 @@ def test_what_learnt_other_data_is_not_compared(tmp_path):
     settings = summed(tmp_path, *runs)["settings"]
     assert [list(s["arms"].values()) for s in settings] == [[["a", "b"]], [["c"]], [["d"]], [["e"]]]
     assert [s["task"] for s in settings] == [None, None, "arithmetic", "arithmetic"]
+
+
+def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_path):
+    for name, numbers in (("llama", 9), ("with-memory", 9), ("other", 8)):
+        arithmetic.tokenizer(value_max=numbers).save_pretrained(tmp_path / name)
+
+    def started(name, variant):
+        model = replace(SIZES, pretrained=str(tmp_path / name))
+        return record(tmp_path / f"from-{name}", variant=variant, model=model)
+
+    runs = [started("llama", "plain"), started("with-memory", "lime"), started("other", "lime")]
+    settings = summed(tmp_path, *runs)["settings"]
+    assert [list(s["arms"].values()) for s in settings] == [
+        [["from-llama"], ["from-with-memory"]],
+        [["from-other"]],
+    ]
 
 
 def test_what_a_run_recorded(tmp_path):

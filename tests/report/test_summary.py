@@ -1,6 +1,7 @@
 """The page about runs: its numbers, where they lead, and what is missing is said."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -50,6 +51,21 @@ def test_means_intervals_and_paired_differences(tmp_path, four):
         ["lime", "56.0% ± 50.8%", "52.0% 60.0%", "+21.0% ± 12.7%"],
     ]
     assert loss.texts()[1][3] == "+0.0000 ± 0.0000"
+
+
+def test_rates_that_were_tried_are_told(tmp_path, four):
+    asked = Report(runs=tuple(four), out=tmp_path / "out")
+    tried = {"plain": {0.001: 2.0, 0.01: 1.5}, "lime": {0.001: 1.25, 0.01: math.inf}}
+    rates, *rest = summary.tables(run(asked, "the command", tried))
+    assert rates.header == ["validation loss at rate", "0.001", "0.01", "taken"]
+    assert rates.texts() == [
+        ["plain", "2.0000", "1.5000", "0.01"],
+        ["lime", "1.2500", "failed", "0.001"],
+    ]
+    assert len(rest) == 3
+    # No number that JSON has no word for.
+    saved = json.loads((tmp_path / "out" / "report.json").read_text())["rates"]
+    assert saved[1]["losses"] == [1.25, None]
 
 
 def test_every_number_leads_to_its_run(tmp_path, four):

@@ -5,7 +5,7 @@ It does not know: how anything is done.
 
 import logging
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ import tyro
 from transformers.utils import logging as transformers_logging
 
 from layermem.cli.screen import show, write
-from layermem.config import Run
+from layermem.config import Run, merged
 from layermem.experiments import comparison, presets, summary
 from layermem.models.registry import lookup
 
@@ -36,8 +36,10 @@ def train(rest: list[str]) -> None:
 
     run, rest = _begun("train", rest)
     defaults = {f.name: getattr(run, f.name) for f in fields(Run)}
-    asked = tyro.cli(Invocation, prog="layermem train", args=rest, default=Invocation(**defaults))
-    run = Run(**{f.name: getattr(asked, f.name) for f in fields(Run)})
+    asked = tyro.cli(
+        Invocation, prog="layermem train PRESET", args=rest, default=Invocation(**defaults)
+    )
+    run = _resolved(run, asked)
     lookup(run.variant)
     # One display is enough.
     transformers_logging.disable_progress_bar()
@@ -76,8 +78,8 @@ def sweep(rest: list[str]) -> None:
     command = shlex.join(["layermem", "sweep", *rest])
     base, rest = _begun("sweep", rest)
     defaults = {f.name: getattr(base, f.name) for f in fields(Run)}
-    asked = tyro.cli(Sweep, prog="layermem sweep", args=rest, default=Sweep(**defaults))
-    base = Run(**{f.name: getattr(asked, f.name) for f in fields(Run)})
+    asked = tyro.cli(Sweep, prog="layermem sweep PRESET", args=rest, default=Sweep(**defaults))
+    base = _resolved(base, asked)
     if asked.seeds < 1 or asked.jobs < 1:
         raise ValueError(f"--seeds and --jobs must be at least 1, got {asked.seeds}, {asked.jobs}")
     seeds, out = range(base.seed, base.seed + asked.seeds), asked.out or Path("runs") / base.preset
@@ -116,11 +118,26 @@ def _begun(command: str, rest: list[str]) -> tuple[Run, list[str]]:
 
     if rest and not rest[0].startswith("-"):
         return presets.lookup(rest[0]), rest[1:]
+    rest = [part for word in rest for part in _apart(word)]
     if "--config" in rest and rest.index("--config") + 1 < len(rest):
         at = rest.index("--config")
         return load_run(rest[at + 1]), rest[:at] + rest[at + 2 :]
     if "--help" in rest or "-h" in rest:
         return Run(), rest
     raise ValueError(
-        f"layermem {command}: name a preset or give --config; presets: {', '.join(presets.names())}"
+        f"name a preset first (layermem {command} PRESET [--option ...]) or give --config; "
+        f"presets: {', '.join(presets.names())}"
     )
+
+
+def _apart(word: str) -> list[str]:
+    """Return ``--config=FILE`` as two words, and any other as it is."""
+    return word.split("=", 1) if word.startswith("--config=") else [word]
+
+
+def _resolved(base: Run, asked: Run) -> Run:
+    """Return the run asked for; its options are added to those of what it began with."""
+    run = Run(**{f.name: getattr(asked, f.name) for f in fields(Run)})
+    model = replace(run.model, options=merged(base.model.options, run.model.options))
+    task = replace(run.task, options=merged(base.task.options, run.task.options))
+    return replace(run, model=model, task=task)

@@ -15,7 +15,7 @@ from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 from layermem.cli.screen import screen
-from layermem.config import Task
+from layermem.config import Task, merged
 from layermem.efficiency.costs import cost
 from layermem.experiments import costs
 from layermem.experiments import presets as known
@@ -24,10 +24,14 @@ from layermem.report.costs import short
 from layermem.runs import RunFolder, write_whole
 
 
+@dataclass(frozen=True, kw_only=True)
+class Presets:
+    """List presets with what they cost as the plain decoder, and the variants."""
+
+
 def presets(rest: list[str]) -> None:
     """Print presets with what they cost, and the variants."""
-    if rest:
-        raise ValueError(f"layermem presets takes no arguments, got {' '.join(rest)}")
+    tyro.cli(Presets, prog="layermem presets", args=rest)
     table = Table("preset", "parameters", "tokens", "FLOPs", "what it is", box=None)
     for name in known.names():
         run = known.lookup(name)
@@ -63,7 +67,7 @@ class Tasks:
     split: Literal["train", "validation", "test"] = "train"
     """Split they are of."""
     options: tuple[str, ...] = ()
-    """What the task is made of, each NAME=VALUE, as in --task.options."""
+    """What the task is made of, each NAME=VALUE; `layermem tasks` alone lists what there is."""
 
 
 def tasks(rest: list[str]) -> None:
@@ -87,6 +91,8 @@ def tasks(rest: list[str]) -> None:
     for what, value in task.describe(problems).items():
         table.add_row(what, _plainly(value))
     console.print(table)
+    made = {**task.options(), **options}
+    console.print(f"\noptions: {' '.join(f'{k}={v}' for k, v in made.items())}", highlight=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +107,9 @@ class Solve:
     """Split they are of."""
     seed: int | None = None
     """Seed of the problems; None: the run's."""
-    options: tuple[str, ...] | None = None
-    """Other options of the task than the run had, each NAME=VALUE."""
+    options: tuple[str, ...] = ()
+    """Options of the task, each NAME=VALUE, added to the run's; one of the same name takes its
+    place."""
     batch_size: int = 256
     """Problems solved at once."""
     out: Path | None = None
@@ -124,7 +131,7 @@ def solve(rest: list[str]) -> None:
     task = replace(
         task,
         seed=task.seed if asked.seed is None else asked.seed,
-        options=task.options if asked.options is None else asked.options,
+        options=merged(task.options, asked.options),
     )
     console = screen()
     transformers_logging.disable_progress_bar()

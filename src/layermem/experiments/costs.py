@@ -18,6 +18,7 @@ from rich.progress import Progress
 
 from layermem.config import Model as ModelSizes
 from layermem.config import Run
+from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency.costs import COUNTINGS, cost
 from layermem.efficiency.measuring import Mode, Model, Precision, Shape, machine, measure
 from layermem.experiments import presets
@@ -25,6 +26,7 @@ from layermem.experiments.comparison import arms
 from layermem.models.registry import lookup
 from layermem.runs import write_whole
 
+_GPT2 = 50257
 # The fields that say how large a model is.
 SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -130,15 +132,24 @@ def count(models: Mapping[str, Model], tokens: int) -> dict[str, Any]:
 
 
 def sizes(run: Run) -> tuple[dict[str, Any], float]:
-    """Return a run's model as fields, the vocabulary too, and the mean tokens of a sequence."""
-    fields, length, vocabulary = run.model.sizes(), float(run.data.block_size), 50257
-    if run.task.name:
+    """Return a run's model as fields, the vocabulary too, and the mean tokens of a sequence.
+
+    Nothing is downloaded: a tokenizer that is not on this machine is taken to be GPT-2's size.
+    """
+    fields, length = run.model.sizes(), float(run.data.block_size)
+    name = run.model.pretrained or (run.task.tokenizer if run.task.name else run.data.tokenizer)
+    tokenizer = load_tokenizer(name) if name and (name == "bytes" or Path(name).is_dir()) else None
+    vocabulary = len(tokenizer) if tokenizer else _GPT2
+    if run.task.name and (tokenizer or name is None):
         from layermem.train.problems import measure as measure_problems
 
-        vocabulary, length = measure_problems(run.task)
-    elif run.data.tokenizer == "bytes":
-        vocabulary = 257
-    return {**fields, "vocab_size": fields["vocab_size"] or vocabulary}, length
+        vocabulary, length = measure_problems(run.task, tokenizer)
+    fields["vocab_size"] = fields["vocab_size"] or vocabulary
+    started = Path(run.model.pretrained or "", "config.json")
+    if run.model.pretrained and started.exists():
+        saved = json.loads(started.read_text(encoding="utf-8"))
+        fields |= {name: saved[name] for name in fields if name in saved}
+    return fields, length
 
 
 def resized(

@@ -6,6 +6,7 @@ differ in the seed alone form an arm.
 It does not know: tables, figures, pages.
 """
 
+import hashlib
 import json
 import math
 import statistics
@@ -144,8 +145,15 @@ def _setting(found: Run) -> str:
     values = to_dict(found)
     values["data"].pop("cache")
     learnt = values["task"] if found.task.name else values["data"]
-    # What a model started from brings its tokenizer.
-    return json.dumps([learnt, found.eval_blocks, found.model.pretrained], sort_keys=True)
+    return json.dumps([learnt, found.eval_blocks, _words(found.model.pretrained)], sort_keys=True)
+
+
+def _words(pretrained: str | None) -> str | None:
+    """Return what stands for the tokenizer that a model started with brings; else its name."""
+    file = Path(pretrained or "", "tokenizer.json")
+    if pretrained is None or not file.exists():
+        return pretrained
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _compared(records: Mapping[str, tuple[Run, RunFolder]], against: str | None) -> dict[str, Any]:

@@ -179,7 +179,8 @@ def save(
 
 
 def _plain(text: str) -> str:
-    """Keep a name from being read as a formula."""
+    """Keep a name from being read as a formula, or as one to hide, which starts with a line."""
+    text = f" {text}" if text.startswith("_") else text
     return text.replace("$", r"\$")
 
 

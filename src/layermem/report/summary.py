@@ -194,8 +194,7 @@ def _solved(one: Setting) -> Figure | None:
         over += f" (of {', '.join(alone)}, one seed: over problems)"
     return Figure(
         svg=figures.bars(shares, up=measure, chance=max(chances)),
-        caption=f"Right final answers with 95% intervals {over}. Dotted: always giving the "
-        "commonest answer.",
+        caption=f"Right final answers with 95% intervals {over}. Dotted: a guess.",
         sources=_links(used),
     )
 

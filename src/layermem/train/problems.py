@@ -66,10 +66,13 @@ def problems(task: config.Task, tokenizer: Any) -> tuple[Problems, Problems]:
     return train, validation
 
 
-def measure(task: config.Task) -> tuple[int, float]:
-    """Return the size of the task's own vocabulary, and about how many tokens a problem has."""
+def measure(task: config.Task, tokenizer: Any = None) -> tuple[int, float]:
+    """Return the size of the vocabulary, and about how many tokens a problem has.
+
+    ``tokenizer``: None: the task's own.
+    """
     kind = registry.lookup(str(task.name))
-    tokenizer = kind.tokenizer(**task.fields())
+    tokenizer = tokenizer or kind.tokenizer(**task.fields())
     some = Problems(
         kind.problems("train", min(200, task.examples), task.seed, **task.fields()), tokenizer
     )
