@@ -1,10 +1,13 @@
 """Solving: shares, intervals and faults of attempts."""
 
+from dataclasses import replace
+
 import pytest
 
 from layermem.config import Task
 from layermem.evals import solving
 from layermem.tasks.registry import TASKS, lookup
+from layermem.train.problems import Problems
 
 SMALL = {"arithmetic": ("operands=3",), "prosqa": ()}
 
@@ -42,6 +45,20 @@ def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
 def test_no_problems():
     with pytest.raises(ValueError, match="no problems to solve"):
         solving.attempt(None, None, lookup("arithmetic"), [])
+
+
+def test_words_without_a_token_are_named():
+    task = lookup("prosqa")
+    (record,) = task.problems("test", 1, 0)
+    concept = record.idx_to_symbol[record.target]
+    foreign = replace(record, question=record.question.replace(f" {concept}", " foobus"))
+    Problems([record], task.tokenizer())
+    for use in (
+        lambda: Problems([record, foreign], task.tokenizer()),
+        lambda: solving.attempt(None, task.tokenizer(), task, [record, foreign]),
+    ):
+        with pytest.raises(ValueError, match="has no token for ' foobus' in .*--task.tokenizer"):
+            use()
 
 
 def test_unknown_tasks_and_options():

@@ -58,7 +58,7 @@ def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
     cli.main(["solve", str(run), "--count", "5", "--options", "operands=3", "--split", "train"])
     assert re.search(r"^ *3 +5 ", capsys.readouterr().out, flags=re.MULTILINE)
     for more, message in (
-        (["--options", "operand_max=300", "value_max=300"], "has no token for some of these"),
+        (["--options", "operand_max=300", "value_max=300"], "the tokenizer has no token for"),
         (["--options", "operand=3"], "no option operand"),
     ):
         with pytest.raises(SystemExit, match=message):

@@ -17,7 +17,7 @@ from layermem import config
 from layermem.evals.generation import greedy
 from layermem.intervals import proportion
 from layermem.tasks.grading import Grade
-from layermem.tasks.registry import Problem, Task, lookup
+from layermem.tasks.registry import Problem, Task, encode, lookup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +52,7 @@ def attempt(
     """Have a model solve problems; what is longer than any right solution is cut."""
     if not problems:
         raise ValueError("there are no problems to solve")
-    prompts, solutions = (
-        tokenizer([getattr(p, part) for p in problems], add_special_tokens=False)["input_ids"]
-        for part in ("prompt", "solution")
-    )
+    prompts, solutions = encode(tokenizer, problems)
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     written = greedy(
         model,
@@ -109,12 +106,6 @@ def solve_with(
     kind = lookup(str(task.name))
     problems = kind.problems(split, count, task.seed, **task.fields())
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    prompts = tokenizer([problem.prompt for problem in problems])["input_ids"]
-    if any(tokenizer.unk_token_id in ids for ids in prompts if tokenizer.unk_token_id is not None):
-        raise ValueError(
-            f"the model of {checkpoint} has no token for some of these problems: it learnt easier "
-            "ones; choose options within what it learnt"
-        )
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     attempts = attempt(model, tokenizer, kind, problems, batch_size=batch_size, progress=progress)

@@ -67,6 +67,25 @@ class Task:
         return {p.name: p for p in parameters if p.name not in ("split", "count", "seed")}
 
 
+def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return prompts and solutions as ids; a word that has no token is an error that names it."""
+
+    def ids(texts: list[str]) -> list[list[int]]:
+        found: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        unknown = tokenizer.unk_token_id
+        for text, one in zip(texts, found, strict=True):
+            if unknown is not None and unknown in one:
+                places = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+                start, end = places["offset_mapping"][one.index(unknown)]
+                raise ValueError(
+                    f"the tokenizer has no token for {text[start:end]!r} in {text!r:.60}; choose "
+                    "problems within what it knows, or another --task.tokenizer"
+                )
+        return found
+
+    return ids([p.prompt for p in problems]), ids([p.solution for p in problems])
+
+
 def lookup(name: str) -> Task:
     """Return a task."""
     if name not in TASKS:

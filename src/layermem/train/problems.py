@@ -27,10 +27,7 @@ class Problems(Dataset[dict[str, Tensor]]):
         self.problems, self.padding = problems, tokenizer.pad_token_id
         if self.padding is None:
             self.padding = tokenizer.eos_token_id
-        prompts, solutions = (
-            tokenizer([getattr(p, part) for p in problems], add_special_tokens=False)["input_ids"]
-            for part in ("prompt", "solution")
-        )
+        prompts, solutions = registry.encode(tokenizer, problems)
         end = tokenizer.eos_token_id
         self.sequences = [
             (prompt, [*solution, end]) for prompt, solution in zip(prompts, solutions, strict=True)
