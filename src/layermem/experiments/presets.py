@@ -85,12 +85,17 @@ def small_30m() -> Run:
 @preset
 def small_150m() -> Run:
     """150M parameters on FineWeb-Edu, the paper's ablations made short (sizes assumed)."""
-    return replace(paper_150m(), max_steps=2000, optim=Optim(batch_size=256))
+    return replace(
+        paper_150m(), max_steps=2000, optim=Optim(batch_size=256), data=_fineweb(block_size=2048)
+    )
 
 
 @preset
 def paper_1b_gqa() -> Run:
-    """The paper's 1B with 8 key-value heads: 20,000 steps of 1024 sequences of 2048 tokens."""
+    """The paper's 1B with 8 key-value heads: 20,000 steps of 1024 sequences of 2048 tokens.
+
+    Of FineWeb-Edu's sample of 100B tokens: which 50B the paper took it does not say.
+    """
     return Run(
         max_steps=20_000,
         eval_every=1000,
@@ -106,7 +111,7 @@ def paper_1b_gqa() -> Run:
             num_key_value_heads=8,
             tie_word_embeddings=True,
         ),
-        data=_fineweb(block_size=2048),
+        data=_fineweb(block_size=2048, subset="sample-100BT"),
         optim=Optim(batch_size=1024),
         compute=Compute(micro_batch=4, precision="bfloat16", compile=True),
     )
@@ -275,10 +280,10 @@ def paper_prosqa() -> Run:
     return _proofs(10, paper_150m().model, optim, 32)
 
 
-def _fineweb(block_size: int) -> Data:
+def _fineweb(block_size: int, subset: str = "sample-10BT") -> Data:
     return Data(
         source="HuggingFaceFW/fineweb-edu",
-        subset="sample-10BT",
+        subset=subset,
         tokenizer="openai-community/gpt2",
         block_size=block_size,
         validation_share=0.001,
