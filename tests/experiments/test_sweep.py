@@ -1,7 +1,9 @@
 """Sweeps: what has ended is left alone, what fails is told, arms and rates."""
 
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -39,7 +41,8 @@ def test_a_failed_run_is_told_and_the_others_go_on(tmp_path):
     assert "unknown variant 'lame'" in (tmp_path / "out" / "bad" / "error.txt").read_text()
 
 
-def test_a_sweep_asked_to_stop_stops_its_runs(tmp_path):
+@pytest.mark.parametrize(("asked", "code_of"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
+def test_a_sweep_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     run = a_run(tmp_path, max_steps=100_000, eval_every=100_000)
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(to_dict(run)))
@@ -48,13 +51,16 @@ def test_a_sweep_asked_to_stop_stops_its_runs(tmp_path):
         "from layermem.train.run import load_run\n"
         "complete({'one': load_run(sys.argv[1])}, Path(sys.argv[2]))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(config), str(tmp_path / "out")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(config), str(tmp_path / "out")], start_new_session=True
+    )
     folder = RunFolder(tmp_path / "out" / "one")
     end = time.monotonic() + 120
     while len(folder.rows()) < 3 and time.monotonic() < end:
         time.sleep(0.05)
-    process.terminate()
-    assert process.wait(timeout=60) == 143
+    # As a terminal does: to all that it has started.
+    os.killpg(process.pid, asked)
+    assert process.wait(timeout=60) == code_of
     # The run has saved and left.
     assert folder.latest() is not None
     with folder.locked():
