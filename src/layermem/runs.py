@@ -73,11 +73,15 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+        lines = self.metrics.read_bytes().splitlines()
+        for number, line in enumerate(lines, 1):
             try:
                 rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
+            except ValueError as error:
+                if number < len(lines):
+                    raise ValueError(
+                        f"{self.metrics}, line {number} is no row ({error}): mend or delete it"
+                    ) from error
         return rows
 
     def last(self) -> dict[str, Any]:
