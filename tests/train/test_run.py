@@ -173,6 +173,15 @@ def test_the_same_numbers_another_way(whole, tmp_path, field):
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_gradients_that_are_not_clipped_have_their_norm_in_the_row(tmp_path):
+    """A bound that nothing reaches says what they are."""
+    free, bound = (
+        train(a_run(tmp_path, max_steps=2, optim={"clip": clip}), tmp_path / str(clip)).rows()
+        for clip in (0.0, 1e9)
+    )
+    assert [row["grad_norm"] for row in free[:2]] == [row["grad_norm"] for row in bound[:2]]
+
+
 def test_two_variants_see_the_same_batches_from_the_same_weights(tmp_path, monkeypatch):
     seen = {}
     step = Trainer.training_step
