@@ -12,12 +12,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from small_run import a_run, curve
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from layermem.config import Run
 from layermem.runs import RunFolder
 from layermem.train.run import load_run, train
-from layermem.train.trainer import NotFiniteError, Trainer
+from layermem.train.trainer import NotFiniteError, Trainer, arguments
 
 
 def weights(folder):
@@ -342,6 +342,19 @@ def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
         assert done.returncode == 0, done.stderr
         assert "going on from" in done.stderr and "checkpoint-40" in done.stderr
         assert all(torch.equal(weights(folder)[name], before[name]) for name in before)
+
+
+def test_a_process_that_sees_several_gpus_uses_one(tmp_path, monkeypatch):
+    made = TrainingArguments.__post_init__
+
+    def with_two(self):
+        made(self)
+        self._n_gpu = 2
+
+    monkeypatch.setattr(TrainingArguments, "__post_init__", with_two)
+    said = arguments(a_run(tmp_path), RunFolder(tmp_path / "run"), validates=True)
+    assert (said.train_batch_size, said.eval_batch_size) == (4, 4)
+    assert said.train_batch_size * said.gradient_accumulation_steps == 8
 
 
 def test_sharding_needs_several_processes(tmp_path):

@@ -266,7 +266,7 @@ def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArgume
             f"optim.batch_size ({optim.batch_size}) must be a multiple of compute.micro_batch "
             f"({micro}) times the number of processes ({world})"
         )
-    return TrainingArguments(
+    said = TrainingArguments(
         output_dir=str(folder.checkpoints),
         max_steps=run.max_steps,
         per_device_train_batch_size=micro,
@@ -296,6 +296,9 @@ def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArgume
         disable_tqdm=True,
         log_level="warning",
     )
+    # A process that sees several GPUs would give each a batch of its own (nn.DataParallel).
+    said._n_gpu = min(1, said.n_gpu)
+    return said
 
 
 def _bfloat16(precision: str) -> bool:
