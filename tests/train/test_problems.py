@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from small_run import a_run, curve
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from layermem.config import Task
 from layermem.evals.solving import evaluate
@@ -76,6 +77,25 @@ def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
     assert curve(again) == curve(whole)
     assert again.attempts.read_text() == whole.attempts.read_text()
     assert again.result.read_text() == whole.result.read_text()
+
+
+def test_the_validation_loss_is_the_mean_over_labels(tmp_path):
+    # Proofs are of different lengths.
+    few = Task(name="prosqa", examples=8, validation=5)
+    found = {}
+    for micro in (1, 4):
+        run = a_run(tmp_path, task=few, max_steps=2, save_every=0, compute={"micro_batch": micro})
+        found[micro] = train(run, tmp_path / str(micro))
+    model = AutoModelForCausalLM.from_pretrained(found[1].final)
+    tokenizer = AutoTokenizer.from_pretrained(found[1].final)
+    lost = labels = 0
+    for item in (data := problems(few, tokenizer)[1]):
+        with torch.no_grad():
+            loss = model(**data.collate([item])).loss.item()
+        count = len(item["labels"][1:][item["labels"][1:] != -100])
+        lost, labels = lost + loss * count, labels + count
+    losses = [folder.rows()[-1]["val_loss"] for folder in found.values()]
+    assert losses == pytest.approx([lost / labels] * 2, rel=1e-5)
 
 
 def test_a_run_starts_from_a_pretrained_model(tmp_path):

@@ -25,6 +25,7 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
+from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.config import Run
 from layermem.models.counting import forward_flops
@@ -76,6 +77,7 @@ class Trainer(transformers.Trainer):
         self._tokens_per_step = run.optim.batch_size * length
         self._began, self._began_at = time.perf_counter(), 0
         self._healthy: Tensor | None = None
+        self._judged: list[Tensor] = []
         self._stop = _Stop()
         self._flops_per_token = 3 * forward_flops(model.config, model.variant, round(length))
         if run.compute.checkpoint_activations:
@@ -124,6 +126,25 @@ class Trainer(transformers.Trainer):
         fine = loss.detach().isfinite()
         self._healthy = fine if self._healthy is None else self._healthy & fine
         return loss
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Return the mean over labels; batches and processes have no weight of their own."""
+        self._judged = []
+        output = super().evaluation_loop(*args, **kwargs)
+        lost, labels = torch.cat(self._judged).cpu().double().sum(0)
+        output.metrics["eval_loss"] = float(lost / labels)
+        return output
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[None, None, None]:
+        """Note the loss and the labels of each sequence, once, whichever process has them."""
+        inputs = self._prepare_inputs(inputs)
+        labels = inputs.pop("labels")
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**inputs, use_cache=False).logits
+        self._judged.append(self.accelerator.gather_for_metrics(losses(logits, labels)))
+        return None, None, None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint in a staging folder; it is moved into place whole."""
@@ -218,6 +239,19 @@ class Trainer(transformers.Trainer):
         with self._stop.listening():
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return bool(self.state.global_step >= self.run.max_steps)
+
+
+def losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return for each sequence the sum of its labels' losses, and their number [B, 2].
+
+    ``logits`` [B, T, V] are of the token after, ``labels`` [B, T] of the token itself; -100: none.
+    """
+    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    # In float32, as in training.
+    lost = nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), wanted.flatten(), reduction="none"
+    )
+    return torch.stack([lost.view_as(wanted).sum(1), (wanted != -100).sum(1)], dim=1)
 
 
 class _Stop(TrainerCallback):
