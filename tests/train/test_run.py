@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -180,6 +181,34 @@ def test_gradients_that_are_not_clipped_have_their_norm_in_the_row(tmp_path):
         for clip in (0.0, 1e9)
     )
     assert [row["grad_norm"] for row in free[:2]] == [row["grad_norm"] for row in bound[:2]]
+
+
+@pytest.mark.parametrize("log_every", [1, 3])
+def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypatch):
+    """A step takes a second, a validation a hundred, a save ten thousand."""
+    seconds = [0.0]
+
+    def taking(method, cost):
+        def slow(self, *args, **kwargs):
+            seconds[0] += cost
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(Trainer, method.__name__, slow)
+
+    clock = SimpleNamespace(perf_counter=lambda: seconds[0])
+    monkeypatch.setattr("layermem.train.trainer.time", clock)
+    # A step is two micro-batches.
+    taking(Trainer.training_step, 0.5)
+    taking(Trainer.evaluation_loop, 100.0)
+    taking(Trainer._save_rng_state, 10_000.0)
+    run, out = a_run(tmp_path, log_every=log_every), tmp_path / "timed"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6, interrupt)
+        with pytest.raises(Interrupted):
+            train(run, out)
+    rows = train(run, out, resume=True).rows()
+    speeds = [row["tokens_per_second"] for row in rows if "loss" in row]
+    assert len(speeds) > 2 and speeds == pytest.approx([8 * 24] * len(speeds))
 
 
 def test_two_variants_see_the_same_batches_from_the_same_weights(tmp_path, monkeypatch):

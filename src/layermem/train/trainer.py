@@ -75,10 +75,9 @@ class Trainer(transformers.Trainer):
         self.run, self.folder, self._solve = run, folder, evaluate
         length = train_data.length
         self._tokens_per_step = run.optim.batch_size * length
-        self._began, self._began_at = time.perf_counter(), 0
         self._healthy: Tensor | None = None
         self._judged: list[Tensor] = []
-        self._stop = _Stop()
+        self._stop, self._clock = _Stop(), _Clock()
         self._flops_per_token = 3 * forward_flops(model.config, model.variant, round(length))
         if run.compute.checkpoint_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -89,7 +88,7 @@ class Trainer(transformers.Trainer):
             eval_dataset=validation_data,
             processing_class=tokenizer,
             data_collator=collate,
-            callbacks=[Progress(run.max_steps), self._stop],
+            callbacks=[Progress(run.max_steps), self._stop, self._clock],
         )
         for shown in (ProgressCallback, PrinterCallback):
             self.remove_callback(shown)
@@ -127,6 +126,11 @@ class Trainer(transformers.Trainer):
         self._healthy = fine if self._healthy is None else self._healthy & fine
         return loss
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._check_finite({})
+        with self._clock.stopped():
+            return super().evaluate(*args, **kwargs)
+
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Return the mean over labels; batches and processes have no weight of their own."""
         self._judged = []
@@ -149,13 +153,14 @@ class Trainer(transformers.Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint in a staging folder; it is moved into place whole."""
         self._check_finite({})
-        # One process makes the folder and moves it; all write their parts between.
-        with self.folder.staged() if self.args.should_save else nullcontext():
-            self.accelerator.wait_for_everyone()
-            super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            self.folder.rotate(self.run.keep, self.state.best_global_step)
+        with self._clock.stopped():
+            # One process makes the folder and moves it; all write their parts between.
+            with self.folder.staged() if self.args.should_save else nullcontext():
+                self.accelerator.wait_for_everyone()
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self.folder.rotate(self.run.keep, self.state.best_global_step)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.folder.staging)
@@ -186,12 +191,13 @@ class Trainer(transformers.Trainer):
         if self.is_world_process_zero():
             self.folder.append(row)
         super().log(row, start_time)
+        if "loss" in logs:
+            self._clock.start(step)
 
     def _training_row(self, logs: Mapping[str, float]) -> dict[str, float]:
         step = self.state.global_step
         groups = [group["name"] for group in self.optimizer.param_groups]
-        seconds = time.perf_counter() - self._began
-        speed = (step - self._began_at) * self._tokens_per_step / max(seconds, 1e-9)
+        speed = self._clock.steps_per_second(step) * self._tokens_per_step
         row = {
             "loss": logs["loss"],
             "lr": self._rate(groups.index("decayed")),
@@ -232,10 +238,8 @@ class Trainer(transformers.Trainer):
 
         Rows of metrics after the checkpoint are dropped, to be written again.
         """
-        self._began_at = step_of(checkpoint) if checkpoint else 0
         if self.is_world_process_zero():
-            self.folder.forget_after(self._began_at if checkpoint else -1)
-        self._began = time.perf_counter()
+            self.folder.forget_after(step_of(checkpoint) if checkpoint else -1)
         with self._stop.listening():
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return bool(self.state.global_step >= self.run.max_steps)
@@ -252,6 +256,26 @@ def losses(logits: Tensor, labels: Tensor) -> Tensor:
         logits.flatten(0, 1).float(), wanted.flatten(), reduction="none"
     )
     return torch.stack([lost.view_as(wanted).sum(1), (wanted != -100).sum(1)], dim=1)
+
+
+class _Clock(TrainerCallback):
+    """The time of training steps since a step, without what the clock is stopped for."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.start(state.global_step)
+
+    def start(self, step: int) -> None:
+        self._began_at, self._began = step, time.perf_counter()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leave out the block; what the device still has to do must be waited for before."""
+        before = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - before
+
+    def steps_per_second(self, step: int) -> float:
+        return (step - self._began_at) / max(time.perf_counter() - self._began, 1e-9)
 
 
 class _Stop(TrainerCallback):
