@@ -300,6 +300,35 @@ def test_a_run_refused_before_its_first_step_leaves_the_folder_free(tmp_path):
     assert load_run(train(run, out).config) == run
 
 
+def about(folder):
+    return yaml.safe_load(folder.config.read_text())["about"]
+
+
+def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    package = tmp_path / "package"
+    package.mkdir()
+    for name in ("__init__.py", "more.py"):
+        (package / name).write_text("")
+    monkeypatch.setattr("layermem.__file__", str(package / "__init__.py"))
+    runs = (train(a_run(tmp_path, max_steps=1), tmp_path / "run" / name) for name in "abcd")
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "before")
+    assert about(next(runs))["commit"] == "not a git checkout"
+    git("add", "package")
+    git("commit", "-q", "-m", "with it")
+    commit = git("rev-parse", "HEAD")
+    assert about(next(runs))["commit"] == commit
+    (package / "more.py").write_text("1")
+    assert about(next(runs))["commit"] == f"{commit}+changes"
+    monkeypatch.setenv("PATH", "")
+    assert about(next(runs))["commit"] == "not a git checkout"
+
+
 def test_options_of_the_variant_reach_its_config(tmp_path):
     run = a_run(tmp_path, max_steps=1, model={"options": ("router=last", "router_window=2")})
     folder = train(run, tmp_path / "windowed")

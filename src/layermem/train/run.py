@@ -22,6 +22,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, set_seed
 
+import layermem
 from layermem.config import Run, Task, run_from_dict, to_dict
 from layermem.data.blocks import Blocks, prepare
 from layermem.data.tokenizers import load_tokenizer
@@ -246,15 +247,30 @@ def _about() -> dict[str, str]:
     """Versions, commit and machine, as far as they can be told."""
     found = {"layermem": _version("layermem"), "python": platform.python_version()}
     found |= {name: _version(name) for name in _PACKAGES}
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found["commit"] = commit.stdout.strip() or "not a git checkout"
+    found["commit"] = _commit(Path(layermem.__file__))
     return {**found, "machine": platform.machine()}
+
+
+def _commit(file: Path) -> str:
+    """Return the commit a file is of, with "+changes" where its folder differs from it."""
+    # A package may be installed in a checkout of something else.
+    tracked = _git(file.parent, "ls-files", "--error-unmatch", file.name)
+    commit = tracked and _git(file.parent, "rev-parse", "HEAD")
+    if not commit:
+        return "not a git checkout"
+    changes = _git(file.parent, "--no-optional-locks", "status", "--porcelain", ".")
+    return f"{commit}+changes" if changes else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return what git says in a folder; nothing where it fails or there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 def _version(name: str) -> str:
