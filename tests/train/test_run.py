@@ -32,6 +32,10 @@ def assert_same_end(a, b):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def about(folder):
+    return yaml.safe_load(folder.config.read_text())["about"]
+
+
 class Interrupted(BaseException):
     """Not an Exception: nothing on the way may catch it."""
 
@@ -264,6 +268,24 @@ def test_a_folder_that_holds_a_run(whole, tmp_path):
     assert whole.metrics.read_text() == before
 
 
+def test_the_config_says_what_the_run_last_ran_with(tmp_path, monkeypatch):
+    out = tmp_path / "changed"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, interrupt)
+        with pytest.raises(Interrupted):
+            train(a_run(tmp_path), out)
+    begun = about(RunFolder(out))
+    with pytest.raises(ValueError, match="another config: eval_blocks was None, is 3"):
+        train(a_run(tmp_path, eval_blocks=3), out, resume=True)
+    run = a_run(tmp_path, eval_every=2, compute={"micro_batch": 8})
+    folder = train(run, out, resume=True)
+    assert load_run(folder.config) == run
+    assert about(folder) == {**begun, "run_id": run.id}
+    # What has ended is not what was asked for later.
+    train(a_run(tmp_path), out, resume=True)
+    assert load_run(folder.config) == run
+
+
 def test_a_damaged_checkpoint(tmp_path, monkeypatch):
     run, out = a_run(tmp_path), tmp_path / "damaged"
     with monkeypatch.context() as patch:
@@ -298,10 +320,6 @@ def test_a_run_refused_before_its_first_step_leaves_the_folder_free(tmp_path):
         train(a_run(tmp_path, data={"source": "typo.jsonl"}), out)
     run = a_run(tmp_path, max_steps=1)
     assert load_run(train(run, out).config) == run
-
-
-def about(folder):
-    return yaml.safe_load(folder.config.read_text())["about"]
 
 
 def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):

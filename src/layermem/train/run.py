@@ -41,7 +41,6 @@ _FREE = {
     "track",
     "log_every",
     "eval_every",
-    "eval_blocks",
     "save_every",
     "keep",
     "preset",
@@ -197,15 +196,13 @@ def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
 
 
 def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
-    """Write the config, unless the folder holds a run; then see that it is this one.
+    """Write the config, unless the folder holds a run; then see that it is this one, and write how
+    it goes on: who began it, and with what, stays in ``about``.
 
     A run that was refused before its first step (a wrong path, say) holds nothing and is no run.
     """
     if not folder.config.exists() or not (folder.rows() or folder.completed()):
-        about = {"run_id": run.id, "command": _command(), **_about()}
-        write_whole(
-            folder.config, yaml.safe_dump({**to_dict(run), "about": about}, sort_keys=False)
-        )
+        _write_config(folder, run, {"run_id": run.id, "command": _command(), **_about()})
         return
     if not resume:
         raise FileExistsError(
@@ -223,6 +220,13 @@ def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
             f"{folder.path} was begun with another config: {'; '.join(changed)}. Resume it with "
             f"--config {folder.config}, or choose another --out"
         )
+    if before != now and not folder.final.exists():
+        about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about") or {}
+        _write_config(folder, run, {**about, "run_id": run.id})
+
+
+def _write_config(folder: RunFolder, run: Run, about: dict[str, str]) -> None:
+    write_whole(folder.config, yaml.safe_dump({**to_dict(run), "about": about}, sort_keys=False))
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
