@@ -1,7 +1,10 @@
 """Training on problems: what is masked, padded and resumed, and that it learns."""
 
 import json
+import os
 import shutil
+import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,9 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from layermem.config import Task
 from layermem.evals.solving import evaluate
+from layermem.runs import RunFolder, step_of
 from layermem.tasks.registry import lookup
 from layermem.train.problems import Problems, measure, problems
 from layermem.train.run import train
+from layermem.train.trainer import Trainer
 
 TASK = Task(
     name="arithmetic",
@@ -77,6 +82,38 @@ def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
     assert curve(again) == curve(whole)
     assert again.attempts.read_text() == whole.attempts.read_text()
     assert again.result.read_text() == whole.result.read_text()
+
+
+def out_of_memory():
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("cause", "save_every", "saved"),
+    [("error", 0, []), ("error", 3, [6, 8]), ("SIGTERM", 0, []), ("SIGINT", 0, [])],
+)
+def test_a_model_whose_test_fails_is_kept(
+    cause, save_every, saved, tmp_path, monkeypatch, interruptible
+):
+    """The run has not ended; resumed, it solves without training again."""
+    run = a_run(tmp_path, task=Task(**FEW), save_every=save_every)
+    whole = train(run, tmp_path / "whole", evaluate=evaluate)
+
+    def failing(model, tokenizer, task, split):
+        if split == "test":
+            out_of_memory() if cause == "error" else os.kill(os.getpid(), signal.Signals[cause])
+        return evaluate(model, tokenizer, task, split)
+
+    raised = {"error": RuntimeError, "SIGINT": KeyboardInterrupt}.get(cause)
+    with pytest.raises(raised) if raised else nullcontext():
+        train(run, tmp_path / "failed", evaluate=failing)
+    folder = RunFolder(tmp_path / "failed")
+    assert not folder.final.exists() and not folder.result.exists()
+    monkeypatch.setattr(Trainer, "training_step", None)
+    assert train(run, folder.path, resume=True, evaluate=evaluate).final.exists()
+    assert curve(folder) == curve(whole)
+    assert folder.result.read_text() == whole.result.read_text()
+    assert [step_of(path) for path in folder.completed()] == saved
 
 
 def test_the_validation_loss_is_the_mean_over_labels(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -142,15 +143,38 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
     assert_same_end(train(run, out, resume=True), whole)
 
 
-def test_sigterm_saves_and_stops(whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_asked_to_stop_it_saves_and_stops(name, whole, tmp_path, monkeypatch, interruptible):
     run, out = a_run(tmp_path), tmp_path / "stopped"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        folder = train(run, out)
+    raised = pytest.raises(KeyboardInterrupt) if name == "SIGINT" else nullcontext()
+    with monkeypatch.context() as patch, raised:
+        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.Signals[name]))
+        train(run, out)
+    folder = RunFolder(out)
     # Asked for while step 3 was written down: it ends with the step after.
     assert folder.latest().name == "checkpoint-4" and not folder.final.exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     assert_same_end(train(run, out, resume=True), whole)
+
+
+def interrupt_twice():
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch, interruptible):
+    stop_at(monkeypatch, 3, interrupt_twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(a_run(tmp_path), tmp_path / "stopped")
+    assert RunFolder(tmp_path / "stopped").latest().name == "checkpoint-2"
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_a_ctrl_c_that_is_ignored_stays_so(tmp_path, monkeypatch, interruptible):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop_at(monkeypatch, 3, interrupt_twice)
+    assert train(a_run(tmp_path), tmp_path / "whole").final.exists()
 
 
 def test_a_run_that_has_ended_is_left_alone(whole, tmp_path, monkeypatch):

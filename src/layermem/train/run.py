@@ -61,7 +61,8 @@ def train(
 
     ``resume`` goes on from the newest checkpoint in ``out``, or from the beginning where there is
     none; a run that has ended is left as it is. ``evaluate`` (``evals.solving.evaluate``) has the
-    model of a task solve problems: at each validation, and at the end for ``result.json``.
+    model of a task solve problems: at each validation, and at the end for ``result.json``. SIGTERM
+    and Ctrl-C stop the run with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
     """
     folder = RunFolder(out)
     checked = arguments(run, folder, validates=True)
@@ -103,12 +104,15 @@ def _train(
     checkpoint = folder.latest() if resume else None
     if checkpoint:
         logger.info("going on from %s", checkpoint)
-    if not trainer.go(checkpoint):
-        logger.info("stopped at step %d; --resume goes on", trainer.state.global_step)
-        return folder
-    if evaluate:
-        _keep_result(trainer, folder, *evaluate(trainer.model, tokenizer, run.task, "test"))
-    _keep_final(trainer, folder)
+    with trainer.stop.listening():
+        ended = trainer.go(checkpoint)
+        if ended and evaluate:
+            solve = partial(_keep_result, trainer, folder, evaluate, tokenizer)
+            ended = trainer.stop.unless_asked(solve, trainer.args)
+        if ended:
+            _keep_final(trainer, folder)
+        else:
+            logger.info("stopped at step %d; --resume goes on", trainer.state.global_step)
     return folder
 
 
@@ -153,9 +157,9 @@ def _watch(
     return {"val_accuracy": found["accuracy"], "val_steps": found["steps"]}
 
 
-def _keep_result(
-    trainer: Trainer, folder: RunFolder, result: dict[str, Any], attempts: Sequence[Any]
-) -> None:
+def _keep_result(trainer: Trainer, folder: RunFolder, evaluate: Evaluate, tokenizer: Any) -> None:
+    """Have the trained model solve the test problems; write what comes of it."""
+    result, attempts = evaluate(trainer.model, tokenizer, trainer.run.task, "test")
     if not trainer.is_world_process_zero():
         return
     about = {"run_id": trainer.run.id, "steps_taken": trainer.state.global_step}
@@ -285,7 +289,10 @@ def _version(name: str) -> str:
 
 
 def _keep_final(trainer: Trainer, folder: RunFolder) -> None:
-    """Save model and tokenizer; they are in their place whole."""
+    """Save model and tokenizer; they are in their place whole.
+
+    The last step's checkpoint stays only where the run asks for checkpoints.
+    """
     part = folder.path / ".final"
     if trainer.is_world_process_zero():
         shutil.rmtree(part, ignore_errors=True)
@@ -294,3 +301,5 @@ def _keep_final(trainer: Trainer, folder: RunFolder) -> None:
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         os.replace(part, folder.final)
+        if not trainer.run.save_every:
+            folder.discard(trainer.run.max_steps)

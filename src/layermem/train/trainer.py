@@ -2,8 +2,8 @@
 
 What differs from it: parameter groups and rates come from the variant (``groups``), the order of
 the data from the seed (``order``), checkpoints are whole or absent and hold no pickled arguments
-(``RunFolder``), metrics go to metrics.jsonl, a loss that is not finite stops the run, SIGTERM saves
-and stops.
+(``RunFolder``), metrics go to metrics.jsonl, a loss that is not finite stops the run, SIGTERM and
+Ctrl-C save and stop.
 
 It does not know: any particular variant, presets, where data came from.
 """
@@ -77,18 +77,20 @@ class Trainer(transformers.Trainer):
         self._tokens_per_step = run.optim.batch_size * length
         self._healthy: Tensor | None = None
         self._judged: list[Tensor] = []
-        self._stop, self._clock = _Stop(), _Clock()
+        args = arguments(run, folder, validates=validation_data is not None)
+        self.stop = _Stop(saves_last=evaluate is not None, processes=args.world_size)
+        self._clock = _Clock()
         self._flops_per_token = 3 * forward_flops(model.config, model.variant, round(length))
         if run.compute.checkpoint_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         super().__init__(
             model=model,
-            args=arguments(run, folder, validates=validation_data is not None),
+            args=args,
             train_dataset=train_data,
             eval_dataset=validation_data,
             processing_class=tokenizer,
             data_collator=collate,
-            callbacks=[Progress(run.max_steps), self._stop, self._clock],
+            callbacks=[Progress(run.max_steps), self.stop, self._clock],
         )
         for shown in (ProgressCallback, PrinterCallback):
             self.remove_callback(shown)
@@ -240,8 +242,7 @@ class Trainer(transformers.Trainer):
         """
         if self.is_world_process_zero():
             self.folder.forget_after(step_of(checkpoint) if checkpoint else -1)
-        with self._stop.listening():
-            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return bool(self.state.global_step >= self.run.max_steps)
 
 
@@ -278,31 +279,69 @@ class _Clock(TrainerCallback):
         return (step - self._began_at) / max(time.perf_counter() - self._began, 1e-9)
 
 
-class _Stop(TrainerCallback):
-    """On SIGTERM: finish the step, save, stop."""
+class _Stopped(BaseException):
+    """Asked to stop; not an Exception, so that nothing on the way catches it."""
 
-    def __init__(self) -> None:
-        self.asked = False
+
+class _Stop(TrainerCallback):
+    """On SIGTERM or Ctrl-C: finish the step, save, stop; on another Ctrl-C stop at once.
+
+    ``saves_last``: the last step is saved too, since what comes after it may fail.
+    """
+
+    def __init__(self, *, saves_last: bool, processes: int) -> None:
+        self.asked: int | None = None
+        self._saves_last, self._at_once = saves_last, False
+        # The launcher of several passes on what the terminal has sent them already.
+        self._twice = processes == 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if _anywhere(self.asked, args):
+        if _anywhere(self.asked is not None, args):
             control.should_save = control.should_training_stop = True
+        elif self._saves_last and state.global_step >= state.max_steps:
+            control.should_save = True
         return control
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signal for as long as the block lasts; only a main thread can."""
+        """Take the signals for as long as the block lasts; only a main thread can.
+
+        A Ctrl-C that was waited with is raised when the block ends.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, self._ask)
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        # What is ignored (a job in the background ignores Ctrl-C) stays so.
+        taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in taken:
+            signal.signal(number, self._ask)
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number in taken:
+                signal.signal(number, before[number])
+        if self.asked == signal.SIGINT:
+            raise KeyboardInterrupt
 
-    def _ask(self, *_: Any) -> None:
-        self.asked = True
+    def unless_asked(self, work: Callable[[], None], args: TrainingArguments) -> bool:
+        """Do what can be left at any moment; return whether it was done to its end."""
+        try:
+            self._at_once = True
+            if not _anywhere(self.asked is not None, args):
+                work()
+        except _Stopped:
+            pass
+        finally:
+            self._at_once = False
+        return not _anywhere(self.asked is not None, args)
+
+    def _ask(self, number: int, _: Any) -> None:
+        if self._twice and number == self.asked == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = self.asked or number
+        if self._at_once:
+            raise _Stopped
 
 
 def _anywhere(flag: bool, args: TrainingArguments) -> bool:
