@@ -1,4 +1,6 @@
-"""Fixtures: the variants, their cases, token ids."""
+"""Fixtures: the variants, their cases, token ids, what Ctrl-C does."""
+
+import signal
 
 import pytest
 import torch
@@ -24,3 +26,11 @@ def entry(request):
 def ids():
     """Token ids [3, 11]."""
     return torch.randint(1, TINY["vocab_size"], (3, 11), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as Python takes it; a job in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

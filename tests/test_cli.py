@@ -95,6 +95,17 @@ def test_errors_are_one_line_and_say_what_would_be_right(argv, message, monkeypa
     assert message in str(error.value)
 
 
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def interrupted(rest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli._COMMANDS, "tasks", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["tasks"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "layermem: interrupted\n"
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

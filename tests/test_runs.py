@@ -43,6 +43,17 @@ def test_rows_and_a_line_cut_short(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("line", [b'{"step": 2, "lo', b"\x00\xff"], ids=["cut", "binary"])
+def test_a_damaged_line_with_more_after_it_is_named(tmp_path, line):
+    folder = a_folder(tmp_path)
+    folder.append({"step": 1})
+    with folder.metrics.open("ab") as file:
+        file.write(line + b"\n")
+    folder.append({"step": 3})
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is no row .*: mend or delete it"):
+        folder.rows()
+
+
 def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path):
     folder = a_folder(tmp_path)
     assert folder.latest() is None

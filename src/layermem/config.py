@@ -198,7 +198,8 @@ class Run:
     save_every: int = 0
     """Steps between two checkpoints; 0: none but the final model."""
     keep: int = 2
-    """Checkpoints kept: the last so many, and the best."""
+    """Checkpoints kept: the last so many, and that of the lowest validation loss, if the run saved
+    at that step (at each validation it does where save_every divides eval_every)."""
     track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
     """Trackers to write to beside metrics.jsonl (pip install layermem[track]); TensorBoard's files
     go to the run folder."""

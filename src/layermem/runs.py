@@ -74,11 +74,15 @@ class RunFolder:
         if not self.metrics.exists():
             return []
         rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+        lines = self.metrics.read_bytes().splitlines()
+        for number, line in enumerate(lines, 1):
             try:
                 rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
+            except ValueError as error:
+                if number < len(lines):
+                    raise ValueError(
+                        f"{self.metrics}, line {number} is no row ({error}): mend or delete it"
+                    ) from error
         return rows
 
     def last(self) -> dict[str, Any]:
@@ -141,12 +145,18 @@ class RunFolder:
         """Delete all checkpoints but the last ``keep`` and that of step ``best``."""
         for path in self.completed()[:-keep]:
             if step_of(path) != best:
-                # Out of sight first: half a deletion must not look like a checkpoint.
-                hidden = self.checkpoints / f".deleted-{path.name}"
-                os.replace(path, hidden)
-                shutil.rmtree(hidden)
+                self.discard(step_of(path))
         for hidden in self.checkpoints.glob(".deleted-*"):
             shutil.rmtree(hidden, ignore_errors=True)
+
+    def discard(self, step: int) -> None:
+        """Delete the checkpoint of a step, if there is one."""
+        path = self.checkpoints / f"checkpoint-{step}"
+        # Out of sight first: half a deletion must not look like a checkpoint.
+        hidden = self.checkpoints / f".deleted-{path.name}"
+        if path.exists():
+            os.replace(path, hidden)
+            shutil.rmtree(hidden)
 
 
 def step_of(checkpoint: Path) -> int:

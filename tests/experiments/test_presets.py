@@ -19,6 +19,8 @@ def test_every_preset_is_a_run_of_every_variant(name, variant):
         model = layermem.build(variant, **{**sizes, "vocab_size": sizes["vocab_size"] or 257})
     assert model.config.num_hidden_layers == run.model.num_hidden_layers
     assert run.optim.batch_size % run.compute.micro_batch == 0
+    # So that the best checkpoint is there to be kept.
+    assert not run.save_every or run.eval_every % run.save_every == 0
 
 
 def test_the_papers_numbers():

@@ -1,17 +1,23 @@
 """Training on problems: what is masked, padded and resumed, and that it learns."""
 
 import json
+import os
 import shutil
+import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
 from small_run import a_run, curve
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from layermem.config import Task
 from layermem.evals.solving import evaluate
+from layermem.runs import RunFolder, step_of
 from layermem.tasks.registry import lookup
 from layermem.train.problems import Problems, measure, problems
 from layermem.train.run import train
+from layermem.train.trainer import Trainer
 
 TASK = Task(
     name="arithmetic",
@@ -76,6 +82,57 @@ def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
     assert curve(again) == curve(whole)
     assert again.attempts.read_text() == whole.attempts.read_text()
     assert again.result.read_text() == whole.result.read_text()
+
+
+def out_of_memory():
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("cause", "save_every", "saved"),
+    [("error", 0, []), ("error", 3, [6, 8]), ("SIGTERM", 0, []), ("SIGINT", 0, [])],
+)
+def test_a_model_whose_test_fails_is_kept(
+    cause, save_every, saved, tmp_path, monkeypatch, interruptible
+):
+    """The run has not ended; resumed, it solves without training again."""
+    run = a_run(tmp_path, task=Task(**FEW), save_every=save_every)
+    whole = train(run, tmp_path / "whole", evaluate=evaluate)
+
+    def failing(model, tokenizer, task, split):
+        if split == "test":
+            out_of_memory() if cause == "error" else os.kill(os.getpid(), signal.Signals[cause])
+        return evaluate(model, tokenizer, task, split)
+
+    raised = {"error": RuntimeError, "SIGINT": KeyboardInterrupt}.get(cause)
+    with pytest.raises(raised) if raised else nullcontext():
+        train(run, tmp_path / "failed", evaluate=failing)
+    folder = RunFolder(tmp_path / "failed")
+    assert not folder.final.exists() and not folder.result.exists()
+    monkeypatch.setattr(Trainer, "training_step", None)
+    assert train(run, folder.path, resume=True, evaluate=evaluate).final.exists()
+    assert curve(folder) == curve(whole)
+    assert folder.result.read_text() == whole.result.read_text()
+    assert [step_of(path) for path in folder.completed()] == saved
+
+
+def test_the_validation_loss_is_the_mean_over_labels(tmp_path):
+    # Proofs are of different lengths.
+    few = Task(name="prosqa", examples=8, validation=5)
+    found = {}
+    for micro in (1, 4):
+        run = a_run(tmp_path, task=few, max_steps=2, save_every=0, compute={"micro_batch": micro})
+        found[micro] = train(run, tmp_path / str(micro))
+    model = AutoModelForCausalLM.from_pretrained(found[1].final)
+    tokenizer = AutoTokenizer.from_pretrained(found[1].final)
+    lost = labels = 0
+    for item in (data := problems(few, tokenizer)[1]):
+        with torch.no_grad():
+            loss = model(**data.collate([item])).loss.item()
+        count = len(item["labels"][1:][item["labels"][1:] != -100])
+        lost, labels = lost + loss * count, labels + count
+    losses = [folder.rows()[-1]["val_loss"] for folder in found.values()]
+    assert losses == pytest.approx([lost / labels] * 2, rel=1e-5)
 
 
 def test_a_run_starts_from_a_pretrained_model(tmp_path):

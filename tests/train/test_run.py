@@ -6,18 +6,20 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 from small_run import a_run, curve
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from layermem.config import Run
 from layermem.runs import RunFolder
 from layermem.train.run import load_run, train
-from layermem.train.trainer import NotFiniteError, Trainer
+from layermem.train.trainer import NotFiniteError, Trainer, arguments
 
 
 def weights(folder):
@@ -29,6 +31,10 @@ def assert_same_end(a, b):
     ours, theirs = weights(a), weights(b)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def about(folder):
+    return yaml.safe_load(folder.config.read_text())["about"]
 
 
 class Interrupted(BaseException):
@@ -137,15 +143,38 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
     assert_same_end(train(run, out, resume=True), whole)
 
 
-def test_sigterm_saves_and_stops(whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_asked_to_stop_it_saves_and_stops(name, whole, tmp_path, monkeypatch, interruptible):
     run, out = a_run(tmp_path), tmp_path / "stopped"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        folder = train(run, out)
+    raised = pytest.raises(KeyboardInterrupt) if name == "SIGINT" else nullcontext()
+    with monkeypatch.context() as patch, raised:
+        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.Signals[name]))
+        train(run, out)
+    folder = RunFolder(out)
     # Asked for while step 3 was written down: it ends with the step after.
     assert folder.latest().name == "checkpoint-4" and not folder.final.exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     assert_same_end(train(run, out, resume=True), whole)
+
+
+def interrupt_twice():
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch, interruptible):
+    stop_at(monkeypatch, 3, interrupt_twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(a_run(tmp_path), tmp_path / "stopped")
+    assert RunFolder(tmp_path / "stopped").latest().name == "checkpoint-2"
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_a_ctrl_c_that_is_ignored_stays_so(tmp_path, monkeypatch, interruptible):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop_at(monkeypatch, 3, interrupt_twice)
+    assert train(a_run(tmp_path), tmp_path / "whole").final.exists()
 
 
 def test_a_run_that_has_ended_is_left_alone(whole, tmp_path, monkeypatch):
@@ -166,11 +195,48 @@ def test_the_same_numbers_another_way(whole, tmp_path, field):
     else:
         run = a_run(tmp_path, data={"isolate_documents": True})
     folder = train(run, tmp_path / "other")
-    losses = [[row["loss"] for row in f.rows() if "loss" in row] for f in (whole, folder)]
+    losses = [[row.get("loss", row.get("val_loss")) for row in f.rows()] for f in (whole, folder)]
     if field == "isolate":
         assert losses[0] != pytest.approx(losses[1], rel=1e-4)
     else:
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_gradients_that_are_not_clipped_have_their_norm_in_the_row(tmp_path):
+    """A bound that nothing reaches says what they are."""
+    free, bound = (
+        train(a_run(tmp_path, max_steps=2, optim={"clip": clip}), tmp_path / str(clip)).rows()
+        for clip in (0.0, 1e9)
+    )
+    assert [row["grad_norm"] for row in free[:2]] == [row["grad_norm"] for row in bound[:2]]
+
+
+@pytest.mark.parametrize("log_every", [1, 3])
+def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypatch):
+    """A step takes a second, a validation a hundred, a save ten thousand."""
+    seconds = [0.0]
+
+    def taking(method, cost):
+        def slow(self, *args, **kwargs):
+            seconds[0] += cost
+            return method(self, *args, **kwargs)
+
+        monkeypatch.setattr(Trainer, method.__name__, slow)
+
+    clock = SimpleNamespace(perf_counter=lambda: seconds[0])
+    monkeypatch.setattr("layermem.train.trainer.time", clock)
+    # A step is two micro-batches.
+    taking(Trainer.training_step, 0.5)
+    taking(Trainer.evaluation_loop, 100.0)
+    taking(Trainer._save_rng_state, 10_000.0)
+    run, out = a_run(tmp_path, log_every=log_every), tmp_path / "timed"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6, interrupt)
+        with pytest.raises(Interrupted):
+            train(run, out)
+    rows = train(run, out, resume=True).rows()
+    speeds = [row["tokens_per_second"] for row in rows if "loss" in row]
+    assert len(speeds) > 2 and speeds == pytest.approx([8 * 24] * len(speeds))
 
 
 def test_two_variants_see_the_same_batches_from_the_same_weights(tmp_path, monkeypatch):
@@ -226,6 +292,24 @@ def test_a_folder_that_holds_a_run(whole, tmp_path):
     assert whole.metrics.read_text() == before
 
 
+def test_the_config_says_what_the_run_last_ran_with(tmp_path, monkeypatch):
+    out = tmp_path / "changed"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, interrupt)
+        with pytest.raises(Interrupted):
+            train(a_run(tmp_path), out)
+    begun = about(RunFolder(out))
+    with pytest.raises(ValueError, match="another config: eval_blocks was None, is 3"):
+        train(a_run(tmp_path, eval_blocks=3), out, resume=True)
+    run = a_run(tmp_path, eval_every=2, compute={"micro_batch": 8})
+    folder = train(run, out, resume=True)
+    assert load_run(folder.config) == run
+    assert about(folder) == {**begun, "run_id": run.id}
+    # What has ended is not what was asked for later.
+    train(a_run(tmp_path), out, resume=True)
+    assert load_run(folder.config) == run
+
+
 def test_a_damaged_checkpoint(tmp_path, monkeypatch):
     run, out = a_run(tmp_path), tmp_path / "damaged"
     with monkeypatch.context() as patch:
@@ -260,6 +344,31 @@ def test_a_run_refused_before_its_first_step_leaves_the_folder_free(tmp_path):
         train(a_run(tmp_path, data={"source": "typo.jsonl"}), out)
     run = a_run(tmp_path, max_steps=1)
     assert load_run(train(run, out).config) == run
+
+
+def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    package = tmp_path / "package"
+    package.mkdir()
+    for name in ("__init__.py", "more.py"):
+        (package / name).write_text("")
+    monkeypatch.setattr("layermem.__file__", str(package / "__init__.py"))
+    runs = (train(a_run(tmp_path, max_steps=1), tmp_path / "run" / name) for name in "abcd")
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "before")
+    assert about(next(runs))["commit"] == "not a git checkout"
+    git("add", "package")
+    git("commit", "-q", "-m", "with it")
+    commit = git("rev-parse", "HEAD")
+    assert about(next(runs))["commit"] == commit
+    (package / "more.py").write_text("1")
+    assert about(next(runs))["commit"] == f"{commit}+changes"
+    monkeypatch.setenv("PATH", "")
+    assert about(next(runs))["commit"] == "not a git checkout"
 
 
 def test_options_of_the_variant_reach_its_config(tmp_path):
@@ -308,7 +417,9 @@ def in_two_processes(config, out, *more):
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
 def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
-    run = a_run(tmp_path, max_steps=50, eval_every=25, save_every=20)
+    # Kept apart, so that not every sequence has as many labels.
+    isolated = {"isolate_documents": True}
+    run = a_run(tmp_path, max_steps=50, eval_every=25, save_every=20, data=isolated)
     alone = train(run, tmp_path / "alone")
     out, folder = tmp_path / "two", RunFolder(tmp_path / "two")
     options = ["--compute.shard"] if sharded else []
@@ -333,6 +444,19 @@ def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
         assert done.returncode == 0, done.stderr
         assert "going on from" in done.stderr and "checkpoint-40" in done.stderr
         assert all(torch.equal(weights(folder)[name], before[name]) for name in before)
+
+
+def test_a_process_that_sees_several_gpus_uses_one(tmp_path, monkeypatch):
+    made = TrainingArguments.__post_init__
+
+    def with_two(self):
+        made(self)
+        self._n_gpu = 2
+
+    monkeypatch.setattr(TrainingArguments, "__post_init__", with_two)
+    said = arguments(a_run(tmp_path), RunFolder(tmp_path / "run"), validates=True)
+    assert (said.train_batch_size, said.eval_batch_size) == (4, 4)
+    assert said.train_batch_size * said.gradient_accumulation_steps == 8
 
 
 def test_sharding_needs_several_processes(tmp_path):

@@ -6,6 +6,7 @@ It does not know: how anything is done.
 import atexit
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -67,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         # What a config's own check says is the cause of the error that is raised.
         said = error.__cause__ if isinstance(error, StrictDataclassError) else None
         sys.exit(f"layermem: {said or error} (LAYERMEM_DEBUG=1 shows where)")
+    except KeyboardInterrupt:
+        sys.stderr.write("layermem: interrupted\n")
+        # What shells expect of a program that Ctrl-C has ended.
+        sys.exit(128 + signal.SIGINT)
     _leave_others()
 
 

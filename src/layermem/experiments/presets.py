@@ -67,7 +67,7 @@ def small_30m() -> Run:
         max_steps=2000,
         eval_every=200,
         eval_blocks=1000,
-        save_every=500,
+        save_every=200,
         log_every=10,
         model=Model(
             hidden_size=384,
@@ -173,11 +173,12 @@ def paper_depth_128() -> Run:
 
 def _expressions(operands: int, examples: int, epochs: int, batch_size: int) -> Run:
     steps = epochs * examples // batch_size
+    every = max(1, steps // min(epochs, 20))
     return Run(
         max_steps=steps,
-        eval_every=max(1, steps // min(epochs, 20)),
+        eval_every=every,
         log_every=10,
-        save_every=max(1, steps // 10),
+        save_every=every,
         model=Model(
             hidden_size=32, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4
         ),

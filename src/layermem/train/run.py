@@ -22,6 +22,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, set_seed
 
+import layermem
 from layermem.config import Run, Task, run_from_dict, to_dict
 from layermem.data.blocks import Blocks, prepare
 from layermem.data.tokenizers import load_tokenizer
@@ -40,7 +41,6 @@ _FREE = {
     "track",
     "log_every",
     "eval_every",
-    "eval_blocks",
     "save_every",
     "keep",
     "preset",
@@ -61,7 +61,8 @@ def train(
 
     ``resume`` goes on from the newest checkpoint in ``out``, or from the beginning where there is
     none; a run that has ended is left as it is. ``evaluate`` (``evals.solving.evaluate``) has the
-    model of a task solve problems: at each validation, and at the end for ``result.json``.
+    model of a task solve problems: at each validation, and at the end for ``result.json``. SIGTERM
+    and Ctrl-C stop the run with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
     """
     folder = RunFolder(out)
     checked = arguments(run, folder, validates=True)
@@ -103,12 +104,15 @@ def _train(
     checkpoint = folder.latest() if resume else None
     if checkpoint:
         logger.info("going on from %s", checkpoint)
-    if not trainer.go(checkpoint):
-        logger.info("stopped at step %d; --resume goes on", trainer.state.global_step)
-        return folder
-    if evaluate:
-        _keep_result(trainer, folder, *evaluate(trainer.model, tokenizer, run.task, "test"))
-    _keep_final(trainer, folder)
+    with trainer.stop.listening():
+        ended = trainer.go(checkpoint)
+        if ended and evaluate:
+            solve = partial(_keep_result, trainer, folder, evaluate, tokenizer)
+            ended = trainer.stop.unless_asked(solve, trainer.args)
+        if ended:
+            _keep_final(trainer, folder)
+        else:
+            logger.info("stopped at step %d; --resume goes on", trainer.state.global_step)
     return folder
 
 
@@ -153,9 +157,9 @@ def _watch(
     return {"val_accuracy": found["accuracy"], "val_steps": found["steps"]}
 
 
-def _keep_result(
-    trainer: Trainer, folder: RunFolder, result: dict[str, Any], attempts: Sequence[Any]
-) -> None:
+def _keep_result(trainer: Trainer, folder: RunFolder, evaluate: Evaluate, tokenizer: Any) -> None:
+    """Have the trained model solve the test problems; write what comes of it."""
+    result, attempts = evaluate(trainer.model, tokenizer, trainer.run.task, "test")
     if not trainer.is_world_process_zero():
         return
     about = {"run_id": trainer.run.id, "steps_taken": trainer.state.global_step}
@@ -196,15 +200,13 @@ def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
 
 
 def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
-    """Write the config, unless the folder holds a run; then see that it is this one.
+    """Write the config, unless the folder holds a run; then see that it is this one, and write how
+    it goes on: who began it, and with what, stays in ``about``.
 
     A run that was refused before its first step (a wrong path, say) holds nothing and is no run.
     """
     if not folder.config.exists() or not (folder.rows() or folder.completed()):
-        about = {"run_id": run.id, "command": _command(), **_about()}
-        write_whole(
-            folder.config, yaml.safe_dump({**to_dict(run), "about": about}, sort_keys=False)
-        )
+        _write_config(folder, run, {"run_id": run.id, "command": _command(), **_about()})
         return
     if not resume:
         raise FileExistsError(
@@ -227,6 +229,13 @@ def check_same(folder: RunFolder, run: Run) -> None:
             f"{folder.path} was begun with another config: {'; '.join(changed)}. Resume it with "
             f"--config {folder.config}, or choose another --out"
         )
+    if before != now and not folder.final.exists():
+        about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about") or {}
+        _write_config(folder, run, {**about, "run_id": run.id})
+
+
+def _write_config(folder: RunFolder, run: Run, about: dict[str, str]) -> None:
+    write_whole(folder.config, yaml.safe_dump({**to_dict(run), "about": about}, sort_keys=False))
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
@@ -251,15 +260,30 @@ def _about() -> dict[str, str]:
     """Versions, commit and machine, as far as they can be told."""
     found = {"layermem": _version("layermem"), "python": platform.python_version()}
     found |= {name: _version(name) for name in _PACKAGES}
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found["commit"] = commit.stdout.strip() or "not a git checkout"
+    found["commit"] = _commit(Path(layermem.__file__))
     return {**found, "machine": platform.machine()}
+
+
+def _commit(file: Path) -> str:
+    """Return the commit a file is of, with "+changes" where its folder differs from it."""
+    # A package may be installed in a checkout of something else.
+    tracked = _git(file.parent, "ls-files", "--error-unmatch", file.name)
+    commit = tracked and _git(file.parent, "rev-parse", "HEAD")
+    if not commit:
+        return "not a git checkout"
+    changes = _git(file.parent, "--no-optional-locks", "status", "--porcelain", ".")
+    return f"{commit}+changes" if changes else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return what git says in a folder; nothing where it fails or there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return done.stdout.strip()
 
 
 def _version(name: str) -> str:
@@ -270,7 +294,10 @@ def _version(name: str) -> str:
 
 
 def _keep_final(trainer: Trainer, folder: RunFolder) -> None:
-    """Save model and tokenizer; they are in their place whole."""
+    """Save model and tokenizer; they are in their place whole.
+
+    The last step's checkpoint stays only where the run asks for checkpoints.
+    """
     part = folder.path / ".final"
     if trainer.is_world_process_zero():
         shutil.rmtree(part, ignore_errors=True)
@@ -279,3 +306,5 @@ def _keep_final(trainer: Trainer, folder: RunFolder) -> None:
     trainer.accelerator.wait_for_everyone()
     if trainer.is_world_process_zero():
         os.replace(part, folder.final)
+        if not trainer.run.save_every:
+            folder.discard(trainer.run.max_steps)

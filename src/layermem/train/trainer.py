@@ -2,8 +2,8 @@
 
 What differs from it: parameter groups and rates come from the variant (``groups``), the order of
 the data from the seed (``order``), checkpoints are whole or absent and hold no pickled arguments
-(``RunFolder``), metrics go to metrics.jsonl, a loss that is not finite stops the run, SIGTERM saves
-and stops.
+(``RunFolder``), metrics go to metrics.jsonl, a loss that is not finite stops the run, SIGTERM and
+Ctrl-C save and stop.
 
 It does not know: any particular variant, presets, where data came from.
 """
@@ -25,6 +25,7 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
+from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.config import Run
 from layermem.models.counting import forward_flops
@@ -74,20 +75,22 @@ class Trainer(transformers.Trainer):
         self.run, self.folder, self._solve = run, folder, evaluate
         length = train_data.length
         self._tokens_per_step = run.optim.batch_size * length
-        self._began, self._began_at = time.perf_counter(), 0
         self._healthy: Tensor | None = None
-        self._stop = _Stop()
+        self._judged: list[Tensor] = []
+        args = arguments(run, folder, validates=validation_data is not None)
+        self.stop = _Stop(saves_last=evaluate is not None, processes=args.world_size)
+        self._clock = _Clock()
         self._flops_per_token = 3 * forward_flops(model.config, model.variant, round(length))
         if run.compute.checkpoint_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         super().__init__(
             model=model,
-            args=arguments(run, folder, validates=validation_data is not None),
+            args=args,
             train_dataset=train_data,
             eval_dataset=validation_data,
             processing_class=tokenizer,
             data_collator=collate,
-            callbacks=[Progress(run.max_steps), self._stop],
+            callbacks=[Progress(run.max_steps), self.stop, self._clock],
         )
         for shown in (ProgressCallback, PrinterCallback):
             self.remove_callback(shown)
@@ -125,16 +128,41 @@ class Trainer(transformers.Trainer):
         self._healthy = fine if self._healthy is None else self._healthy & fine
         return loss
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._check_finite({})
+        with self._clock.stopped():
+            return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Return the mean over labels; batches and processes have no weight of their own."""
+        self._judged = []
+        output = super().evaluation_loop(*args, **kwargs)
+        lost, labels = torch.cat(self._judged).cpu().double().sum(0)
+        output.metrics["eval_loss"] = float(lost / labels)
+        return output
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[None, None, None]:
+        """Note the loss and the labels of each sequence, once, whichever process has them."""
+        inputs = self._prepare_inputs(inputs)
+        labels = inputs.pop("labels")
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**inputs, use_cache=False).logits
+        self._judged.append(self.accelerator.gather_for_metrics(losses(logits, labels)))
+        return None, None, None
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint in a staging folder; it is moved into place whole."""
         self._check_finite({})
-        # One process makes the folder and moves it; all write their parts between.
-        with self.folder.staged() if self.args.should_save else nullcontext():
-            self.accelerator.wait_for_everyone()
-            super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            self.folder.rotate(self.run.keep, self.state.best_global_step)
+        with self._clock.stopped():
+            # One process makes the folder and moves it; all write their parts between.
+            with self.folder.staged() if self.args.should_save else nullcontext():
+                self.accelerator.wait_for_everyone()
+                super()._save_checkpoint(model, trial)
+                self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self.folder.rotate(self.run.keep, self.state.best_global_step)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.folder.staging)
@@ -165,12 +193,13 @@ class Trainer(transformers.Trainer):
         if self.is_world_process_zero():
             self.folder.append(row)
         super().log(row, start_time)
+        if "loss" in logs:
+            self._clock.start(step)
 
     def _training_row(self, logs: Mapping[str, float]) -> dict[str, float]:
         step = self.state.global_step
         groups = [group["name"] for group in self.optimizer.param_groups]
-        seconds = time.perf_counter() - self._began
-        speed = (step - self._began_at) * self._tokens_per_step / max(seconds, 1e-9)
+        speed = self._clock.steps_per_second(step) * self._tokens_per_step
         row = {
             "loss": logs["loss"],
             "lr": self._rate(groups.index("decayed")),
@@ -211,40 +240,108 @@ class Trainer(transformers.Trainer):
 
         Rows of metrics after the checkpoint are dropped, to be written again.
         """
-        self._began_at = step_of(checkpoint) if checkpoint else 0
         if self.is_world_process_zero():
-            self.folder.forget_after(self._began_at if checkpoint else -1)
-        self._began = time.perf_counter()
-        with self._stop.listening():
-            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            self.folder.forget_after(step_of(checkpoint) if checkpoint else -1)
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return bool(self.state.global_step >= self.run.max_steps)
 
 
-class _Stop(TrainerCallback):
-    """On SIGTERM: finish the step, save, stop."""
+def losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return for each sequence the sum of its labels' losses, and their number [B, 2].
 
-    def __init__(self) -> None:
-        self.asked = False
+    ``logits`` [B, T, V] are of the token after, ``labels`` [B, T] of the token itself; -100: none.
+    """
+    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    # In float32, as in training.
+    lost = nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), wanted.flatten(), reduction="none"
+    )
+    return torch.stack([lost.view_as(wanted).sum(1), (wanted != -100).sum(1)], dim=1)
+
+
+class _Clock(TrainerCallback):
+    """The time of training steps since a step, without what the clock is stopped for."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.start(state.global_step)
+
+    def start(self, step: int) -> None:
+        self._began_at, self._began = step, time.perf_counter()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leave out the block; what the device still has to do must be waited for before."""
+        before = time.perf_counter()
+        yield
+        self._began += time.perf_counter() - before
+
+    def steps_per_second(self, step: int) -> float:
+        return (step - self._began_at) / max(time.perf_counter() - self._began, 1e-9)
+
+
+class _Stopped(BaseException):
+    """Asked to stop; not an Exception, so that nothing on the way catches it."""
+
+
+class _Stop(TrainerCallback):
+    """On SIGTERM or Ctrl-C: finish the step, save, stop; on another Ctrl-C stop at once.
+
+    ``saves_last``: the last step is saved too, since what comes after it may fail.
+    """
+
+    def __init__(self, *, saves_last: bool, processes: int) -> None:
+        self.asked: int | None = None
+        self._saves_last, self._at_once = saves_last, False
+        # The launcher of several passes on what the terminal has sent them already.
+        self._twice = processes == 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if _anywhere(self.asked, args):
+        if _anywhere(self.asked is not None, args):
             control.should_save = control.should_training_stop = True
+        elif self._saves_last and state.global_step >= state.max_steps:
+            control.should_save = True
         return control
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signal for as long as the block lasts; only a main thread can."""
+        """Take the signals for as long as the block lasts; only a main thread can.
+
+        A Ctrl-C that was waited with is raised when the block ends.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGTERM, self._ask)
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        # What is ignored (a job in the background ignores Ctrl-C) stays so.
+        taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in taken:
+            signal.signal(number, self._ask)
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number in taken:
+                signal.signal(number, before[number])
+        if self.asked == signal.SIGINT:
+            raise KeyboardInterrupt
 
-    def _ask(self, *_: Any) -> None:
-        self.asked = True
+    def unless_asked(self, work: Callable[[], None], args: TrainingArguments) -> bool:
+        """Do what can be left at any moment; return whether it was done to its end."""
+        try:
+            self._at_once = True
+            if not _anywhere(self.asked is not None, args):
+                work()
+        except _Stopped:
+            pass
+        finally:
+            self._at_once = False
+        return not _anywhere(self.asked is not None, args)
+
+    def _ask(self, number: int, _: Any) -> None:
+        if self._twice and number == self.asked == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = self.asked or number
+        if self._at_once:
+            raise _Stopped
 
 
 def _anywhere(flag: bool, args: TrainingArguments) -> bool:
@@ -266,7 +363,7 @@ def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArgume
             f"optim.batch_size ({optim.batch_size}) must be a multiple of compute.micro_batch "
             f"({micro}) times the number of processes ({world})"
         )
-    return TrainingArguments(
+    said = TrainingArguments(
         output_dir=str(folder.checkpoints),
         max_steps=run.max_steps,
         per_device_train_batch_size=micro,
@@ -296,6 +393,9 @@ def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArgume
         disable_tqdm=True,
         log_level="warning",
     )
+    # A process that sees several GPUs would give each a batch of its own (nn.DataParallel).
+    said._n_gpu = min(1, said.n_gpu)
+    return said
 
 
 def _bfloat16(precision: str) -> bool:
