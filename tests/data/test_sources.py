@@ -88,7 +88,7 @@ def test_bad_lines_are_named(tmp_path, content, message):
         list(open_source(str(path)))
 
 
-@pytest.mark.parametrize("name", ["nowhere.jsonl", "./nowhere", "/no/where", "a/b/c"])
+@pytest.mark.parametrize("name", ["nowhere.jsonl", "./nowhere", "/no/where", "a/b/c", "no.txt:x"])
 def test_a_path_that_is_not_there(name):
     with pytest.raises(FileNotFoundError, match="does not exist; data.source is a file"):
         open_source(name)
@@ -112,7 +112,20 @@ def test_a_hugging_face_dataset_by_name(monkeypatch):
     source = open_source("team/corpus", subset="small", streaming=False)
     assert list(source) == TEXTS
     assert len(source.fingerprint()) == 64
-    assert seen == [("team/corpus", "small", "train", False)]
+    assert list(open_source("team/corpus:test", streaming=True)) == TEXTS
+    assert seen == [
+        ("team/corpus", "small", "train", False),
+        ("team/corpus", None, "test", True),
+    ]
+
+
+def test_splits_of_one_streamed_dataset_are_told_apart(monkeypatch):
+    import datasets
+
+    whole = datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: whole)
+    marks = [open_source(name, streaming=True).fingerprint() for name in ("a:test", "a:train", "a")]
+    assert marks[0] != marks[1] == marks[2]
 
 
 def test_a_dataset_that_cannot_be_loaded(monkeypatch):

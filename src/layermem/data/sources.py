@@ -49,7 +49,10 @@ class Source(ABC):
 def open_source(
     source: str, *, text_field: str = "text", subset: str | None = None, streaming: bool = False
 ) -> Source:
-    """Return the documents of "stdlib", of a file or folder, or of a Hugging Face dataset."""
+    """Return the documents of "stdlib", of a file or folder, or of a Hugging Face dataset.
+
+    A dataset is NAME or NAME:SPLIT; without a split it is the one called train.
+    """
     if source == "stdlib":
         return Files(_standard_library(), text_field)
     path = Path(source).expanduser()
@@ -60,12 +63,19 @@ def open_source(
         if not found:
             raise ValueError(f"the folder {path} holds no file of a kind {', '.join(_KINDS)}")
         return Files(found, text_field)
-    if path.is_absolute() or source.startswith((".", "~")) or path.suffix or source.count("/") > 1:
+    name, split = hub_name(source)
+    if name.startswith(("/", ".", "~")) or Path(name).suffix or name.count("/") > 1:
         raise FileNotFoundError(
-            f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset, or "
-            '"stdlib"'
+            f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset "
+            '(NAME or NAME:SPLIT), or "stdlib"'
         )
-    return Hub(source, subset, text_field, streaming=streaming)
+    return Hub(name, subset, text_field, split=split, streaming=streaming)
+
+
+def hub_name(source: str) -> tuple[str, str]:
+    """Return the name of a Hugging Face dataset, and its split."""
+    name, _, split = source.partition(":")
+    return name, split or "train"
 
 
 @final
@@ -115,13 +125,19 @@ class Files(Source):
 
 @final
 class Hub(Source):
-    """A Hugging Face dataset's training split."""
+    """A split of a Hugging Face dataset."""
 
     def __init__(
-        self, name: str, subset: str | None, text_field: str, *, streaming: bool = False
+        self,
+        name: str,
+        subset: str | None,
+        text_field: str,
+        *,
+        split: str = "train",
+        streaming: bool = False,
     ) -> None:
         self.name, self.subset, self.text_field = name, subset, text_field
-        self.streaming = streaming
+        self.split, self.streaming = split, streaming
         self._loaded: Any = None
 
     def __iter__(self) -> Iterator[str]:
@@ -132,14 +148,14 @@ class Hub(Source):
         data = self._load()
         # A streamed dataset is told by its name and version: its text has not been seen.
         content = getattr(data, "_fingerprint", None) or str(data.info.download_checksums)
-        key = f"{self.name} {self.subset} {self.text_field} {data.info.version} {content}"
-        return hashlib.sha256(key.encode()).hexdigest()
+        told = self.name, self.subset, self.split, self.text_field, data.info.version, content
+        return hashlib.sha256(" ".join(map(str, told)).encode()).hexdigest()
 
     def _load(self) -> Any:
         if self._loaded is None:
             try:
                 self._loaded = datasets.load_dataset(
-                    self.name, self.subset, split="train", streaming=self.streaming
+                    self.name, self.subset, split=self.split, streaming=self.streaming
                 )
             except Exception as error:
                 raise ValueError(
