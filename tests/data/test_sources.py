@@ -70,6 +70,15 @@ def test_the_fingerprint_follows_the_content_and_not_the_name(tmp_path):
     assert open_source(str(a)).fingerprint() != open_source(str(b)).fingerprint()
 
 
+def test_the_fingerprint_follows_what_is_a_document(tmp_path):
+    marks = []
+    for name in ("a.jsonl", "a.json", "a.txt", "a.md"):
+        (tmp_path / name).write_bytes(json_lines())
+        marks.append(open_source(str(tmp_path / name)).fingerprint())
+    lines, same, whole, as_well = marks
+    assert lines == same != whole == as_well
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -34,7 +34,7 @@ from layermem.lots import lot
 logger = logging.getLogger(__name__)
 # Characters tokenized at once: a tokenizer's own notes take some hundred bytes for each.
 _BATCH = 500_000
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Where documents come from: the standard library's sources, local files, Hugging Face datasets.
 
 A source yields one text at a time and holds no more than that, whatever its size, and has a
-fingerprint: the same text, wherever it lies, has the same one.
+fingerprint: the same documents, wherever they lie, have the same one.
 
 It does not know: tokens, blocks.
 """
@@ -32,6 +32,8 @@ _OPENERS: dict[str, Any] = {
     ".zst": lambda path, mode: io.BufferedReader(zstandard.open(path, mode)),
 }
 _KINDS = (".jsonl", ".json", ".parquet", ".txt", ".md", ".py")
+# What of a file is a document; of other kinds, all of it.
+_PARTS = {".jsonl": "line", ".json": "line", ".parquet": "row"}
 
 
 class Source(ABC):
@@ -87,10 +89,10 @@ class Files(Source):
 
     def __iter__(self) -> Iterator[str]:
         for path in self.paths:
-            kind = _kind(path)
-            if kind in (".jsonl", ".json"):
+            part = _part(path)
+            if part == "line":
                 yield from self._json_lines(path)
-            elif kind == ".parquet":
+            elif part == "row":
                 yield from self._parquet(path)
             else:
                 yield _decoded(_read(path), path)
@@ -98,6 +100,7 @@ class Files(Source):
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.text_field.encode())
         for path in self.paths:
+            digest.update(_part(path).encode())
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
@@ -185,6 +188,10 @@ def _is_text(path: Path) -> bool:
 def _kind(path: Path) -> str:
     """The suffix below a compression's."""
     return Path(path.stem).suffix if path.suffix in _OPENERS else path.suffix
+
+
+def _part(path: Path) -> str:
+    return _PARTS.get(_kind(path), "file")
 
 
 @contextmanager
