@@ -46,6 +46,13 @@ def test_parquet_by_its_column(tmp_path):
         list(open_source(str(path)))
 
 
+def test_a_bad_row_is_named_however_far_it_is(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": [*TEXTS * 200, None]}), path)
+    with pytest.raises(ValueError, match="row 600: the field 'text' must be a string, got None"):
+        list(open_source(str(path)))
+
+
 def test_a_folder_is_all_its_files_in_order(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "a.txt").write_text("whole\nfile")

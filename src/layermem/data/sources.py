@@ -10,6 +10,7 @@ import bz2
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import sys
@@ -121,9 +122,10 @@ class Files(Source):
         file = parquet.ParquetFile(path)
         if self.text_field not in file.schema_arrow.names:
             _text(dict.fromkeys(file.schema_arrow.names), self.text_field, str(path))
-        for batch in file.iter_batches(batch_size=256, columns=[self.text_field]):
-            for number, text in enumerate(batch.column(0).to_pylist()):
-                yield _text({self.text_field: text}, self.text_field, f"{path}, row {number}")
+        batches = file.iter_batches(batch_size=256, columns=[self.text_field])
+        rows = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+        for number, text in enumerate(rows):
+            yield _text({self.text_field: text}, self.text_field, f"{path}, row {number}")
 
 
 @final
