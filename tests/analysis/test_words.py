@@ -1,5 +1,6 @@
 """Places of words, with every kind of tokenizer."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_numbers_are_whole_and_what_is_too_far_is_not_looked_at():
 @pytest.mark.parametrize(
     ("words", "each", "message"),
     [
-        (["were"], 3, "'were' occurs 2 times, 3 were asked for"),
+        (["were"], 3, "'were' occurs 2 times in the text, 3 were asked for; give more text or ask"),
         (["are", "is"], 1, "'are' never occurs in the text"),
         (["is", "is"], 1, "words must be different and not empty, got 'is', 'is'"),
         ([], 1, "words must be different and not empty"),
@@ -57,8 +58,14 @@ def test_what_is_not_there(words, each, message):
 
 
 def test_texts_are_read_as_far_as_needed():
-    def endless():
-        while True:
-            yield "it is"
+    endless = (f"it is {i}" for i in itertools.count())
+    assert len(places(endless, load_tokenizer("bytes"), ["is"], 5)) == 5
 
-    assert len(places(endless(), load_tokenizer("bytes"), ["is"], 5)) == 5
+
+def test_a_text_that_comes_again_is_left_out():
+    tokenizer = load_tokenizer("bytes")
+    again = [text for text in TEXTS for _ in range(3)]
+    found = places(again, tokenizer, ["is", "was"], 3)
+    assert [place.sequence for place in found] == [0, 0, 3, 3, 6, 6]
+    with pytest.raises(ValueError, match="'were' occurs 2 times in songs, 3 were asked for"):
+        places(again, tokenizer, ["were"], 3, where="songs")

@@ -1,6 +1,7 @@
 """Analyze: numbers by layer for ours and theirs, a page from them alone, and clear refusals."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from layermem import cli
 from layermem.analysis.entropy import matrix_entropy, standardise
 from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
+from layermem.experiments import analyze as inside
 from layermem.experiments.analyze import Analyze
+from layermem.tasks import prosqa
 from layermem.train.run import train
 
 SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
@@ -99,13 +102,27 @@ def test_a_run_on_a_task_reads_its_own_problems(folder, capsys):
     analyze(capsys, run.path, *asked)
     found = json.loads((folder / "numbers" / "analysis.json").read_text())
     assert found["sequences"] == 8 and found["asked"]["words"] == ["2", "3"]
+    with pytest.raises(SystemExit, match="times in the different test problems of sums, 9999 were"):
+        analyze(capsys, run.path, *asked, "--each", "9999")
+
+
+def test_a_problem_is_read_once(folder, tmp_path):
+    few = prosqa.generate(3, 0)
+    file = tmp_path / "few.json"
+    file.write_text(json.dumps([asdict(record) for record in [*few, *few]]))
+    task = Task(name="prosqa", test=6, options=(f"test={file}",))
+    read = list(inside._problems("prosqa", task))
+    assert read == [f"{record.prompt} {record.solution}" for record in few]
+    # Other seeds bring other problems, until there are no more.
+    read = list(inside._problems("arithmetic", Task(test=60, options=("operands=2",))))
+    assert len(read) == len(set(read)) > 60
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--words", "is", "w1"], "'is' never occurs in the text"),
-        (["--each", "100000"], "occurs .* times, 100000 were asked for"),
+        (["--words", "is", "w1"], "'is' never occurs in .*words.jsonl; give more"),
+        (["--each", "100000"], "occurs .* times in .*words.jsonl, 100000 were asked for"),
         (["--each", "3"], "fewer than the 5 folds"),
         (["--text", "/nowhere/text.jsonl"], "/nowhere/text.jsonl"),
         (["--against", "/nowhere/model"], "/nowhere/model does not exist"),

@@ -95,9 +95,12 @@ def run(asked: Analyze, command: str = "") -> dict[str, Any]:
         _same_tokens(*subjects)
         if subjects[0].name == subjects[1].name:
             raise ValueError(f"{asked.checkpoint} and {asked.against} are one; give two")
-    texts = list(itertools.islice(_texts(asked, subjects[0]), asked.sequences))
+    where, source = _texts(asked, subjects[0])
+    texts = list(itertools.islice(source, asked.sequences))
     if not texts:
-        raise ValueError(f"{asked.text} holds no sequence of {asked.length} tokens")
+        raise ValueError(
+            f"there is no sequence of {asked.length} tokens in {where}; lower --length"
+        )
     found_at, read = _find(asked, subjects[0])
     result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
@@ -149,34 +152,51 @@ def _same_tokens(first: _Subject, second: _Subject) -> None:
         )
 
 
-def _texts(asked: Analyze, subject: _Subject) -> Iterator[str]:
-    """Yield texts that are sequences: problems with their solutions, or pieces of documents."""
+def _texts(asked: Analyze, subject: _Subject) -> tuple[str, Iterator[str]]:
+    """Return what is read, by name, and as texts that are sequences."""
     task = Task() if subject.run is None else subject.run.task
     if asked.text is None and task.name is not None:
-        kind = lookup_task(task.name)
-        # Rare words want many: other seeds bring more problems of the same split.
-        for more in range(_SEEDS):
-            for problem in kind.problems("test", task.test, task.seed + more, **task.fields()):
-                yield f"{problem.prompt} {problem.solution}"
-        return
-    for document in open_source(asked.text or "stdlib"):
+        return f"the different test problems of {subject.name}", _problems(task.name, task)
+    source = asked.text or "stdlib"
+    return source, _pieces(source, asked.length, subject)
+
+
+def _problems(name: str, task: Task) -> Iterator[str]:
+    """Yield test problems with their solutions, each once."""
+    kind, seen = lookup_task(name), set[int]()
+    # Rare words want many: other seeds bring more problems of the same split, if there are more.
+    for more in range(_SEEDS):
+        problems = kind.problems("test", task.test, task.seed + more, **task.fields())
+        texts = dict.fromkeys(f"{problem.prompt} {problem.solution}" for problem in problems)
+        new = [text for text in texts if hash(text) not in seen]
+        if not new:
+            return
+        seen.update(map(hash, new))
+        yield from new
+
+
+def _pieces(source: str, length: int, subject: _Subject) -> Iterator[str]:
+    """Yield documents cut into pieces of so many tokens."""
+    for document in open_source(source):
         offsets = subject.tokenizer(document, return_offsets_mapping=True, verbose=False)[
             "offset_mapping"
         ]
-        for start in range(0, len(offsets) - asked.length + 1, asked.length):
-            yield document[offsets[start][0] : offsets[start + asked.length - 1][1]]
+        for start in range(0, len(offsets) - length + 1, length):
+            yield document[offsets[start][0] : offsets[start + length - 1][1]]
 
 
 def _find(asked: Analyze, subject: _Subject) -> tuple[list[Place], list[str]]:
     """Return where the words stand, and the texts they stand in."""
     read: list[str] = []
+    where, texts = _texts(asked, subject)
 
     def noted() -> Iterator[str]:
-        for text in _texts(asked, subject):
+        for text in texts:
             read.append(text)
             yield text
 
-    found = places(noted(), subject.tokenizer, asked.words, asked.each, longest=asked.length)
+    tokenizer, longest = subject.tokenizer, asked.length
+    found = places(noted(), tokenizer, asked.words, asked.each, longest=longest, where=where)
     return found, read
 
 
