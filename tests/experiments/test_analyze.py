@@ -1,7 +1,10 @@
 """Analyze: numbers by layer for ours and theirs, a page from them alone, and clear refusals."""
 
+import itertools
 import json
+import tracemalloc
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 import transformers
 from small_run import a_run
 from tiny import TINY
+from tokenizers import processors
 
 from layermem import cli
 from layermem.analysis.entropy import matrix_entropy, standardise
@@ -118,11 +122,48 @@ def test_a_problem_is_read_once(folder, tmp_path):
     assert len(read) == len(set(read)) > 60
 
 
+def test_a_text_is_searched_so_far_and_no_farther(runs, folder, monkeypatch):
+    read = 0
+
+    def documents(_):
+        nonlocal read
+        for read in range(1, 10**9):
+            yield f"w1 {read:09} " * 3
+
+    monkeypatch.setattr(inside, "open_source", documents)
+    asked = Analyze(checkpoint="", text="x", words=("w1", "w2"), each=5, documents=300, length=24)
+    with pytest.raises(
+        ValueError, match=r"'w2' never occurs in x \(read up to --documents 300\); give"
+    ):
+        inside._find(asked, inside._load(str(runs[0])))
+    assert read == 300
+
+
+def test_texts_without_a_word_are_let_go(monkeypatch):
+    texts = itertools.chain((f"{i} {'x' * 10_000}" for i in range(1000)), ["it is"])
+    monkeypatch.setattr(inside, "_texts", lambda *_: ("x", texts))
+    subject = SimpleNamespace(tokenizer=load_tokenizer("bytes"))
+    tracemalloc.start()
+    found = inside._find(Analyze(checkpoint="", words=("is",), each=1), subject)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [place.text for place in found] == ["it is"] and peak < 10**6
+
+
+def test_pieces_are_cut_whatever_a_tokenizer_adds():
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
+    )
+    assert len(tokenizer("abcdef")["input_ids"]) == 8
+    assert list(inside._pieces(["abcdef", "g"], 2, tokenizer)) == ["ab", "cd", "ef"]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--words", "is", "w1"], "'is' never occurs in .*words.jsonl; give more"),
-        (["--each", "100000"], "occurs .* times in .*words.jsonl, 100000 were asked for"),
+        (["--words", "is", "w1"], "'is' never occurs in .*words.jsonl"),
+        (["--each", "100000"], "occurs .* times in .*words.jsonl .*, 100000 were asked for"),
         (["--each", "3"], "fewer than the 5 folds"),
         (["--text", "/nowhere/text.jsonl"], "/nowhere/text.jsonl"),
         (["--against", "/nowhere/model"], "/nowhere/model does not exist"),
@@ -138,6 +179,7 @@ def test_options_out_of_range():
     for field, value, message in (
         ("length", 1, "--length must be at least 2, got 1"),
         ("sequences", 0, "--sequences must be at least 1, got 0"),
+        ("documents", 0, "--documents must be at least 1, got 0"),
         ("alpha", 0.0, "--alpha must be positive, got 0.0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 class Place:
     """One occurrence of a word."""
 
-    sequence: int
-    """Index of the sequence."""
+    text: str
+    """The text it stands in."""
     token: int
     """Index of the token in it."""
     word: int
@@ -36,8 +36,8 @@ def places(
     """Return the first ``each`` places of every word, as a whole word, in texts that are sequences.
 
     What lies beyond ``longest`` tokens of a text is not looked at. A text that comes again is left
-    out: a probe that learnt from one would know the other. Texts are read only as far as needed.
-    ``where``: what they are called in an error.
+    out: a probe that learnt from one would know the other. Texts are read only as far as needed,
+    and held only where there is a place. ``where``: what they are called in an error.
     """
     if not words or len(set(words)) < len(words) or not all(words):
         raise ValueError(
@@ -46,7 +46,7 @@ def places(
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(re.escape(w) for w in words)})(?!\w)")
     number = {word: i for i, word in enumerate(words)}
     counts, found, held = [0] * len(words), list[Place](), set[str]()
-    for sequence, text in enumerate(texts):
+    for text in texts:
         matches = [match for match in pattern.finditer(text) if counts[number[match[0]]] < each]
         if not matches or text in held:
             continue
@@ -55,7 +55,7 @@ def places(
         for match in matches:
             word, token = number[match[0]], holder.get(match.end() - 1)
             if token is not None and counts[word] < each:
-                found.append(Place(sequence=sequence, token=token, word=word))
+                found.append(Place(text=text, token=token, word=word))
                 held.add(text)
                 counts[word] += 1
         if min(counts) == each:

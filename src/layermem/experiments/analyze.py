@@ -9,7 +9,7 @@ It does not know: figures, pages.
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ class Analyze:
     """Words that a probe is to tell apart."""
     each: int = 200
     """Occurrences of each word (the paper: 1668)."""
+    documents: int = 100_000
+    """Documents of a text that are read in search of them, at most."""
     sequences: int = 64
     """Sequences whose entropy is taken."""
     length: int = 128
@@ -71,7 +73,7 @@ class Analyze:
     """Seed of folds, layouts and problems."""
 
     def __post_init__(self) -> None:
-        for name, least in (("length", 2), ("sequences", 1), ("each", 1)):
+        for name, least in (("length", 2), ("sequences", 1), ("each", 1), ("documents", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
         if not self.alpha > 0:
@@ -101,7 +103,7 @@ def run(asked: Analyze, command: str = "") -> dict[str, Any]:
         raise ValueError(
             f"there is no sequence of {asked.length} tokens in {where}; lower --length"
         )
-    found_at, read = _find(asked, subjects[0])
+    found_at = _find(asked, subjects[0])
     result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "command": command,
@@ -113,7 +115,7 @@ def run(asked: Analyze, command: str = "") -> dict[str, Any]:
         result["models"][subject.name] = {
             "about": _about(subject),
             "entropy": _entropy(subject, texts, asked),
-            **_words(subject, read, found_at, asked),
+            **_words(subject, found_at, asked),
             **_routing(subject),
         }
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -158,7 +160,9 @@ def _texts(asked: Analyze, subject: _Subject) -> tuple[str, Iterator[str]]:
     if asked.text is None and task.name is not None:
         return f"the different test problems of {subject.name}", _problems(task.name, task)
     source = asked.text or "stdlib"
-    return source, _pieces(source, asked.length, subject)
+    where = f"{source} (read up to --documents {asked.documents})"
+    documents = itertools.islice(open_source(source), asked.documents)
+    return where, _pieces(documents, asked.length, subject.tokenizer)
 
 
 def _problems(name: str, task: Task) -> Iterator[str]:
@@ -175,29 +179,23 @@ def _problems(name: str, task: Task) -> Iterator[str]:
         yield from new
 
 
-def _pieces(source: str, length: int, subject: _Subject) -> Iterator[str]:
+def _pieces(documents: Iterable[str], length: int, tokenizer: Any) -> Iterator[str]:
     """Yield documents cut into pieces of so many tokens."""
-    for document in open_source(source):
-        offsets = subject.tokenizer(document, return_offsets_mapping=True, verbose=False)[
-            "offset_mapping"
-        ]
+    for document in documents:
+        encoded = tokenizer(
+            document, return_offsets_mapping=True, add_special_tokens=False, verbose=False
+        )
+        offsets = encoded["offset_mapping"]
         for start in range(0, len(offsets) - length + 1, length):
             yield document[offsets[start][0] : offsets[start + length - 1][1]]
 
 
-def _find(asked: Analyze, subject: _Subject) -> tuple[list[Place], list[str]]:
-    """Return where the words stand, and the texts they stand in."""
-    read: list[str] = []
+def _find(asked: Analyze, subject: _Subject) -> list[Place]:
+    """Return where the words stand."""
     where, texts = _texts(asked, subject)
-
-    def noted() -> Iterator[str]:
-        for text in texts:
-            read.append(text)
-            yield text
-
-    tokenizer, longest = subject.tokenizer, asked.length
-    found = places(noted(), tokenizer, asked.words, asked.each, longest=longest, where=where)
-    return found, read
+    return places(
+        texts, subject.tokenizer, asked.words, asked.each, longest=asked.length, where=where
+    )
 
 
 def _batches(
@@ -254,29 +252,22 @@ def _entropy(subject: _Subject, texts: Sequence[str], asked: Analyze) -> dict[st
     }
 
 
-def _words(
-    subject: _Subject, texts: Sequence[str], found_at: Sequence[Place], asked: Analyze
-) -> dict[str, Any]:
+def _words(subject: _Subject, found_at: Sequence[Place], asked: Analyze) -> dict[str, Any]:
     """Return how well probes tell the words apart, and layouts, by kind and layer."""
-    # Texts without a word are not read by the model.
-    used = sorted({place.sequence for place in found_at})
-    row_of = {sequence: row for row, sequence in enumerate(used)}
-    by_row: dict[int, list[tuple[int, int]]] = {}
+    by_text: dict[str, list[tuple[int, int]]] = {}
     for place in found_at:
-        by_row.setdefault(row_of[place.sequence], []).append((place.token, place.word))
+        by_text.setdefault(place.text, []).append((place.token, place.word))
     labels: list[int] = []
-    row = 0
-    chosen = [texts[sequence] for sequence in used]
+    rows = iter(by_text.values())
     with Shelf() as shelf:
-        batches = _batches(subject, chosen, asked.length, "words")
+        batches = _batches(subject, list(by_text), asked.length, "words")
         for got in capture(subject.model, batches, kinds=_KINDS):
-            for i in range(len(got.ids)):
-                for token, word in by_row[row + i]:
+            for i, row in enumerate(itertools.islice(rows, len(got.ids))):
+                for token, word in row:
                     for kind in _KINDS:
                         for layer, array in enumerate(getattr(got, kind)):
                             shelf.put((kind, layer), array[i, token])
                     labels.append(word)
-            row += len(got.ids)
         depth = subject.model.config.num_hidden_layers
         return {
             "separability": {
