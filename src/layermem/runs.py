@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,16 @@ _MARKER = "complete.json"
 _STAGING = ".staging"
 # More bytes than a row and one cut short have together.
 _ROW = 4096
+
+
+def told_apart(paths: Sequence[Sequence[str]]) -> list[str]:
+    """Return the last part of each path, with as many before it as no other path ends in."""
+    names = []
+    for path in paths:
+        ends = (path[-count:] for count in range(1, len(path) + 1))
+        alone = (end for end in ends if sum(other[-len(end) :] == end for other in paths) == 1)
+        names.append(str(Path(*next(alone, path))))
+    return names
 
 
 class RunFolder:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import tracemalloc
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -72,6 +73,18 @@ def test_two_runs_side_by_side(runs, folder, capsys):
     assert len(page) < 5_000_000
 
 
+def test_folders_called_alike_are_told_apart(runs, folder, tmp_path, capsys):
+    again = tmp_path / "again" / "lime"
+    shutil.copytree(runs[0], again)
+    out, asked = tmp_path / "out", ["--text", folder / "words.jsonl", *SMALL]
+    analyze(capsys, runs[0], "--against", again, "--out", out, *asked)
+    found = json.loads((out / "analysis.json").read_text())
+    assert list(found["models"]) == [f"{folder.name}/lime", "again/lime"]
+    for same in (runs[0], runs[0] / ".." / "lime"):
+        with pytest.raises(SystemExit, match="lime are one; give two"):
+            analyze(capsys, runs[0], "--against", same, "--out", out, *asked)
+
+
 def test_entropy_is_that_of_the_arrays(runs, folder, capsys):
     out, text = folder / "one", folder / "words.jsonl"
     analyze(capsys, runs[0], "--text", text, "--out", out, "--alpha", "0.5", *SMALL)
@@ -135,7 +148,7 @@ def test_a_text_is_searched_so_far_and_no_farther(runs, folder, monkeypatch):
     with pytest.raises(
         ValueError, match=r"'w2' never occurs in x \(read up to --documents 300\); give"
     ):
-        inside._find(asked, inside._load(str(runs[0])))
+        inside._find(asked, *inside._subjects([str(runs[0])]))
     assert read == 300
 
 

@@ -30,7 +30,7 @@ from layermem.analysis.words import Place, places
 from layermem.config import Run, Task
 from layermem.data.sources import open_source
 from layermem.models.decoder import DecoderForCausalLM
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.tasks.registry import lookup as lookup_task
 from layermem.train.run import load_run
 
@@ -92,11 +92,7 @@ class _Subject:
 
 def run(asked: Analyze, command: str = "") -> dict[str, Any]:
     """Look; return, and write to analysis.json, what was found. ``command``: what asked for it."""
-    subjects = [_load(path) for path in (asked.checkpoint, asked.against) if path is not None]
-    if len(subjects) == 2:
-        _same_tokens(*subjects)
-        if subjects[0].name == subjects[1].name:
-            raise ValueError(f"{asked.checkpoint} and {asked.against} are one; give two")
+    subjects = _subjects([path for path in (asked.checkpoint, asked.against) if path is not None])
     where, source = _texts(asked, subjects[0])
     texts = list(itertools.islice(source, asked.sequences))
     if not texts:
@@ -123,7 +119,19 @@ def run(asked: Analyze, command: str = "") -> dict[str, Any]:
     return result
 
 
-def _load(path: str) -> _Subject:
+def _subjects(paths: Sequence[str]) -> list[_Subject]:
+    """Load one checkpoint, or two that may be laid side by side."""
+    # What is no path is a name on the hub.
+    ways = [Path(path).resolve().parts if Path(path).exists() else (path,) for path in paths]
+    if len(set(ways)) < len(ways):
+        raise ValueError(f"{' and '.join(paths)} are one; give two")
+    subjects = [_load(path, name) for path, name in zip(paths, told_apart(ways), strict=True)]
+    if len(subjects) == 2:
+        _same_tokens(*subjects)
+    return subjects
+
+
+def _load(path: str, name: str) -> _Subject:
     """Load a run's final model, or a saved one."""
     folder = RunFolder(path)
     is_run = folder.config.exists()
@@ -142,7 +150,6 @@ def _load(path: str) -> _Subject:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(where)
     found = load_run(folder.config) if is_run else None
-    name = folder.path.name if is_run or Path(path).exists() else path
     return _Subject(name=name, model=model, tokenizer=tokenizer, run=found)
 
 
