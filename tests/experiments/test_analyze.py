@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import shutil
 import tracemalloc
 from dataclasses import asdict
@@ -21,8 +22,10 @@ from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.experiments import analyze as inside
 from layermem.experiments.analyze import Analyze
+from layermem.models.seams import Memory
 from layermem.tasks import prosqa
 from layermem.train.run import train
+from layermem.variants.lime import LimeRouter
 
 SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
 
@@ -83,6 +86,20 @@ def test_folders_called_alike_are_told_apart(runs, folder, tmp_path, capsys):
     for same in (runs[0], runs[0] / ".." / "lime"):
         with pytest.raises(SystemExit, match="lime are one; give two"):
             analyze(capsys, runs[0], "--against", same, "--out", out, *asked)
+
+
+def test_routers_that_depend_on_their_input_are_said_and_left_out(
+    runs, folder, capsys, caplog, monkeypatch
+):
+    monkeypatch.setattr(LimeRouter, "static_weights", Memory.static_weights)
+    out = folder / "dynamic"
+    caplog.set_level(logging.INFO)
+    analyze(capsys, runs[0], "--text", folder / "words.jsonl", "--out", out, *SMALL)
+    why = "the weights of LimeRouter depend on its input"
+    (model,) = json.loads((out / "analysis.json").read_text())["models"].values()
+    assert "routing" not in model and model["routing_unknown"] == why
+    assert f"It is not shown: {why}." in (out / "index.html").read_text()
+    assert f"what lime reads is left out: {why}" in caplog.messages
 
 
 def test_entropy_is_that_of_the_arrays(runs, folder, capsys):

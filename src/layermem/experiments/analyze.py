@@ -30,6 +30,7 @@ from layermem.analysis.words import Place, places
 from layermem.config import Run, Task
 from layermem.data.sources import open_source
 from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.seams import DependsOnInput
 from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.tasks.registry import lookup as lookup_task
 from layermem.train.run import load_run
@@ -314,10 +315,14 @@ def _probed(
 
 
 def _routing(subject: _Subject) -> dict[str, Any]:
-    """Return what routers read; nothing for a model that has none."""
+    """Return what routers read, or why that is not known; nothing for a model that has none."""
     if not isinstance(subject.model, DecoderForCausalLM):
         return {}
-    heatmap = mean_heatmap(subject.model)
+    try:
+        heatmap = mean_heatmap(subject.model)
+    except DependsOnInput as error:
+        logger.info("what %s reads is left out: %s", subject.name, error)
+        return {"routing_unknown": str(error)}
     if np.array_equal(heatmap, np.eye(len(heatmap))):
         return {}
     ways = circuits(heatmap) if len(heatmap) > 2 else []
