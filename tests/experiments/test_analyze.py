@@ -197,6 +197,7 @@ def test_pieces_are_cut_whatever_a_tokenizer_adds():
         (["--each", "3"], "fewer than the 5 folds"),
         (["--text", "/nowhere/text.jsonl"], "/nowhere/text.jsonl"),
         (["--against", "/nowhere/model"], "/nowhere/model does not exist"),
+        (["--figure", "x.foo", "--against", "/nowhere"], "end in .svg, .png or .pdf, got x.foo"),
     ],
 )
 def test_what_is_refused(runs, folder, more, message):
