@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from layermem.runs import RunFolder, check_complete, write_whole
+from layermem.runs import RunFolder, check_complete, told_apart, write_whole
 
 
 def a_folder(tmp_path):
@@ -153,3 +154,17 @@ def test_two_processes_cannot_write_one_run(tmp_path):
     with folder.locked():
         assert "another process is training in" in other().stderr
     assert other().stdout == "got it\n"
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["/a/x", "/a/y"], ["x", "y"]),
+        (["/a/x", "/b/x", "/b/y"], ["a/x", "b/x", "y"]),
+        (["/a/c/x", "/b/c/x"], ["a/c/x", "b/c/x"]),
+        (["/x", "/a/x"], ["/x", "a/x"]),
+        (["gpt2", "/a/gpt2"], ["gpt2", "a/gpt2"]),
+    ],
+)
+def test_paths_are_called_by_what_tells_them_apart(paths, names):
+    assert told_apart([Path(path).parts for path in paths]) == names

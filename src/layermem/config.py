@@ -60,13 +60,16 @@ class Data:
 
     source: str = "stdlib"
     """"stdlib" (the Python standard library's own sources), a file or folder of JSONL, Parquet or
-    text (plain, .xz, .gz, .bz2 or .zst), or the name of a Hugging Face dataset."""
+    text (plain, .xz, .gz, .bz2 or .zst), or a Hugging Face dataset: NAME, or NAME:SPLIT for another
+    split than train."""
     validation: str | None = None
-    """Source of the validation split; None: a share of the documents is set apart."""
+    """Source of the validation split, as in --data.source and of other text (wikitext:validation);
+    None: a share of the documents is set apart."""
     validation_share: float = 0.02
     """Share of the documents set apart for validation, where no source is given for it."""
     subset: str | None = None
-    """Configuration of a Hugging Face dataset, such as sample-10BT."""
+    """Configuration of a Hugging Face dataset, such as sample-10BT; of --data.validation too where
+    it is a split of the same."""
     text_field: str = "text"
     """Column that holds the text."""
     streaming: bool = False

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,16 @@ _MARKER = "complete.json"
 _STAGING = ".staging"
 # More bytes than a row and one cut short have together.
 _ROW = 4096
+
+
+def told_apart(paths: Sequence[Sequence[str]]) -> list[str]:
+    """Return the last part of each path, with as many before it as no other path ends in."""
+    names = []
+    for path in paths:
+        ends = (path[-count:] for count in range(1, len(path) + 1))
+        alone = (end for end in ends if sum(other[-len(end) :] == end for other in paths) == 1)
+        names.append(str(Path(*next(alone, path))))
+    return names
 
 
 class RunFolder:

@@ -108,6 +108,53 @@ def test_decoders_of_transformers(name):
             np.testing.assert_allclose(got.values[i], seen[i].detach(), rtol=1e-5, atol=1e-7)
 
 
+FALCON = {
+    **{k: v for k, v in TINY.items() if k not in ("intermediate_size", "num_key_value_heads")},
+    "alibi": False,
+}
+FUSED = {
+    "bigcode-mqa": (transformers.GPTBigCodeConfig, {**OTHERS["gpt2"][1], "multi_query": True}),
+    "bigcode-mha": (transformers.GPTBigCodeConfig, {**OTHERS["gpt2"][1], "multi_query": False}),
+    "falcon-mqa": (transformers.FalconConfig, {**FALCON, "multi_query": True}),
+    "falcon-mha": (transformers.FalconConfig, {**FALCON, "multi_query": False}),
+    "falcon-gqa": (
+        transformers.FalconConfig,
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_projections_of_fewer_key_value_heads(name, monkeypatch):
+    config, fields = FUSED[name]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config(**fields)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    attention, seen = torch.nn.functional.scaled_dot_product_attention, []
+
+    def spy(query, key, value, *args, **kwargs):
+        seen.append(value.transpose(1, 2))
+        return attention(query, key, value, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+    for got in capture(model, batches()[:1]):
+        assert len(seen) == 4
+        for values, own in zip(got.values, seen, strict=True):
+            # Theirs may be repeated for the query heads.
+            heads = own.unflatten(2, (values.shape[-1] // 8, -1))
+            expected = torch.from_numpy(values).unflatten(-1, (-1, 1, 8)).expand_as(heads)
+            np.testing.assert_allclose(expected, heads, rtol=1e-5, atol=1e-7)
+
+
+def test_a_fused_projection_of_another_layout_is_refused():
+    model = theirs("gpt2")
+    for layer in model.transformer.h:
+        layer.attn.c_attn = torch.nn.Linear(32, 32 + 2 * 8)
+    with pytest.raises(ValueError, match="layer 0 .* laid out as GPT-2, .* c_attn or query_key"):
+        next(capture(model, batches()[:1]))
+
+
 @pytest.mark.parametrize("model", [ours("lime", {}), theirs("gpt2")], ids=["lime", "gpt2"])
 def test_outputs_are_not_altered_and_nothing_is_left_behind(model):
     model.train()

@@ -1,5 +1,6 @@
 """Places of words, with every kind of tokenizer."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,10 @@ TOKENIZERS = ["bytes", *([str(GPT2)] if GPT2.exists() else [])]
 def test_the_token_ends_the_word(name):
     tokenizer = load_tokenizer(name)
     found = places(TEXTS, tokenizer, ["is", "was"], 3)
-    assert [(p.sequence, p.word) for p in found] == [(0, 1), (0, 0), (1, 0), (1, 1), (2, 1), (2, 0)]
+    stands = [(TEXTS.index(place.text), place.word) for place in found]
+    assert stands == [(0, 1), (0, 0), (1, 0), (1, 1), (2, 1), (2, 0)]
     for place in found:
-        ids = tokenizer(TEXTS[place.sequence])["input_ids"]
+        ids = tokenizer(place.text)["input_ids"]
         read = tokenizer.decode(ids[: place.token + 1])
         assert read.endswith(["is", "was"][place.word])
 
@@ -36,7 +38,7 @@ def test_numbers_are_whole_and_what_is_too_far_is_not_looked_at():
     tokenizer = arithmetic.tokenizer()
     texts = ["(1 + 101) * 2 = 102 * 2", "11 - 1 = 10"]
     found = places(texts, tokenizer, ["1", "2"], 1)
-    assert found == [Place(sequence=0, token=1, word=0), Place(sequence=0, token=6, word=1)]
+    assert found == [Place(text=texts[0], token=1, word=0), Place(text=texts[0], token=6, word=1)]
     with pytest.raises(ValueError, match="'10' never occurs"):
         places(texts, tokenizer, ["10"], 1, longest=4)
 
@@ -44,7 +46,7 @@ def test_numbers_are_whole_and_what_is_too_far_is_not_looked_at():
 @pytest.mark.parametrize(
     ("words", "each", "message"),
     [
-        (["were"], 3, "'were' occurs 2 times, 3 were asked for"),
+        (["were"], 3, "'were' occurs 2 times in the text, 3 were asked for; give more text or ask"),
         (["are", "is"], 1, "'are' never occurs in the text"),
         (["is", "is"], 1, "words must be different and not empty, got 'is', 'is'"),
         ([], 1, "words must be different and not empty"),
@@ -57,8 +59,14 @@ def test_what_is_not_there(words, each, message):
 
 
 def test_texts_are_read_as_far_as_needed():
-    def endless():
-        while True:
-            yield "it is"
+    endless = (f"it is {i}" for i in itertools.count())
+    assert len(places(endless, load_tokenizer("bytes"), ["is"], 5)) == 5
 
-    assert len(places(endless(), load_tokenizer("bytes"), ["is"], 5)) == 5
+
+def test_a_text_that_comes_again_is_left_out():
+    tokenizer = load_tokenizer("bytes")
+    again = [text for text in TEXTS for _ in range(3)]
+    found = places(again, tokenizer, ["is", "was"], 3)
+    assert [place.text for place in found] == [text for text in TEXTS for _ in range(2)]
+    with pytest.raises(ValueError, match="'were' occurs 2 times in songs, 3 were asked for"):
+        places(again, tokenizer, ["were"], 3, where="songs")

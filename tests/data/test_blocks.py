@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,54 @@ def test_validation_of_its_own(tmp_path, tokenizer):
     valid = write(tmp_path / "v.jsonl", ["x", "y"])
     train, held = prepare(config(tmp_path, ["a", "b"], validation=valid), tokenizer)
     assert documents(train) == ["a", "b"] and documents(held) == ["x", "y"]
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Stand in for the hub: a document that says what it was asked for; return what was."""
+    import datasets
+
+    seen = []
+
+    def load_dataset(name, subset, *, split, streaming):
+        seen.append((name, subset, split))
+        return datasets.Dataset.from_dict({"text": [f"{name} {subset} {split}"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("source", "validation", "read", "held"),
+    [
+        ("a", "a:test", ("a", "small", "train"), ("a", "small", "test")),
+        ("a:train", "b", ("a", "small", "train"), ("b", None, "train")),
+        ("a:x", "a:test[:1%]", ("a", "small", "x"), ("a", "small", "test[:1%]")),
+    ],
+)
+def test_validation_is_another_split_or_dataset(
+    tmp_path, tokenizer, hub, source, validation, read, held
+):
+    asked = Data(
+        source=source, subset="small", validation=validation, cache=str(tmp_path / "cache")
+    )
+    splits = prepare(asked, tokenizer)
+    assert hub == [read, held]
+    assert [documents(split) for split in splits] == [[" ".join(map(str, w))] for w in (read, held)]
+
+
+def test_validation_by_the_text_that_is_learnt_is_refused(tmp_path, tokenizer, hub):
+    copy = write(tmp_path / "b.jsonl", ["x", "y"])
+    local = config(tmp_path, ["x", "y"])
+    for source, validation in (
+        ("wikitext", "wikitext"),
+        ("wikitext", "wikitext:train"),
+        (local.source, local.source),
+        (local.source, copy),
+    ):
+        asked = replace(local, source=source, validation=validation)
+        with pytest.raises(ValueError, match="holds the text of data.source; .* NAME:validation"):
+            prepare(asked, tokenizer)
 
 
 def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes(

@@ -46,6 +46,13 @@ def test_parquet_by_its_column(tmp_path):
         list(open_source(str(path)))
 
 
+def test_a_bad_row_is_named_however_far_it_is(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": [*TEXTS * 200, None]}), path)
+    with pytest.raises(ValueError, match="row 600: the field 'text' must be a string, got None"):
+        list(open_source(str(path)))
+
+
 def test_a_folder_is_all_its_files_in_order(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "a.txt").write_text("whole\nfile")
@@ -70,6 +77,15 @@ def test_the_fingerprint_follows_the_content_and_not_the_name(tmp_path):
     assert open_source(str(a)).fingerprint() != open_source(str(b)).fingerprint()
 
 
+def test_the_fingerprint_follows_what_is_a_document(tmp_path):
+    marks = []
+    for name in ("a.jsonl", "a.json", "a.txt", "a.md"):
+        (tmp_path / name).write_bytes(json_lines())
+        marks.append(open_source(str(tmp_path / name)).fingerprint())
+    lines, same, whole, as_well = marks
+    assert lines == same != whole == as_well
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -88,7 +104,7 @@ def test_bad_lines_are_named(tmp_path, content, message):
         list(open_source(str(path)))
 
 
-@pytest.mark.parametrize("name", ["nowhere.jsonl", "./nowhere", "/no/where", "a/b/c"])
+@pytest.mark.parametrize("name", ["nowhere.jsonl", "./nowhere", "/no/where", "a/b/c", "no.txt:x"])
 def test_a_path_that_is_not_there(name):
     with pytest.raises(FileNotFoundError, match="does not exist; data.source is a file"):
         open_source(name)
@@ -112,7 +128,20 @@ def test_a_hugging_face_dataset_by_name(monkeypatch):
     source = open_source("team/corpus", subset="small", streaming=False)
     assert list(source) == TEXTS
     assert len(source.fingerprint()) == 64
-    assert seen == [("team/corpus", "small", "train", False)]
+    assert list(open_source("team/corpus:test", streaming=True)) == TEXTS
+    assert seen == [
+        ("team/corpus", "small", "train", False),
+        ("team/corpus", None, "test", True),
+    ]
+
+
+def test_splits_of_one_streamed_dataset_are_told_apart(monkeypatch):
+    import datasets
+
+    whole = datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset()
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: whole)
+    marks = [open_source(name, streaming=True).fingerprint() for name in ("a:test", "a:train", "a")]
+    assert marks[0] != marks[1] == marks[2]
 
 
 def test_a_dataset_that_cannot_be_loaded(monkeypatch):

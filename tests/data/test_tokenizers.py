@@ -29,6 +29,13 @@ def test_what_was_saved_loads_and_splits_alike(tmp_path):
     assert fingerprint(load_tokenizer(str(tmp_path))) == fingerprint(tokenizer)
 
 
+def test_another_end_token_is_another_tokenizer():
+    first, other = load_tokenizer("bytes"), load_tokenizer("bytes")
+    other.eos_token = "!"
+    assert other.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
+    assert fingerprint(other) != fingerprint(first)
+
+
 @pytest.mark.skipif(not GPT2.exists(), reason="the shared data is not beside the checkout")
 def test_gpt2_from_its_two_files():
     tokenizer = load_tokenizer(str(GPT2))

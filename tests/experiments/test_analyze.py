@@ -1,6 +1,12 @@
 """Analyze: numbers by layer for ours and theirs, a page from them alone, and clear refusals."""
 
+import itertools
 import json
+import logging
+import shutil
+import tracemalloc
+from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,13 +14,18 @@ import torch
 import transformers
 from small_run import a_run
 from tiny import TINY
+from tokenizers import processors
 
 from layermem import cli
 from layermem.analysis.entropy import matrix_entropy, standardise
 from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
+from layermem.experiments import analyze as inside
 from layermem.experiments.analyze import Analyze
+from layermem.models.seams import Memory
+from layermem.tasks import prosqa
 from layermem.train.run import train
+from layermem.variants.lime import LimeRouter
 
 SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
 
@@ -65,6 +76,32 @@ def test_two_runs_side_by_side(runs, folder, capsys):
     assert len(page) < 5_000_000
 
 
+def test_folders_called_alike_are_told_apart(runs, folder, tmp_path, capsys):
+    again = tmp_path / "again" / "lime"
+    shutil.copytree(runs[0], again)
+    out, asked = tmp_path / "out", ["--text", folder / "words.jsonl", *SMALL]
+    analyze(capsys, runs[0], "--against", again, "--out", out, *asked)
+    found = json.loads((out / "analysis.json").read_text())
+    assert list(found["models"]) == [f"{folder.name}/lime", "again/lime"]
+    for same in (runs[0], runs[0] / ".." / "lime"):
+        with pytest.raises(SystemExit, match="lime are one; give two"):
+            analyze(capsys, runs[0], "--against", same, "--out", out, *asked)
+
+
+def test_routers_that_depend_on_their_input_are_said_and_left_out(
+    runs, folder, capsys, caplog, monkeypatch
+):
+    monkeypatch.setattr(LimeRouter, "static_weights", Memory.static_weights)
+    out = folder / "dynamic"
+    caplog.set_level(logging.INFO)
+    analyze(capsys, runs[0], "--text", folder / "words.jsonl", "--out", out, *SMALL)
+    why = "the weights of LimeRouter depend on its input"
+    (model,) = json.loads((out / "analysis.json").read_text())["models"].values()
+    assert "routing" not in model and model["routing_unknown"] == why
+    assert f"It is not shown: {why}." in (out / "index.html").read_text()
+    assert f"what lime reads is left out: {why}" in caplog.messages
+
+
 def test_entropy_is_that_of_the_arrays(runs, folder, capsys):
     out, text = folder / "one", folder / "words.jsonl"
     analyze(capsys, runs[0], "--text", text, "--out", out, "--alpha", "0.5", *SMALL)
@@ -99,16 +136,68 @@ def test_a_run_on_a_task_reads_its_own_problems(folder, capsys):
     analyze(capsys, run.path, *asked)
     found = json.loads((folder / "numbers" / "analysis.json").read_text())
     assert found["sequences"] == 8 and found["asked"]["words"] == ["2", "3"]
+    with pytest.raises(SystemExit, match="times in the different test problems of sums, 9999 were"):
+        analyze(capsys, run.path, *asked, "--each", "9999")
+
+
+def test_a_problem_is_read_once(folder, tmp_path):
+    few = prosqa.generate(3, 0)
+    file = tmp_path / "few.json"
+    file.write_text(json.dumps([asdict(record) for record in [*few, *few]]))
+    task = Task(name="prosqa", test=6, options=(f"test={file}",))
+    read = list(inside._problems("prosqa", task))
+    assert read == [f"{record.prompt} {record.solution}" for record in few]
+    # Other seeds bring other problems, until there are no more.
+    read = list(inside._problems("arithmetic", Task(test=60, options=("operands=2",))))
+    assert len(read) == len(set(read)) > 60
+
+
+def test_a_text_is_searched_so_far_and_no_farther(runs, folder, monkeypatch):
+    read = 0
+
+    def documents(_):
+        nonlocal read
+        for read in range(1, 10**9):
+            yield f"w1 {read:09} " * 3
+
+    monkeypatch.setattr(inside, "open_source", documents)
+    asked = Analyze(checkpoint="", text="x", words=("w1", "w2"), each=5, documents=300, length=24)
+    with pytest.raises(
+        ValueError, match=r"'w2' never occurs in x \(read up to --documents 300\); give"
+    ):
+        inside._find(asked, *inside._subjects([str(runs[0])]))
+    assert read == 300
+
+
+def test_texts_without_a_word_are_let_go(monkeypatch):
+    texts = itertools.chain((f"{i} {'x' * 10_000}" for i in range(1000)), ["it is"])
+    monkeypatch.setattr(inside, "_texts", lambda *_: ("x", texts))
+    subject = SimpleNamespace(tokenizer=load_tokenizer("bytes"))
+    tracemalloc.start()
+    found = inside._find(Analyze(checkpoint="", words=("is",), each=1), subject)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [place.text for place in found] == ["it is"] and peak < 10**6
+
+
+def test_pieces_are_cut_whatever_a_tokenizer_adds():
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
+    )
+    assert len(tokenizer("abcdef")["input_ids"]) == 8
+    assert list(inside._pieces(["abcdef", "g"], 2, tokenizer)) == ["ab", "cd", "ef"]
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--words", "is", "w1"], "'is' never occurs in the text"),
-        (["--each", "100000"], "occurs .* times, 100000 were asked for"),
+        (["--words", "is", "w1"], "'is' never occurs in .*words.jsonl"),
+        (["--each", "100000"], "occurs .* times in .*words.jsonl .*, 100000 were asked for"),
         (["--each", "3"], "fewer than the 5 folds"),
         (["--text", "/nowhere/text.jsonl"], "/nowhere/text.jsonl"),
         (["--against", "/nowhere/model"], "/nowhere/model does not exist"),
+        (["--figure", "x.foo", "--against", "/nowhere"], "end in .svg, .png or .pdf, got x.foo"),
     ],
 )
 def test_what_is_refused(runs, folder, more, message):
@@ -121,6 +210,7 @@ def test_options_out_of_range():
     for field, value, message in (
         ("length", 1, "--length must be at least 2, got 1"),
         ("sequences", 0, "--sequences must be at least 1, got 0"),
+        ("documents", 0, "--documents must be at least 1, got 0"),
         ("alpha", 0.0, "--alpha must be positive, got 0.0"),
     ):
         with pytest.raises(ValueError, match=message):

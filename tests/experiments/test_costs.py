@@ -114,6 +114,7 @@ def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypa
         (["--variants", "plain,lame"], "unknown variant 'lame'"),
         (["--measure", "--repeats", "1"], "repeats must be at least 2, got 1"),
         (["--variants", "plain,lime:router=last"], "needs router_window, the number of layers"),
+        (["--layers", "2", "4", "--figure", "x.xyz"], "end in .svg, .png or .pdf, got x.xyz"),
     ],
 )
 def test_what_a_command_refuses(more, message, tmp_path, monkeypatch):
@@ -126,9 +127,8 @@ def test_what_a_command_refuses(more, message, tmp_path, monkeypatch):
     ("given", "message"),
     [
         ({"layers": (4, 0)}, "--layers must be at least 1 each, got 0"),
-        ({"figure": Path("x.svg")}, "a figure needs two sizes to lie between"),
-        ({"layers": (2, 2), "figure": Path("x.svg")}, "a figure needs two sizes to lie between"),
-        ({"layers": (2, 4), "figure": Path("x.xyz")}, "must end in .svg, .png or .pdf, got x.xyz"),
+        ({"figure": Path("x.svg")}, "a figure needs two sizes: --layers 4 8"),
+        ({"layers": (2, 2), "figure": Path("x.svg")}, "a figure needs two sizes: --layers 4 8"),
         (
             {"layers": (2, 4), "figure": Path("x.svg"), "variants": "lime"},
             "a figure needs two --variants",

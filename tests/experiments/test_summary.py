@@ -217,4 +217,4 @@ def test_a_preset_says_how_its_arms_are_measured(tmp_path):
 def test_folders_called_alike_are_told_apart(tmp_path):
     runs = [record(tmp_path / str(seed) / "run", seed=seed) for seed in (0, 1)]
     found = summed(tmp_path, *runs)
-    assert set(found["runs"]) == {str(path) for path in runs}
+    assert list(found["runs"]) == ["0/run", "1/run"]

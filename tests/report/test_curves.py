@@ -39,6 +39,8 @@ def test_what_is_no_run(tmp_path):
         draw_curves([tmp_path / "nowhere"], tmp_path / "a.svg")
     with pytest.raises(ValueError, match="at least one"):
         draw_curves([], tmp_path / "a.svg")
+    with pytest.raises(ValueError, match=r"must end in .svg, .png or .pdf, got .*a.foo"):
+        draw_curves([tmp_path / "nowhere"], tmp_path / "a.foo")
 
 
 def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():

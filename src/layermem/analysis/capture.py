@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from layermem.models.seams import Memory
 
@@ -132,23 +133,34 @@ def _projection(
     }
     if "v_proj" in named:
         return named["v_proj"], lambda made: made
-    if "c_attn" in named:
-        # GPT-2: queries, keys, values side by side.
-        return named["c_attn"], lambda made: made.chunk(3, dim=-1)[2]
     if "qkv_proj" in named and "o_proj" in named:
         # Phi-3: queries as wide as what o_proj takes; keys and values share the rest.
         queries = named["o_proj"].in_features
         return named["qkv_proj"], lambda made: made[..., queries:].chunk(2, dim=-1)[1]
-    if "query_key_value" in named:
-        # GPT-NeoX: head by head.
-        heads = config.num_attention_heads
-        return named["query_key_value"], lambda made: made.unflatten(-1, (heads, 3, -1))[
-            ..., 2, :
-        ].flatten(-2)
+    for name in ("c_attn", "query_key_value"):
+        values_of = _fused(name, named[name], config) if name in named else None
+        if values_of is not None:
+            return named[name], values_of
     raise ValueError(
         f"layer {index} ({type(layer).__name__}) has no projection of values that is known here: "
-        'v_proj, c_attn, qkv_proj or query_key_value; ask for kinds=("hidden",)'
+        "v_proj, qkv_proj, or, laid out as GPT-2, GPT-BigCode, GPT-NeoX or Falcon do, c_attn or "
+        'query_key_value; ask for kinds=("hidden",)'
     )
+
+
+def _fused(name: str, module: Any, config: Any) -> Callable[[Tensor], Tensor] | None:
+    """Return what of a projection of queries, keys and values the values are; None: unknown."""
+    heads, family = config.num_attention_heads, config.model_type
+    width = config.hidden_size // heads
+    whole = module.nf if isinstance(module, Conv1D) else module.out_features
+    groups, rest = divmod(whole - heads * width, 2 * width)
+    if rest or (groups != heads and family not in ("gpt_bigcode", "falcon")):
+        return None
+    if name == "c_attn" and (family != "gpt_bigcode" or groups == 1):
+        # GPT-2, and GPT-BigCode of one key-value head: queries, keys, values side by side.
+        return lambda made: made[..., -groups * width :]
+    # GPT-NeoX: head by head; Falcon: each key-value head after its query heads.
+    return lambda made: made.unflatten(-1, (groups, -1, width))[..., -1, :].flatten(-2)
 
 
 def _captured(

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 class Place:
     """One occurrence of a word."""
 
-    sequence: int
-    """Index of the sequence."""
+    text: str
+    """The text it stands in."""
     token: int
     """Index of the token in it."""
     word: int
@@ -31,11 +31,13 @@ def places(
     each: int,
     *,
     longest: int | None = None,
+    where: str = "the text",
 ) -> list[Place]:
     """Return the first ``each`` places of every word, as a whole word, in texts that are sequences.
 
-    What lies beyond ``longest`` tokens of a text is not looked at. Texts are read only as far as
-    needed.
+    What lies beyond ``longest`` tokens of a text is not looked at. A text that comes again is left
+    out: a probe that learnt from one would know the other. Texts are read only as far as needed,
+    and held only where there is a place. ``where``: what they are called in an error.
     """
     if not words or len(set(words)) < len(words) or not all(words):
         raise ValueError(
@@ -43,27 +45,28 @@ def places(
         )
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(re.escape(w) for w in words)})(?!\w)")
     number = {word: i for i, word in enumerate(words)}
-    counts, found = [0] * len(words), list[Place]()
-    for sequence, text in enumerate(texts):
+    counts, found, held = [0] * len(words), list[Place](), set[str]()
+    for text in texts:
         matches = [match for match in pattern.finditer(text) if counts[number[match[0]]] < each]
-        if not matches:
+        if not matches or text in held:
             continue
         encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
         holder = _holders(encoded["offset_mapping"][:longest])
         for match in matches:
             word, token = number[match[0]], holder.get(match.end() - 1)
             if token is not None and counts[word] < each:
-                found.append(Place(sequence=sequence, token=token, word=word))
+                found.append(Place(text=text, token=token, word=word))
+                held.add(text)
                 counts[word] += 1
         if min(counts) == each:
             break
     for name, count in zip(words, counts, strict=True):
         if not count:
-            raise ValueError(f"{name!r} never occurs in the text; give more text or another word")
+            raise ValueError(f"{name!r} never occurs in {where}; give more text or another word")
         if count < each:
             raise ValueError(
-                f"{name!r} occurs {count} times, {each} were asked for; give more text or ask for "
-                "fewer"
+                f"{name!r} occurs {count} times in {where}, {each} were asked for; give more text "
+                "or ask for fewer"
             )
     return found
 

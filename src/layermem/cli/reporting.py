@@ -19,11 +19,13 @@ logger = logging.getLogger(__name__)
 def analyze(rest: list[str]) -> None:
     """Look inside checkpoints, and write a page about it."""
     from layermem.experiments import analyze as inside
-    from layermem.report import analysis
+    from layermem.report import analysis, figures
 
     # The checkpoint stands alone, as a preset does.
     given = ["--checkpoint", *rest] if rest and not rest[0].startswith("-") else rest
     asked = tyro.cli(inside.Analyze, prog="layermem analyze", args=given)
+    if asked.figure is not None:
+        figures.check(asked.figure)
     transformers_logging.disable_progress_bar()
     found = inside.run(asked, shlex.join(["layermem", "analyze", *rest]))
     show(analysis.table(found))
@@ -49,8 +51,11 @@ def costs(rest: list[str]) -> None:
     """Print what variants cost."""
     from layermem.experiments import costs as counting
     from layermem.report import costs as told
+    from layermem.report import figures
 
     asked = tyro.cli(counting.Costs, prog="layermem costs", args=rest)
+    if asked.figure is not None:
+        figures.check(asked.figure)
     found = counting.run(asked, shlex.join(["layermem", "costs", *rest]))
     show(told.counted(found["points"]))
     if asked.measure:

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,14 +27,14 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from layermem.config import Data
-from layermem.data.sources import Source, open_source
+from layermem.data.sources import Source, hub_name, open_source
 from layermem.data.tokenizers import fingerprint
 from layermem.lots import lot
 
 logger = logging.getLogger(__name__)
 # Characters tokenized at once: a tokenizer's own notes take some hundred bytes for each.
 _BATCH = 500_000
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +105,15 @@ def _positions(is_end: Tensor) -> Tensor:
 
 def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
     """Return the training and validation tokens of a config, from the cache where they are."""
-    opened = partial(open_source, text_field=config.text_field, streaming=config.streaming)
-    source = opened(config.source, subset=config.subset)
-    validation = opened(config.validation) if config.validation else None
-    key = _key(config, source, validation, tokenizer)
-    folder = cache_folder(config.cache) / key
+    source, validation = _sources(config)
+    texts = [each.fingerprint() for each in (source, validation) if each]
+    if len(set(texts)) < len(texts):
+        raise ValueError(
+            f"data.validation, {config.validation}, holds the text of data.source; name another (a "
+            "split of a Hugging Face dataset is NAME:validation), or leave it out, and a share is "
+            "set apart"
+        )
+    folder = cache_folder(config.cache) / _key(config, texts, tokenizer)
     if not (folder / "meta.json").exists():
         _build(folder, config, source, validation, tokenizer)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
@@ -126,14 +130,19 @@ def cache_folder(given: str | None = None) -> Path:
     return Path(given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem").expanduser()
 
 
-def _key(config: Data, source: Source, validation: Source | None, tokenizer: Any) -> str:
-    parts = [
-        _VERSION,
-        source.fingerprint(),
-        validation.fingerprint() if validation else config.validation_share,
-        config.max_documents,
-        fingerprint(tokenizer),
-    ]
+def _sources(config: Data) -> tuple[Source, Source | None]:
+    opened = partial(open_source, text_field=config.text_field, streaming=config.streaming)
+    source = opened(config.source, subset=config.subset)
+    if not config.validation:
+        return source, None
+    # Another dataset has configurations of its own.
+    same = hub_name(config.validation)[0] == hub_name(config.source)[0]
+    return source, opened(config.validation, subset=config.subset if same else None)
+
+
+def _key(config: Data, texts: Sequence[str], tokenizer: Any) -> str:
+    share = None if config.validation else config.validation_share
+    parts = [_VERSION, texts, share, config.max_documents, fingerprint(tokenizer)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 

@@ -1,7 +1,7 @@
 """Where documents come from: the standard library's sources, local files, Hugging Face datasets.
 
 A source yields one text at a time and holds no more than that, whatever its size, and has a
-fingerprint: the same text, wherever it lies, has the same one.
+fingerprint: the same documents, wherever they lie, have the same one.
 
 It does not know: tokens, blocks.
 """
@@ -10,6 +10,7 @@ import bz2
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import sys
@@ -32,6 +33,8 @@ _OPENERS: dict[str, Any] = {
     ".zst": lambda path, mode: io.BufferedReader(zstandard.open(path, mode)),
 }
 _KINDS = (".jsonl", ".json", ".parquet", ".txt", ".md", ".py")
+# What of a file is a document; of other kinds, all of it.
+_PARTS = {".jsonl": "line", ".json": "line", ".parquet": "row"}
 
 
 class Source(ABC):
@@ -49,7 +52,10 @@ class Source(ABC):
 def open_source(
     source: str, *, text_field: str = "text", subset: str | None = None, streaming: bool = False
 ) -> Source:
-    """Return the documents of "stdlib", of a file or folder, or of a Hugging Face dataset."""
+    """Return the documents of "stdlib", of a file or folder, or of a Hugging Face dataset.
+
+    A dataset is NAME or NAME:SPLIT; without a split it is the one called train.
+    """
     if source == "stdlib":
         return Files(_standard_library(), text_field)
     path = Path(source).expanduser()
@@ -60,12 +66,19 @@ def open_source(
         if not found:
             raise ValueError(f"the folder {path} holds no file of a kind {', '.join(_KINDS)}")
         return Files(found, text_field)
-    if path.is_absolute() or source.startswith((".", "~")) or path.suffix or source.count("/") > 1:
+    name, split = hub_name(source)
+    if name.startswith(("/", ".", "~")) or Path(name).suffix or name.count("/") > 1:
         raise FileNotFoundError(
-            f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset, or "
-            '"stdlib"'
+            f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset "
+            '(NAME or NAME:SPLIT), or "stdlib"'
         )
-    return Hub(source, subset, text_field, streaming=streaming)
+    return Hub(name, subset, text_field, split=split, streaming=streaming)
+
+
+def hub_name(source: str) -> tuple[str, str]:
+    """Return the name of a Hugging Face dataset, and its split."""
+    name, _, split = source.partition(":")
+    return name, split or "train"
 
 
 @final
@@ -77,10 +90,10 @@ class Files(Source):
 
     def __iter__(self) -> Iterator[str]:
         for path in self.paths:
-            kind = _kind(path)
-            if kind in (".jsonl", ".json"):
+            part = _part(path)
+            if part == "line":
                 yield from self._json_lines(path)
-            elif kind == ".parquet":
+            elif part == "row":
                 yield from self._parquet(path)
             else:
                 yield _decoded(_read(path), path)
@@ -88,6 +101,7 @@ class Files(Source):
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.text_field.encode())
         for path in self.paths:
+            digest.update(_part(path).encode())
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
@@ -108,20 +122,27 @@ class Files(Source):
         file = parquet.ParquetFile(path)
         if self.text_field not in file.schema_arrow.names:
             _text(dict.fromkeys(file.schema_arrow.names), self.text_field, str(path))
-        for batch in file.iter_batches(batch_size=256, columns=[self.text_field]):
-            for number, text in enumerate(batch.column(0).to_pylist()):
-                yield _text({self.text_field: text}, self.text_field, f"{path}, row {number}")
+        batches = file.iter_batches(batch_size=256, columns=[self.text_field])
+        rows = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+        for number, text in enumerate(rows):
+            yield _text({self.text_field: text}, self.text_field, f"{path}, row {number}")
 
 
 @final
 class Hub(Source):
-    """A Hugging Face dataset's training split."""
+    """A split of a Hugging Face dataset."""
 
     def __init__(
-        self, name: str, subset: str | None, text_field: str, *, streaming: bool = False
+        self,
+        name: str,
+        subset: str | None,
+        text_field: str,
+        *,
+        split: str = "train",
+        streaming: bool = False,
     ) -> None:
         self.name, self.subset, self.text_field = name, subset, text_field
-        self.streaming = streaming
+        self.split, self.streaming = split, streaming
         self._loaded: Any = None
 
     def __iter__(self) -> Iterator[str]:
@@ -132,14 +153,14 @@ class Hub(Source):
         data = self._load()
         # A streamed dataset is told by its name and version: its text has not been seen.
         content = getattr(data, "_fingerprint", None) or str(data.info.download_checksums)
-        key = f"{self.name} {self.subset} {self.text_field} {data.info.version} {content}"
-        return hashlib.sha256(key.encode()).hexdigest()
+        told = self.name, self.subset, self.split, self.text_field, data.info.version, content
+        return hashlib.sha256(" ".join(map(str, told)).encode()).hexdigest()
 
     def _load(self) -> Any:
         if self._loaded is None:
             try:
                 self._loaded = datasets.load_dataset(
-                    self.name, self.subset, split="train", streaming=self.streaming
+                    self.name, self.subset, split=self.split, streaming=self.streaming
                 )
             except Exception as error:
                 raise ValueError(
@@ -169,6 +190,10 @@ def _is_text(path: Path) -> bool:
 def _kind(path: Path) -> str:
     """The suffix below a compression's."""
     return Path(path.stem).suffix if path.suffix in _OPENERS else path.suffix
+
+
+def _part(path: Path) -> str:
+    return _PARTS.get(_kind(path), "file")
 
 
 @contextmanager

@@ -37,9 +37,8 @@ def load_tokenizer(name: str) -> Any:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Return what changes when any text would be split otherwise."""
-    state: str = tokenizer.backend_tokenizer.to_str()
-    return state
+    """Return what changes when any text would be split otherwise, or end in another token."""
+    return f"{tokenizer.eos_token_id} {tokenizer.backend_tokenizer.to_str()}"
 
 
 def _byte_vocabulary() -> dict[str, int]:

@@ -9,7 +9,7 @@ It does not know: figures, pages.
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from layermem.analysis.words import Place, places
 from layermem.config import Run, Task
 from layermem.data.sources import open_source
 from layermem.models.decoder import DecoderForCausalLM
-from layermem.runs import RunFolder, write_whole
+from layermem.models.seams import DependsOnInput
+from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.tasks.registry import lookup as lookup_task
 from layermem.train.run import load_run
 
@@ -57,6 +58,8 @@ class Analyze:
     """Words that a probe is to tell apart."""
     each: int = 200
     """Occurrences of each word (the paper: 1668)."""
+    documents: int = 100_000
+    """Documents of a text that are read in search of them, at most."""
     sequences: int = 64
     """Sequences whose entropy is taken."""
     length: int = 128
@@ -71,7 +74,7 @@ class Analyze:
     """Seed of folds, layouts and problems."""
 
     def __post_init__(self) -> None:
-        for name, least in (("length", 2), ("sequences", 1), ("each", 1)):
+        for name, least in (("length", 2), ("sequences", 1), ("each", 1), ("documents", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
         if not self.alpha > 0:
@@ -90,15 +93,14 @@ class _Subject:
 
 def run(asked: Analyze, command: str = "") -> dict[str, Any]:
     """Look; return, and write to analysis.json, what was found. ``command``: what asked for it."""
-    subjects = [_load(path) for path in (asked.checkpoint, asked.against) if path is not None]
-    if len(subjects) == 2:
-        _same_tokens(*subjects)
-        if subjects[0].name == subjects[1].name:
-            raise ValueError(f"{asked.checkpoint} and {asked.against} are one; give two")
-    texts = list(itertools.islice(_texts(asked, subjects[0]), asked.sequences))
+    subjects = _subjects([path for path in (asked.checkpoint, asked.against) if path is not None])
+    where, source = _texts(asked, subjects[0])
+    texts = list(itertools.islice(source, asked.sequences))
     if not texts:
-        raise ValueError(f"{asked.text} holds no sequence of {asked.length} tokens")
-    found_at, read = _find(asked, subjects[0])
+        raise ValueError(
+            f"there is no sequence of {asked.length} tokens in {where}; lower --length"
+        )
+    found_at = _find(asked, subjects[0])
     result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "command": command,
@@ -110,7 +112,7 @@ def run(asked: Analyze, command: str = "") -> dict[str, Any]:
         result["models"][subject.name] = {
             "about": _about(subject),
             "entropy": _entropy(subject, texts, asked),
-            **_words(subject, read, found_at, asked),
+            **_words(subject, found_at, asked),
             **_routing(subject),
         }
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,19 @@ def run(asked: Analyze, command: str = "") -> dict[str, Any]:
     return result
 
 
-def _load(path: str) -> _Subject:
+def _subjects(paths: Sequence[str]) -> list[_Subject]:
+    """Load one checkpoint, or two that may be laid side by side."""
+    # What is no path is a name on the hub.
+    ways = [Path(path).resolve().parts if Path(path).exists() else (path,) for path in paths]
+    if len(set(ways)) < len(ways):
+        raise ValueError(f"{' and '.join(paths)} are one; give two")
+    subjects = [_load(path, name) for path, name in zip(paths, told_apart(ways), strict=True)]
+    if len(subjects) == 2:
+        _same_tokens(*subjects)
+    return subjects
+
+
+def _load(path: str, name: str) -> _Subject:
     """Load a run's final model, or a saved one."""
     folder = RunFolder(path)
     is_run = folder.config.exists()
@@ -137,7 +151,6 @@ def _load(path: str) -> _Subject:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(where)
     found = load_run(folder.config) if is_run else None
-    name = folder.path.name if is_run or Path(path).exists() else path
     return _Subject(name=name, model=model, tokenizer=tokenizer, run=found)
 
 
@@ -149,35 +162,48 @@ def _same_tokens(first: _Subject, second: _Subject) -> None:
         )
 
 
-def _texts(asked: Analyze, subject: _Subject) -> Iterator[str]:
-    """Yield texts that are sequences: problems with their solutions, or pieces of documents."""
+def _texts(asked: Analyze, subject: _Subject) -> tuple[str, Iterator[str]]:
+    """Return what is read, by name, and as texts that are sequences."""
     task = Task() if subject.run is None else subject.run.task
     if asked.text is None and task.name is not None:
-        kind = lookup_task(task.name)
-        # Rare words want many: other seeds bring more problems of the same split.
-        for more in range(_SEEDS):
-            for problem in kind.problems("test", task.test, task.seed + more, **task.fields()):
-                yield f"{problem.prompt} {problem.solution}"
-        return
-    for document in open_source(asked.text or "stdlib"):
-        offsets = subject.tokenizer(document, return_offsets_mapping=True, verbose=False)[
-            "offset_mapping"
-        ]
-        for start in range(0, len(offsets) - asked.length + 1, asked.length):
-            yield document[offsets[start][0] : offsets[start + asked.length - 1][1]]
+        return f"the different test problems of {subject.name}", _problems(task.name, task)
+    source = asked.text or "stdlib"
+    where = f"{source} (read up to --documents {asked.documents})"
+    documents = itertools.islice(open_source(source), asked.documents)
+    return where, _pieces(documents, asked.length, subject.tokenizer)
 
 
-def _find(asked: Analyze, subject: _Subject) -> tuple[list[Place], list[str]]:
-    """Return where the words stand, and the texts they stand in."""
-    read: list[str] = []
+def _problems(name: str, task: Task) -> Iterator[str]:
+    """Yield test problems with their solutions, each once."""
+    kind, seen = lookup_task(name), set[int]()
+    # Rare words want many: other seeds bring more problems of the same split, if there are more.
+    for more in range(_SEEDS):
+        problems = kind.problems("test", task.test, task.seed + more, **task.fields())
+        texts = dict.fromkeys(f"{problem.prompt} {problem.solution}" for problem in problems)
+        new = [text for text in texts if hash(text) not in seen]
+        if not new:
+            return
+        seen.update(map(hash, new))
+        yield from new
 
-    def noted() -> Iterator[str]:
-        for text in _texts(asked, subject):
-            read.append(text)
-            yield text
 
-    found = places(noted(), subject.tokenizer, asked.words, asked.each, longest=asked.length)
-    return found, read
+def _pieces(documents: Iterable[str], length: int, tokenizer: Any) -> Iterator[str]:
+    """Yield documents cut into pieces of so many tokens."""
+    for document in documents:
+        encoded = tokenizer(
+            document, return_offsets_mapping=True, add_special_tokens=False, verbose=False
+        )
+        offsets = encoded["offset_mapping"]
+        for start in range(0, len(offsets) - length + 1, length):
+            yield document[offsets[start][0] : offsets[start + length - 1][1]]
+
+
+def _find(asked: Analyze, subject: _Subject) -> list[Place]:
+    """Return where the words stand."""
+    where, texts = _texts(asked, subject)
+    return places(
+        texts, subject.tokenizer, asked.words, asked.each, longest=asked.length, where=where
+    )
 
 
 def _batches(
@@ -234,29 +260,22 @@ def _entropy(subject: _Subject, texts: Sequence[str], asked: Analyze) -> dict[st
     }
 
 
-def _words(
-    subject: _Subject, texts: Sequence[str], found_at: Sequence[Place], asked: Analyze
-) -> dict[str, Any]:
+def _words(subject: _Subject, found_at: Sequence[Place], asked: Analyze) -> dict[str, Any]:
     """Return how well probes tell the words apart, and layouts, by kind and layer."""
-    # Texts without a word are not read by the model.
-    used = sorted({place.sequence for place in found_at})
-    row_of = {sequence: row for row, sequence in enumerate(used)}
-    by_row: dict[int, list[tuple[int, int]]] = {}
+    by_text: dict[str, list[tuple[int, int]]] = {}
     for place in found_at:
-        by_row.setdefault(row_of[place.sequence], []).append((place.token, place.word))
+        by_text.setdefault(place.text, []).append((place.token, place.word))
     labels: list[int] = []
-    row = 0
-    chosen = [texts[sequence] for sequence in used]
+    rows = iter(by_text.values())
     with Shelf() as shelf:
-        batches = _batches(subject, chosen, asked.length, "words")
+        batches = _batches(subject, list(by_text), asked.length, "words")
         for got in capture(subject.model, batches, kinds=_KINDS):
-            for i in range(len(got.ids)):
-                for token, word in by_row[row + i]:
+            for i, row in enumerate(itertools.islice(rows, len(got.ids))):
+                for token, word in row:
                     for kind in _KINDS:
                         for layer, array in enumerate(getattr(got, kind)):
                             shelf.put((kind, layer), array[i, token])
                     labels.append(word)
-            row += len(got.ids)
         depth = subject.model.config.num_hidden_layers
         return {
             "separability": {
@@ -296,10 +315,14 @@ def _probed(
 
 
 def _routing(subject: _Subject) -> dict[str, Any]:
-    """Return what routers read; nothing for a model that has none."""
+    """Return what routers read, or why that is not known; nothing for a model that has none."""
     if not isinstance(subject.model, DecoderForCausalLM):
         return {}
-    heatmap = mean_heatmap(subject.model)
+    try:
+        heatmap = mean_heatmap(subject.model)
+    except DependsOnInput as error:
+        logger.info("what %s reads is left out: %s", subject.name, error)
+        return {"routing_unknown": str(error)}
     if np.array_equal(heatmap, np.eye(len(heatmap))):
         return {}
     ways = circuits(heatmap) if len(heatmap) > 2 else []

@@ -22,7 +22,7 @@ import yaml
 from layermem.config import Run, to_dict
 from layermem.efficiency.measuring import Model
 from layermem.experiments import comparison, costs, presets
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.train.run import load_run
 
 # Of a run, what has no say in what it comes to, or is told apart in another way.
@@ -102,22 +102,22 @@ def _tried(rates: Mapping[str, Mapping[float, float]]) -> list[dict[str, Any]]:
 
 
 def _records(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
-    """Return runs by name: the folder's, or its whole path where two folders are called alike."""
+    """Return runs by name: the folder's, with those above it where two folders are called alike."""
     folders: dict[Path, RunFolder] = {}
     for path in paths:
         for folder in _within(path):
             folders.setdefault(folder.path.resolve(), folder)
     if not folders:
         raise ValueError("name at least one run folder")
-    names = [path.name for path in folders]
+    names = told_apart([path.parts for path in folders])
     found: dict[str, tuple[Run, RunFolder]] = {}
     ids: dict[str, Path] = {}
-    for path, folder in folders.items():
+    for name, folder in zip(names, folders.values(), strict=True):
         one = _config(folder)
         if one.id in ids:
             raise ValueError(f"{ids[one.id]} and {folder.path} are one run, {one.id}; name one")
         ids[one.id] = folder.path
-        found[path.name if names.count(path.name) == 1 else str(folder.path)] = one, folder
+        found[name] = one, folder
     return found
 
 

@@ -28,6 +28,10 @@ Norm = Callable[[Tensor], Tensor]
 SubLayer = Literal["attention", "mlp"]
 
 
+class DependsOnInput(ValueError):
+    """Weights were asked for that only an input decides."""
+
+
 class Memory(nn.Module, ABC):
     """What attention reads of earlier layers."""
 
@@ -42,7 +46,7 @@ class Memory(nn.Module, ABC):
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
         """Return source layers and weights [target head, source, source head], if no input is
         needed to tell them."""
-        raise ValueError(f"the weights of {type(self).__name__} depend on its input")
+        raise DependsOnInput(f"the weights of {type(self).__name__} depend on its input")
 
 
 @final

@@ -267,12 +267,10 @@ def _routing(found: Mapping[str, Any]) -> list[Section]:
     sections = []
     for name, model in found["models"].items():
         if "routing" not in model:
-            sections.append(
-                Section(
-                    title=f"What {name} reads",
-                    paragraphs=["It has no routers: every layer reads its own keys and values."],
-                )
-            )
+            why = "It has no routers: every layer reads its own keys and values."
+            if "routing_unknown" in model:
+                why = f"It is not shown: {model['routing_unknown']}."
+            sections.append(Section(title=f"What {name} reads", paragraphs=[why]))
             continue
         routing = model["routing"]
         heads = np.array(routing["heads"])

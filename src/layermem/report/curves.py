@@ -42,6 +42,7 @@ def of_arms(
 
 def draw_curves(runs: Sequence[Path], out: Path) -> None:
     """Draw the curves of run folders into a file; its suffix (svg, png, pdf) is its kind."""
+    figures.check(out)
     if not runs:
         raise ValueError("name at least one run folder")
     found = [_read(path) for path in runs]

@@ -164,6 +164,12 @@ def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
     return _svg(draw, (3.6, 3.4), spines=True)
 
 
+def check(path: Path) -> None:
+    """Refuse a file whose suffix is no kind of figure."""
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"a figure must end in .svg, .png or .pdf, got {path}")
+
+
 def save(
     panels: Sequence[Callable[[Axes], None]], path: Path, size: tuple[float, float] = (3.4, 3.1)
 ) -> None:

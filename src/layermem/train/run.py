@@ -214,6 +214,9 @@ def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
             "--out"
         )
     check_same(folder, run)
+    if load_run(folder.config) != run and not folder.final.exists():
+        about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about") or {}
+        _write_config(folder, run, {**about, "run_id": run.id})
 
 
 def check_same(folder: RunFolder, run: Run) -> None:
@@ -229,9 +232,6 @@ def check_same(folder: RunFolder, run: Run) -> None:
             f"{folder.path} was begun with another config: {'; '.join(changed)}. Resume it with "
             f"--config {folder.config}, or choose another --out"
         )
-    if before != now and not folder.final.exists():
-        about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about") or {}
-        _write_config(folder, run, {**about, "run_id": run.id})
 
 
 def _write_config(folder: RunFolder, run: Run, about: dict[str, str]) -> None:
