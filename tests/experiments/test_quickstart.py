@@ -30,7 +30,7 @@ def test_it_trains_prints_and_writes_a_page(done, capsys):
     for said in (
         "How they learn",
         "first three that LIMe failed",
-        "learns faster",
+        "learn faster",
         results[1]["run_id"],
     ):
         assert said in text
