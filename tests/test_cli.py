@@ -58,7 +58,7 @@ def test_options_are_added_to_the_presets(monkeypatch):
 
 
 def test_help(capsys):
-    for command in ("train", "sweep", "presets", "solve", "report"):
+    for command in ("train", "sweep", "presets", "solve", "report", "analyze", "costs"):
         with pytest.raises(SystemExit) as left:
             cli.main([command, "--help"])
         assert left.value.code == 0

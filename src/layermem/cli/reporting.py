@@ -21,9 +21,7 @@ def analyze(rest: list[str]) -> None:
     from layermem.experiments import analyze as inside
     from layermem.report import analysis, figures
 
-    # The checkpoint stands alone, as a preset does.
-    given = ["--checkpoint", *rest] if rest and not rest[0].startswith("-") else rest
-    asked = tyro.cli(inside.Analyze, prog="layermem analyze", args=given)
+    asked = tyro.cli(inside.Analyze, prog="layermem analyze", args=rest)
     if asked.figure is not None:
         figures.check(asked.figure)
     transformers_logging.disable_progress_bar()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import tyro
 from rich.console import Console
 from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -48,7 +49,7 @@ _KINDS: tuple[Kind, ...] = ("hidden", "routed")
 class Analyze:
     """Look inside a checkpoint, ours or any Hugging Face decoder, or at two side by side."""
 
-    checkpoint: str
+    checkpoint: tyro.conf.Positional[str]
     """Run folder, folder of a saved model, or hub name."""
     against: str | None = None
     """A second one, shown beside it; its tokenizer must be the same."""

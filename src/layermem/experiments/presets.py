@@ -274,7 +274,7 @@ def tiny_prosqa() -> Run:
 
 @preset
 def small_prosqa() -> Run:
-    """ProsQA, 8 layers of width 256 from new weights, 30 epochs: minutes on a GPU (sizes assumed)."""
+    """ProsQA, 8 layers of width 256, new weights, 30 epochs: minutes on a GPU (sizes assumed)."""
     model = Model(
         hidden_size=256, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8
     )
