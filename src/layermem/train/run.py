@@ -200,10 +200,10 @@ def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
 
 
 def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
-    """Write the config, unless the folder holds a run; then see that it is this one, and write how
-    it goes on: who began it, and with what, stays in ``about``.
+    """Write the config, unless the folder holds a run; then see that it is this one.
 
-    A run that was refused before its first step (a wrong path, say) holds nothing and is no run.
+    What it goes on with is written; ``about`` still tells how it was begun. A run that was refused
+    before its first step (a wrong path, say) holds nothing and is no run.
     """
     if not folder.config.exists() or not (folder.rows() or folder.completed()):
         _write_config(folder, run, {"run_id": run.id, "command": _command(), **_about()})

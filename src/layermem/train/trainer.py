@@ -262,6 +262,9 @@ def losses(logits: Tensor, labels: Tensor) -> Tensor:
 class _Clock(TrainerCallback):
     """The time of training steps since a step, without what the clock is stopped for."""
 
+    def __init__(self) -> None:
+        self.start(0)
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.start(state.global_step)
 
