@@ -57,6 +57,12 @@ def test_options_are_added_to_the_presets(monkeypatch):
     assert seen[1].model.options == ("router_init=identity",)
 
 
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m layermem analyze --help | true; exit ${{PIPESTATUS[0]}}"
+    left = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Broken pipe" not in left.stderr and left.returncode in (0, 141)
+
+
 def test_help(capsys):
     for command in ("train", "sweep", "presets", "solve", "report", "analyze", "costs"):
         with pytest.raises(SystemExit) as left:

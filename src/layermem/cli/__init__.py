@@ -62,6 +62,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         _COMMANDS[command](rest)
+    except BrokenPipeError:
+        # Whoever read the output has gone (| head): what is left of it has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except (ValueError, TypeError, OSError, RuntimeError, StrictDataclassError) as error:
         if os.environ.get("LAYERMEM_DEBUG"):
             raise
