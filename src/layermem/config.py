@@ -34,8 +34,8 @@ class Model:
     vocab_size: int | None = None
     """Number of token ids; None: the tokenizer's."""
     pretrained: str | None = None
-    """Folder of a saved model, or hub name, whose weights, sizes and tokenizer the run starts from;
-    None: new weights."""
+    """Folder of a saved model of the variant or of a LLaMA, or hub name: the run starts from its
+    weights, sizes and tokenizer, what the variant adds at zero effect; None: new weights."""
     tie_word_embeddings: bool = False
     """Whether the output head shares the embedding's weights."""
     options: tuple[str, ...] = ()

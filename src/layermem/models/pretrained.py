@@ -28,6 +28,8 @@ _OWN_TO_THE_FILE = (
     "auto_map",
     "pretraining_tp",
 )
+# What from_llama takes: our plain decoder is a LLaMA.
+LLAMAS = ("llama", "layermem_plain")
 # Where a variant's own parameters live: the two seams.
 _OWN = re.compile(r"\.memory\.|_connection\.|(^|\.)stream\.")
 
@@ -115,7 +117,7 @@ def _adopt(
     cls: type[PreTrainedDecoder], llama: PreTrainedConfig, own: Mapping[str, Any]
 ) -> DecoderConfig:
     """Turn a LLaMA's config into one of ours."""
-    if llama.model_type not in ("llama", "layermem_plain"):
+    if llama.model_type not in LLAMAS:
         raise ValueError(
             f"from_llama takes a LLaMA checkpoint, got one of model_type {llama.model_type!r}"
         )

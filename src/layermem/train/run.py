@@ -20,13 +20,14 @@ from typing import Any, TypeAlias
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, set_seed
+from transformers import AutoConfig, set_seed
 
 import layermem
 from layermem.config import Run, Task, run_from_dict, to_dict
 from layermem.data.blocks import Blocks, prepare
 from layermem.data.tokenizers import load_tokenizer
 from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.pretrained import LLAMAS
 from layermem.models.registry import build, lookup
 from layermem.runs import RunFolder, write_whole
 from layermem.tasks import registry as tasks
@@ -119,7 +120,13 @@ def _train(
 def _tokenizer(run: Run) -> Any:
     """The pretrained model's, the task's own, or as the config says."""
     if run.model.pretrained:
-        return load_tokenizer(run.model.pretrained)
+        try:
+            return load_tokenizer(run.model.pretrained)
+        except ValueError as error:
+            raise ValueError(
+                f"{run.model.pretrained} has no tokenizer that a run can start with ({error}); "
+                "save one into it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            ) from error
     if run.task.name and run.task.tokenizer is None:
         return tasks.lookup(run.task.name).tokenizer(**run.task.fields())
     return load_tokenizer(run.task.tokenizer or run.data.tokenizer)
@@ -136,16 +143,25 @@ def _data(run: Run, tokenizer: Any) -> tuple[Sequences, Sequences, Any]:
 
 
 def _model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
-    """Return new weights, or those of the pretrained model."""
-    if run.model.pretrained is None:
+    """Return new weights, a saved model's, or a LLaMA's with what the variant adds."""
+    source, entry = run.model.pretrained, lookup(run.variant)
+    if source is None:
         return build(run.variant, **model_fields(run, tokenizer))
-    model = AutoModelForCausalLM.from_pretrained(run.model.pretrained, dtype=torch.float32)
-    wanted = lookup(run.variant).config.model_type
-    if model.config.model_type != wanted:
+    kind, wanted = AutoConfig.from_pretrained(source).model_type, entry.config.model_type
+    if kind != wanted and kind in LLAMAS:
+        fields = run.model.variant_fields()
+        return entry.causal_lm.from_llama(source, dtype=torch.float32, **fields)
+    if kind != wanted:
         raise ValueError(
-            f"{run.model.pretrained} is a {model.config.model_type} model, the run wants {wanted}: "
-            "choose another --variant; of a LLaMA make one by from_llama and save_pretrained"
+            f"{source} is a {kind} model; a run of {run.variant} starts from one of its own, or "
+            "from a LLaMA: choose another --variant"
         )
+    if run.model.options:
+        raise ValueError(
+            f"{source} has its own {', '.join(sorted(run.model.variant_fields()))}; leave "
+            "--model.options out"
+        )
+    model: DecoderForCausalLM = entry.causal_lm.from_pretrained(source, dtype=torch.float32)
     return model
 
 
