@@ -10,11 +10,8 @@ It does not know: any particular variant, presets, where data came from.
 
 import math
 import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +20,7 @@ import transformers
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -31,9 +28,11 @@ from layermem.config import Run
 from layermem.models.counting import forward_flops
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.runs import RunFolder, step_of
+from layermem.train.clock import Clock
 from layermem.train.groups import parameter_groups, schedule
 from layermem.train.order import Order
 from layermem.train.progress import Progress
+from layermem.train.stopping import Stop
 
 # Matrix FLOPs a second in bfloat16, dense, by the makers' data sheets.
 _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
@@ -78,8 +77,8 @@ class Trainer(transformers.Trainer):
         self._healthy: Tensor | None = None
         self._judged: list[Tensor] = []
         args = arguments(run, folder, validates=validation_data is not None)
-        self.stop = _Stop(saves_last=evaluate is not None, processes=args.world_size)
-        self._clock = _Clock()
+        self.stop = Stop(saves_last=evaluate is not None, processes=args.world_size)
+        self._clock = Clock()
         self._flops_per_token = 3 * forward_flops(model.config, model.variant, round(length))
         if run.compute.checkpoint_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -257,103 +256,6 @@ def losses(logits: Tensor, labels: Tensor) -> Tensor:
         logits.flatten(0, 1).float(), wanted.flatten(), reduction="none"
     )
     return torch.stack([lost.view_as(wanted).sum(1), (wanted != -100).sum(1)], dim=1)
-
-
-class _Clock(TrainerCallback):
-    """The time of training steps since a step, without what the clock is stopped for."""
-
-    def __init__(self) -> None:
-        self.start(0)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.start(state.global_step)
-
-    def start(self, step: int) -> None:
-        self._began_at, self._began = step, time.perf_counter()
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Leave out the block; what the device still has to do must be waited for before."""
-        before = time.perf_counter()
-        yield
-        self._began += time.perf_counter() - before
-
-    def steps_per_second(self, step: int) -> float:
-        return (step - self._began_at) / max(time.perf_counter() - self._began, 1e-9)
-
-
-class _Stopped(BaseException):
-    """Asked to stop; not an Exception, so that nothing on the way catches it."""
-
-
-class _Stop(TrainerCallback):
-    """On SIGTERM or Ctrl-C: finish the step, save, stop; on another Ctrl-C stop at once.
-
-    ``saves_last``: the last step is saved too, since what comes after it may fail.
-    """
-
-    def __init__(self, *, saves_last: bool, processes: int) -> None:
-        self.asked: int | None = None
-        self._saves_last, self._at_once = saves_last, False
-        # The launcher of several passes on what the terminal has sent them already.
-        self._twice = processes == 1
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if _anywhere(self.asked is not None, args):
-            control.should_save = control.should_training_stop = True
-        elif self._saves_last and state.global_step >= state.max_steps:
-            control.should_save = True
-        return control
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take the signals for as long as the block lasts; only a main thread can.
-
-        A Ctrl-C that was waited with is raised when the block ends.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        # What is ignored (a job in the background ignores Ctrl-C) stays so.
-        taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-        for number in taken:
-            signal.signal(number, self._ask)
-        try:
-            yield
-        finally:
-            for number in taken:
-                signal.signal(number, before[number])
-        if self.asked == signal.SIGINT:
-            raise KeyboardInterrupt
-
-    def unless_asked(self, work: Callable[[], None], args: TrainingArguments) -> bool:
-        """Do what can be left at any moment; return whether it was done to its end."""
-        try:
-            self._at_once = True
-            if not _anywhere(self.asked is not None, args):
-                work()
-        except _Stopped:
-            pass
-        finally:
-            self._at_once = False
-        return not _anywhere(self.asked is not None, args)
-
-    def _ask(self, number: int, _: Any) -> None:
-        if self._twice and number == self.asked == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.asked = self.asked or number
-        if self._at_once:
-            raise _Stopped
-
-
-def _anywhere(flag: bool, args: TrainingArguments) -> bool:
-    """Whether the flag is up in any process: they must stop at the same step."""
-    if args.world_size == 1:
-        return flag
-    shared = torch.tensor(int(flag), device=args.device)
-    torch.distributed.all_reduce(shared)
-    return bool(shared)
 
 
 def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArguments:
