@@ -155,7 +155,9 @@ def test_a_problem_is_read_once(folder, tmp_path):
 def test_a_text_is_searched_so_far_and_no_farther(runs, folder, monkeypatch):
     read = 0
 
-    def documents(_):
+    def documents(_, *, streaming):
+        # Of a dataset on the hub no more is fetched than is read.
+        assert streaming
         nonlocal read
         for read in range(1, 10**9):
             yield f"w1 {read:09} " * 3

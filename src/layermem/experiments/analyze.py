@@ -170,7 +170,7 @@ def _texts(asked: Analyze, subject: _Subject) -> tuple[str, Iterator[str]]:
         return f"the different test problems of {subject.name}", _problems(task.name, task)
     source = asked.text or "stdlib"
     where = f"{source} (read up to --documents {asked.documents})"
-    documents = itertools.islice(open_source(source), asked.documents)
+    documents = itertools.islice(open_source(source, streaming=True), asked.documents)
     return where, _pieces(documents, asked.length, subject.tokenizer)
 
 
