@@ -15,9 +15,8 @@ NAMES = {"plain": "plain decoder", "lime": "LIMe"}
 MEANING = (
     "What this shows: how far each is after the same few epochs. The paper finds both alike at 4 "
     "operands after 200 epochs, and a lasting gap at 5 and 6: so at 4 operands expect LIMe to "
-    "learn faster, and no more. The learning rate is the paper's; with higher ones, chosen for "
-    "each, the gap is smaller. One seed is a demonstration and no evidence; docs/results.md has "
-    "seeds and intervals."
+    "learn faster, and no more. The learning rate is the paper's. One seed is a demonstration "
+    "and no evidence; docs/results.md has seeds, intervals, and rates chosen for each."
 )
 _FAULTS = {
     "value": "a wrong result",
