@@ -152,7 +152,7 @@ def test_a_run_starts_from_a_pretrained_model(tmp_path):
         for p in (f.final / "model.safetensors" for f in (first, later))
     )
     assert before == after
-    with pytest.raises(ValueError, match="is a layermem_lime model, the run wants layermem_plain"):
+    with pytest.raises(ValueError, match="is a layermem_lime model; a run of plain starts"):
         train(a_run(tmp_path, model=model, variant="plain"), tmp_path / "other")
 
 
