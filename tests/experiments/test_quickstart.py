@@ -1,7 +1,9 @@
 """The quickstart: both are trained, the table is printed, the page stands alone."""
 
+import io
 import json
 import re
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -13,13 +15,14 @@ from layermem.runs import RunFolder
 def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("quickstart") / "out"
     asked = ["quickstart", "--out", str(out), "--examples", "128", "--epochs", "1", "--test", "12"]
-    return asked, out
+    shown = io.StringIO()
+    with redirect_stdout(shown):
+        cli.main(asked)
+    return asked, out, shown.getvalue()
 
 
-def test_it_trains_prints_and_writes_a_page(done, capsys):
-    asked, out = done
-    cli.main(asked)
-    shown = capsys.readouterr().out
+def test_it_trains_prints_and_writes_a_page(done):
+    _, out, shown = done
     assert "plain decoder" in shown and "LIMe" in shown and "%" in shown
     results = [json.loads((out / v / "result.json").read_text()) for v in ("plain", "lime")]
     assert [r["count"] for r in results] == [12, 12]
@@ -42,7 +45,7 @@ def test_it_trains_prints_and_writes_a_page(done, capsys):
 
 
 def test_what_is_trained_is_not_trained_again(done, capsys):
-    asked, out = done
+    asked, out, _ = done
     before = (out / "lime" / "metrics.jsonl").stat().st_mtime_ns
     cli.main(asked)
     assert (out / "lime" / "metrics.jsonl").stat().st_mtime_ns == before
