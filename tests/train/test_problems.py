@@ -135,27 +135,6 @@ def test_the_validation_loss_is_the_mean_over_labels(tmp_path):
     assert losses == pytest.approx([lost / labels] * 2, rel=1e-5)
 
 
-def test_a_run_starts_from_a_pretrained_model(tmp_path):
-    first = train(a_run(tmp_path, task=Task(**FEW)), tmp_path / "first")
-    model = {"pretrained": str(first.final)}
-    later = train(
-        a_run(
-            tmp_path,
-            task=Task(**FEW),
-            model=model,
-            optim={"lr": 0.0, "router_lr": 0.0, "min_lr": 0.0},
-        ),
-        tmp_path / "later",
-    )
-    before, after = (
-        torch.load(p, weights_only=True) if p.suffix == ".bin" else p.read_bytes()
-        for p in (f.final / "model.safetensors" for f in (first, later))
-    )
-    assert before == after
-    with pytest.raises(ValueError, match="is a layermem_lime model; a run of plain starts"):
-        train(a_run(tmp_path, model=model, variant="plain"), tmp_path / "other")
-
-
 @pytest.mark.parametrize("variant", ["plain", "lime"])
 def test_it_learns(variant, tmp_path):
     """Sums below twenty: 30 of them, so what is not seen must be told from what is."""

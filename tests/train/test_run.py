@@ -14,16 +14,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from small_run import a_run, curve
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    TrainingArguments,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from layermem.config import Run
-from layermem.data.tokenizers import load_tokenizer
 from layermem.runs import RunFolder
 from layermem.train.run import load_run, train
 from layermem.train.trainer import NotFiniteError, Trainer, arguments
@@ -91,66 +84,6 @@ def test_what_a_run_leaves(whole, tmp_path):
     ids = tokenizer("w1 w2", return_tensors="pt").input_ids
     assert model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] == ids.shape[1] + 3
     assert model.config.model_type == "layermem_lime"
-
-
-@pytest.fixture
-def llama(tmp_path):
-    torch.manual_seed(3)
-    tokenizer = load_tokenizer("bytes")
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-        )
-    )
-    model.save_pretrained(tmp_path / "llama")
-    tokenizer.save_pretrained(tmp_path / "llama")
-    return tmp_path / "llama"
-
-
-def started(folder, source, variant, *options, lr=0.0):
-    """Run one step from a saved model; no rate: its weights stay as they were."""
-    run = a_run(
-        folder,
-        variant=variant,
-        max_steps=1,
-        save_every=0,
-        model={"pretrained": str(source), "options": options},
-        optim={"lr": lr, "router_lr": lr},
-    )
-    out = folder / f"{variant}-from-{'-'.join(source.relative_to(folder).parts)}-{lr}"
-    return run, AutoModelForCausalLM.from_pretrained(train(run, out).final)
-
-
-def test_a_run_starts_from_a_llama_with_memory_or_without(llama, tmp_path):
-    ids = torch.arange(20)[None]
-    expected = LlamaForCausalLM.from_pretrained(llama)(ids).logits
-    _, plain = started(tmp_path, llama, "plain")
-    _, lime = started(tmp_path, llama, "lime", "router=last", "router_window=2")
-    for model in (plain, lime):
-        assert torch.allclose(model(ids).logits, expected, atol=1e-6)
-    assert (lime.config.router, lime.config.router_window) == ("last", 2)
-    # What was trained goes on as it is, and is a LLaMA still where nothing was added.
-    _, learnt = started(tmp_path, llama, "lime", lr=1e-2)
-    _, again = started(tmp_path, tmp_path / "lime-from-llama-0.01" / "final", "lime")
-    assert torch.equal(again(ids).logits, learnt(ids).logits)
-    _, more = started(tmp_path, tmp_path / "plain-from-llama-0.0" / "final", "lime")
-    assert torch.allclose(more(ids).logits, expected, atol=1e-6)
-
-
-def test_what_a_run_cannot_start_from(llama, tmp_path):
-    lime = tmp_path / "lime-from-llama-0.0" / "final"
-    started(tmp_path, llama, "lime")
-    with pytest.raises(ValueError, match="is a layermem_lime model; a run of plain starts from"):
-        started(tmp_path, lime, "plain")
-    with pytest.raises(ValueError, match="final has its own router; leave --model.options out"):
-        started(tmp_path, lime, "lime", "router=last")
-    (llama / "tokenizer.json").unlink()
-    with pytest.raises(ValueError, match="llama has no tokenizer that a run can start with"):
-        started(tmp_path, llama, "plain", lr=1e-3)
 
 
 def test_checkpoints_are_few_safe_and_whole(whole):

@@ -67,7 +67,8 @@ def _rates(found: Found) -> list[Table]:
             rows=[
                 [each["arm"], *map(_loss, each["losses"]), f"{each['taken']:g}"] for each in tried
             ],
-            caption="Each arm's rate was chosen on a seed that is in no other table.",
+            caption="Each arm's rate was chosen on a seed that is in no other table. A run that "
+            "failed says why in its error.txt, in the folder rates.",
         )
     ]
 

@@ -1,0 +1,86 @@
+"""What a run starts from: a LLaMA, with memory or without, or what another run has left."""
+
+import pytest
+import torch
+from small_run import a_run
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from layermem.config import Task
+from layermem.data.tokenizers import load_tokenizer
+from layermem.train.run import train
+
+
+@pytest.fixture
+def llama(tmp_path):
+    torch.manual_seed(3)
+    tokenizer = load_tokenizer("bytes")
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+        )
+    )
+    model.save_pretrained(tmp_path / "llama")
+    tokenizer.save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def started(folder, source, variant, *options, lr=0.0):
+    """Run one step from a saved model; no rate: its weights stay as they were."""
+    run = a_run(
+        folder,
+        variant=variant,
+        max_steps=1,
+        save_every=0,
+        model={"pretrained": str(source), "options": options},
+        optim={"lr": lr, "router_lr": lr},
+    )
+    out = folder / f"{variant}-from-{'-'.join(source.relative_to(folder).parts)}-{lr}"
+    return AutoModelForCausalLM.from_pretrained(train(run, out).final)
+
+
+def test_a_run_starts_from_a_llama_with_memory_or_without(llama, tmp_path):
+    ids = torch.arange(20)[None]
+    expected = LlamaForCausalLM.from_pretrained(llama)(ids).logits
+    plain = started(tmp_path, llama, "plain")
+    lime = started(tmp_path, llama, "lime", "router=last", "router_window=2")
+    for model in (plain, lime):
+        assert torch.allclose(model(ids).logits, expected, atol=1e-6)
+    assert (lime.config.router, lime.config.router_window) == ("last", 2)
+    # What was trained goes on as it is, and is a LLaMA still where nothing was added.
+    learnt = started(tmp_path, llama, "lime", lr=1e-2)
+    again = started(tmp_path, tmp_path / "lime-from-llama-0.01" / "final", "lime")
+    assert torch.equal(again(ids).logits, learnt(ids).logits)
+    more = started(tmp_path, tmp_path / "plain-from-llama-0.0" / "final", "lime")
+    assert torch.allclose(more(ids).logits, expected, atol=1e-6)
+
+
+def test_what_a_run_cannot_start_from(llama, tmp_path):
+    lime = tmp_path / "lime-from-llama-0.0" / "final"
+    started(tmp_path, llama, "lime")
+    with pytest.raises(ValueError, match="is a layermem_lime model; a run of plain starts from"):
+        started(tmp_path, lime, "plain")
+    with pytest.raises(ValueError, match="final has its own router; leave --model.options out"):
+        started(tmp_path, lime, "lime", "router=last")
+    (llama / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="llama has no tokenizer that a run can start with"):
+        started(tmp_path, llama, "plain", lr=1e-3)
+
+
+def test_a_run_on_a_task_starts_from_another(tmp_path):
+    options = ("operands=2", "operand_max=9", "value_max=20")
+    task = Task(name="arithmetic", examples=30, validation=5, test=6, options=options)
+    first = train(a_run(tmp_path, task=task, save_every=0), tmp_path / "first")
+    run = a_run(
+        tmp_path,
+        task=task,
+        save_every=0,
+        model={"pretrained": str(first.final)},
+        optim={"lr": 0.0, "router_lr": 0.0, "min_lr": 0.0},
+    )
+    later = train(run, tmp_path / "later")
+    before, after = ((f.final / "model.safetensors").read_bytes() for f in (first, later))
+    assert before == after
