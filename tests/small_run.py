@@ -1,9 +1,11 @@
 """A run of seconds, for the tests of training."""
 
 import json
+import shutil
 from dataclasses import replace
 
 from layermem.config import Compute, Data, Model, Optim, Run
+from layermem.runs import RunFolder, step_of
 
 # What a resumed run must repeat; speeds it may not.
 SAME = ("step", "tokens", "loss", "lr", "router_lr", "grad_norm", "val_loss", "router_norm")
@@ -43,3 +45,14 @@ def a_run(folder, **changes):
 def curve(folder):
     """Return the rows without what the machine's speed decides."""
     return [{k: row[k] for k in SAME if k in row} for row in folder.rows()]
+
+
+def rewound(begun, to, step=4):
+    """Return a copy of a run as it was when its checkpoint of a step had just been written."""
+    shutil.copytree(begun, to)
+    folder = RunFolder(to)
+    shutil.rmtree(folder.final)
+    for path in folder.completed():
+        if step_of(path) > step:
+            shutil.rmtree(path)
+    return folder

@@ -136,20 +136,18 @@ class RunFolder:
         A process killed at any moment leaves either the whole checkpoint or a staging folder, which
         the next one clears away.
         """
-        staging = self.staging
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        yield staging
-        for made in staging.iterdir():
-            _seal(made)
-            place = self.checkpoints / made.name
-            if (place / _MARKER).exists():
-                # A run that was resumed from before it: the same step, and nothing to gain.
-                continue
-            shutil.rmtree(place, ignore_errors=True)
-            os.replace(made, place)
-        _sync(self.checkpoints)
-        shutil.rmtree(staging)
+        with cleared(self.staging, f"a checkpoint in {self.checkpoints}"):
+            self.staging.mkdir(parents=True)
+            yield self.staging
+            for made in self.staging.iterdir():
+                _seal(made)
+                place = self.checkpoints / made.name
+                if (place / _MARKER).exists():
+                    # A run that was resumed from before it: the same step, and nothing to gain.
+                    continue
+                shutil.rmtree(place, ignore_errors=True)
+                os.replace(made, place)
+            _sync(self.checkpoints)
 
     def rotate(self, keep: int, best: int | None) -> None:
         """Delete all checkpoints but the last ``keep`` and that of step ``best``."""
@@ -187,6 +185,21 @@ def check_complete(checkpoint: Path) -> None:
                 f"{path} is missing or damaged; delete {checkpoint} to go on from the checkpoint "
                 "before it"
             )
+
+
+@contextmanager
+def cleared(staging: Path, what: str) -> Iterator[None]:
+    """Begin without ``staging`` and leave without it; say what could not be written, and where."""
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        yield
+    except Exception as error:
+        raise OSError(
+            f"{what} could not be written ({error}); where the disk is full, make room, and "
+            "--resume goes on"
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:

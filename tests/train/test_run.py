@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -304,7 +303,8 @@ def test_the_config_says_what_the_run_last_ran_with(tmp_path, monkeypatch):
     run = a_run(tmp_path, eval_every=2, compute={"micro_batch": 8})
     folder = train(run, out, resume=True)
     assert load_run(folder.config) == run
-    assert about(folder) == {**begun, "run_id": run.id}
+    changed = {"run_id": run.id, "digest": about(folder)["digest"]}
+    assert about(folder) == {**begun, **changed} and changed["digest"] != begun["digest"]
     # What has ended is not what was asked for later.
     train(a_run(tmp_path), out, resume=True)
     assert load_run(folder.config) == run
@@ -436,14 +436,6 @@ def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
         last = folder.completed()[-1]
         parts = list((last / "sharded").glob("*.distcp"))
         assert len(parts) == 2, "every process writes its own part"
-        # Resumed from an earlier sharded checkpoint: the same end.
-        before = weights(folder)
-        shutil.rmtree(folder.final)
-        shutil.rmtree(last)
-        done = in_two_processes(alone.config, out, *options, "--resume")
-        assert done.returncode == 0, done.stderr
-        assert "going on from" in done.stderr and "checkpoint-40" in done.stderr
-        assert all(torch.equal(weights(folder)[name], before[name]) for name in before)
 
 
 def test_a_process_that_sees_several_gpus_uses_one(tmp_path, monkeypatch):

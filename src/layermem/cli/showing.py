@@ -119,13 +119,13 @@ class Solve:
 def solve(rest: list[str]) -> None:
     """Solve problems with a trained model."""
     from layermem.evals.solving import solve_with
-    from layermem.train.run import load_run
+    from layermem.train.run import recorded_run
 
     asked = tyro.cli(Solve, prog="layermem solve", args=rest)
     folder = RunFolder(asked.run)
     if not folder.final.exists():
         raise ValueError(f"{asked.run} has no final model: it is no run folder, or has not ended")
-    task = load_run(folder.config).task
+    task = recorded_run(folder).task
     if task.name is None:
         raise ValueError(f"{asked.run} learnt text, no task; layermem tasks lists the tasks")
     task = replace(

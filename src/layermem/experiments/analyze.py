@@ -34,7 +34,7 @@ from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.seams import DependsOnInput
 from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.tasks.registry import lookup as lookup_task
-from layermem.train.run import load_run
+from layermem.train.run import recorded_run
 
 logger = logging.getLogger(__name__)
 # Sequences in a batch, at most.
@@ -151,7 +151,7 @@ def _load(path: str, name: str) -> _Subject:
         ) from error
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = AutoTokenizer.from_pretrained(where)
-    found = load_run(folder.config) if is_run else None
+    found = recorded_run(folder) if is_run else None
     return _Subject(name=name, model=model, tokenizer=tokenizer, run=found)
 
 

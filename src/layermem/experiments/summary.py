@@ -23,7 +23,7 @@ from layermem.config import Run, to_dict
 from layermem.efficiency.measuring import Model
 from layermem.experiments import comparison, costs, presets
 from layermem.runs import RunFolder, told_apart, write_whole
-from layermem.train.run import load_run
+from layermem.train.run import recorded_run
 
 # Of a run, what has no say in what it comes to, or is told apart in another way.
 _ASIDE = ("preset", "variant", "seed", "data", "task", "compute", "track")
@@ -137,7 +137,7 @@ def _within(path: Path) -> list[RunFolder]:
 
 def _config(folder: RunFolder) -> Run:
     with _naming(folder):
-        return load_run(folder.config)
+        return recorded_run(folder)
 
 
 def _setting(found: Run) -> str:

@@ -3,12 +3,12 @@
 It does not know: presets, the command line.
 """
 
+import hashlib
 import json
 import logging
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from layermem.data.tokenizers import load_tokenizer
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.pretrained import LLAMAS
 from layermem.models.registry import build, lookup
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks
 from layermem.train.problems import problems
 from layermem.train.sharded import ShardedTrainer
@@ -184,14 +184,35 @@ def _keep_result(trainer: Trainer, folder: RunFolder, evaluate: Evaluate, tokeni
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """Return the run of a config.yaml."""
+    """Return the run of a config.yaml, edited or not."""
+    return run_from_dict(_values_and_about(path)[0])
+
+
+def recorded_run(folder: RunFolder) -> Run:
+    """Return the run that a folder holds; a config edited since it was written is refused."""
+    values, about = _values_and_about(folder.config)
+    if about.get("digest", _digest(values)) != _digest(values):
+        raise ValueError(
+            f"{folder.config} was edited after the run wrote it, so it no longer says what was "
+            "trained. Undo the edit; to train the edited config, give it another --out; what a run "
+            "may change when it goes on (compute, save_every, ...) is given as an option"
+        )
+    return run_from_dict(values)
+
+
+def _values_and_about(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
+    """Return the fields of a config.yaml, and what stands under ``about``."""
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
-    if isinstance(values, dict):
-        values.pop("about", None)
-    return run_from_dict(values)
+    about = values.pop("about", None) if isinstance(values, dict) else None
+    return values, about if isinstance(about, dict) else {}
+
+
+def _digest(values: Any) -> str:
+    """Return what stands for the fields as they lie in the file, whatever version reads them."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
@@ -230,14 +251,14 @@ def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
             "--out"
         )
     check_same(folder, run)
-    if load_run(folder.config) != run and not folder.final.exists():
-        about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about") or {}
+    if recorded_run(folder) != run and not folder.final.exists():
+        about = _values_and_about(folder.config)[1]
         _write_config(folder, run, {**about, "run_id": run.id})
 
 
 def check_same(folder: RunFolder, run: Run) -> None:
     """Raise unless the folder holds this run, but for how it is carried out."""
-    before, now = to_dict(load_run(folder.config)), to_dict(run)
+    before, now = to_dict(recorded_run(folder)), to_dict(run)
     changed = [
         f"{name} was {old!r}, is {new!r}"
         for name, old, new in _differences(before, now)
@@ -251,7 +272,9 @@ def check_same(folder: RunFolder, run: Run) -> None:
 
 
 def _write_config(folder: RunFolder, run: Run, about: dict[str, str]) -> None:
-    write_whole(folder.config, yaml.safe_dump({**to_dict(run), "about": about}, sort_keys=False))
+    values = to_dict(run)
+    written = {**values, "about": {**about, "digest": _digest(values)}}
+    write_whole(folder.config, yaml.safe_dump(written, sort_keys=False))
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
@@ -314,13 +337,14 @@ def _keep_final(trainer: Trainer, folder: RunFolder) -> None:
 
     The last step's checkpoint stays only where the run asks for checkpoints.
     """
+    trainer.check_weights()
     part = folder.path / ".final"
-    if trainer.is_world_process_zero():
-        shutil.rmtree(part, ignore_errors=True)
-    trainer.accelerator.wait_for_everyone()
-    trainer.save_model(str(part))
-    trainer.accelerator.wait_for_everyone()
-    if trainer.is_world_process_zero():
-        os.replace(part, folder.final)
-        if not trainer.run.save_every:
-            folder.discard(trainer.run.max_steps)
+    is_first = trainer.is_world_process_zero()
+    with cleared(part, f"the final model, {folder.final},") if is_first else nullcontext():
+        trainer.accelerator.wait_for_everyone()
+        trainer.save_model(str(part))
+        trainer.accelerator.wait_for_everyone()
+        if is_first:
+            os.replace(part, folder.final)
+    if is_first and not trainer.run.save_every:
+        folder.discard(trainer.run.max_steps)

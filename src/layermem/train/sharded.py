@@ -1,34 +1,25 @@
 """The trainer with parameters, gradients and optimiser states sharded over processes (FSDP2).
 
 Every layer is a unit of torch's ``fully_shard``, on CPUs as on GPUs. A checkpoint holds the model
-whole, for whoever loads it, and beside it ``sharded/``, written and read by every process for its
-own part (torch.distributed.checkpoint), in any number of processes.
+whole, for whoever loads it, and beside it ``sharded/``, of which every process writes its own part.
+Weights are loaded before they are sharded, the optimiser's moments after (``checkpoints``).
 
 It does not know: how parts are gathered and reduced.
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers.trainer import SCHEDULER_NAME
 
+from layermem.train import checkpoints
 from layermem.train.trainer import Trainer
-
-_FOLDER = "sharded"
 
 
 class ShardedTrainer(Trainer):
@@ -64,37 +55,14 @@ class ShardedTrainer(Trainer):
         """Gather the model and have one process write it."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_model_state_dict(self.model, options=options)
+        if self.model.config.tie_word_embeddings:
+            # A tied head is the embedding, which is saved already.
+            for name in self.model._tied_weights_keys or ():
+                state.pop(name, None)
         if self.args.should_save:
             self._save(output_dir, state_dict=state)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        model, optimizer = get_state_dict(self.model, self._own_optimizer())
-        folder = Path(output_dir) / _FOLDER
-        save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+        checkpoints.save_sharded(Path(output_dir), self.model, self.bare_optimizer())
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: nn.Module | None = None
-    ) -> None:
-        """Do nothing yet: weights come with the optimiser, once there is one."""
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None:
-            return
-        optimizer = self._own_optimizer()
-        model_state, optimizer_state = get_state_dict(self.model, optimizer)
-        state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-        load(state, checkpoint_id=Path(checkpoint) / _FOLDER)
-        set_state_dict(
-            self.model,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
-        scheduler = torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
-        self.lr_scheduler.load_state_dict(scheduler)
-
-    def _own_optimizer(self) -> Any:
-        """The optimiser itself, out of accelerate's wrapper."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)

@@ -30,7 +30,7 @@ class Stop(TrainerCallback):
         self._twice = processes == 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if _anywhere(self.asked is not None, args):
+        if anywhere(self.asked is not None, args):
             control.should_save = control.should_training_stop = True
         elif self._saves_last and state.global_step >= state.max_steps:
             control.should_save = True
@@ -62,13 +62,13 @@ class Stop(TrainerCallback):
         """Do what can be left at any moment; return whether it was done to its end."""
         try:
             self._at_once = True
-            if not _anywhere(self.asked is not None, args):
+            if not anywhere(self.asked is not None, args):
                 work()
         except _Stopped:
             pass
         finally:
             self._at_once = False
-        return not _anywhere(self.asked is not None, args)
+        return not anywhere(self.asked is not None, args)
 
     def _ask(self, number: int, _: Any) -> None:
         if self._twice and number == self.asked == signal.SIGINT:
@@ -78,8 +78,8 @@ class Stop(TrainerCallback):
             raise _Stopped
 
 
-def _anywhere(flag: bool, args: TrainingArguments) -> bool:
-    """Whether the flag is up in any process: they must stop at the same step."""
+def anywhere(flag: bool, args: TrainingArguments) -> bool:
+    """Return whether the flag is up in any process; all must ask."""
     if args.world_size == 1:
         return flag
     shared = torch.tensor(int(flag), device=args.device)

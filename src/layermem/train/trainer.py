@@ -2,14 +2,17 @@
 
 What differs from it: parameter groups and rates come from the variant (``groups``), the order of
 the data from the seed (``order``), checkpoints are whole or absent and hold no pickled arguments
-(``RunFolder``), metrics go to metrics.jsonl, a loss that is not finite stops the run, SIGTERM and
-Ctrl-C save and stop.
+(``RunFolder``) and are resumed under any number of processes (``checkpoints``), metrics go to
+metrics.jsonl, a loss or weight that is not finite stops the run, SIGTERM and Ctrl-C save and stop.
 
 It does not know: any particular variant, presets, where data came from.
 """
 
+import itertools
+import logging
 import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,20 +25,35 @@ from torch.optim import AdamW, Optimizer
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.config import Run
 from layermem.models.counting import forward_flops
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.runs import RunFolder, step_of
+from layermem.train import checkpoints
 from layermem.train.clock import Clock
 from layermem.train.groups import parameter_groups, schedule
 from layermem.train.order import Order
 from layermem.train.progress import Progress
-from layermem.train.stopping import Stop
+from layermem.train.stopping import Stop, anywhere
+from layermem.train.watching import AtBegin, UsedRates
 
+logger = logging.getLogger(__name__)
+# Seconds between torchrun's SIGTERM and its SIGKILL, unless --shutdown-timeout says otherwise.
+_GRACE = 30.0
 # Matrix FLOPs a second in bfloat16, dense, by the makers' data sheets.
 _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+
+
+# What must be finite, as transformers' logs name it.
+_WATCHED = {
+    "loss": "the loss",
+    "grad_norm": "the gradient",
+    "eval_loss": "the validation loss",
+}
 
 
 class Sequences(Protocol):
@@ -50,7 +68,7 @@ class Sequences(Protocol):
 
 
 class NotFiniteError(RuntimeError):
-    """The loss or the gradients are NaN or infinite."""
+    """The loss, the gradients or the weights are NaN or infinite."""
 
 
 class Trainer(transformers.Trainer):
@@ -78,7 +96,8 @@ class Trainer(transformers.Trainer):
         self._judged: list[Tensor] = []
         args = arguments(run, folder, validates=validation_data is not None)
         self.stop = Stop(saves_last=evaluate is not None, processes=args.world_size)
-        self._clock = Clock()
+        self._clock, self._rates = Clock(), UsedRates()
+        self._resumed: Path | None = None
         self._flops_per_token = 3 * forward_flops(model.config, model.variant, round(length))
         if run.compute.checkpoint_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -89,7 +108,13 @@ class Trainer(transformers.Trainer):
             eval_dataset=validation_data,
             processing_class=tokenizer,
             data_collator=collate,
-            callbacks=[Progress(run.max_steps), self.stop, self._clock],
+            callbacks=[
+                Progress(run.max_steps),
+                self.stop,
+                self._clock,
+                self._rates,
+                AtBegin(self._go_on_counting),
+            ],
         )
         for shown in (ProgressCallback, PrinterCallback):
             self.remove_callback(shown)
@@ -128,7 +153,7 @@ class Trainer(transformers.Trainer):
         return loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        self._check_finite({})
+        self._check_losses({})
         with self._clock.stopped():
             return super().evaluate(*args, **kwargs)
 
@@ -153,15 +178,70 @@ class Trainer(transformers.Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint in a staging folder; it is moved into place whole."""
-        self._check_finite({})
+        self._check_losses({})
+        self.check_weights()
+        began = time.perf_counter()
         with self._clock.stopped():
             # One process makes the folder and moves it; all write their parts between.
             with self.folder.staged() if self.args.should_save else nullcontext():
                 self.accelerator.wait_for_everyone()
                 super()._save_checkpoint(model, trial)
+                self._save_unlogged()
                 self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 self.folder.rotate(self.run.keep, self.state.best_global_step)
+        self._warn_of_grace(time.perf_counter() - began)
+
+    def _save_unlogged(self) -> None:
+        """Note the losses since the last row, and where the best checkpoint is not."""
+        loss = float(nested_gather(self._tr_loss, self.args.parallel_mode).mean())
+        if not self.args.should_save:
+            return
+        place = self.folder.staging / f"checkpoint-{self.state.global_step}"
+        checkpoints.save_unlogged(place, loss, self._globalstep_last_logged)
+        # It would be the path in the staging folder; the best one is found by its step.
+        self.state.best_model_checkpoint = None
+        self.state.save_to_json(str(place / TRAINER_STATE_NAME))
+
+    def _go_on_counting(self) -> None:
+        """Take over the losses since the last row, so that the next one has all of its steps."""
+        noted = checkpoints.load_unlogged(self._resumed) if self._resumed else None
+        if noted is not None:
+            loss, self._globalstep_last_logged = noted
+            self._tr_loss.fill_(loss)
+
+    def _warn_of_grace(self, seconds: float) -> None:
+        """Say that torchrun would kill a save as long as this one."""
+        if "TORCHELASTIC_RUN_ID" in os.environ and seconds > _GRACE / 2:
+            logger.warning(
+                "saving took %.0f seconds; torchrun kills its processes %.0f seconds after SIGTERM "
+                "unless --shutdown-timeout gives them more",
+                seconds,
+                _GRACE,
+            )
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        place = Path(checkpoint)
+        checkpoints.load_optimizer(place, self.model, self.bare_optimizer())
+        checkpoints.load_schedule(place, self.lr_scheduler)
+        self.check_weights()
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Raise where transformers warns: a checkpoint's weights are the model's, each and all."""
+        tied = self.model._tied_weights_keys if self.model.config.tie_word_embeddings else ()
+        missing = sorted(set(load_result.missing_keys) - set(tied or ()))
+        if missing or load_result.unexpected_keys:
+            raise ValueError(
+                f"{self._resumed} lacks the weights {missing or 'of nothing'} and has "
+                f"{load_result.unexpected_keys or 'none'} that the model has no place for; delete "
+                "it to go on from the checkpoint before it"
+            )
+
+    def bare_optimizer(self) -> Any:
+        """Return the optimiser itself, out of accelerate's wrapper."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.folder.staging)
@@ -175,7 +255,7 @@ class Trainer(transformers.Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Check the loss, then write the row and hand it to whoever watches."""
-        self._check_finite(logs)
+        self._check_losses(logs)
         step = self.state.global_step
         row: dict[str, float] = {"step": step, "tokens": round(step * self._tokens_per_step)}
         if "loss" in logs:
@@ -201,13 +281,13 @@ class Trainer(transformers.Trainer):
         speed = self._clock.steps_per_second(step) * self._tokens_per_step
         row = {
             "loss": logs["loss"],
-            "lr": self._rate(groups.index("decayed")),
+            "lr": self._rates.used[groups.index("decayed")],
             "grad_norm": logs.get("grad_norm", math.nan),
             "flops": round(step * self._tokens_per_step * self._flops_per_token),
             "tokens_per_second": speed,
         }
         own = [i for i, name in enumerate(groups) if name not in ("decayed", "plain")]
-        row["router_lr"] = self._rate(own[0]) if own else row["lr"]
+        row["router_lr"] = self._rates.used[own[0]] if own else row["lr"]
         if peak := _peak_flops(self.args.device, self.args.world_size):
             row["model_flops_use"] = speed * self._flops_per_token / peak
         return row | self.own_metrics()
@@ -217,32 +297,58 @@ class Trainer(transformers.Trainer):
         found: dict[str, float] = self.model.variant.metrics(self.model)
         return found
 
-    def _rate(self, group: int) -> float:
-        """The rate that the step just taken had; the schedule is one ahead."""
-        factor = self.lr_scheduler.lr_lambdas[group]
-        return float(self.lr_scheduler.base_lrs[group] * factor(self.state.global_step - 1))
+    def _check_losses(self, logs: Mapping[str, float]) -> None:
+        """Raise, in all processes, if a loss or gradient since the last look is not finite."""
+        bad = [name for name in _WATCHED if not math.isfinite(logs.get(name, 0.0))]
+        unhealthy = self._healthy is not None and not bool(self._healthy)
+        if anywhere(bool(bad) or unhealthy, self.args):
+            what = _WATCHED[bad[0]] if bad else "the loss"
+            raise self._not_finite(f"{what} is not finite at step {self.state.global_step}")
 
-    def _check_finite(self, logs: Mapping[str, float]) -> None:
-        healthy = self._healthy is None or bool(self._healthy)
-        values = [logs[name] for name in ("loss", "grad_norm") if name in logs]
-        if healthy and all(map(math.isfinite, values)):
-            return
+    def check_weights(self) -> None:
+        """Raise, in all processes, if a weight or a moment of the optimiser is not finite."""
+        moments = (
+            value
+            for state in self.bare_optimizer().state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        )
+        whole = checkpoints.all_finite(itertools.chain(self.model.parameters(), moments))
+        if anywhere(not bool(whole), self.args):
+            raise self._not_finite(
+                f"weights or moments of the optimiser are not finite after step "
+                f"{self.state.global_step}"
+            )
+
+    def _not_finite(self, what: str) -> NotFiniteError:
         last = self.folder.latest()
         good = f"the last good checkpoint is {last}" if last else "there is no checkpoint"
-        raise NotFiniteError(
-            f"the loss or its gradient is not finite at step {self.state.global_step}; {good}. "
-            "Lower optim.lr (or optim.router_lr), or clip more"
-        )
+        return NotFiniteError(f"{what}; {good}. Lower optim.lr (or optim.router_lr), or clip more")
 
     def go(self, checkpoint: Path | None) -> bool:
         """Train from a checkpoint or the beginning; return whether the last step was reached.
 
         Rows of metrics after the checkpoint are dropped, to be written again.
         """
+        if checkpoint:
+            self._check_randomness(checkpoint)
         if self.is_world_process_zero():
             self.folder.forget_after(step_of(checkpoint) if checkpoint else -1)
+        self._resumed = checkpoint
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return bool(self.state.global_step >= self.run.max_steps)
+
+    def _check_randomness(self, checkpoint: Path) -> None:
+        """Raise if dropout would draw other numbers than it would have without the interruption."""
+        ours = self.args.world_size, self.args.train_batch_size
+        theirs = checkpoints.processes_of(checkpoint)
+        if self.model.config.attention_dropout and ours != theirs:
+            raise ValueError(
+                f"{checkpoint} was written by {theirs[0]} processes of {theirs[1]} sequences at "
+                f"once, now there are {ours[0]} of {ours[1]}: attention_dropout "
+                f"({self.model.config.attention_dropout}) draws its random numbers by process and "
+                "micro-batch, so the run would not be the same; resume it as it was begun"
+            )
 
 
 def losses(logits: Tensor, labels: Tensor) -> Tensor:

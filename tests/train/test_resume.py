@@ -1,0 +1,189 @@
+"""Going on: under other processes, between two logs, after an edit, from what is damaged."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from small_run import a_run, curve, rewound
+
+from layermem.config import to_dict
+from layermem.runs import RunFolder
+from layermem.train.run import load_run, recorded_run, train
+from layermem.train.trainer import Trainer
+
+TESTS = Path(__file__).parents[1]
+
+
+def assert_alike(folder, expected, *, sharded):
+    ours, theirs = curve(folder), curve(expected)
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
+    for row, other in zip(ours, theirs, strict=True):
+        for name, value in other.items():
+            # No process that shards has the routers whole, to watch their norm.
+            if name != "router_norm" or not sharded:
+                assert row[name] == pytest.approx(value, rel=1e-5, abs=1e-8), (row["step"], name)
+    weights, others = (load_file(f.final / "model.safetensors") for f in (folder, expected))
+    assert weights.keys() == others.keys()
+    for name, tensor in others.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_any_checkpoint_goes_on_under_any_processes(tmp_path):
+    """One process, two with copies, two that share: from each to each, one curve."""
+    run = a_run(tmp_path, keep=9, model={"tie_word_embeddings": True})
+    whole = train(run, tmp_path / "one")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(to_dict(run)))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*launch, str(Path(__file__).with_name("layouts.py")), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for begun in ("ddp", "fsdp"):
+        assert_alike(RunFolder(tmp_path / begun), whole, sharded=begun == "fsdp")
+        train(run, rewound(tmp_path / begun, tmp_path / f"{begun}-one").path, resume=True)
+    resumed = sorted(path for path in tmp_path.glob("*-*") if path.is_dir())
+    assert len(resumed) == 7
+    for path in resumed:
+        assert_alike(RunFolder(path), whole, sharded="fsdp" in path.name)
+
+
+def test_the_rate_in_a_row_is_the_one_the_optimiser_used(tmp_path, monkeypatch):
+    run = a_run(tmp_path)
+    whole = train(run, tmp_path / "whole")
+    created = Trainer.create_optimizer
+
+    def halving(self, *args):
+        optimizer = created(self, *args)
+        # What a formula over steps would never say.
+        optimizer.register_step_pre_hook(halve)
+        return optimizer
+
+    def halve(optimizer, *_):
+        (group,) = (g for g in optimizer.param_groups if g["name"] == "decayed")
+        group["lr"] *= 0.5
+        used.append(group["lr"])
+
+    used = []
+    monkeypatch.setattr(Trainer, "create_optimizer", halving)
+    rows = [row for row in train(run, tmp_path / "halved").rows() if "loss" in row]
+    assert [row["lr"] for row in rows] == used
+    usual = [row["lr"] for row in whole.rows() if "loss" in row]
+    assert [row["lr"] * 2 for row in rows] == pytest.approx(usual)
+
+
+def drop_a_weight(checkpoint):
+    path = checkpoint / "model.safetensors"
+    weights = load_file(path)
+    del weights["model.norm.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda c: (c / "optimizer.pt").unlink(), "holds no optimiser state"),
+        (
+            lambda c: torch.save({"last_epoch": 0, "base_lrs": []}, c / "scheduler.pt"),
+            "is of step 4, its schedule of step 0",
+        ),
+        (drop_a_weight, r"lacks the weights \['model.norm.weight'\]"),
+    ],
+    ids=["no optimiser", "another schedule", "a weight less"],
+)
+def test_a_checkpoint_that_lost_its_optimiser_or_schedule(damage, message, tmp_path, monkeypatch):
+    run = a_run(tmp_path, keep=9)
+    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "damaged")
+    damage(folder.latest())
+    monkeypatch.setattr("layermem.runs.check_complete", lambda checkpoint: None)
+    with pytest.raises(ValueError, match=message):
+        train(run, folder.path, resume=True)
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_the_first_row_after_a_kill_has_all_of_its_steps(step, tmp_path):
+    """Rows are of three steps each, checkpoints of two."""
+    run = a_run(tmp_path, keep=9, log_every=3)
+    whole = train(run, tmp_path / "whole")
+    folder = train(run, rewound(whole.path, tmp_path / "killed", step).path, resume=True)
+    assert curve(folder) == curve(whole)
+
+
+def test_going_on_says_nothing_of_a_best_checkpoint_in_staging(tmp_path, caplog):
+    run = a_run(tmp_path, keep=9)
+    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "killed")
+    with caplog.at_level(logging.WARNING):
+        train(run, folder.path, resume=True)
+    assert "best checkpoint" not in caplog.text
+    state = json.loads((folder.latest() / "trainer_state.json").read_text())
+    assert state["best_global_step"] == 8 and state["best_model_checkpoint"] is None
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["going on", "ended"])
+def test_an_edited_config_is_refused(ended, tmp_path):
+    run = a_run(tmp_path, keep=9)
+    folder = train(run, tmp_path / "whole")
+    if not ended:
+        folder = rewound(folder.path, tmp_path / "killed")
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace("lr: 0.01", "lr: 0.02"))
+    edited = load_run(folder.config)
+    assert edited == replace(run, optim=replace(run.optim, lr=0.02))
+    for asked in (edited, run):
+        with pytest.raises(ValueError, match="config.yaml was edited after the run wrote it"):
+            train(asked, folder.path, resume=True)
+    folder.config.write_text(text)
+    assert recorded_run(folder) == run
+    train(run, folder.path, resume=True)
+    # A config of an earlier version says nothing of how it lay in the file.
+    values = yaml.safe_load(text)
+    del values["about"]["digest"], values["compute"]["shard"]
+    folder.config.write_text(yaml.safe_dump(values))
+    assert recorded_run(folder) == run
+
+
+def test_an_edited_config_trains_elsewhere(tmp_path):
+    folder = train(a_run(tmp_path), tmp_path / "first")
+    folder.config.write_text(folder.config.read_text().replace("max_steps: 8", "max_steps: 2"))
+    run = load_run(folder.config)
+    again = train(run, tmp_path / "second")
+    assert recorded_run(again) == run
+    about = yaml.safe_load(again.config.read_text())["about"]
+    assert about["run_id"] == run.id
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_dropout_goes_on_only_as_it_was_begun(dropout, tmp_path):
+    options = {"options": (f"attention_dropout={dropout}",)}
+    run = a_run(tmp_path, keep=9, model=options)
+    whole = train(run, tmp_path / "whole")
+    assert curve(train(run, rewound(whole.path, tmp_path / "same").path, resume=True)) == curve(
+        whole
+    )
+    other, folder = replace(run, compute=replace(run.compute, micro_batch=8)), tmp_path / "other"
+    rewound(whole.path, folder)
+    if dropout:
+        with pytest.raises(ValueError, match="by 1 processes of 4 sequences .* 1 of 8: attention"):
+            train(other, folder, resume=True)
+    else:
+        assert_alike(train(other, folder, resume=True), whole, sharded=False)
+
+
+def test_a_save_longer_than_torchrun_waits_is_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setattr("layermem.train.trainer._GRACE", 0.0)
+    with caplog.at_level(logging.WARNING):
+        train(a_run(tmp_path, max_steps=2), tmp_path / "slow")
+    assert "torchrun kills its processes 0 seconds after SIGTERM" in caplog.text
