@@ -1,0 +1,83 @@
+"""Being ended from outside: by a job's time limit, and by a disk that is full."""
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from small_run import a_run, curve
+
+from layermem.config import to_dict
+from layermem.runs import RunFolder
+from layermem.train.run import train
+
+
+def test_a_job_about_to_end_saves_and_ends_well(tmp_path):
+    """As srun starts processes, without torchrun: each gets the signal, and all end with 0."""
+    run = a_run(tmp_path, max_steps=5000, eval_every=5000, save_every=5000, optim={"batch_size": 8})
+    config, out = tmp_path / "run.yaml", tmp_path / "job"
+    config.write_text(yaml.safe_dump(to_dict(run)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "layermem", "train", "--config", str(config), "--out", str(out)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in "01"
+    ]
+    folder, end = RunFolder(out), time.monotonic() + 120
+    while len(folder.rows()) < 3 and time.monotonic() < end:
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.05)
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert f"stopped at step {int(folder.latest().name.rpartition('-')[2])}" in said[0]
+    assert not folder.final.exists() and not folder.staging.exists()
+
+
+@pytest.fixture
+def small_disk():
+    """A limit that a file cannot outgrow: what a full disk is like, from a number of bytes on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+@pytest.mark.parametrize(
+    ("save_every", "size", "what"),
+    [(2, 40_000, "a checkpoint in .*/full/checkpoints"), (0, 20_000, "the final model, .*final,")],
+)
+def test_a_full_disk_is_said_and_leaves_nothing_half(
+    save_every, size, what, tmp_path, monkeypatch, small_disk
+):
+    run, out = a_run(tmp_path, save_every=save_every), tmp_path / "full"
+    whole = train(run, tmp_path / "whole")
+    append = RunFolder.append
+
+    def filling(self, row):
+        append(self, row)
+        small_disk(size) if row["step"] == 3 else None
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append", filling)
+        with pytest.raises(OSError, match=f"{what} could not be written .*make room, and --resume"):
+            train(run, out)
+    small_disk(resource.RLIM_INFINITY)
+    folder = RunFolder(out)
+    assert not folder.staging.exists() and not (out / ".final").exists()
+    assert [path.name for path in folder.completed()] == (["checkpoint-2"] if save_every else [])
+    assert curve(train(run, out, resume=True)) == curve(whole)
