@@ -181,7 +181,5 @@ def test_a_divergence_is_of_one_run_and_not_of_one_that_has_ended(tmp_path):
     folder.final.rmdir()
     for text in ("{", "[]", '{"step": 7}'):
         folder.diverged.write_text(text)
-        with pytest.raises(
-            ValueError, match=r"diverged.json is damaged .*; delete it"
-        ):
+        with pytest.raises(ValueError, match=r"diverged.json is damaged .*; delete it"):
             folder.divergence("abc")
