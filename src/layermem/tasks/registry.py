@@ -49,6 +49,8 @@ class Task:
     """What problems are like."""
     chance: Callable[[Sequence[Any]], float]
     """Share of right answers of somebody who has not read the question."""
+    words: Callable[..., tuple[str, ...]]
+    """Words that its problems are full of, from the task's options: what a probe tells apart."""
 
     def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
         """Return problems; an option that is unknown or of another type is an error."""
@@ -99,6 +101,11 @@ def _commonest(examples: Sequence[arithmetic.Example]) -> float:
     return max(counts.values()) / len(examples)
 
 
+def _numbers(value_max: int = 200, **_: Any) -> tuple[str, ...]:
+    """The smallest numbers, which operands are."""
+    return tuple(map(str, range(1, 5) if value_max >= 4 else range(value_max + 1)))
+
+
 TASKS = {
     "arithmetic": Task(
         make=partial(arithmetic.generate, operands=4),
@@ -109,6 +116,7 @@ TASKS = {
         spare=8,
         describe=arithmetic.describe,
         chance=_commonest,
+        words=_numbers,
     ),
     "prosqa": Task(
         make=prosqa.problems,
@@ -119,5 +127,6 @@ TASKS = {
         spare=64,
         describe=prosqa.describe,
         chance=lambda records: 0.5,
+        words=lambda **_: tuple(prosqa.NAMES[:4]),
     ),
 }
