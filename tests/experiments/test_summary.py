@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from recorded import SIZES, record
 
-from layermem.config import Data, Optim, Task
+from layermem.config import Compute, Data, Optim, Task
 from layermem.experiments import presets
 from layermem.experiments.summary import Report, run
 from layermem.tasks import arithmetic
@@ -60,6 +60,26 @@ def test_arms_are_called_after_what_differs_alone(tmp_path):
         "lime:lr=0.01": ["b"],
         "lime:router_init=identity:lr=0.01": ["c", "d"],
     }
+
+
+def test_runs_of_another_precision_are_no_seeds_of_one_arm(tmp_path):
+    whole, half = Compute(precision="float32"), Compute(precision="bfloat16", micro_batch=4)
+    runs = [record(tmp_path / "a", compute=whole), record(tmp_path / "b", seed=1, compute=half)]
+    (setting,) = summed(tmp_path, *runs)["settings"]
+    assert setting["arms"] == {"lime:precision=float32": ["a"], "lime:precision=bfloat16": ["b"]}
+    # How many sequences go at once is no difference.
+    more = record(tmp_path / "c", seed=2, compute=replace(half, micro_batch=2))
+    assert list(summed(tmp_path, *runs[1:], more)["settings"][0]["arms"].values()) == [["b", "c"]]
+
+
+def test_a_run_that_failed_before_its_first_step_is_not_left_out_in_silence(tmp_path, caplog):
+    record(tmp_path / "runs" / "lime-s0")
+    (tmp_path / "runs" / "lime-s1").mkdir()
+    (tmp_path / "runs" / "lime-s1" / "error.txt").write_text("no such file")
+    (tmp_path / "runs" / "notes").mkdir()
+    assert list(summed(tmp_path, tmp_path / "runs")["runs"]) == ["lime-s0"]
+    (said,) = caplog.messages
+    assert said.endswith("lime-s1 is left out: it failed before its first step")
 
 
 def test_what_learnt_other_data_is_not_compared(tmp_path):

@@ -36,7 +36,7 @@ def test_runs_end_as_alone_and_are_not_run_again(tmp_path, monkeypatch):
     assert sweep.complete(runs, tmp_path / "out").keys() == runs.keys()
 
 
-def test_a_failed_run_is_told_and_the_others_go_on(tmp_path):
+def test_a_failed_run_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     good, bad = a_run(tmp_path, max_steps=2), a_run(tmp_path, variant="lame")
     said = (
         r"1 of 2 runs failed: bad ended with exit code 1; see .*bad/error.txt. The others are kept"
@@ -44,7 +44,21 @@ def test_a_failed_run_is_told_and_the_others_go_on(tmp_path):
     with pytest.raises(RuntimeError, match=said):
         sweep.complete({"bad": bad, "good": good}, tmp_path / "out")
     assert (tmp_path / "out" / "good" / "final").exists()
-    assert "unknown variant 'lame'" in (tmp_path / "out" / "bad" / "error.txt").read_text()
+    error = tmp_path / "out" / "bad" / "error.txt"
+    assert "unknown variant 'lame'" in error.read_text()
+    # Tried again it is killed, as by the system: what it said before is kept, and how it ended.
+    start = sweep._start
+
+    def killed(*asked):
+        process = start(*asked)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(sweep, "_start", killed)
+    with pytest.raises(RuntimeError, match="1 of 2 runs failed: bad was killed by signal 9"):
+        sweep.complete({"bad": bad, "good": good}, tmp_path / "out")
+    both = r"(?s)begun at .*unknown variant 'lame'.*exit code 1\n.*begun at .*killed by signal 9"
+    assert re.search(both, error.read_text())
 
 
 @pytest.mark.parametrize(("asked", "code_of"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
@@ -221,29 +235,6 @@ def test_a_run_that_failed_decides_no_choice_and_is_tried_again(code, how, tmp_p
     tried = comparison.choose(RUN, "plain,lime", (0.001, 0.01), tmp_path, 1)
     assert fake.names == ["plain-lr0.01-s1000"] and comparison.best(tried["plain"]) == 0.01
     assert not error.exists()
-
-
-def test_a_run_killed_by_the_system_keeps_what_it_said_and_how_it_ended(tmp_path, monkeypatch):
-    run, out = a_run(tmp_path, max_steps=100_000, eval_every=100_000), tmp_path / "out"
-    start, begun = sweep._start, []
-
-    def killed(*asked):
-        process = start(*asked)
-        begun.append(process)
-        if len(begun) == 2:
-            process.kill()
-        return process
-
-    monkeypatch.setattr(sweep, "_start", killed)
-    bad = replace(run, variant="lame")
-    for code in (r"ended with exit code 1", r"was killed by signal 9"):
-        with pytest.raises(RuntimeError, match=f"one {code}"):
-            sweep.complete({"one": bad}, out)
-    said = (out / "one" / "error.txt").read_text()
-    # Of both attempts, in order.
-    assert re.search(
-        r"(?s)begun at .*unknown variant 'lame'.*exit code 1\n.*begun at .*killed by signal 9", said
-    )
 
 
 def test_a_loss_that_is_not_finite_is_never_the_best():

@@ -62,10 +62,15 @@ def test_rates_that_were_tried_are_told(tmp_path, four):
         ["plain", "2.0000", "1.5000", "0.01"],
         ["lime", "1.2500", "diverged", "0.001"],
     ]
+    assert rates.caption.endswith(
+        "A better rate may lie beyond those tried: plain took the highest, lime took the lowest."
+    )
     assert len(rest) == 3
     # No number that JSON has no word for.
     saved = json.loads((tmp_path / "out" / "report.json").read_text())["rates"]
     assert saved[1]["losses"] == [1.25, None]
+    inside = {"plain": {0.001: 2.0, 0.01: 1.5, 0.1: math.inf}}
+    assert "beyond" not in summary.tables(run(asked, "the command", inside))[0].caption
 
 
 def test_a_seed_that_diverged_is_in_no_mean_and_said(tmp_path, four, capsys):
@@ -180,6 +185,14 @@ def test_several_analyses_are_told_apart_and_have_the_colours_of_their_runs(tmp_
     looked = re.findall(r"<h2>What (\w+) reads \(1, 2\)", text)
     assert looked == ["plain", "lime"]
     assert text.count(f'href="#run-{runs["lime-s0"]["run_id"]}"') > 2
+
+
+def test_runs_made_differently_are_said_to_be(tmp_path, four):
+    said = "Not all of them were made with the same versions and machine."
+    assert said not in written(tmp_path, *four)
+    config = four[0] / "config.yaml"
+    config.write_text(config.read_text().replace("about:\n", "about:\n  torch: 2.9.0\n"))
+    assert said in written(tmp_path, *four)
 
 
 def test_settings_called_alike_say_how_they_differ(tmp_path):

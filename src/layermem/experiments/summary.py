@@ -8,6 +8,7 @@ It does not know: tables, figures, pages.
 
 import hashlib
 import json
+import logging
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,9 +23,11 @@ import yaml
 from layermem.config import Run, to_dict
 from layermem.efficiency.measuring import Model
 from layermem.experiments import comparison, costs, outcomes, presets
+from layermem.experiments.sweep import ERRORS
 from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.train.run import load_run
 
+logger = logging.getLogger(__name__)
 # Of a run, what has no say in what it comes to, or is told apart in another way.
 _ASIDE = ("preset", "variant", "seed", "data", "task", "compute", "track")
 _ASIDE_STEPS = ("log_every", "eval_every", "save_every", "keep")
@@ -131,7 +134,11 @@ def _within(path: Path) -> list[RunFolder]:
     if not path.is_dir():
         wrong = "is a file" if path.exists() else "does not exist"
         raise FileNotFoundError(f"{path} {wrong}; name a run folder")
-    found = [RunFolder(p) for p in sorted(path.iterdir()) if RunFolder(p).config.exists()]
+    inner = [p for p in sorted(path.iterdir()) if p.is_dir()]
+    found = [RunFolder(p) for p in inner if RunFolder(p).config.exists()]
+    for folder in inner if found else ():
+        if (folder / ERRORS).exists() and not RunFolder(folder).config.exists():
+            logger.warning("%s is left out: it failed before its first step", folder)
     if not found:
         raise ValueError(f"{path} is no run folder, and there is none in it (no config.yaml)")
     # The others are compared with what comes first.
@@ -202,7 +209,8 @@ def _labels(runs: Mapping[str, Run]) -> dict[str, str]:
 
 def _flat(found: Run) -> dict[str, str]:
     """Return what may tell arms apart, by dotted name."""
-    flat = {}
+    # Of how a run is carried out only the arithmetic may move a loss by more than rounding does.
+    flat: dict[str, str] = {"compute.precision": found.compute.precision}
     for key, value in to_dict(found).items():
         if key in (*_ASIDE, *_ASIDE_STEPS):
             continue

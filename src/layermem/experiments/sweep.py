@@ -26,7 +26,8 @@ from layermem.train.run import check_same
 
 # Seconds between two looks at the runs.
 _PAUSE = 0.5
-_ERRORS = "error.txt"
+# What a run that has not ended has said, and how it ended otherwise.
+ERRORS = "error.txt"
 # What the system sends where memory runs out; not every system has a name for it.
 _KILL = 9
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def complete(
     failed = _work(runs, folders, waiting, jobs)
     if failed:
         what = "; ".join(f"{name} {how}" for name, how in failed.items())
-        where = ", ".join(str(folders[name].path / _ERRORS) for name in failed)
+        where = ", ".join(str(folders[name].path / ERRORS) for name in failed)
         raise RuntimeError(
             f"{len(failed)} of {len(runs)} runs failed: {what}; see {where}. The others are kept; "
             "the same command tries what failed again"
@@ -186,7 +187,7 @@ def _start(run: Run, folder: RunFolder, jobs: int, slot: int) -> subprocess.Pope
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     # What an attempt before left is kept until the run has ended.
     _note(folder, f"begun at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
-    with (folder.path / _ERRORS).open("ab") as log:
+    with (folder.path / ERRORS).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "layermem", "train", "--config", str(config)]
             + ["--out", str(folder.path), "--resume"],
@@ -222,7 +223,7 @@ def _failure(name: str, run: Run, folder: RunFolder, code: int | None) -> str | 
             logger.warning("%s diverged at step %d: %s", name, noted["step"], noted["message"])
             return None
         if loss is not None:
-            (folder.path / _ERRORS).unlink(missing_ok=True)
+            (folder.path / ERRORS).unlink(missing_ok=True)
             logger.info("%s: validation loss %.4f", name, loss)
             return None
         how = _how_it_ended(code)
@@ -249,8 +250,8 @@ def _note(folder: RunFolder, text: str) -> None:
     """Add a line of ours to what a run's processes have written."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        with (folder.path / _ERRORS).open("a", encoding="utf-8") as log:
+        with (folder.path / ERRORS).open("a", encoding="utf-8") as log:
             log.write(f"-- sweep: {text}\n")
     except OSError as error:
         # A full disk must not keep the other runs from their end.
-        logger.warning("%s: %s (and %s cannot be written: %s)", folder.path, text, _ERRORS, error)
+        logger.warning("%s: %s (and %s cannot be written: %s)", folder.path, text, ERRORS, error)

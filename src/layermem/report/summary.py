@@ -71,9 +71,20 @@ def _rates(found: Found) -> list[Table]:
                 [each["arm"], *map(_loss, each["losses"]), f"{each['taken']:g}"] for each in tried
             ],
             caption="Each arm's rate was chosen on a seed that is in no other table. A run that "
-            "diverged says where in its diverged.json, in the folder rates.",
+            f"diverged says where in its diverged.json, in the folder rates.{_at_an_end(tried)}",
         )
     ]
+
+
+def _at_an_end(tried: Sequence[Found]) -> str:
+    """Say which arms took the lowest or the highest rate: a better one may lie beyond it."""
+    found = [
+        f"{each['arm']} took the {which}"
+        for each in tried
+        for which, end in (("lowest", min(each["rates"])), ("highest", max(each["rates"])))
+        if each["taken"] == end
+    ]
+    return f" A better rate may lie beyond those tried: {', '.join(found)}." if found else ""
 
 
 def _loss(value: float | None) -> str:
@@ -312,11 +323,12 @@ def _no_inside(settings: Sequence[Setting]) -> Section:
 
 
 def _runs(runs: Found) -> Section:
-    rows, marks, commands = [], [], []
+    rows, marks, commands, makers = [], [], [], set()
     for name, run in runs.items():
         about = run["about"]
         speed = run["tokens_per_second"]
         made = [f"{key} {about[key]}" for key in _MADE_WITH if about.get(key)]
+        makers.add(tuple(made))
         rows.append(
             [
                 name,
@@ -337,9 +349,12 @@ def _runs(runs: Found) -> Section:
         caption="An id stands for every option of a run. Tokens a second: the median of the wall "
         "time its machine took, whatever else that machine did; no comparison.",
     )
+    paragraphs = ["layermem train --config RUN/config.yaml --out NEW repeats a run."]
+    if len(makers) > 1:
+        paragraphs.insert(0, "Not all of them were made with the same versions and machine.")
     return Section(
         title="The runs",
-        paragraphs=["layermem train --config RUN/config.yaml --out NEW repeats a run."],
+        paragraphs=paragraphs,
         tables=[table],
         commands=["\n".join(commands)],
     )
