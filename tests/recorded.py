@@ -14,11 +14,16 @@ SIZES = Model(
 
 
 def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **changes):
-    """Write a run's folder: validation losses fall to ``final``; ``right``: share it solves."""
+    """Write a run's folder: validation losses fall to ``final``; ``right``: share it solves.
+
+    ``run``: the run itself, in place of what it differs in from one made up. ``diverged``: the step
+    that it diverged at.
+    """
+    run, diverged = changes.pop("run", None), changes.pop("diverged", None)
     changes.setdefault("model", SIZES)
     if right is not None:
         changes.setdefault("task", Task(name="arithmetic", examples=50, options=("operands=2",)))
-    run = replace(Run(preset="made-up", max_steps=max(1, 10 * rows)), **changes)
+    run = run or replace(Run(preset="made-up", max_steps=max(1, 10 * rows)), **changes)
     folder = RunFolder(path)
     folder.create()
     about = {"run_id": run.id, "command": f"layermem train made-up --seed {run.seed}"}
@@ -29,11 +34,15 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
         folder.append({**at, "loss": final + rows - i, **speed})
         solved = {} if right is None else {"val_accuracy": right * i / rows}
         folder.append({**at, "val_loss": final + rows - i, **solved})
+    ended = ended and diverged is None
+    if diverged is not None:
+        folder.note_divergence(run.id, diverged, f"the loss is not finite at step {diverged}")
     if ended:
         folder.final.mkdir()
     if ended and right is not None:
         shares = {"accuracy": right, "steps": right / 2, "interval": [right - 0.1, right + 0.1]}
-        result = {"chance": 0.1, "faults": {}, "by": {"operands": {"2": shares}}, **shares}
+        by = {"operands": {"2": {**shares, "count": 20}}}
+        result = {"chance": 0.1, "faults": {}, "by": by, "count": 20, "run_id": run.id, **shares}
         folder.result.write_text(json.dumps(result))
     return folder.path
 

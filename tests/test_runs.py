@@ -168,3 +168,18 @@ def test_two_processes_cannot_write_one_run(tmp_path):
 )
 def test_paths_are_called_by_what_tells_them_apart(paths, names):
     assert told_apart([Path(path).parts for path in paths]) == names
+
+
+def test_a_divergence_is_of_one_run_and_not_of_one_that_has_ended(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert folder.divergence("abc") is None
+    folder.note_divergence("abc", 7, "the loss is not finite")
+    noted = {"run_id": "abc", "step": 7, "message": "the loss is not finite"}
+    assert folder.divergence("abc") == noted and folder.divergence("def") is None
+    folder.final.mkdir()
+    assert folder.divergence("abc") is None
+    folder.final.rmdir()
+    for text in ("{", "[]", '{"step": 7}'):
+        folder.diverged.write_text(text)
+        with pytest.raises(ValueError, match=r"diverged.json is damaged .*; delete it"):
+            folder.divergence("abc")

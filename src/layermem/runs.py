@@ -6,6 +6,7 @@
     final/           the trained model and its tokenizer
     result.json      of a task: what the trained model solves of the test problems
     attempts.jsonl   of a task: each test problem, what the model wrote, its grade
+    diverged.json    of a run whose numbers were no longer finite: the step, and what was seen
 
 It does not know: torch, models, what is in a checkpoint.
 """
@@ -48,6 +49,7 @@ class RunFolder:
         self.final = self.path / "final"
         self.result = self.path / "result.json"
         self.attempts = self.path / "attempts.jsonl"
+        self.diverged = self.path / "diverged.json"
 
     def create(self) -> None:
         """Make the folder, and say early if it cannot be written to."""
@@ -115,6 +117,28 @@ class RunFolder:
         kept = [row for row in self.rows() if row.get("step", 0) <= step]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         write_whole(self.metrics, text)
+
+    def note_divergence(self, run_id: str, step: int, message: str) -> None:
+        """Record that a run diverged at a step."""
+        noted = {"run_id": run_id, "step": step, "message": message}
+        write_whole(self.diverged, json.dumps(noted, indent=1) + "\n")
+
+    def divergence(self, run_id: str) -> dict[str, Any] | None:
+        """Return the record of where the run diverged; None: there is none, or it has ended since.
+
+        The record of another run, which the folder held with another config, says nothing of this.
+        """
+        if not self.diverged.exists() or self.final.exists():
+            return None
+        try:
+            noted = json.loads(self.diverged.read_text(encoding="utf-8"))
+            known = {"run_id": noted["run_id"], "step": noted["step"], "message": noted["message"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.diverged} is damaged ({type(error).__name__}: {error}); delete it, and the "
+                "run is tried again"
+            ) from error
+        return known if known["run_id"] == run_id else None
 
     def completed(self) -> list[Path]:
         """Return the checkpoints, oldest first."""

@@ -40,6 +40,14 @@ def test_against_the_definition(shape, alpha):
     )
 
 
+def test_the_order_is_shannons_unless_asked_otherwise():
+    z = np.random.default_rng(3).normal(size=(6, 9)) * np.arange(1, 10)
+    shannon, paper = by_definition(z, 1), by_definition(z, 0.5)
+    assert abs(shannon - paper) > 0.05
+    assert matrix_entropy(z) == pytest.approx(shannon, rel=1e-9)
+    assert sequence_entropies([z, 2 * z]) == pytest.approx([shannon, shannon], rel=1e-9)
+
+
 @given(
     arrays.arrays(
         np.float64, st.tuples(st.integers(1, 6), st.integers(1, 6)), elements=st.floats(-9, 9)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from layermem.analysis.words import Place, places
+from layermem.analysis.words import Place, check_known, places
 from layermem.data.tokenizers import load_tokenizer
-from layermem.tasks import arithmetic
+from layermem.tasks import arithmetic, prosqa
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizer" / "gpt2"
 TEXTS = ["What was is.", "This is his; it was, and they were.", "were they? was it? is it?"]
@@ -70,3 +70,11 @@ def test_a_text_that_comes_again_is_left_out():
     assert [place.text for place in found] == [text for text in TEXTS for _ in range(2)]
     with pytest.raises(ValueError, match="'were' occurs 2 times in songs, 3 were asked for"):
         places(again, tokenizer, ["were"], 3, where="songs")
+
+
+def test_a_word_without_a_token_is_refused_and_one_that_has_it_after_a_space_is_not():
+    # ProsQA's tokenizer has " lempus" and no "lempus".
+    check_known(["lempus", "Tom", "is"], prosqa.tokenizer(), "problems")
+    check_known(["anything"], load_tokenizer("bytes"), "a text")
+    with pytest.raises(ValueError, match="'was' cannot occur in problems: there is no token for"):
+        check_known(["Tom", "was"], prosqa.tokenizer(), "problems")

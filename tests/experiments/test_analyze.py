@@ -5,25 +5,29 @@ import json
 import logging
 import shutil
 import tracemalloc
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from recorded import record
 from small_run import a_run
 from tiny import TINY
 from tokenizers import processors
 
 from layermem import cli
 from layermem.analysis.entropy import matrix_entropy, standardise
+from layermem.analysis.words import check_known, pattern
 from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.experiments import analyze as inside
 from layermem.experiments.analyze import Analyze
 from layermem.models.seams import Memory
 from layermem.tasks import prosqa
+from layermem.tasks.registry import TASKS, lookup
 from layermem.train.run import train
 from layermem.variants.lime import LimeRouter
 
@@ -136,8 +140,84 @@ def test_a_run_on_a_task_reads_its_own_problems(folder, capsys):
     analyze(capsys, run.path, *asked)
     found = json.loads((folder / "numbers" / "analysis.json").read_text())
     assert found["sequences"] == 8 and found["asked"]["words"] == ["2", "3"]
-    with pytest.raises(SystemExit, match="times in the different test problems of sums, 9999 were"):
-        analyze(capsys, run.path, *asked, "--each", "9999")
+    # Without words it is the task's own that are told apart.
+    asked = ["--each", "5", "--sequences", "8", "--out", folder / "default"]
+    analyze(capsys, run.path, *asked)
+    found = json.loads((folder / "default" / "analysis.json").read_text())
+    assert found["asked"]["words"] == ["1", "2", "3", "4"]
+    (model,) = found["models"].values()
+    assert set(model["layout"]["labels"]) == {0, 1, 2, 3}
+
+
+def sums(folder, **changes):
+    """Return the folder of a run on sums that has ended, without a model that could be loaded."""
+    options = ("operands=2", *changes.pop("options", ()))
+    task = Task(name="arithmetic", examples=30, validation=5, test=60, options=options)
+    path = record(folder / "run", task=replace(task, **changes))
+    transformers.LlamaConfig(**TINY).save_pretrained(path / "final")
+    fields = task.fields()
+    own = lookup(task.name).tokenizer(**fields)
+    (load_tokenizer("bytes") if changes else own).save_pretrained(path / "final")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("more", "changes", "message"),
+    [
+        (
+            ["--words", "is", "1"],
+            {},
+            "'is' cannot occur in what the tokenizer of run writes",
+        ),
+        (["--words", "1", "201"], {}, "'201' cannot occur in what the tokenizer of run writes"),
+        (
+            ["--words", "is", "1"],
+            {"tokenizer": "bytes"},
+            "'is' cannot occur in the test problems of run: there is no token for it; give other",
+        ),
+        (
+            ["--words", "1", "193", "--each", "9999"],
+            {},
+            r"'1' occurs \d+ times in the first 60 of the test problems of run: 9999 would take "
+            r"too many; ask for fewer \(--each\), or for other --words",
+        ),
+        (["--words", "1", "1"], {}, "words must be different and not empty"),
+        (["--words", "1"], {}, "a probe needs at least two --words"),
+        (
+            ["--words", "1", "2", "--each", "4"],
+            {},
+            "of --each at least 5, one for each of its folds",
+        ),
+    ],
+)
+def test_words_that_will_not_do_are_refused_before_a_model_is_loaded(
+    more, changes, message, tmp_path, monkeypatch
+):
+    path = sums(tmp_path, **changes)
+    monkeypatch.setattr(inside, "_model", None)
+    monkeypatch.setattr(inside, "_find", None)
+    with pytest.raises(SystemExit, match=message):
+        cli.main(["analyze", str(path), *more])
+
+
+def test_every_task_has_words_that_its_problems_are_full_of():
+    for name, kind in TASKS.items():
+        fields = {"operands": 6} if name == "arithmetic" else {}
+        texts = next(inside._problems_by_seed(Task(name=name, test=200)))
+        for options in ({}, fields):
+            words = kind.words(**options)
+            check_known(words, kind.tokenizer(**options), name)
+        # Of 2,000 there are more than the 200 that are looked for by default.
+        inside._check_frequent(words, 200, texts, name)
+        found = Counter(match for text in texts for match in pattern(words).findall(text))
+        assert len(words) == 4 and min(found[word] for word in words) >= 20, (name, found)
+    assert TASKS["arithmetic"].words(value_max=2) == ("0", "1", "2")
+
+
+def test_a_text_is_read_for_the_papers_words(runs):
+    (subject,) = inside._subjects([str(runs[0])])
+    asked = inside._worded(Analyze(checkpoint="x", text="stdlib"), subject)
+    assert asked.words == ("is", "are", "was", "were")
 
 
 def test_a_problem_is_read_once(folder, tmp_path):
@@ -145,10 +225,10 @@ def test_a_problem_is_read_once(folder, tmp_path):
     file = tmp_path / "few.json"
     file.write_text(json.dumps([asdict(record) for record in [*few, *few]]))
     task = Task(name="prosqa", test=6, options=(f"test={file}",))
-    read = list(inside._problems("prosqa", task))
+    read = list(inside._problems(task))
     assert read == [f"{record.prompt} {record.solution}" for record in few]
     # Other seeds bring other problems, until there are no more.
-    read = list(inside._problems("arithmetic", Task(test=60, options=("operands=2",))))
+    read = list(inside._problems(Task(name="arithmetic", test=60, options=("operands=2",))))
     assert len(read) == len(set(read)) > 60
 
 
@@ -196,7 +276,7 @@ def test_pieces_are_cut_whatever_a_tokenizer_adds():
     [
         (["--words", "is", "w1"], "'is' never occurs in .*words.jsonl"),
         (["--each", "100000"], "occurs .* times in .*words.jsonl .*, 100000 were asked for"),
-        (["--each", "3"], "fewer than the 5 folds"),
+        (["--each", "3"], "of --each at least 5, one for each of its folds"),
         (["--text", "/nowhere/text.jsonl"], "/nowhere/text.jsonl"),
         (["--against", "/nowhere/model"], "/nowhere/model does not exist"),
         (["--figure", "x.foo", "--against", "/nowhere"], "end in .svg, .png or .pdf, got x.foo"),
@@ -206,6 +286,11 @@ def test_what_is_refused(runs, folder, more, message):
     asked = ["analyze", str(runs[0]), "--text", str(folder / "words.jsonl"), *SMALL]
     with pytest.raises(SystemExit, match=message):
         cli.main([*asked, "--out", str(folder / "refused"), *more])
+
+
+def test_entropy_is_shannons_unless_asked_otherwise():
+    # The paper's code: 0.5. What its figure and ours show must not depend on who forgot to say it.
+    assert Analyze(checkpoint="x").alpha == 1.0
 
 
 def test_options_out_of_range():

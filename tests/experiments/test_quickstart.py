@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from contextlib import redirect_stdout
 
 import pytest
@@ -50,6 +51,17 @@ def test_what_is_trained_is_not_trained_again(done, capsys):
     cli.main(asked)
     assert (out / "lime" / "metrics.jsonl").stat().st_mtime_ns == before
     assert "LIMe" in capsys.readouterr().out
+
+
+def test_attempts_at_other_problems_are_not_laid_side_by_side(done, tmp_path, capsys):
+    asked, out, _ = done
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    kept = (again / "plain" / "attempts.jsonl").read_text().splitlines(keepends=True)
+    (again / "plain" / "attempts.jsonl").write_text("".join([*kept[1:], kept[0]]))
+    asked = [str(again) if word == str(out) else word for word in asked]
+    with pytest.raises(SystemExit, match="again did not solve the same problems"):
+        cli.main(asked)
 
 
 def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from recorded import SIZES, record
 
-from layermem.config import Data, Optim, Task
+from layermem.config import Compute, Data, Optim, Task
 from layermem.experiments import presets
 from layermem.experiments.summary import Report, run
 from layermem.tasks import arithmetic
@@ -60,6 +60,26 @@ def test_arms_are_called_after_what_differs_alone(tmp_path):
         "lime:lr=0.01": ["b"],
         "lime:router_init=identity:lr=0.01": ["c", "d"],
     }
+
+
+def test_runs_of_another_precision_are_no_seeds_of_one_arm(tmp_path):
+    whole, half = Compute(precision="float32"), Compute(precision="bfloat16", micro_batch=4)
+    runs = [record(tmp_path / "a", compute=whole), record(tmp_path / "b", seed=1, compute=half)]
+    (setting,) = summed(tmp_path, *runs)["settings"]
+    assert setting["arms"] == {"lime:precision=float32": ["a"], "lime:precision=bfloat16": ["b"]}
+    # How many sequences go at once is no difference.
+    more = record(tmp_path / "c", seed=2, compute=replace(half, micro_batch=2))
+    assert list(summed(tmp_path, *runs[1:], more)["settings"][0]["arms"].values()) == [["b", "c"]]
+
+
+def test_a_run_that_failed_before_its_first_step_is_not_left_out_in_silence(tmp_path, caplog):
+    record(tmp_path / "runs" / "lime-s0")
+    (tmp_path / "runs" / "lime-s1").mkdir()
+    (tmp_path / "runs" / "lime-s1" / "error.txt").write_text("no such file")
+    (tmp_path / "runs" / "notes").mkdir()
+    assert list(summed(tmp_path, tmp_path / "runs")["runs"]) == ["lime-s0"]
+    (said,) = caplog.messages
+    assert said.endswith("lime-s1 is left out: it failed before its first step")
 
 
 def test_what_learnt_other_data_is_not_compared(tmp_path):
@@ -164,6 +184,46 @@ def test_a_damaged_run_is_named(file, text, tmp_path):
     (other / file).write_text(text)
     with pytest.raises(ValueError, match=r"two holds files that are damaged or of another version"):
         summed(tmp_path, one, other)
+
+
+def test_records_of_another_run_or_of_half_a_run_are_not_taken_for_its_own(tmp_path):
+    one, other = (record(tmp_path / f"s{seed}", seed=seed, right=0.5) for seed in (0, 1))
+    kept = (other / "metrics.jsonl").read_text()
+
+    def refused(message):
+        with pytest.raises(ValueError, match=rf"s1 holds files that are damaged .*{message}"):
+            summed(tmp_path, one, other)
+
+    # The last validation lost: the one before it would be a plausible number.
+    (other / "metrics.jsonl").write_text("".join(kept.splitlines(keepends=True)[:-1]))
+    refused("lacks the validation of its last step 40: the last is of step 30")
+    # Two records in one file.
+    (other / "metrics.jsonl").write_text((one / "metrics.jsonl").read_text() + kept)
+    refused("step 10 comes after step 40, so the rows are of more than one run")
+    (other / "metrics.jsonl").write_text(kept)
+    result = json.loads((other / "result.json").read_text())
+    (other / "result.json").write_text((one / "result.json").read_text())
+    refused("result.json is of run [0-9a-f]{12}, its folder of run [0-9a-f]{12}")
+    for share in (float("nan"), 52, -0.1):
+        (other / "result.json").write_text(json.dumps({**result, "accuracy": share}))
+        refused("accuracy must be from 0 to 1")
+    # Solved by fewer problems, it is another measure.
+    (other / "result.json").write_text(json.dumps({**result, "count": 10}))
+    with pytest.raises(ValueError, match=r"s0 solved 20 test problems and s1 10; .* name runs"):
+        summed(tmp_path, one, other)
+
+
+def test_what_diverged_is_recorded_and_is_judged_by_nothing(tmp_path):
+    record(tmp_path / "lost", rows=2, max_steps=40, diverged=25, right=0.5)
+    old = record(tmp_path / "old", seed=1, right=0.5)
+    *kept, last = (old / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (old / "metrics.jsonl").write_text("".join([*kept, last.replace("0.5,", "NaN,", 1)]))
+    runs = summed(tmp_path, tmp_path / "lost", old)["runs"]
+    assert runs["lost"]["diverged"] == {"step": 25, "message": "the loss is not finite at step 25"}
+    assert runs["old"]["diverged"] == {"step": 40, "message": "the validation loss is nan"}
+    assert [run["measures"] for run in runs.values()] == [{}, {}]
+    # JSON has no word for what is not finite.
+    assert "NaN" not in (tmp_path / "out" / "report.json").read_text()
 
 
 def test_two_runs_of_one_seed_and_arm_are_not_mixed(tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,12 +10,14 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from recorded import SIZES, record
 from small_run import a_run, curve
 
-from layermem.config import to_dict
+from layermem.config import Compute, Optim, Run, to_dict
 from layermem.experiments import comparison, sweep
 from layermem.runs import RunFolder
 from layermem.train.run import load_run, train
@@ -33,12 +36,29 @@ def test_runs_end_as_alone_and_are_not_run_again(tmp_path, monkeypatch):
     assert sweep.complete(runs, tmp_path / "out").keys() == runs.keys()
 
 
-def test_a_failed_run_is_told_and_the_others_go_on(tmp_path):
+def test_a_failed_run_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     good, bad = a_run(tmp_path, max_steps=2), a_run(tmp_path, variant="lame")
-    with pytest.raises(RuntimeError, match="1 of 2 runs failed; see .*bad/error.txt"):
+    said = (
+        r"1 of 2 runs failed: bad ended with exit code 1; see .*bad/error.txt. The others are kept"
+    )
+    with pytest.raises(RuntimeError, match=said):
         sweep.complete({"bad": bad, "good": good}, tmp_path / "out")
     assert (tmp_path / "out" / "good" / "final").exists()
-    assert "unknown variant 'lame'" in (tmp_path / "out" / "bad" / "error.txt").read_text()
+    error = tmp_path / "out" / "bad" / "error.txt"
+    assert "unknown variant 'lame'" in error.read_text()
+    # Tried again it is killed, as by the system: what it said before is kept, and how it ended.
+    start = sweep._start
+
+    def killed(*asked):
+        process = start(*asked)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(sweep, "_start", killed)
+    with pytest.raises(RuntimeError, match="1 of 2 runs failed: bad was killed by signal 9"):
+        sweep.complete({"bad": bad, "good": good}, tmp_path / "out")
+    both = r"(?s)begun at .*unknown variant 'lame'.*exit code 1\n.*begun at .*killed by signal 9"
+    assert re.search(both, error.read_text())
 
 
 @pytest.mark.parametrize(("asked", "code_of"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
@@ -127,43 +147,173 @@ def test_runs_take_turns_on_several_gpus(monkeypatch):
     assert sweep._device(0) == {}
 
 
-def test_each_arm_takes_its_best_rate(tmp_path, monkeypatch):
-    run, done = a_run(tmp_path), []
+@pytest.fixture
+def fake(monkeypatch):
+    """Have runs be processes that a test says; return the names of those begun.
 
-    def complete(runs, out, jobs, *, tolerant=False):
-        done.append((out, tolerant, {name: (r.optim.lr, r.seed) for name, r in runs.items()}))
-        folders = {}
-        for name, one in runs.items():
-            if one.optim.lr == 1.0:
-                continue
-            folders[name] = RunFolder(out / name)
-            folders[name].path.mkdir(parents=True)
+    ``fake.does``: run to "ends", "diverges", or code for the process to run.
+    """
+    begun = SimpleNamespace(names=[], does=lambda run: "ends")
+
+    def start(run, folder, jobs, slot):
+        begun.names.append(folder.path.name)
+        did, code = begun.does(run), "raise SystemExit(1)"
+        folder.metrics.unlink(missing_ok=True)
+        if did == "ends":
             # Plain is best at 0.01, LIMe at 0.001.
-            away = abs(math.log10(one.optim.lr) + (2 if one.variant == "plain" else 3))
-            folders[name].append({"step": 1, "val_loss": 1 + away})
-        return folders
+            away = abs(math.log10(run.optim.lr) + (2 if run.variant == "plain" else 3))
+            record(folder.path, run=run, final=1 + away)
+        elif did == "diverges":
+            record(folder.path, run=run, ended=False, rows=2)
+            folder.note_divergence(run.id, 5, "the loss is not finite at step 5")
+        elif did == "unreadable":
+            for _ in range(2):
+                record(folder.path, run=run, ended=False)
+        else:
+            code = did
+        return subprocess.Popen([sys.executable, "-S", "-c", code])
 
-    monkeypatch.setattr(comparison, "complete", complete)
+    monkeypatch.setattr(sweep, "_start", start)
+    monkeypatch.setattr(sweep, "_PAUSE", 0.02)
+    return begun
+
+
+RUN = Run(preset="made-up", max_steps=40, model=SIZES)
+
+
+def test_each_arm_takes_its_best_rate(tmp_path, fake):
+    fake.does = lambda run: "diverges" if run.optim.lr == 1.0 else "ends"
     names, rates = "plain,lime:router_init=identity", (0.001, 0.01, 1.0)
-    tried = comparison.choose(run, names, rates, tmp_path, 1)
+    tried = comparison.choose(RUN, names, rates, tmp_path, 4)
     assert tried == {
         "plain": {0.001: 2.0, 0.01: 1.0, 1.0: math.inf},
         "lime:router_init=identity": {0.001: 1.0, 0.01: 2.0, 1.0: math.inf},
     }
-    out, tolerant, choosing = done[0]
-    assert out == tmp_path / "rates" and tolerant
-    assert choosing["lime-router_init=identity-lr0.01-s1000"] == (0.01, 1000)
+    assert "lime-router_init=identity-lr0.01-s1000" in fake.names and len(fake.names) == 6
+    chosen = load_run(tmp_path / "rates" / "plain-lr0.01-s1000" / "config.yaml")
+    assert (chosen.optim.lr, chosen.seed, chosen.variant) == (0.01, 1000, "plain")
+    # What diverged would do so again: it is recorded, and not run again.
+    fake.names.clear()
+    assert comparison.choose(RUN, names, rates, tmp_path, 4) == tried and not fake.names
     taken = {arm: comparison.best(losses) for arm, losses in tried.items()}
-    folders = comparison.compare(run, names, [0, 1], tmp_path, 1, taken)
+    folders = comparison.compare(RUN, names, [0, 1], tmp_path, 4, taken)
     assert [folder.path.name for folder in folders] == [
         "plain-lr0.01-s0",
         "plain-lr0.01-s1",
         "lime-router_init=identity-lr0.001-s0",
         "lime-router_init=identity-lr0.001-s1",
     ]
-    assert done[1][2]["plain-lr0.01-s1"] == (0.01, 1)
-    with pytest.raises(RuntimeError, match="no rate let plain end; see .*rates/plain-lr1-s1000"):
-        comparison.choose(run, "plain", (1.0,), tmp_path, 1)
+    compared = load_run(tmp_path / "plain-lr0.01-s1" / "config.yaml")
+    assert (compared.optim.lr, compared.seed) == (0.01, 1)
+    with pytest.raises(RuntimeError, match=r"plain diverged at every rate \(1\); try lower ones"):
+        comparison.choose(RUN, "plain", (1.0,), tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", r"was killed by signal 9 \(SIGKILL; was there too"),
+        ("import os; os.kill(os.getpid(), 11)", r"was killed by signal 11 \(SIGSEGV\)"),
+        ("raise SystemExit(3)", "ended with exit code 3"),
+        ("pass", "stopped before its last step: it was asked to"),
+        ("unreadable", "left what cannot be read .*metrics.jsonl: step 10 comes after step 40"),
+    ],
+    ids=["killed", "crashed", "failed", "stopped", "mixed"],
+)
+def test_a_run_that_failed_decides_no_choice_and_is_tried_again(code, how, tmp_path, fake):
+    fake.does = lambda run: code if (run.variant, run.optim.lr) == ("plain", 0.01) else "ends"
+    # By what is left plain would take 0.001, which is worse.
+    said = rf"1 of 4 runs failed: plain-lr0.01-s1000 {how}.*error.txt.* tries what failed again"
+    with pytest.raises(RuntimeError, match=said):
+        comparison.choose(RUN, "plain,lime", (0.001, 0.01), tmp_path, 1)
+    assert len(fake.names) == 4
+    error = tmp_path / "rates" / "plain-lr0.01-s1000" / "error.txt"
+    assert re.search(how, error.read_text())
+    assert not RunFolder(error.parent).diverged.exists()
+    fake.names.clear()
+    fake.does = lambda run: "ends"
+    tried = comparison.choose(RUN, "plain,lime", (0.001, 0.01), tmp_path, 1)
+    assert fake.names == ["plain-lr0.01-s1000"] and comparison.best(tried["plain"]) == 0.01
+    assert not error.exists()
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best():
+    assert comparison.best({0.1: math.nan, 0.01: 2.0, 0.001: 3.0}) == 0.01
+    assert comparison.best({0.1: 2.0, 0.01: math.nan}) == 0.1
+    with pytest.raises(ValueError, match="no rate to choose"):
+        comparison.best({0.1: math.nan, 0.01: math.inf})
+
+
+def test_an_old_record_that_ended_with_nan_has_diverged(tmp_path, fake):
+    fake.does = lambda run: "ends"
+    runs = {rate: replace(RUN, variant="plain", seed=1000, optim=Optim(lr=rate)) for rate in (1, 2)}
+    for rate, final in ((1.0, math.nan), (2.0, math.inf)):
+        record(tmp_path / "rates" / f"plain-lr{rate:g}-s1000", run=runs[rate], final=final)
+    tried = comparison.choose(RUN, "plain", (1.0, 2.0, 0.01), tmp_path, 1)
+    assert tried == {"plain": {1.0: math.inf, 2.0: math.inf, 0.01: 1.0}}
+    assert fake.names == ["plain-lr0.01-s1000"]
+
+
+def test_a_divergence_of_another_config_does_not_count(tmp_path, fake):
+    fake.does = lambda run: "ends" if run.compute.precision == "float32" else "diverges"
+    runs = {"one": replace(RUN, compute=Compute(precision="bfloat16"))}
+    with pytest.raises(RuntimeError, match="1 of 1 runs diverged: one: the loss is not finite at"):
+        sweep.complete(runs, tmp_path)
+    again = {"one": replace(RUN, compute=Compute(precision="float32"))}
+    assert sweep.complete(again, tmp_path)["one"].final.exists()
+    assert fake.names == ["one", "one"]
+
+
+def test_a_seed_that_diverged_is_no_failure_of_a_comparison(tmp_path, fake):
+    fake.does = lambda run: "diverges" if run.seed == 1 else "ends"
+    folders = comparison.compare(RUN, "plain,lime", [0, 1], tmp_path, 2, {})
+    assert [folder.final.exists() for folder in folders] == [True, False] * 2
+
+
+def test_what_has_lost_its_records_is_said_before_anything_is_run(tmp_path, fake):
+    whole, part = record(tmp_path / "whole", run=RUN), record(tmp_path / "part", run=RUN)
+    for lost, last in ((part, "there is none at all"), (whole, "the last is of step 30")):
+        kept = (lost / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (lost / "metrics.jsonl").write_text("".join(kept[:-2] if lost == whole else []))
+        with pytest.raises(ValueError, match=rf"has ended, but metrics.jsonl lacks .* 40: {last}"):
+            sweep.complete({lost.name: RUN, "new": RUN}, tmp_path)
+    with pytest.raises(ValueError, match="part was begun with another config: seed was 0, is 3"):
+        sweep.complete({"part": replace(RUN, seed=3)}, tmp_path)
+    assert not fake.names
+
+
+def test_a_run_that_another_command_was_quicker_to_begin_is_waited_for(tmp_path, fake):
+    folder, hands = RunFolder(tmp_path / "one"), ExitStack()
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        time_sleep(0.05)
+        if len(naps) == 10:
+            record(folder.path, run=RUN)
+            hands.close()
+
+    def late(run):
+        # Between the look at the lock and the process: it finds the folder taken, and fails.
+        folder.create()
+        hands.enter_context(folder.locked())
+        return "raise SystemExit(1)"
+
+    time_sleep, fake.does = time.sleep, late
+    with pytest.MonkeyPatch.context() as patch, hands:
+        patch.setattr(sweep.time, "sleep", nap)
+        assert sweep.complete({"one": RUN}, tmp_path)["one"].final.exists()
+    assert fake.names == ["one"]
+
+
+def test_no_run_stands_for_another(tmp_path, fake):
+    with pytest.raises(ValueError, match=r"rates must differ, got 0.01, 0.01"):
+        comparison.choose(RUN, "plain", (0.01, 0.01), tmp_path, 1)
+    with pytest.raises(ValueError, match=r"would have one folder, plain-lr0.01-s1000"):
+        comparison.choose(RUN, "plain", (0.01, 0.01000000001), tmp_path, 1)
+    with pytest.raises(ValueError, match="would have one folder, lime-router_init="):
+        comparison.compare(RUN, "lime:router_init=a+b,lime:router_init=a*b", [0], tmp_path, 1, {})
+    assert not fake.names
 
 
 def test_arms():

@@ -1,5 +1,7 @@
 """Curves: what they name, what they refuse, and the same file twice."""
 
+import math
+
 import pytest
 import yaml
 
@@ -27,6 +29,21 @@ def test_both_runs_are_named_with_their_last_loss(tmp_path):
     assert "lime router=full, seed 3: validation loss 0.300" in text
     assert "plain router=full, seed 3" in text
     assert text == (tmp_path / "b.svg").read_text()
+
+
+def test_what_has_not_ended_or_has_diverged_is_said(tmp_path):
+    ended, going, lost, old = (a_folder(tmp_path / v, v) for v in ("e", "g", "l", "o"))
+    for path in (ended, old):
+        (path / "final").mkdir()
+    RunFolder(lost).note_divergence("abc", 21, "not finite")
+    RunFolder(old).append({"step": 30, "tokens": 3000, "val_loss": math.nan})
+    draw_curves([ended, going, lost, old], tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    last = RunFolder(going).last()["step"]
+    assert "e router=full, seed 3: validation loss 0.300<" in text
+    assert f"g router=full, seed 3: validation loss 0.300 (at step {last})" in text
+    assert f"l router=full, seed 3: validation loss 0.300 (diverged by step {last})" in text
+    assert "o router=full, seed 3: validation loss nan (diverged by step 30)" in text
 
 
 def test_a_run_without_validation_and_another_format(tmp_path):

@@ -60,12 +60,67 @@ def test_rates_that_were_tried_are_told(tmp_path, four):
     assert rates.header == ["validation loss at rate", "0.001", "0.01", "taken"]
     assert rates.texts() == [
         ["plain", "2.0000", "1.5000", "0.01"],
-        ["lime", "1.2500", "failed", "0.001"],
+        ["lime", "1.2500", "diverged", "0.001"],
     ]
+    assert rates.caption.endswith(
+        "A better rate may lie beyond those tried: plain took the highest, lime took the lowest."
+    )
     assert len(rest) == 3
     # No number that JSON has no word for.
     saved = json.loads((tmp_path / "out" / "report.json").read_text())["rates"]
     assert saved[1]["losses"] == [1.25, None]
+    inside = {"plain": {0.001: 2.0, 0.01: 1.5, 0.1: math.inf}}
+    assert "beyond" not in summary.tables(run(asked, "the command", inside))[0].caption
+
+
+def test_a_seed_that_diverged_is_in_no_mean_and_said(tmp_path, four, capsys):
+    lost = record(tmp_path / "lime-s2", seed=2, right=0.9, rows=2, max_steps=40, diverged=25)
+    third = record(tmp_path / "plain-s2", variant="plain", seed=2, right=0.35)
+    runs = [*four, third, lost]
+    loss, right, _ = summary.tables(found(tmp_path, *runs))
+    assert right.texts()[1] == [
+        "lime",
+        "56.0% ± 50.8% (diverged in 1 of 3 seeds: mean of the others)",
+        "52.0% 60.0% diverged",
+        "+21.0% ± 12.7% (over 2 of 3 seeds)",
+    ]
+    # The other way around it is the first arm that lacks a seed.
+    turned = summary.tables(found(tmp_path, *runs, against="lime"))[1].texts()
+    assert turned[1][3] == "-21.0% ± 12.7% (over 2 of 3 seeds)"
+    text = written(tmp_path, *runs)
+    assert "Diverged, and in no mean: lime-s2 at step 25." in text
+    assert "6 runs, 5 of them ended, 1 diverged." in text
+    assert "Without the seeds that diverged: lime." in text
+    assert "diverged in 1 of 3 seeds: mean of the others; against plain +21.0%" in text
+    assert "diverged at step 25" in text and "Not ended, and left out" not in text
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_two_seeds_that_ended_with_no_number_are_a_sentence(value, tmp_path):
+    # As older versions left them: ended, and a validation loss that is not finite.
+    runs = [
+        record(tmp_path / f"{variant}-s{seed}", variant=variant, seed=seed, final=value, right=0.0)
+        for variant in ("plain", "lime")
+        for seed in (0, 1)
+    ]
+    (loss,) = summary.tables(found(tmp_path, *runs))
+    assert loss.texts() == [
+        [arm, "diverged in 2 of 2 seeds", "diverged diverged", ""] for arm in ("plain", "lime")
+    ]
+    text = written(tmp_path, *runs)
+    assert "Diverged, and in no mean: plain-s0 at step 40, plain-s1 at step 40, lime-s0" in text
+    assert "4 runs, 0 of them ended, 4 diverged." in text
+    # An arm that lives has nothing to be compared with, and a mean of its own.
+    more = {"right": 0.5, "optim": Optim(lr=0.5)}
+    good = [record(tmp_path / f"g{seed}", seed=seed, **more) for seed in (0, 1)]
+    loss = summary.tables(found(tmp_path, *runs[:2], *good))[0].texts()
+    assert loss[1] == ["lime:lr=0.5", "0.5000 ± 0.0000", "0.5000 0.5000", ""]
+    assert all(math.isfinite(row["val_loss"]) for row in _validations(tmp_path))
+
+
+def _validations(tmp_path):
+    runs = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
+    return [row for run in runs.values() for row in run["validations"]]
 
 
 def test_every_number_leads_to_its_run(tmp_path, four):
@@ -130,6 +185,14 @@ def test_several_analyses_are_told_apart_and_have_the_colours_of_their_runs(tmp_
     looked = re.findall(r"<h2>What (\w+) reads \(1, 2\)", text)
     assert looked == ["plain", "lime"]
     assert text.count(f'href="#run-{runs["lime-s0"]["run_id"]}"') > 2
+
+
+def test_runs_made_differently_are_said_to_be(tmp_path, four):
+    said = "Not all of them were made with the same versions and machine."
+    assert said not in written(tmp_path, *four)
+    config = four[0] / "config.yaml"
+    config.write_text(config.read_text().replace("about:\n", "about:\n  torch: 2.9.0\n"))
+    assert said in written(tmp_path, *four)
 
 
 def test_settings_called_alike_say_how_they_differ(tmp_path):

@@ -280,6 +280,24 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(tmp_path, m
     assert [row["step"] for row in folder.rows() if "loss" in row] == [1, 2, 3, 4]
     state = load_file(folder.latest() / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in state.values())
+    # What a sweep goes by.
+    noted = folder.divergence(run.id)
+    assert noted["step"] == 5 and "not finite at step 5" in noted["message"]
+    assert folder.divergence(a_run(tmp_path, seed=1).id) is None
+    # Whoever goes on past it, by whatever means, has not diverged.
+    monkeypatch.undo()
+    train(run, out, resume=True)
+    assert folder.final.exists() and not folder.diverged.exists()
+
+
+def test_a_failure_that_is_no_divergence_leaves_no_record_of_one(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(Trainer, "compute_loss", full)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(a_run(tmp_path), tmp_path / "full")
+    assert not RunFolder(tmp_path / "full").diverged.exists()
 
 
 def test_a_folder_that_holds_a_run(whole, tmp_path):

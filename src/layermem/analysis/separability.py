@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 Probe = Literal["paper", "converged"]
+FOLDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def separability(
     labels: np.ndarray,
     *,
     probe: Probe = "paper",
-    folds: int = 5,
+    folds: int = FOLDS,
     seed: int = 0,
 ) -> Separability:
     """Probe arrays [N, F] for labels [N]."""

@@ -24,6 +24,29 @@ class Place:
     """Index of the word."""
 
 
+def pattern(words: Sequence[str]) -> re.Pattern[str]:
+    """Return what finds any of the words as a whole word."""
+    if not words or len(set(words)) < len(words) or not all(words):
+        raise ValueError(
+            f"words must be different and not empty, got {', '.join(map(repr, words))}"
+        )
+    return re.compile(rf"(?<!\w)(?:{'|'.join(re.escape(w) for w in words)})(?!\w)")
+
+
+def check_known(words: Sequence[str], tokenizer: PreTrainedTokenizerFast, where: str) -> None:
+    """Raise about a word that a tokenizer has no token for, whether a space is before it or not.
+
+    ``where``: what the tokenizer writes.
+    """
+    unknown = tokenizer.unk_token_id
+    for word in words if unknown is not None else ():
+        ways = tokenizer([word, f" {word}"], add_special_tokens=False)["input_ids"]
+        if all(unknown in ids for ids in ways):
+            raise ValueError(
+                f"{word!r} cannot occur in {where}: there is no token for it; give other words"
+            )
+
+
 def places(
     texts: Iterable[str],
     tokenizer: PreTrainedTokenizerFast,
@@ -39,15 +62,11 @@ def places(
     out: a probe that learnt from one would know the other. Texts are read only as far as needed,
     and held only where there is a place. ``where``: what they are called in an error.
     """
-    if not words or len(set(words)) < len(words) or not all(words):
-        raise ValueError(
-            f"words must be different and not empty, got {', '.join(map(repr, words))}"
-        )
-    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(re.escape(w) for w in words)})(?!\w)")
+    wanted = pattern(words)
     number = {word: i for i, word in enumerate(words)}
     counts, found, held = [0] * len(words), list[Place](), set[str]()
     for text in texts:
-        matches = [match for match in pattern.finditer(text) if counts[number[match[0]]] < each]
+        matches = [match for match in wanted.finditer(text) if counts[number[match[0]]] < each]
         if not matches or text in held:
             continue
         encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)

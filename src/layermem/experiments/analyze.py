@@ -9,8 +9,11 @@ It does not know: figures, pages.
 import itertools
 import json
 import logging
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +22,15 @@ import torch
 import tyro
 from rich.console import Console
 from rich.progress import Progress
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from layermem.analysis.capture import Kind, capture, sequences_at_once
 from layermem.analysis.embedding import embed
 from layermem.analysis.entropy import Moments, matrix_entropy
 from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
-from layermem.analysis.separability import separability
+from layermem.analysis.separability import FOLDS, separability
 from layermem.analysis.shelf import Shelf
-from layermem.analysis.words import Place, places
+from layermem.analysis.words import Place, check_known, pattern, places
 from layermem.config import Run, Task
 from layermem.data.sources import open_source
 from layermem.models.decoder import DecoderForCausalLM
@@ -41,6 +44,8 @@ logger = logging.getLogger(__name__)
 _BATCH = 16
 # Seeds of problems that are gone through in search of rare words.
 _SEEDS = 50
+# What is told apart in a text.
+_WORDS = ("is", "are", "was", "were")
 # Kinds that are looked at, by the names of ``Captured``.
 _KINDS: tuple[Kind, ...] = ("hidden", "routed")
 
@@ -55,8 +60,9 @@ class Analyze:
     """A second one, shown beside it; its tokenizer must be the same."""
     text: str | None = None
     """Text to read, as in --data.source; None: problems of the run's own task, else stdlib."""
-    words: tuple[str, ...] = ("is", "are", "was", "were")
-    """Words that a probe is to tell apart."""
+    words: tuple[str, ...] | None = None
+    """Words that a probe is to tell apart; None: numbers or names where a task's problems are read,
+    is, are, was and were in a text."""
     each: int = 200
     """Occurrences of each word (the paper: 1668)."""
     documents: int = 100_000
@@ -87,21 +93,25 @@ class _Subject:
     """A model to look at."""
 
     name: str
-    model: Any
+    where: Path | str
     tokenizer: Any
     run: Run | None
+    model: Any = None
+    """None until it is loaded, which comes after all that may be refused."""
 
 
 def run(asked: Analyze, command: str = "") -> dict[str, Any]:
     """Look; return, and write to analysis.json, what was found. ``command``: what asked for it."""
-    subjects = _subjects([path for path in (asked.checkpoint, asked.against) if path is not None])
-    where, source = _texts(asked, subjects[0])
+    opened = _subjects([path for path in (asked.checkpoint, asked.against) if path is not None])
+    asked = _worded(asked, opened[0])
+    where, source = _texts(asked, opened[0])
     texts = list(itertools.islice(source, asked.sequences))
     if not texts:
         raise ValueError(
             f"there is no sequence of {asked.length} tokens in {where}; lower --length"
         )
-    found_at = _find(asked, subjects[0])
+    found_at = _find(asked, opened[0])
+    subjects = [replace(subject, model=_model(subject)) for subject in opened]
     result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "command": command,
@@ -122,19 +132,19 @@ def run(asked: Analyze, command: str = "") -> dict[str, Any]:
 
 
 def _subjects(paths: Sequence[str]) -> list[_Subject]:
-    """Load one checkpoint, or two that may be laid side by side."""
+    """Open one checkpoint, or two that may be laid side by side; no weights are read."""
     # What is no path is a name on the hub.
     ways = [Path(path).resolve().parts if Path(path).exists() else (path,) for path in paths]
     if len(set(ways)) < len(ways):
         raise ValueError(f"{' and '.join(paths)} are one; give two")
-    subjects = [_load(path, name) for path, name in zip(paths, told_apart(ways), strict=True)]
+    subjects = [_open(path, name) for path, name in zip(paths, told_apart(ways), strict=True)]
     if len(subjects) == 2:
         _same_tokens(*subjects)
     return subjects
 
 
-def _load(path: str, name: str) -> _Subject:
-    """Load a run's final model, or a saved one."""
+def _open(path: str, name: str) -> _Subject:
+    """Find a run's final model, or a saved one."""
     folder = RunFolder(path)
     is_run = folder.config.exists()
     if is_run and not folder.final.exists():
@@ -142,17 +152,28 @@ def _load(path: str, name: str) -> _Subject:
     if Path(path).is_absolute() and not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist")
     where = folder.final if is_run else path
+    with _no_model(path):
+        AutoConfig.from_pretrained(where)
+    tokenizer = AutoTokenizer.from_pretrained(where)
+    found = recorded_run(folder) if is_run else None
+    return _Subject(name=name, where=where, tokenizer=tokenizer, run=found)
+
+
+def _model(subject: _Subject) -> Any:
+    with _no_model(subject.where):
+        model = AutoModelForCausalLM.from_pretrained(subject.where, dtype=torch.float32)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def _no_model(path: Path | str) -> Iterator[None]:
     try:
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32)
+        yield
     except (OSError, ValueError) as error:
         raise ValueError(
             f"no model at {path}: it is no run folder, no saved model, and no hub name that can be "
             f"reached ({error})"
         ) from error
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = AutoTokenizer.from_pretrained(where)
-    found = recorded_run(folder) if is_run else None
-    return _Subject(name=name, model=model, tokenizer=tokenizer, run=found)
 
 
 def _same_tokens(first: _Subject, second: _Subject) -> None:
@@ -163,29 +184,73 @@ def _same_tokens(first: _Subject, second: _Subject) -> None:
         )
 
 
+def _task(asked: Analyze, subject: _Subject) -> Task | None:
+    """Return the task whose problems are read; None: a text is."""
+    task = Task() if subject.run is None else subject.run.task
+    return task if asked.text is None and task.name is not None else None
+
+
+def _worded(asked: Analyze, subject: _Subject) -> Analyze:
+    """Return it with its words, which must be such as can occur, and often enough."""
+    task, words = _task(asked, subject), asked.words
+    if words is None:
+        words = lookup_task(str(task.name)).words(**task.fields()) if task else _WORDS
+    pattern(words)
+    if len(words) < 2 or asked.each < FOLDS:
+        raise ValueError(
+            f"a probe needs at least two --words and of --each at least {FOLDS}, one for each of "
+            f"its folds; got {', '.join(words)} and {asked.each}"
+        )
+    check_known(words, subject.tokenizer, f"what the tokenizer of {subject.name} writes")
+    if task is not None:
+        kind, where = lookup_task(str(task.name)), f"the test problems of {subject.name}"
+        check_known(words, kind.tokenizer(**task.fields()), where)
+        _check_frequent(words, asked.each, next(_problems_by_seed(task)), where)
+    return replace(asked, words=words)
+
+
+def _check_frequent(words: Sequence[str], each: int, texts: Sequence[str], where: str) -> None:
+    """Raise where all seeds together would hardly bring enough of a word, by those of the first."""
+    wanted = pattern(words)
+    counts = Counter(match for text in texts for match in wanted.findall(text))
+    for word in words:
+        # A rate above this would have brought so few in one time of a thousand.
+        most = counts[word] + 3 * math.sqrt(counts[word]) + 7
+        if _SEEDS * most < each:
+            raise ValueError(
+                f"{word!r} occurs {counts[word]} times in the first {len(texts):,} of {where}: "
+                f"{each} would take too many; ask for fewer (--each), or for other --words"
+            )
+
+
 def _texts(asked: Analyze, subject: _Subject) -> tuple[str, Iterator[str]]:
     """Return what is read, by name, and as texts that are sequences."""
-    task = Task() if subject.run is None else subject.run.task
-    if asked.text is None and task.name is not None:
-        return f"the different test problems of {subject.name}", _problems(task.name, task)
+    if task := _task(asked, subject):
+        return f"the different test problems of {subject.name}", _problems(task)
     source = asked.text or "stdlib"
     where = f"{source} (read up to --documents {asked.documents})"
     documents = itertools.islice(open_source(source, streaming=True), asked.documents)
     return where, _pieces(documents, asked.length, subject.tokenizer)
 
 
-def _problems(name: str, task: Task) -> Iterator[str]:
+def _problems(task: Task) -> Iterator[str]:
     """Yield test problems with their solutions, each once."""
-    kind, seen = lookup_task(name), set[int]()
-    # Rare words want many: other seeds bring more problems of the same split, if there are more.
-    for more in range(_SEEDS):
-        problems = kind.problems("test", task.test, task.seed + more, **task.fields())
-        texts = dict.fromkeys(f"{problem.prompt} {problem.solution}" for problem in problems)
+    seen = set[int]()
+    for texts in _problems_by_seed(task):
         new = [text for text in texts if hash(text) not in seen]
         if not new:
             return
         seen.update(map(hash, new))
         yield from new
+
+
+def _problems_by_seed(task: Task) -> Iterator[list[str]]:
+    """Yield the different test problems of each seed."""
+    kind = lookup_task(str(task.name))
+    # Rare words want many: other seeds bring more problems of the same split, if there are more.
+    for more in range(_SEEDS):
+        problems = kind.problems("test", task.test, task.seed + more, **task.fields())
+        yield list(dict.fromkeys(f"{problem.prompt} {problem.solution}" for problem in problems))
 
 
 def _pieces(documents: Iterable[str], length: int, tokenizer: Any) -> Iterator[str]:
@@ -203,7 +268,7 @@ def _find(asked: Analyze, subject: _Subject) -> list[Place]:
     """Return where the words stand."""
     where, texts = _texts(asked, subject)
     return places(
-        texts, subject.tokenizer, asked.words, asked.each, longest=asked.length, where=where
+        texts, subject.tokenizer, asked.words or (), asked.each, longest=asked.length, where=where
     )
 
 

@@ -5,35 +5,23 @@ An arm is a variant, with options of its own after colons: ``lime:router=last:ro
 It does not know: how a run is done, the command line.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from layermem.config import Run
+from layermem.experiments.outcomes import LOSS, divergence, measures
 from layermem.experiments.sweep import complete
 from layermem.models.registry import lookup
 from layermem.runs import RunFolder
 
-
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """One number of a run that has ended."""
-
-    name: str
-    """What it is called in a table."""
-    is_share: bool
-    """Whether it is written in percent."""
-
-
 # A seed that rates are chosen with, and nothing else.
 CHOOSING_SEED = 1000
+_Key = TypeVar("_Key", int, float)
 _UNFIT = re.compile(r"[^\w.=-]")
-LOSS = Measure(name="validation loss", is_share=False)
-ACCURACY = Measure(name="right answers", is_share=True)
-STEPS = Measure(name="every step right", is_share=True)
 
 
 def arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -60,29 +48,39 @@ def choose(
 ) -> dict[str, dict[float, float]]:
     """Try rates with every arm on a seed kept for that; return validation losses by arm and rate.
 
-    Infinite where a run failed: a rate too high for an arm is a finding.
+    Infinite where a run diverged: a rate too high for an arm is a finding. A run that failed in any
+    other way is an error, and nothing is chosen: it would be without that rate by accident.
     """
     runs = {
         (arm, rate): replace(one, optim=replace(one.optim, lr=rate))
         for arm, one in _by_arm(base, names, CHOOSING_SEED).items()
-        for rate in rates
+        for rate in _different(rates)
     }
-    labels = {(arm, rate): _label(arm, CHOOSING_SEED, rate) for arm, rate in runs}
-    ended = complete({labels[k]: r for k, r in runs.items()}, out / "rates", jobs, tolerant=True)
+    labels = _told_apart({key: _label(key[0], CHOOSING_SEED, key[1]) for key in runs})
+    folders = complete(
+        {labels[key]: run for key, run in runs.items()}, out / "rates", jobs, may_diverge=True
+    )
     tried: dict[str, dict[float, float]] = {}
-    for (arm, rate), label in labels.items():
-        loss = measures(ended[label])[LOSS] if label in ended else math.inf
+    for (arm, rate), run in runs.items():
+        folder = folders[labels[arm, rate]]
+        diverged = divergence(folder, run.id)
+        loss = math.inf if diverged else measures(folder, run)[LOSS]
         tried.setdefault(arm, {})[rate] = loss
     for arm, losses in tried.items():
-        if min(losses.values()) == math.inf:
-            where = out / "rates" / labels[arm, rates[-1]]
-            raise RuntimeError(f"no rate let {arm} end; see {where / 'error.txt'}; try lower ones")
+        if not any(map(math.isfinite, losses.values())):
+            raise RuntimeError(
+                f"{arm} diverged at every rate ({', '.join(f'{rate:g}' for rate in losses)}); try "
+                "lower ones"
+            )
     return tried
 
 
 def best(losses: Mapping[float, float]) -> float:
-    """Return the rate of the lowest loss."""
-    return min(losses, key=lambda rate: losses[rate])
+    """Return the rate of the lowest loss; one whose loss is not finite has diverged."""
+    finite = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
+    if not finite:
+        raise ValueError(f"there is no rate to choose: all losses are not finite, of {losses}")
+    return min(finite, key=lambda rate: finite[rate])
 
 
 def compare(
@@ -95,14 +93,15 @@ def compare(
 ) -> list[RunFolder]:
     """Bring all runs to their end; return them arm by arm, in the seeds' order.
 
+    A seed may have diverged: that is a result, and stands in its folder.
     ``rates``: the learning rate of each arm; of one it does not name, the preset's.
     """
     runs = {(arm, seed): one for seed in seeds for arm, one in _by_arm(base, names, seed).items()}
     for (arm, seed), one in runs.items():
         if arm in rates:
             runs[arm, seed] = replace(one, optim=replace(one.optim, lr=rates[arm]))
-    labels = {(arm, seed): _label(arm, seed, rates.get(arm)) for arm, seed in runs}
-    folders = complete({labels[key]: run for key, run in runs.items()}, out, jobs)
+    labels = _told_apart({key: _label(*key, rates.get(key[0])) for key in runs})
+    folders = complete({labels[key]: run for key, run in runs.items()}, out, jobs, may_diverge=True)
     return [folders[labels[arm, seed]] for arm in arms(names) for seed in seeds]
 
 
@@ -124,11 +123,20 @@ def _label(arm: str, seed: int, rate: float | None) -> str:
     return _UNFIT.sub("-", arm) + f"{tuned}-s{seed}"
 
 
-def measures(folder: RunFolder) -> dict[Measure, float]:
-    """Return what an ended run is judged by."""
-    rows = [row for row in folder.rows() if "val_loss" in row]
-    found = {LOSS: float(rows[-1]["val_loss"])}
-    if folder.result.exists():
-        result = json.loads(folder.result.read_text(encoding="utf-8"))
-        found |= {ACCURACY: result["accuracy"], STEPS: result["steps"]}
-    return found
+def _different(rates: Sequence[float]) -> Sequence[float]:
+    if len(set(rates)) < len(rates):
+        raise ValueError(f"rates must differ, got {', '.join(f'{rate:g}' for rate in rates)}")
+    return rates
+
+
+def _told_apart(labels: dict[tuple[str, _Key], str]) -> dict[tuple[str, _Key], str]:
+    """Return folder names, of which no two may be one: a run would stand for another."""
+    keys: dict[str, tuple[str, _Key]] = {}
+    for key, label in labels.items():
+        if label in keys:
+            raise ValueError(
+                f"{keys[label]} and {key} would have one folder, {label}; let arms "
+                "and rates differ in more than punctuation or a seventh digit"
+            )
+        keys[label] = key
+    return labels

@@ -76,6 +76,12 @@ def run(asked: Quickstart) -> dict[str, Any]:
         variant: [json.loads(line) for line in folder.attempts.read_text("utf-8").splitlines()]
         for variant, folder in folders.items()
     }
+    asked_of = [[attempt["prompt"] for attempt in each] for each in attempts.values()]
+    if any(prompts != asked_of[0] for prompts in asked_of):
+        raise ValueError(
+            f"the runs in {asked.folder} did not solve the same problems, by their attempts.jsonl; "
+            "choose another --out"
+        )
     model = AutoModelForCausalLM.from_pretrained(folders["lime"].final)
     result = {
         "seed": asked.seed,

@@ -8,6 +8,7 @@ It does not know: tables, figures, pages.
 
 import hashlib
 import json
+import logging
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,10 +22,12 @@ import yaml
 
 from layermem.config import Run, to_dict
 from layermem.efficiency.measuring import Model
-from layermem.experiments import comparison, costs, presets
+from layermem.experiments import comparison, costs, outcomes, presets
+from layermem.experiments.sweep import ERRORS
 from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.train.run import recorded_run
 
+logger = logging.getLogger(__name__)
 # Of a run, what has no say in what it comes to, or is told apart in another way.
 _ASIDE = ("preset", "variant", "seed", "data", "task", "compute", "track")
 _ASIDE_STEPS = ("log_every", "eval_every", "save_every", "keep")
@@ -74,10 +77,13 @@ def run(
     known = dict.fromkeys(arm for setting in settings for arm in setting["arms"])
     if asked.against is not None and asked.against not in known:
         raise ValueError(f"no arm is called {asked.against!r}; there are {', '.join(known)}")
+    runs = {name: _record(found, folder) for name, (found, folder) in records.items()}
+    for names in groups.values():
+        _check_counts({name: runs[name]["result"] or {} for name in names})
     result = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "command": command,
-        "runs": {name: _record(found, folder) for name, (found, folder) in records.items()},
+        "runs": runs,
         "settings": settings,
         "rates": _tried(rates or {}),
         "analyses": [_read(path, "analyze") for path in asked.analysis],
@@ -89,7 +95,7 @@ def run(
 
 
 def _tried(rates: Mapping[str, Mapping[float, float]]) -> list[dict[str, Any]]:
-    """Return what each arm tried, and took; no loss where a run failed."""
+    """Return what each arm tried, and took; no loss where a run diverged."""
     return [
         {
             "arm": arm,
@@ -128,7 +134,11 @@ def _within(path: Path) -> list[RunFolder]:
     if not path.is_dir():
         wrong = "is a file" if path.exists() else "does not exist"
         raise FileNotFoundError(f"{path} {wrong}; name a run folder")
-    found = [RunFolder(p) for p in sorted(path.iterdir()) if RunFolder(p).config.exists()]
+    inner = [p for p in sorted(path.iterdir()) if p.is_dir()]
+    found = [RunFolder(p) for p in inner if RunFolder(p).config.exists()]
+    for folder in inner if found else ():
+        if (folder / ERRORS).exists() and not RunFolder(folder).config.exists():
+            logger.warning("%s is left out: it failed before its first step", folder)
     if not found:
         raise ValueError(f"{path} is no run folder, and there is none in it (no config.yaml)")
     # The others are compared with what comes first.
@@ -199,7 +209,8 @@ def _labels(runs: Mapping[str, Run]) -> dict[str, str]:
 
 def _flat(found: Run) -> dict[str, str]:
     """Return what may tell arms apart, by dotted name."""
-    flat = {}
+    # Of how a run is carried out only the arithmetic may move a loss by more than rounding does.
+    flat: dict[str, str] = {"compute.precision": found.compute.precision}
     for key, value in to_dict(found).items():
         if key in (*_ASIDE, *_ASIDE_STEPS):
             continue
@@ -221,13 +232,13 @@ def _recorded(found: Run, folder: RunFolder) -> dict[str, Any]:
     speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     counted = [row for row in rows if row.get("flops") and row.get("tokens")]
     per_token = counted[-1]["flops"] / counted[-1]["tokens"] if counted else None
-    validations = [{k: row[k] for k in _CURVES if k in row} for row in rows if "val_loss" in row]
-    for row in validations if per_token else ():
-        row["flops"] = row["tokens"] * per_token
-    judged = comparison.measures(folder) if validations else {}
-    result = None
-    if folder.result.exists():
-        result = json.loads(folder.result.read_text(encoding="utf-8"))
+    about = config.get("about") or {}
+    run_id = about.get("run_id") or found.id
+    ended, diverged = folder.final.exists(), outcomes.divergence(folder, run_id)
+    validations = [_validation(row, per_token) for row in rows if "val_loss" in row]
+    # JSON has no word for what is not finite; that a run came to it is said by ``diverged``.
+    validations = [row for row in validations if all(map(math.isfinite, row.values()))]
+    judged = outcomes.measures(folder, found) if ended and validations and not diverged else {}
     return {
         "folder": str(folder.path),
         "run_id": found.id,
@@ -235,15 +246,35 @@ def _recorded(found: Run, folder: RunFolder) -> dict[str, Any]:
         "seed": found.seed,
         "steps": rows[-1]["step"] if rows else 0,
         "max_steps": found.max_steps,
-        "ended": folder.final.exists(),
+        "ended": ended,
+        "diverged": diverged,
         "measures": {
             m.name: {"value": value, "is_share": m.is_share} for m, value in judged.items()
         },
         "validations": validations,
         "tokens_per_second": statistics.median(speeds) if speeds else None,
-        "result": result,
-        "about": config.get("about") or {},
+        # Before the final model is there, it may be of an attempt that did not count.
+        "result": outcomes.read_result(folder, run_id) if ended else None,
+        "about": about,
     }
+
+
+def _check_counts(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise where models of one setting solved different numbers of test problems."""
+    counts = {name: result["count"] for name, result in results.items() if "count" in result}
+    (first, count), *others = counts.items() or [("", 0)]
+    for name, other in others:
+        if other != count:
+            raise ValueError(
+                f"{first} solved {count} test problems and {name} {other}; what they share cannot "
+                "be compared: name runs that were tested alike"
+            )
+
+
+def _validation(row: Mapping[str, float], flops_per_token: float | None) -> dict[str, float]:
+    """Return what is kept of a validation."""
+    kept = {name: row[name] for name in _CURVES if name in row}
+    return kept | ({"flops": row["tokens"] * flops_per_token} if flops_per_token else {})
 
 
 def _costs(arms: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 It does not know: torch, models, how a run was made.
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,16 +49,16 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     found = [_read(path) for path in runs]
 
     def plot(axes: Axes) -> None:
-        for i, (name, rows) in enumerate(found):
+        for i, (name, state, rows) in enumerate(found):
             colour, dashes, _ = figures.STYLES[i % len(figures.STYLES)]
             trained = [(row["tokens"], row["loss"]) for row in rows if "loss" in row]
             held = [(row["tokens"], row["val_loss"]) for row in rows if "val_loss" in row]
             axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=0.8)
             if held:
-                label = f"{name}: validation loss {held[-1][1]:.3f}"
+                label = f"{name}: validation loss {held[-1][1]:.3f}{state}"
                 axes.plot(*zip(*held, strict=True), color=colour, linestyle=dashes, label=label)
             else:
-                axes.plot([], [], color=colour, label=name)
+                axes.plot([], [], color=colour, label=f"{name}{state}")
         axes.set_xlabel("tokens")
         axes.set_ylabel("loss (thin: training)")
         axes.legend(frameon=False)
@@ -66,7 +67,8 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     figures.save([plot], out, size=(7.0, 4.0))
 
 
-def _read(path: Path) -> tuple[str, list[dict[str, Any]]]:
+def _read(path: Path) -> tuple[str, str, list[dict[str, Any]]]:
+    """Return what a run is called, how far it is if not at its end, and its rows."""
     folder = RunFolder(path)
     rows = folder.rows()
     if not any("loss" in row for row in rows):
@@ -74,4 +76,9 @@ def _read(path: Path) -> tuple[str, list[dict[str, Any]]]:
     config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
     options = " ".join(config["model"]["options"])
     name = f"{config['variant']}{' ' * bool(options)}{options}, seed {config['seed']}"
-    return name, rows
+    lost = any(not math.isfinite(row.get(key, 0.0)) for row in rows for key in ("loss", "val_loss"))
+    if folder.diverged.exists() or lost:
+        state = f" (diverged by step {rows[-1]['step']})"
+    else:
+        state = "" if folder.final.exists() else f" (at step {rows[-1]['step']})"
+    return name, state, rows

@@ -1,5 +1,8 @@
 """Settings of a report: which runs are compared with which, and what of them counts.
 
+A run that diverged is in no mean, and is never left out without a word: a mean over the seeds that
+happened to live would be a mean over other seeds than the others'.
+
 It does not know: torch, pages, figures.
 """
 
@@ -12,7 +15,7 @@ Found = Mapping[str, Any]
 
 
 class Setting:
-    """One setting with its runs: what has ended counts, the rest is said."""
+    """One setting with its runs: what has ended counts, what diverged is told, the rest is said."""
 
     def __init__(self, setting: Found, name: str, runs: Found) -> None:
         self.name = name
@@ -25,6 +28,10 @@ class Setting:
             arm: {seed: run for seed, run in by.items() if run["ended"] and run["measures"]}
             for arm, by in self.arms.items()
         }
+        self.diverged = {
+            arm: {seed: run for seed, run in by.items() if run["diverged"]}
+            for arm, by in self.arms.items()
+        }
 
     @property
     def styles(self) -> dict[str, int]:
@@ -33,8 +40,11 @@ class Setting:
 
     @property
     def measures(self) -> dict[str, bool]:
-        """Name of each measure that ended runs have, to whether it is a share."""
-        return {
+        """Name of each measure that ended runs have, to whether it is a share.
+
+        Where runs diverged there is a loss, if only to say so.
+        """
+        return ({"validation loss": False} if any(self.diverged.values()) else {}) | {
             name: measure["is_share"]
             for by in self.ended.values()
             for run in by.values()
@@ -49,6 +59,15 @@ class Setting:
             if measure in run["measures"]
         }
 
+    def over(self, arm: str, measure: str) -> int:
+        """Return how many seeds there would be, had none diverged."""
+        return len(self.values(arm, measure)) + len(self.diverged[arm])
+
+    def diverging(self, arm: str, measure: str) -> str:
+        """Say how many seeds diverged; nothing where none did."""
+        lost = len(self.diverged[arm])
+        return f"diverged in {lost} of {self.over(arm, measure)} seeds" if lost else ""
+
     def gap(self, arm: str, measure: str) -> Interval | None:
         """Return the difference to the first arm over the seeds both have; None: there is none."""
         first = next(iter(self.arms))
@@ -59,9 +78,13 @@ class Setting:
         return paired([ours[seed] for seed in common], [theirs[seed] for seed in common])
 
     def left_out(self) -> dict[str, list[Found]]:
-        """Return arm to the runs that do not count."""
+        """Return arm to the runs that neither count nor diverged."""
         found = {
-            arm: [run for seed, run in by.items() if seed not in self.ended[arm]]
+            arm: [
+                run
+                for seed, run in by.items()
+                if seed not in self.ended[arm] and seed not in self.diverged[arm]
+            ]
             for arm, by in self.arms.items()
         }
         return {arm: runs for arm, runs in found.items() if runs}

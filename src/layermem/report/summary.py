@@ -42,10 +42,13 @@ def build(found: Found) -> Page:
     sections += _inside(found, settings) or [_no_inside(settings)]
     sections += [_runs(runs), Section(title="This page", commands=[found["command"]])]
     arms = dict.fromkeys(arm for one in settings for arm in one.arms)
-    ended = sum(run["ended"] for run in runs.values())
+    diverged = sum(bool(run["diverged"]) for run in runs.values())
+    ended = sum(run["ended"] and not run["diverged"] for run in runs.values())
+    lost = f", {diverged} diverged" if diverged else ""
     return Page(
         title=" against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms side by side",
-        lead=f"{'; '.join(one.name for one in settings)}. {len(runs)} runs, {ended} of them ended.",
+        lead=f"{'; '.join(one.name for one in settings)}. {len(runs)} runs, {ended} of them "
+        f"ended{lost}.",
         sections=sections,
     )
 
@@ -68,34 +71,64 @@ def _rates(found: Found) -> list[Table]:
                 [each["arm"], *map(_loss, each["losses"]), f"{each['taken']:g}"] for each in tried
             ],
             caption="Each arm's rate was chosen on a seed that is in no other table. A run that "
-            "failed says why in its error.txt, in the folder rates.",
+            f"diverged says where in its diverged.json, in the folder rates.{_at_an_end(tried)}",
         )
     ]
 
 
+def _at_an_end(tried: Sequence[Found]) -> str:
+    """Say which arms took the lowest or the highest rate: a better one may lie beyond it."""
+    found = [
+        f"{each['arm']} took the {which}"
+        for each in tried
+        for which, end in (("lowest", min(each["rates"])), ("highest", max(each["rates"])))
+        if each["taken"] == end
+    ]
+    return f" A better rate may lie beyond those tried: {', '.join(found)}." if found else ""
+
+
 def _loss(value: float | None) -> str:
-    return "failed" if value is None else _number(value, False)
+    return "diverged" if value is None else _number(value, False)
 
 
 def _results(one: Setting, said: str) -> Section:
+    drawn = _solved(one)
+    return Section(
+        title=f"What came out{said}",
+        cards=_cards(one),
+        paragraphs=[INTERVALS, *_missing(one)],
+        tables=[*_measured(one), *_levels(one)],
+        figures=[drawn] if drawn else [],
+    )
+
+
+def _missing(one: Setting) -> list[str]:
+    """Say what is in no table, and why."""
     out = [run for runs in one.left_out().values() for run in runs]
     begun = [run for run in out if not run["ended"]]
-    paragraphs = [INTERVALS]
+    paragraphs = []
     if begun:
         at = (f"{r['name']} at step {r['steps']:,} of {r['max_steps']:,}" for r in begun)
         paragraphs.append(f"Not ended, and left out of the tables: {', '.join(at)}.")
     if blank := [run["name"] for run in out if run["ended"]]:
         paragraphs.append(f"Ended with no validation recorded, and left out: {', '.join(blank)}.")
+    for measure in one.measures if any(one.ended.values()) else ():
+        without = [
+            run["name"]
+            for by in one.ended.values()
+            for run in by.values()
+            if measure not in run["measures"]
+        ]
+        if without:
+            paragraphs.append(
+                f"Ended with no {measure} recorded, and left out: {', '.join(without)}."
+            )
+    if lost := [run for by in one.diverged.values() for run in by.values()]:
+        at = (f"{r['name']} at step {r['diverged']['step']:,}" for r in lost)
+        paragraphs.append(f"Diverged, and in no mean: {', '.join(at)}.")
     if not one.measures:
         paragraphs.append("No run has ended, so there is nothing to compare yet.")
-    drawn = _solved(one)
-    return Section(
-        title=f"What came out{said}",
-        cards=_cards(one),
-        paragraphs=paragraphs,
-        tables=[*_measured(one), *_levels(one)],
-        figures=[drawn] if drawn else [],
-    )
+    return paragraphs
 
 
 def _cards(one: Setting) -> list[Card]:
@@ -105,22 +138,18 @@ def _cards(one: Setting) -> list[Card]:
     share, cards = one.measures[measure], []
     first = next(iter(one.arms))
     for arm in one.arms:
-        values = one.values(arm, measure)
-        if not values:
+        values, lost = one.values(arm, measure), one.diverging(arm, measure)
+        if not values and not lost:
             continue
-        own = interval(list(values.values()))
-        note = f"{measure} {_how_sure(own, share)}"
+        value, note = "diverged", f"{measure}: {lost}"
+        if values:
+            own = interval(list(values.values()))
+            value, note = _number(own.mean, share), f"{measure} {_how_sure(own, share)}"
+            note += f"; {lost}: mean of the others" if lost else ""
         if gap := one.gap(arm, measure):
-            note += f"; against {first} {_said(gap, share, '+', own.count)}"
-        value = _number(own.mean, share)
-        cards.append(
-            Card(
-                name=arm,
-                value=value,
-                note=f"{note}.",
-                sources=_links({arm: one.ended[arm].values()}),
-            )
-        )
+            note += f"; against {first} {_said(gap, share, '+', one.over(arm, measure))}"
+        runs = [*one.ended[arm].values(), *one.diverged[arm].values()]
+        cards.append(Card(name=arm, value=value, note=f"{note}.", sources=_links({arm: runs})))
     return cards
 
 
@@ -129,23 +158,25 @@ def _measured(one: Setting) -> list[Table]:
     found = []
     first = next(iter(one.arms))
     for measure, share in one.measures.items():
-        rows: list[list[Cell]] = []
-        for arm in one.arms:
-            values = one.values(arm, measure)
-            if not values:
-                rows.append([arm, "no run has ended", "", ""])
-                continue
-            each = [
-                Link(_number(value, share), _mark(one.ended[arm][seed]))
-                for seed, value in values.items()
-            ]
-            mean, gap = interval(list(values.values())), one.gap(arm, measure)
-            rows.append(
-                [arm, _said(mean, share), each, _said(gap, share, "+", mean.count) if gap else ""]
-            )
+        rows = [_row(one, arm, measure, share) for arm in one.arms]
         header = [measure, "mean", "each seed", f"against {first}"]
         found.append(Table(header=header, rows=rows))
     return found
+
+
+def _row(one: Setting, arm: str, measure: str, share: bool) -> list[Cell]:
+    values, lost = one.values(arm, measure), one.diverging(arm, measure)
+    if not values and not lost:
+        return [arm, "not recorded" if one.ended[arm] else "no run has ended", "", ""]
+    texts = {seed: _number(value, share) for seed, value in values.items()}
+    texts |= dict.fromkeys(one.diverged[arm], "diverged")
+    each = [Link(texts[seed], _mark(one.arms[arm][seed])) for seed in sorted(texts)]
+    if not values:
+        return [arm, lost, each, ""]
+    mean = _said(interval(list(values.values())), share)
+    gap = one.gap(arm, measure)
+    against = _said(gap, share, "+", one.over(arm, measure)) if gap else ""
+    return [arm, f"{mean} ({lost}: mean of the others)" if lost else mean, each, against]
 
 
 def _levels(one: Setting) -> list[Table]:
@@ -203,8 +234,7 @@ def _solved(one: Setting) -> Figure | None:
 def _learning(one: Setting, said: str) -> Section:
     """Draw what is learnt per token and per FLOP, by the runs that ended, else by all there are."""
     used = {arm: list((by or one.arms[arm]).values()) for arm, by in one.ended.items()}
-    going = ", ".join(arm for arm, by in one.ended.items() if not by)
-    note = f" Not ended yet, as far as all seeds go: {going}." if going else ""
+    note = _unfinished(one)
     rows = {arm: [run["validations"] for run in runs] for arm, runs in used.items()}
     drawn, missing = [], []
     for up, label, scale in _UP:
@@ -227,6 +257,19 @@ def _learning(one: Setting, said: str) -> Section:
             )
     counted = "FLOPs are counted in closed form: three forwards a step, attention to all keys."
     return Section(title=f"How they learn{said}", paragraphs=[*missing, counted], figures=drawn)
+
+
+def _unfinished(one: Setting) -> str:
+    """Say of which arms the curves are not those of all seeds to the last step."""
+    going = [arm for arm, by in one.ended.items() if not by and not one.diverged[arm]]
+    partly = [arm for arm, by in one.diverged.items() if by and one.ended[arm]]
+    wholly = [arm for arm, by in one.diverged.items() if by and not one.ended[arm]]
+    said = (
+        ("Not ended yet, as far as all seeds go", going),
+        ("Without the seeds that diverged", partly),
+        ("Diverged, as far as all seeds go", wholly),
+    )
+    return "".join(f" {what}: {', '.join(arms)}." for what, arms in said if arms)
 
 
 def _cost(one: Setting, said: str, measured: Found | None) -> Section:
@@ -280,17 +323,18 @@ def _no_inside(settings: Sequence[Setting]) -> Section:
 
 
 def _runs(runs: Found) -> Section:
-    rows, marks, commands = [], [], []
+    rows, marks, commands, makers = [], [], [], set()
     for name, run in runs.items():
         about = run["about"]
         speed = run["tokens_per_second"]
         made = [f"{key} {about[key]}" for key in _MADE_WITH if about.get(key)]
+        makers.add(tuple(made))
         rows.append(
             [
                 name,
                 run["run_id"],
                 str(run["seed"]),
-                "ended" if run["ended"] else f"at step {run['steps']:,}",
+                _state(run),
                 f"{run['max_steps']:,}",
                 f"{speed:,.0f}" if speed else "not recorded",
                 ", ".join(made) or "not recorded",
@@ -305,12 +349,21 @@ def _runs(runs: Found) -> Section:
         caption="An id stands for every option of a run. Tokens a second: the median of the wall "
         "time its machine took, whatever else that machine did; no comparison.",
     )
+    paragraphs = ["layermem train --config RUN/config.yaml --out NEW repeats a run."]
+    if len(makers) > 1:
+        paragraphs.insert(0, "Not all of them were made with the same versions and machine.")
     return Section(
         title="The runs",
-        paragraphs=["layermem train --config RUN/config.yaml --out NEW repeats a run."],
+        paragraphs=paragraphs,
         tables=[table],
         commands=["\n".join(commands)],
     )
+
+
+def _state(run: Found) -> str:
+    if run["diverged"]:
+        return f"diverged at step {run['diverged']['step']:,}"
+    return "ended" if run["ended"] else f"at step {run['steps']:,}"
 
 
 def _mark(run: Found) -> str:

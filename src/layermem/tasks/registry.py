@@ -49,6 +49,8 @@ class Task:
     """What problems are like."""
     chance: Callable[[Sequence[Any]], float]
     """Share of right answers of somebody who has not read the question."""
+    words: Callable[..., tuple[str, ...]]
+    """Words that its problems are full of, from the task's options: what a probe tells apart."""
     overlap: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]] | None = None
     """What test problems share with those learnt from; None: nothing that could be counted."""
     splits_by: tuple[str, ...] = ()
@@ -104,6 +106,11 @@ def _commonest(examples: Sequence[arithmetic.Example]) -> float:
     return max(counts.values()) / len(examples)
 
 
+def _numbers(value_max: int = 200, **_: Any) -> tuple[str, ...]:
+    """The smallest numbers, which operands are."""
+    return tuple(map(str, range(1, 5) if value_max >= 4 else range(value_max + 1)))
+
+
 TASKS = {
     "arithmetic": Task(
         make=partial(arithmetic.generate, operands=4),
@@ -116,6 +123,7 @@ TASKS = {
         chance=_commonest,
         overlap=arithmetic.overlap,
         splits_by=("held_out",),
+        words=_numbers,
     ),
     "prosqa": Task(
         make=prosqa.problems,
@@ -126,5 +134,6 @@ TASKS = {
         spare=64,
         describe=prosqa.describe,
         chance=lambda records: 0.5,
+        words=lambda **_: tuple(prosqa.NAMES[:4]),
     ),
 }

@@ -33,7 +33,7 @@ from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks
 from layermem.train.problems import problems
 from layermem.train.sharded import ShardedTrainer
-from layermem.train.trainer import Sequences, Trainer, arguments
+from layermem.train.trainer import NotFiniteError, Sequences, Trainer, arguments
 
 logger = logging.getLogger(__name__)
 # What may differ when a run goes on: how it is carried out, not what it computes.
@@ -106,7 +106,7 @@ def _train(
     if checkpoint:
         logger.info("going on from %s", checkpoint)
     with trainer.stop.listening():
-        ended = trainer.go(checkpoint)
+        ended = _go(trainer, folder, checkpoint)
         if ended and evaluate:
             solve = partial(_keep_result, trainer, folder, evaluate, tokenizer)
             ended = trainer.stop.unless_asked(solve, trainer.args)
@@ -115,6 +115,19 @@ def _train(
         else:
             logger.info("stopped at step %d; --resume goes on", trainer.state.global_step)
     return folder
+
+
+def _go(trainer: Trainer, folder: RunFolder, checkpoint: Path | None) -> bool:
+    """Train; a run that diverges leaves a record of it, which is gone while it goes on."""
+    is_first = trainer.is_world_process_zero()
+    if is_first:
+        folder.diverged.unlink(missing_ok=True)
+    try:
+        return trainer.go(checkpoint)
+    except NotFiniteError as error:
+        if is_first:
+            folder.note_divergence(trainer.run.id, trainer.state.global_step, str(error))
+        raise
 
 
 def _tokenizer(run: Run) -> Any:
