@@ -3,7 +3,6 @@
 import datetime
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -104,46 +103,50 @@ def work(rank, folder):
     os._exit(0)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """What each process computed of every case."""
-    if not distributed.is_available():
-        pytest.skip("this torch has no distributed package")
-    folder = tmp_path_factory.mktemp("shared")
+def assert_halved(local, model, case):
+    """Every projection of every layer lies half in each process, whatever else does."""
+    for name, parameter in model.named_parameters():
+        of_layer = name.partition("layers.")[2].partition(".")[2]
+        if not of_layer:
+            continue
+        module, _, kind = of_layer.rpartition(".")
+        expected = list(parameter.shape)
+        # A bias is added once, after the halves of a product of rows are summed.
+        if module in SHARED and not (kind == "bias" and SHARED[module]):
+            expected[SHARED[module]] //= WORLD
+        assert local[name] == tuple(expected), f"{case}: {name}"
+
+
+def assert_equal_outcomes(found, expected, case):
+    for what, a, b in zip(
+        ("logits", "logits without gradients", "loss"),
+        found["numbers"],
+        expected["numbers"],
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=f"{case}: {what}")
+    assert found["gradients"].keys() == expected["gradients"].keys()
+    for name, gradient in expected["gradients"].items():
+        torch.testing.assert_close(
+            found["gradients"][name], gradient, rtol=1e-9, atol=1e-12, msg=f"{case}: {name}"
+        )
+    assert len(found["written"]) == len(expected["written"])
+    assert all(map(torch.equal, found["written"], expected["written"])), case
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
+def test_two_processes_share_the_projections_and_compute_what_one_does(tmp_path):
+    """All cases in one pair of processes, whose start takes longest."""
     for case in CASES:
-        a_model(case).save_pretrained(folder / case)
-    torch.multiprocessing.spawn(work, (Path(folder),), nprocs=WORLD, join=True)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_each_process_holds_half_of_every_projection(case, shared):
-    model = a_model(case)
-    for found in shared:
-        for name, parameter in model.named_parameters():
-            of_layer = name.partition("layers.")[2].partition(".")[2]
-            module, _, kind = of_layer.rpartition(".")
-            expected = list(parameter.shape)
-            # A bias is added once, after the halves of a product of rows are summed.
-            if module in SHARED and not (kind == "bias" and SHARED[module]):
-                expected[SHARED[module]] //= WORLD
-            elif not of_layer:
-                continue
-            assert found[case]["local"][name] == tuple(expected), name
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes_compute_what_one_does(case, shared):
-    expected = outcome(a_model(case), case)
-    for found in (of_rank[case] for of_rank in shared):
-        for a, b in zip(found["numbers"], expected["numbers"], strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
-        assert found["gradients"].keys() == expected["gradients"].keys()
-        for name, gradient in expected["gradients"].items():
-            torch.testing.assert_close(
-                found["gradients"][name], gradient, rtol=1e-9, atol=1e-12, msg=name
-            )
-        assert all(map(torch.equal, found["written"], expected["written"]))
+        a_model(case).save_pretrained(tmp_path / case)
+    torch.multiprocessing.spawn(work, (tmp_path,), nprocs=WORLD, join=True)
+    for rank in range(WORLD):
+        of_cases = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        assert of_cases.keys() == CASES.keys()
+        for case, found in of_cases.items():
+            model = a_model(case)
+            assert_halved(found["local"], model, case)
+            assert_equal_outcomes(found, outcome(model, case), case)
 
 
 def test_a_variant_that_claims_a_plan_has_one_for_its_layers(entry):
