@@ -156,7 +156,8 @@ def blocks(page):
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/analysis.md", "docs/mechanism.md", "docs/tasks.md"]
+    "name",
+    ["README.md", "docs/analysis.md", "docs/mechanism.md", "docs/tasks.md", "docs/training.md"],
 )
 def test_the_examples_in_the_pages_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -25,7 +25,7 @@ from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.experiments import analyze as inside
 from layermem.experiments.analyze import Analyze
-from layermem.models.seams import Memory
+from layermem.models.seams import DependsOnInput, Memory
 from layermem.tasks import prosqa
 from layermem.tasks.registry import TASKS, lookup
 from layermem.train.run import train
@@ -92,14 +92,29 @@ def test_folders_called_alike_are_told_apart(runs, folder, tmp_path, capsys):
             analyze(capsys, runs[0], "--against", same, "--out", out, *asked)
 
 
-def test_routers_that_depend_on_their_input_are_said_and_left_out(
-    runs, folder, capsys, caplog, monkeypatch
+def depends_on_input(memory):
+    raise DependsOnInput("the weights of LimeRouter depend on its input")
+
+
+@pytest.mark.parametrize(
+    ("static_weights", "why"),
+    [
+        (depends_on_input, "the weights of LimeRouter depend on its input"),
+        (
+            Memory.static_weights,
+            "LimeRouter does not tell its weights: override static_weights to return them, or to "
+            "raise DependsOnInput if only an input decides them",
+        ),
+    ],
+    ids=["depends", "untold"],
+)
+def test_routers_whose_weights_are_not_known_are_said_and_left_out(
+    static_weights, why, runs, tmp_path, folder, capsys, caplog, monkeypatch
 ):
-    monkeypatch.setattr(LimeRouter, "static_weights", Memory.static_weights)
-    out = folder / "dynamic"
+    monkeypatch.setattr(LimeRouter, "static_weights", static_weights)
+    out = tmp_path / "unknown"
     caplog.set_level(logging.INFO)
     analyze(capsys, runs[0], "--text", folder / "words.jsonl", "--out", out, *SMALL)
-    why = "the weights of LimeRouter depend on its input"
     (model,) = json.loads((out / "analysis.json").read_text())["models"].values()
     assert "routing" not in model and model["routing_unknown"] == why
     assert f"It is not shown: {why}." in (out / "index.html").read_text()

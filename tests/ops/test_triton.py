@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,11 +120,17 @@ def test_more_slots_than_one_launch_takes(device, monkeypatch):
         assert_close(got, expected, torch.bfloat16)
 
 
-def test_a_gradient_in_several_pieces(device, monkeypatch):
+@pytest.mark.parametrize(
+    ("tokens", "pieces"), [(20, 64), (13, 2), (5, 1)], ids=["blocks-1", "blocks-4", "blocks-3"]
+)
+def test_a_gradient_in_several_pieces_and_blocks(tokens, pieces, device, monkeypatch):
+    """Blocks of four rows: a piece of the router's gradient is summed over all that it has."""
     from layermem.ops.route import triton
 
     monkeypatch.setattr(triton, "_TILE", 1024)
-    slots, weight, grads = inputs((3, 2, 3, 3, 70, 4), torch.float32, device)
+    monkeypatch.setattr(triton, "_PIECES", pieces)
+    slots, weight, grads = inputs((3, 2, 3, 3, tokens, 4), torch.float32, device)
+    assert triton._sizes(slots[0][0], 3)["BLOCK"] == 4
     expected = forward_and_gradients("naive", slots, weight, grads, stored=True)
     got = forward_and_gradients("triton", slots, weight, grads, stored=True)
     assert_close(got, [tensor.double() for tensor in expected], torch.float32)
@@ -234,6 +241,21 @@ def test_without_triton_it_is_said_and_matrix_products_do_it(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert room._name_for(torch.zeros(1, dtype=torch.bfloat16)) == "deferred"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_the_interpreter_is_chosen_before_anything_imports_triton():
+    """Also where nothing was set before and no parent process has set it."""
+    unset = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    code = "import conftest, triton.language as tl; print(type(tl.zeros).__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=unset,
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "InterpretedFunction", done.stdout + done.stderr
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")

@@ -4,6 +4,7 @@ Rows of a map are shares: absolute weights divided by their sum. A layer without
 itself.
 
 Letters: L layers, R key-value heads.
+With several adapters of PEFT, the memories read are those that a forward calls now.
 It does not know: any particular variant, figures.
 """
 
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from layermem.models.seams import Memory, OwnLayer
+from layermem.models.memories import plain_memories
+from layermem.models.seams import OwnLayer
 
 
 def mean_heatmap(model: nn.Module) -> np.ndarray:
@@ -99,13 +101,13 @@ def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Ci
 @torch.no_grad()
 def _sizes(model: nn.Module) -> np.ndarray:
     """Return [L, R, L]: absolute weights, averaged over source heads."""
-    memories = [module for module in model.modules() if isinstance(module, Memory)]
-    if not memories:
+    of_layers = plain_memories(model)
+    if not of_layers:
         raise ValueError(f"{type(model).__name__} has no memories: it is no model of this library")
     found: list[np.ndarray] = []
-    for layer, memory in enumerate(memories):
+    for layer, memory in enumerate(of_layers):
         if isinstance(memory, OwnLayer):
-            found.append(np.eye(len(memories))[layer : layer + 1])
+            found.append(np.eye(len(of_layers))[layer : layer + 1])
             continue
         sources, weights = memory.static_weights()
         # Target head, source layer, source head.
@@ -114,8 +116,8 @@ def _sizes(model: nn.Module) -> np.ndarray:
             raise ValueError(f"the router of layer {layer} has weights that are not finite")
         if not sizes.sum():
             raise ValueError(f"the router of layer {layer} has weights of zero alone")
-        spread = np.zeros((len(sizes), len(memories)))
+        spread = np.zeros((len(sizes), len(of_layers)))
         spread[:, list(sources)] = sizes
         found.append(spread)
     heads = max(map(len, found))
-    return np.stack([np.broadcast_to(sizes, (heads, len(memories))) for sizes in found])
+    return np.stack([np.broadcast_to(sizes, (heads, len(of_layers))) for sizes in found])

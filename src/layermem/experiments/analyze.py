@@ -34,7 +34,7 @@ from layermem.analysis.words import Place, check_known, pattern, places
 from layermem.config import Run, Task
 from layermem.data.sources import open_source
 from layermem.models.decoder import DecoderForCausalLM
-from layermem.models.seams import DependsOnInput
+from layermem.models.seams import WeightsUnknown
 from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.tasks.registry import lookup as lookup_task
 from layermem.train.run import recorded_run
@@ -386,7 +386,7 @@ def _routing(subject: _Subject) -> dict[str, Any]:
         return {}
     try:
         heatmap = mean_heatmap(subject.model)
-    except DependsOnInput as error:
+    except WeightsUnknown as error:
         logger.info("what %s reads is left out: %s", subject.name, error)
         return {"routing_unknown": str(error)}
     if np.array_equal(heatmap, np.eye(len(heatmap))):

@@ -49,6 +49,17 @@ class DecoderConfig(PreTrainedConfig):
         "hidden_size",
         "intermediate_size",
     )
+    # What processes share by tensor parallelism. Seams are handed whole heads and whole widths, so
+    # this is right whatever a variant does there; one that needs no whole heads may share more.
+    base_model_tp_plan: ClassVar[dict[str, str]] = {
+        "layers.*.self_attn.q_proj": "colwise_gather_output",
+        "layers.*.self_attn.k_proj": "colwise_gather_output",
+        "layers.*.self_attn.v_proj": "colwise_gather_output",
+        "layers.*.self_attn.o_proj": "rowwise_split_input",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
     # Auto class -> model class name, filled in by `registry.register`.
     auto_classes: ClassVar[dict[str, str]] = {}
 

@@ -28,7 +28,11 @@ Norm = Callable[[Tensor], Tensor]
 SubLayer = Literal["attention", "mlp"]
 
 
-class DependsOnInput(ValueError):
+class WeightsUnknown(ValueError):
+    """Weights were asked for that a memory does not tell."""
+
+
+class DependsOnInput(WeightsUnknown):
     """Weights were asked for that only an input decides."""
 
 
@@ -45,8 +49,11 @@ class Memory(nn.Module, ABC):
 
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
         """Return source layers and weights [target head, source, source head], if no input is
-        needed to tell them."""
-        raise DependsOnInput(f"the weights of {type(self).__name__} depend on its input")
+        needed to tell them; raise ``DependsOnInput`` if one is."""
+        raise WeightsUnknown(
+            f"{type(self).__name__} does not tell its weights: override static_weights to return "
+            "them, or to raise DependsOnInput if only an input decides them"
+        )
 
 
 @final

@@ -35,6 +35,7 @@ from transformers.modeling_layers import (
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.memories import plain_memories
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.registry import Entry, register
 from layermem.models.seams import (
@@ -42,6 +43,7 @@ from layermem.models.seams import (
     OwnLayer,
     ParameterOverride,
     Variant,
+    WeightsUnknown,
     forked_generator,
 )
 from layermem.ops.route import Slot, route, store
@@ -49,6 +51,8 @@ from layermem.ops.route.pruning import By, prune
 from layermem.ops.route.pruning import check as check_pruning
 
 RouterInit = Literal["paper", "identity", "average"]
+# With what PEFT puts between where it trains routers whole: the copy of one adapter.
+_ROUTER_NAME = r"\.memory\.(modules_to_save\.[^.]+\.)?weight$"
 
 
 @strict
@@ -163,7 +167,7 @@ class Lime(Variant):
     * optimiser: routers learn at 1e-2 and do not decay.
     """
 
-    overrides = (ParameterOverride(pattern=r"\.memory\.weight$", lr=1e-2, weight_decay=0.0),)
+    overrides = (ParameterOverride(pattern=_ROUTER_NAME, lr=1e-2, weight_decay=0.0),)
     plain_fields = {"router_init": "identity"}
 
     @classmethod
@@ -213,8 +217,14 @@ class Lime(Variant):
     @classmethod
     @torch.no_grad()
     def metrics(cls, model: nn.Module) -> dict[str, float]:
-        """Norm of all routers' weights, and the share of them that lies on earlier layers."""
-        routers = [m for m in model.modules() if isinstance(m, LimeRouter) and m.init != "average"]
+        """Norm of all routers' weights, and the share of them that lies on earlier layers.
+
+        Nothing where an adapter changes the weights as a router is called.
+        """
+        try:
+            routers = _trainable(model)
+        except WeightsUnknown:
+            return {}
         if not routers:
             return {}
         square, own, total = (
@@ -293,7 +303,7 @@ class LimePreTrained(PreTrainedDecoder):
         A router has not moved if its own-layer block is still exactly the identity; it has exploded
         if a weight is not finite or beyond ``largest`` (the initial ones are at most 1.23).
         """
-        routers = [m for m in self.modules() if isinstance(m, LimeRouter) and m.init != "average"]
+        routers = _trainable(self)
         rows = [_describe(router) for router in routers]
         still = [row.layer for row in rows if not row.moved]
         burst = [row.layer for row in rows if not row.largest <= largest]
@@ -327,7 +337,15 @@ class LimePreTrained(PreTrainedDecoder):
             raise ValueError('router="average" has no learned weights to prune')
         decoder = self.base_model
         sources = [list(Lime.sources(self.config, i)) for i in range(len(decoder.layers))]
-        routers = [m for m in decoder.modules() if isinstance(m, LimeRouter)]
+        routers = _trainable(decoder)
+        for router in routers:
+            layer = router.sources[-1]
+            if decoder.layers[layer].self_attn.memory is not router:
+                raise ValueError(
+                    f"the router of layer {layer} is wrapped by an adapter (of PEFT, with "
+                    'modules_to_save=["memory"]), which would keep the old one; merge it into the '
+                    "model first (merge_and_unload), prune what that returns"
+                )
         pruned = [_pruned(router, keep, by) for router in routers]
         for smaller, row in pruned:
             decoder.layers[row.layer].self_attn.memory = smaller
@@ -335,6 +353,11 @@ class LimePreTrained(PreTrainedDecoder):
         self.config.router_sources = sources
         decoder.wire()
         return [row for _, row in pruned]
+
+
+def _trainable(model: nn.Module) -> list[LimeRouter]:
+    """Return the routers that a forward calls now, but for fixed ones."""
+    return [m for m in plain_memories(model) if isinstance(m, LimeRouter) and m.init != "average"]
 
 
 def _pruned(router: LimeRouter, keep: float | int, by: By) -> tuple[LimeRouter, PrunedRouter]:

@@ -29,6 +29,7 @@ class PlainConfig(DecoderConfig):
     """The fields of a LLaMA and no others."""
 
     model_type: ClassVar[str] = "layermem_plain"
+    # No memory reads across heads: attention may be shared too.
     base_model_tp_plan: ClassVar[dict[str, str]] = {
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
