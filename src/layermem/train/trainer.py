@@ -321,8 +321,8 @@ class Trainer(transformers.Trainer):
             )
 
     def _not_finite(self, what: str) -> NotFiniteError:
-        last = self.folder.latest()
-        good = f"the last good checkpoint is {last}" if last else "there is no checkpoint"
+        saved = self.folder.completed()
+        good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
         return NotFiniteError(f"{what}; {good}. Lower optim.lr (or optim.router_lr), or clip more")
 
     def go(self, checkpoint: Path | None) -> bool:
