@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -51,9 +52,10 @@ def test_options_are_added_to_the_presets(monkeypatch):
     )
     asked = ["train", "aet-6", "--variant", "lime", "--model.options", "router_init=identity"]
     cli.main([*asked, "--task.options", "value_max=1000", "operand_max=100"])
-    assert seen[0].task.fields() == {"operands": 6, "value_max": 1000, "operand_max": 100}
+    preset = {"operands": 6, "held_out": "strict"}
+    assert seen[0].task.fields() == {**preset, "value_max": 1000, "operand_max": 100}
     cli.main([*asked, "--task.options", "operands=3"])
-    assert seen[1].task.fields() == {"operands": 3}
+    assert seen[1].task.fields() == {**preset, "operands": 3}
     assert seen[1].model.options == ("router_init=identity",)
 
 
@@ -175,6 +177,13 @@ def test_tasks_are_shown(capsys):
     cli.main(["tasks", "arithmetic", "--count", "20", "--options", "operands=3", "operators=+-"])
     shown = capsys.readouterr().out
     assert "share with a trivial step" in shown and shown.count(" =\n") == 3
+    cli.main(["tasks", "arithmetic", "--count", "20", "--split", "test", "--against", "100"])
+    assert re.search(
+        r"share with a training expression, up to order +0.00%", capsys.readouterr().out
+    )
+    for other in (["arithmetic"], ["prosqa", "--split", "test"]):
+        with pytest.raises(SystemExit, match="--against compares problems of arithmetic"):
+            cli.main(["tasks", *other, "--against", "10"])
     cli.main(["tasks", "prosqa", "--count", "20", "--show", "1"])
     assert "the option named first" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no option operand; there are operands"):

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from layermem.config import Data, Model, Optim, Run, run_from_dict, to_dict
+from layermem import config
+from layermem.config import Data, Model, Optim, Run, Task, run_from_dict, to_dict
 
 
 def classes(cls=Run):
@@ -71,11 +72,22 @@ def test_refusals_name_the_value_and_what_would_be_right(values, message):
         run_from_dict(values)
 
 
+def test_a_config_from_before_an_option_means_what_it_meant(caplog):
+    config._warn_of.cache_clear()
+    old = run_from_dict({"task": {"name": "arithmetic", "options": ["operands=5"]}})
+    for _ in range(2):
+        assert old.task.fields() == {"operands": 5, "held_out": "expression"}
+    (said,) = caplog.messages
+    assert "do not name held_out" in said and "held_out=expression is taken" in said
+    # Nothing is written into it: its id is what it was.
+    assert old.task.options == ("operands=5",)
+    assert Task(name="arithmetic", options=("held_out=strict",)).fields() == {"held_out": "strict"}
+    assert Task(options=("operands=5",)).fields() == {"operands": 5}
+
+
 def test_every_field_has_its_help():
     import ast
     import inspect
-
-    from layermem import config
 
     documented = set()
     for node in ast.walk(ast.parse(inspect.getsource(config))):

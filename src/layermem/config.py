@@ -8,13 +8,17 @@ It does not know: files, torch, presets, the command line.
 
 import hashlib
 import json
+import logging
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any, Literal
 
 _NOT_SIZES = ("options", "pretrained")
+# What a task's options were before they could be chosen.
+_BEFORE = {"arithmetic": {"held_out": "expression"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +118,8 @@ class Task:
     """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
     options: tuple[str, ...] = ()
     """What the task is made of, each NAME=VALUE (operands=6), added to the preset's; one of the
-    same name takes its place. `layermem tasks` lists them."""
+    same name takes its place. `layermem tasks` lists them. A config of arithmetic that does not
+    name held_out was written before that could be chosen: it has held_out=expression, as then."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "examples", "validation", "test")
@@ -122,8 +127,17 @@ class Task:
         _check_options(self)
 
     def fields(self) -> dict[str, Any]:
-        """Return ``options`` as a dict; values are read as JSON where they are JSON."""
-        return _options(self)
+        """Return ``options`` as a dict; values are read as JSON where they are JSON.
+
+        An option younger than recorded configs is added as it was before, so that a recorded run
+        that goes on, or solves more, meets the problems it began with.
+        """
+        options = _options(self)
+        for name, before in _BEFORE.get(str(self.name), {}).items():
+            if name not in options:
+                _warn_of(f"task.options of {self.name} do not name {name}", f"{name}={before}")
+                options[name] = before
+        return options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +313,17 @@ def _check_options(config: Model | Task) -> None:
         if not option.partition("=")[1] or not option.partition("=")[0].isidentifier():
             room = type(config).__name__.lower()
             raise ValueError(f"{room}.options must be NAME=VALUE each, got {option!r}")
+
+
+@cache
+def _warn_of(what: str, taken: str) -> None:
+    """Say it once in a process."""
+    logging.getLogger(__name__).warning(
+        "%s: as in runs from before it could be chosen, %s is taken; for a new run name another "
+        "(docs/tasks.md)",
+        what,
+        taken,
+    )
 
 
 def _options(config: Model | Task) -> dict[str, Any]:

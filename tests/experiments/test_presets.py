@@ -35,6 +35,11 @@ def test_the_papers_numbers():
     assert (deep.seed, deep.max_steps, deep.model.num_hidden_layers) == (42, 5000, 128)
 
 
+@pytest.mark.parametrize("name", [name for name in presets.names() if "aet" in name])
+def test_a_preset_names_how_problems_are_held_out(name):
+    assert "held_out=strict" in presets.lookup(name).task.options
+
+
 def test_an_unknown_preset():
     with pytest.raises(ValueError, match="unknown preset 'tiny_lm'; did you mean tiny-lm"):
         presets.lookup("tiny_lm")

@@ -68,6 +68,8 @@ class Tasks:
     """Split they are of."""
     options: tuple[str, ...] = ()
     """What the task is made of, each NAME=VALUE; `layermem tasks` alone lists what there is."""
+    against: int = 0
+    """Training problems, of the same seed, that the problems are compared with: what they share."""
 
 
 def tasks(rest: list[str]) -> None:
@@ -84,12 +86,21 @@ def tasks(rest: list[str]) -> None:
         return
     asked = tyro.cli(Tasks, prog="layermem tasks", args=rest)
     task, options = lookup_task(asked.name), Task(options=asked.options).fields()
+    if asked.against and (task.overlap is None or asked.split == "train"):
+        raise ValueError(
+            "--against compares problems of arithmetic, of --split test or validation, with "
+            f"training problems; got {asked.name}, split {asked.split}"
+        )
     problems = task.problems(asked.split, asked.count, asked.seed, **options)
     for problem in problems[: asked.show]:
         console.print(f"{problem.prompt}\n{problem.solution}\n", markup=False, highlight=False)
     table = Table("what", "value", box=None)
     for what, value in task.describe(problems).items():
         table.add_row(what, _plainly(value))
+    if asked.against and task.overlap is not None:
+        learnt = task.problems("train", asked.against, asked.seed, **options)
+        for what, share in task.overlap(problems, learnt).items():
+            table.add_row(f"share with {what}", f"{share:.2%}")
     console.print(table)
     made = {**task.options(), **options}
     console.print(f"\noptions: {' '.join(f'{k}={v}' for k, v in made.items())}", highlight=False)
@@ -128,6 +139,7 @@ def solve(rest: list[str]) -> None:
     task = load_run(folder.config).task
     if task.name is None:
         raise ValueError(f"{asked.run} learnt text, no task; layermem tasks lists the tasks")
+    _same_splits(task, asked.options)
     task = replace(
         task,
         seed=task.seed if asked.seed is None else asked.seed,
@@ -157,6 +169,22 @@ def solve(rest: list[str]) -> None:
     )
     if asked.out is not None:
         write_whole(asked.out, json.dumps(result, indent=1) + "\n")
+
+
+def _same_splits(learnt: Task, options: tuple[str, ...]) -> None:
+    """Refuse options under which test problems may be among those that were learnt."""
+    from layermem.tasks.registry import lookup as lookup_task
+
+    own, wanted = learnt.fields(), Task(options=options).fields()
+    kind = lookup_task(str(learnt.name))
+    for name in kind.splits_by:
+        own_value = own.get(name, kind.options()[name])
+        if wanted.get(name, own_value) != own_value:
+            raise ValueError(
+                f"the model learnt problems of {name}={own_value}; of {name}={wanted[name]} some "
+                "that it learnt from would be in the test split: leave the option out, or train "
+                f"with --task.options {name}={wanted[name]}"
+            )
 
 
 def _plainly(value: Any) -> str:

@@ -174,6 +174,8 @@ def paper_depth_128() -> Run:
 def _expressions(operands: int, examples: int, epochs: int, batch_size: int) -> Run:
     steps = epochs * examples // batch_size
     every = max(1, steps // min(epochs, 20))
+    # held_out is named so that recorded configs say it: without it they mean the draw before it.
+    options = (f"operands={operands}", "held_out=strict")
     return Run(
         max_steps=steps,
         eval_every=every,
@@ -182,7 +184,7 @@ def _expressions(operands: int, examples: int, epochs: int, batch_size: int) -> 
         model=Model(
             hidden_size=32, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4
         ),
-        task=Task(name="arithmetic", examples=examples, options=(f"operands={operands}",)),
+        task=Task(name="arithmetic", examples=examples, options=options),
         optim=Optim(schedule="linear", min_lr=0.0, batch_size=batch_size),
         compute=Compute(micro_batch=batch_size, precision="float32"),
     )

@@ -38,10 +38,13 @@ from layermem.tasks.expressions import (
     write,
 )
 from layermem.tasks.grading import Grade
+from layermem.tasks.held_out import Chain, place, settled
+from layermem.tasks.held_out import overlap as chains_overlap
 
 Split = Literal["train", "validation", "test"]
 OPERANDS = range(2, 9)
 PARENTHESES = ("needed", "all", "none")
+HELD_OUT = ("strict", "expression")
 _SPLITS: dict[str, tuple[float, float]] = {
     "test": (0.0, 0.2),
     "validation": (0.2, 0.3),
@@ -64,6 +67,11 @@ class Example:
         """How many numbers the expression has."""
         return len(re.findall(r"\d+", self.prompt))
 
+    @property
+    def chain(self) -> Chain:
+        """The expression and every step of its solution."""
+        return [self.prompt.removesuffix(" ="), *self.solution.split(" = ")]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Rules:
@@ -74,6 +82,7 @@ class _Rules:
     value_max: int
     parentheses: str
     trivial: float
+    held_out: str
 
     def __post_init__(self) -> None:
         if not self.operators or set(self.operators) - set(OPERATORS):
@@ -89,6 +98,10 @@ class _Rules:
             )
         if not 0 <= self.trivial <= 1:
             raise ValueError(f"trivial must be from 0 to 1, got {self.trivial}")
+        if self.held_out not in HELD_OUT:
+            raise ValueError(
+                f"held_out must be one of {', '.join(HELD_OUT)}, got {self.held_out!r}"
+            )
 
 
 def generate(
@@ -102,14 +115,20 @@ def generate(
     value_max: int = 200,
     parentheses: Literal["needed", "all", "none"] = "needed",
     trivial: float = 0.1,
+    held_out: Literal["strict", "expression"] = "strict",
 ) -> list[Example]:
     """Draw ``count`` different expressions of ``operands`` numbers.
 
     Operands are 1 to ``operand_max``; every value on the way is an exact integer from 0 to
     ``value_max``. Operators and shape are drawn first, uniformly, then numbers that fit them; steps
     like ``x * 1`` or ``x - x``, which small numbers would bring far too many of, are let in with
-    probability ``trivial``. The expression itself decides which split it is in, so the splits are
-    disjoint whatever the seeds.
+    probability ``trivial``.
+
+    Splits are disjoint whatever the seeds, counts and other options. ``held_out="strict"``: an
+    expression's last two operations decide which split it is in, so no step of two operations or
+    more is, up to the order of operands, in solutions of two splits (docs/tasks.md).
+    ``"expression"``: its text decides, so its steps, and it with operands exchanged, may be in
+    another split; that is how problems were drawn before there was a choice.
     """
     if operands not in OPERANDS:
         raise ValueError(f"operands must be {OPERANDS[0]} to {OPERANDS[-1]}, got {operands}")
@@ -123,6 +142,7 @@ def generate(
         value_max=value_max,
         parentheses=parentheses,
         trivial=trivial,
+        held_out=held_out,
     )
     draw, (low, high) = random.Random(seed), _SPLITS[split]
     found: dict[str, Expression] = {}
@@ -133,13 +153,14 @@ def generate(
             raise ValueError(
                 f"only {len(found)} of {count} expressions were found with {operands} operands up "
                 f"to {operand_max}, values up to {value_max}, operators {operators}, parentheses "
-                f"{parentheses}, trivial {trivial}, split {split}; widen the range or ask for fewer"
+                f"{parentheses}, trivial {trivial}, split {split}, held_out {held_out}; widen "
+                "the range or ask for fewer"
             )
         expression = _draw(operands, rules, draw)
         if expression is None:
             continue
         text = write(expression, parentheses)
-        if text not in found and low <= lot(text) < high:
+        if text not in found and low <= _place(expression, text, rules) < high:
             found[text] = expression
             fruitless = 0
     return [_example(expression, parentheses) for expression in found.values()]
@@ -217,6 +238,11 @@ def describe(examples: Sequence[Example]) -> dict[str, Any]:
     }
 
 
+def overlap(tests: Sequence[Example], learnt: Sequence[Example]) -> dict[str, float]:
+    """Return which share of test problems has steps in what is learnt from, or is in it."""
+    return chains_overlap([e.chain for e in tests], [e.chain for e in learnt])
+
+
 def _example(expression: Expression, parentheses: str) -> Example:
     steps = solve(expression)
     return Example(
@@ -234,8 +260,13 @@ def _draw(operands: int, rules: _Rules, draw: random.Random) -> Expression | Non
     for _ in range(20):
         filled = _fill(form, rules, draw)
         if filled is not None:
-            return filled[0]
+            return settled(filled[0]) if rules.held_out == "strict" else filled[0]
     return None
+
+
+def _place(expression: Expression, text: str, rules: _Rules) -> float:
+    """Return the lot that decides the split."""
+    return place(expression) if rules.held_out == "strict" else lot(text)
 
 
 def _form(operands: int, rules: _Rules, draw: random.Random) -> Any:

@@ -49,6 +49,11 @@ class Task:
     """What problems are like."""
     chance: Callable[[Sequence[Any]], float]
     """Share of right answers of somebody who has not read the question."""
+    overlap: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]] | None = None
+    """What test problems share with those learnt from; None: nothing that could be counted."""
+    splits_by: tuple[str, ...] = ()
+    """Options that decide which problems are in which split: a model that learnt under one value
+    is tested under the same."""
 
     def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
         """Return problems; an option that is unknown or of another type is an error."""
@@ -109,6 +114,8 @@ TASKS = {
         spare=8,
         describe=arithmetic.describe,
         chance=_commonest,
+        overlap=arithmetic.overlap,
+        splits_by=("held_out",),
     ),
     "prosqa": Task(
         make=prosqa.problems,
