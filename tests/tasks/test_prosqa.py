@@ -165,6 +165,13 @@ def test_attempts():
         f"{' '.join(record.steps[:-1])}\n### {record.answer}": Grade(
             answer=True, steps=False, fault="elsewhere", at=len(record.steps) - 1
         ),
+        # All are stated, the first is about who is asked about, the last ends in the answer.
+        f"{record.steps[0]} {' '.join(record.steps[2:])}\n### {record.answer}": Grade(
+            answer=True, steps=False, fault="apart", at=2
+        ),
+        f"{' '.join(record.steps[:-1])} {proof}\n### {record.answer}": Grade(
+            answer=True, steps=False, fault="apart", at=len(record.steps)
+        ),
         f"{other} {proof}\n### {record.answer}": Grade(
             answer=True, steps=False, fault="apart", at=1
         ),
