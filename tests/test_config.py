@@ -83,6 +83,8 @@ def test_a_config_from_before_an_option_means_what_it_meant(caplog):
     assert old.task.options == ("operands=5",)
     assert Task(name="arithmetic", options=("held_out=strict",)).fields() == {"held_out": "strict"}
     assert Task(options=("operands=5",)).fields() == {"operands": 5}
+    assert Task(name="prosqa").fields() == {"graphs": "bridged"}
+    assert "graphs=bridged is taken" in caplog.messages[-1]
 
 
 def test_every_field_has_its_help():

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 _NOT_SIZES = ("options", "pretrained")
 # What a task's options were before they could be chosen.
-_BEFORE = {"arithmetic": {"held_out": "expression"}}
+_BEFORE = {"arithmetic": {"held_out": "expression"}, "prosqa": {"graphs": "bridged"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +118,9 @@ class Task:
     """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
     options: tuple[str, ...] = ()
     """What the task is made of, each NAME=VALUE (operands=6), added to the preset's; one of the
-    same name takes its place. `layermem tasks` lists them. A config of arithmetic that does not
-    name held_out was written before that could be chosen: it has held_out=expression, as then."""
+    same name takes its place. `layermem tasks` lists them. A config that does not name
+    held_out (arithmetic) or graphs (prosqa) is one from before they could be chosen: it means
+    held_out=expression, graphs=bridged, as then."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "examples", "validation", "test")

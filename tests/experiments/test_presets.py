@@ -35,9 +35,11 @@ def test_the_papers_numbers():
     assert (deep.seed, deep.max_steps, deep.model.num_hidden_layers) == (42, 5000, 128)
 
 
-@pytest.mark.parametrize("name", [name for name in presets.names() if "aet" in name])
-def test_a_preset_names_how_problems_are_held_out(name):
-    assert "held_out=strict" in presets.lookup(name).task.options
+@pytest.mark.parametrize("name", presets.names())
+def test_a_preset_names_how_problems_are_drawn(name):
+    task = presets.lookup(name).task
+    named = {"arithmetic": "held_out=strict", "prosqa": "graphs=crossed"}
+    assert task.name is None or named[task.name] in task.options
 
 
 def test_an_unknown_preset():

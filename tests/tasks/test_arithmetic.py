@@ -112,6 +112,11 @@ def test_the_papers_example():
         ("2 + 12 = 1" + "4" * 5000, False, "unreadable", 2),
         ("(" * 5000, False, "unreadable", 1),
         ("2 + 12 = ²", False, "unreadable", 2),
+        # Digits that int() reads, too: of other scripts, and wide ones.
+        ("2 + 12 = ١٤", False, "unreadable", 2),
+        ("٢ + 12 = 14", True, "unreadable", 1),
+        ("2 + １２ = 14", True, "unreadable", 1),
+        ("2 + 1２ = 14", True, "unreadable", 1),
     ],
 )
 def test_attempts(text, answer, fault, at):
@@ -232,6 +237,7 @@ def test_what_cannot_be(wrong, message):
         ("-2", "lacks a number before -"),
         ("2 x 3", "holds 'x'"),
         ("()", r"lacks a number before \)"),
+        ("2 + ٣", "holds '٣'"),
     ],
 )
 def test_no_expression(text, message):

@@ -1,12 +1,19 @@
 """ProsQA: drawn records are like the originals, solvable, and give nothing away."""
 
+import hashlib
 import json
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
 
 from layermem.tasks import prosqa
+from layermem.tasks.crossed import _Pairs
 from layermem.tasks.grading import Grade
+from layermem.tasks.graphs import distances, draw_sizes
 from layermem.tasks.prosqa import CONCEPTS, NAMES, SHORTCUTS, generate, grade, load
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "prosqa"
@@ -70,8 +77,9 @@ def test_records_are_like_the_originals(records):
 @pytest.mark.parametrize(
     ("size", "steps", "statements"),
     [
-        ({"nodes": 12, "steps": 3}, {3}, (13, 26)),
-        ({"nodes": 12, "statements": 15}, {3, 4, 5}, (15, 15)),
+        ({"nodes": 12, "steps": 3}, {3}, (12, 28)),
+        # Both ways are of one length: two of 5 steps have no room.
+        ({"nodes": 12, "statements": 15}, {3, 4}, (15, 15)),
         ({"steps": 6}, {6}, (16, 54)),
         # More than there is room for, fewer than keep it together.
         ({"nodes": 10, "statements": 100}, {3}, (13, 21)),
@@ -111,11 +119,65 @@ def test_sizes_that_no_record_has(size, message):
         generate(1, 0, **size)
 
 
+TINY = {"steps": 3, "nodes": 12, "statements": 15}
+
+
+@pytest.fixture(scope="module")
+def by_size(records):
+    return {"full": records, "tiny": generate(2000, 0, **TINY)}
+
+
+@pytest.mark.parametrize("size", ["full", "tiny"])
 @pytest.mark.parametrize("name", SHORTCUTS)
-def test_no_shortcut_is_worth_taking(records, name):
-    share = sum(map(SHORTCUTS[name], records)) / len(records)
+def test_no_shortcut_is_worth_taking(by_size, size, name):
+    share = sum(map(SHORTCUTS[name], by_size[size])) / len(by_size[size])
     # Nor is its contrary.
     assert 0.45 < share < 0.55
+
+
+def learnt(records):
+    """How often a logistic regression over all shortcuts is right of records it has not seen."""
+    credits = np.array(
+        [[guess(record) - 0.5 for guess in SHORTCUTS.values()] for record in records]
+    )
+    right = np.random.default_rng(0).integers(0, 2, len(records))
+    leads = credits * (2 * right - 1)[:, None]
+    return cross_val_score(LogisticRegression(), leads, right, cv=5).mean()
+
+
+@pytest.mark.parametrize("size", ["full", "tiny"])
+def test_nor_are_all_shortcuts_together(by_size, size):
+    assert learnt(by_size[size]) < 0.55
+
+
+def test_the_draw_before_has_shortcuts():
+    before = generate(300, 0, graphs="bridged", **TINY)
+    found = prosqa.describe(before)["right answers by shortcut"]
+    assert found["the likelier end of a walk, arrows forgotten"] > 0.9
+    assert learnt(before) > 0.9
+
+
+def test_the_draw_before_is_as_it_was():
+    made = [*generate(60, 3, graphs="bridged"), *generate(60, 3, graphs="bridged", **TINY)]
+    made += generate(20, 3, split="test", graphs="bridged", steps=4)
+    assert hashlib.sha256(repr(made).encode()).hexdigest()[:16] == "2d65f9c017a33192"
+    with pytest.raises(ValueError, match="graphs must be one of crossed, bridged, got 'some'"):
+        generate(1, 0, graphs="some")
+
+
+def test_the_same_statements_have_either_answer():
+    draw = random.Random(0)
+    for _ in range(200):
+        steps, people, size, statements = draw_sizes(draw)
+        pairs = _Pairs(people, size, steps, draw)
+        pairs.fill(statements, draw)
+        one, other = (setting.edges for setting in pairs.settings)
+        assert {frozenset(edge) for edge in one} == {frozenset(edge) for edge in other}
+        assert len(one) == len(other)
+        for edges, ends in ((one, pairs.ends), (other, pairs.ends[::-1])):
+            for person in (0, 1):
+                far = distances(sorted(edges), person)
+                assert far[ends[person]] == steps and ends[1 - person] not in far
 
 
 def test_the_originals(originals):
@@ -164,6 +226,13 @@ def test_attempts():
         ),
         f"{' '.join(record.steps[:-1])}\n### {record.answer}": Grade(
             answer=True, steps=False, fault="elsewhere", at=len(record.steps) - 1
+        ),
+        # All are stated, the first is about who is asked about, the last ends in the answer.
+        f"{record.steps[0]} {' '.join(record.steps[2:])}\n### {record.answer}": Grade(
+            answer=True, steps=False, fault="apart", at=2
+        ),
+        f"{' '.join(record.steps[:-1])} {proof}\n### {record.answer}": Grade(
+            answer=True, steps=False, fault="apart", at=len(record.steps)
         ),
         f"{other} {proof}\n### {record.answer}": Grade(
             answer=True, steps=False, fault="apart", at=1

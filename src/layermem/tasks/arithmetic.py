@@ -199,7 +199,7 @@ def tokenizer(value_max: int = 200, **_: Any) -> PreTrainedTokenizerFast:
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>")
     )
     inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"\d+|."), "isolated")]
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"[0-9]+|."), "isolated")]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>"

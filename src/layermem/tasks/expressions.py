@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 Expression: TypeAlias = int | tuple[str, Any, Any]
 OPERATORS = "+-*/"
 RANK = {"+": 1, "-": 1, "*": 2, "/": 2}
-_TOKEN = re.compile(r"\d+|[-+*/()]")
+# Not \d, which takes the digits of every script, as int() and isdigit() do.
+_TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 # Longer texts are no expression of ours, and would only cost time.
 _LONGEST = 200
 

@@ -44,11 +44,7 @@ def draw_graph(
     # Drawn once: were it drawn anew with the graph, the lead that is harder to meet would be rarer.
     lead = 0 if ways[asked] == 3 else 1 if balance < 0.5 else -1
     for _ in range(_SIZES):
-        (people,) = draw.choices(list(_N_NAMES), list(_N_NAMES.values()))
-        size, told = (_around(draw, *drawn) for drawn in (_NODES, _STATEMENTS))
-        if nodes is not None:
-            size, told = nodes, round(told * nodes / _NODES[2])
-        told = statements or told
+        people, size, told = _sizes(draw, nodes, statements)
         for _ in range(_PATIENCE if people + sum(ways) < size else 0):
             graph = Graph(people, size, ways, draw)
             if lead <= 0:
@@ -75,6 +71,11 @@ class Graph:
     """
 
     question: tuple[int, int, int]
+
+    @property
+    def size(self) -> int:
+        """How many nodes there are."""
+        return len(self.sides)
 
     def __init__(self, people: int, nodes: int, steps: Sequence[int], draw: random.Random) -> None:
         self.people = people
@@ -145,6 +146,33 @@ def way(edges: Sequence[Edge], start: int, end: int) -> list[int]:
     while nodes[0] != start:
         nodes.insert(0, next(a for a, b in edges if b == nodes[0] and far.get(a) == far[b] - 1))
     return nodes
+
+
+def draw_sizes(
+    draw: random.Random,
+    *,
+    steps: int | None = None,
+    nodes: int | None = None,
+    statements: int | None = None,
+) -> tuple[int, int, int, int]:
+    """Draw steps, people, nodes and statements such that two ways of so many steps have room."""
+    _check(steps, nodes, statements)
+    most = _NODES[1] if nodes is None else nodes
+    fitting = {n: often for n, often in _STEPS.items() if 2 * n + _BESIDE <= most}
+    (way_steps,) = [steps] if steps else draw.choices(list(fitting), list(fitting.values()))
+    while True:
+        people, size, told = _sizes(draw, nodes, statements)
+        if people - 2 + 2 * way_steps + _BESIDE <= size:
+            return way_steps, people, size, told
+
+
+def _sizes(draw: random.Random, nodes: int | None, statements: int | None) -> tuple[int, int, int]:
+    """Draw numbers of people, nodes and statements."""
+    (people,) = draw.choices(list(_N_NAMES), list(_N_NAMES.values()))
+    size, told = (_around(draw, *drawn) for drawn in (_NODES, _STATEMENTS))
+    if nodes is not None:
+        size, told = nodes, round(told * nodes / _NODES[2])
+    return people, size, statements or told
 
 
 def _ways(draw: random.Random, steps: int | None, nodes: int | None) -> list[int]:

@@ -18,15 +18,16 @@ import random
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from layermem.tasks.crossed import Crossed, draw_crossed
 from layermem.tasks.grading import Grade
 from layermem.tasks.graphs import NOWHERE, Edge, Graph, distances, draw_graph, way
 
@@ -43,6 +44,10 @@ CONCEPTS = _words(
     "impus jelpus jompus kerpus lempus lorpus numpus quimpus rempus rompus rorpus scrompus shumpus "
     "sterpus storpus terpus timpus tumpus vumpus worpus wumpus yerpus yimpus yumpus zhorpus zumpus"
 )
+GRAPHS: dict[str, Callable[..., Graph | Crossed]] = {
+    "crossed": draw_crossed,
+    "bridged": draw_graph,
+}
 _SENTENCE = re.compile(r"(?:Every )?(\w+) is an? (\w+)")
 
 
@@ -78,18 +83,23 @@ def generate(
     steps: int | None = None,
     nodes: int | None = None,
     statements: int | None = None,
+    graphs: Literal["crossed", "bridged"] = "crossed",
 ) -> list[Record]:
     """Draw ``count`` different records; seeds of different splits do not meet.
 
     ``steps`` in a proof, ``nodes`` (people and concepts) and ``statements``: the same for every
     record; None: drawn like the originals', as many statements for each node. Statements are fewer
-    where the graph has room for fewer, and more where a node would stand apart.
+    where the graph has room for fewer, and more where a node would stand apart. ``graphs``: how
+    they are drawn: "crossed", so that only the arrows say who follows, or "bridged", as before,
+    where shortcuts are left (docs/tasks.md).
     """
+    if graphs not in GRAPHS:
+        raise ValueError(f"graphs must be one of {', '.join(GRAPHS)}, got {graphs!r}")
     if count < 0:
         raise ValueError(f"count must be at least 0, got {count}")
     draw, found = random.Random(f"{split}-{seed}"), dict[str, Record]()
     while len(found) < count:
-        graph = draw_graph(draw, steps=steps, nodes=nodes, statements=statements)
+        graph = GRAPHS[graphs](draw, steps=steps, nodes=nodes, statements=statements)
         record = _told(graph, draw)
         found[record.question] = record
     return list(found.values())
@@ -117,12 +127,14 @@ def problems(
     steps: int | None = None,
     nodes: int | None = None,
     statements: int | None = None,
+    graphs: Literal["crossed", "bridged"] = "crossed",
 ) -> list[Record]:
     """Return the records of a split: of the original file where one is given, else drawn."""
     path = {"train": train, "validation": validation, "test": test}[split]
     if path:
         return load(path)[:count]
-    return generate(count, seed, split=split, steps=steps, nodes=nodes, statements=statements)
+    sizes = {"steps": steps, "nodes": nodes, "statements": statements}
+    return generate(count, seed, split=split, graphs=graphs, **sizes)
 
 
 def grade(record: Record, text: str) -> Grade:
@@ -203,9 +215,47 @@ def describe(records: Sequence[Record]) -> dict[str, Any]:
 
 def shorter_way(record: Record) -> float:
     """Credit for taking the option that is nearer, arrows forgotten; half where both are alike."""
-    both = [*record.edges, *((b, a) for a, b in record.edges)]
-    far = distances(both, record.root)
+    far = distances(_both_ways(record), record.root)
     return _credit(far.get(record.neg_target, NOWHERE) - far.get(record.target, NOWHERE))
+
+
+def within_three_steps(record: Record) -> float:
+    """Credit for taking the option that is 3 steps away or nearer, arrows forgotten."""
+    far = distances(_both_ways(record), record.root)
+    near = [far.get(i, NOWHERE) <= 3 for i in (record.target, record.neg_target)]
+    return _credit(near[0] - near[1])
+
+
+def likelier_walk(record: Record) -> float:
+    """Credit for taking the option where a walk is more often that forgets the arrows.
+
+    It begins with who is asked about, and begins anew at each step with probability 0.15 (PageRank
+    with restart).
+    """
+    edges = _both_ways(record)
+    out = Counter(a for a, _ in edges)
+    begun = [float(i == record.root) for i in range(len(record.idx_to_symbol))]
+    share = begun
+    for _ in range(60):
+        following = [0.15 * own for own in begun]
+        for a, b in edges:
+            following[b] += 0.85 * share[a] / out[a]
+        share = following
+    return _credit(round(share[record.target] - share[record.neg_target], 9))
+
+
+def more_walks(record: Record) -> float:
+    """Credit for taking the option that more walks of up to 6 steps lead to, arrows forgotten."""
+    edges = _both_ways(record)
+    walks = [int(i == record.root) for i in range(len(record.idx_to_symbol))]
+    lead = 0
+    for _ in range(6):
+        following = [0] * len(walks)
+        for a, b in edges:
+            following[b] += walks[a]
+        walks = following
+        lead += walks[record.target] - walks[record.neg_target]
+    return _credit(lead)
 
 
 def later_mention(record: Record) -> float:
@@ -245,6 +295,9 @@ def farther_from_all(record: Record) -> float:
 
 SHORTCUTS = {
     "the nearer option, arrows forgotten": shorter_way,
+    "the option within 3 steps, arrows forgotten": within_three_steps,
+    "the likelier end of a walk, arrows forgotten": likelier_walk,
+    "the option of more walks, arrows forgotten": more_walks,
     "the option farther from everybody": farther_from_all,
     "the option mentioned last": later_mention,
     "the option with fewer statements": fewer_mentions,
@@ -252,7 +305,11 @@ SHORTCUTS = {
 }
 
 
-def _credit(lead: int) -> float:
+def _both_ways(record: Record) -> list[Edge]:
+    return [*record.edges, *((b, a) for a, b in record.edges)]
+
+
+def _credit(lead: float) -> float:
     return 0.5 if lead == 0 else float(lead > 0)
 
 
@@ -285,9 +342,9 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _told(graph: Graph, draw: random.Random) -> Record:
+def _told(graph: Graph | Crossed, draw: random.Random) -> Record:
     """Give everything a name and tell it in any order."""
-    edges, people, nodes = sorted(graph.edges), graph.people, len(graph.sides)
+    edges, people, nodes = sorted(graph.edges), graph.people, graph.size
     symbols = [*draw.sample(NAMES, people), *draw.sample(CONCEPTS, nodes - people)]
     root, target, wrong = graph.question
 
