@@ -75,7 +75,7 @@ def hub(monkeypatch):
 
     seen = []
 
-    def load_dataset(name, subset, *, split, streaming):
+    def load_dataset(name, subset, *, split, streaming, revision):
         seen.append((name, subset, split))
         return datasets.Dataset.from_dict({"text": [f"{name} {subset} {split}"]})
 
