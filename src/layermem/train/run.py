@@ -24,7 +24,8 @@ from transformers import AutoConfig, set_seed
 
 import layermem
 from layermem.config import Run, Task, run_from_dict, to_dict
-from layermem.data.blocks import Blocks, prepare
+from layermem.data.blocks import Blocks
+from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.pretrained import LLAMAS
