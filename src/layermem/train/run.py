@@ -35,6 +35,7 @@ from layermem.tasks import registry as tasks
 from layermem.train.problems import problems
 from layermem.train.sharded import ShardedTrainer
 from layermem.train.trainer import Sequences, Trainer, arguments
+from layermem.train.waiting import together
 
 logger = logging.getLogger(__name__)
 # What may differ when a run goes on: how it is carried out, not what it computes.
@@ -82,9 +83,9 @@ def train(
 def _train(
     run: Run, folder: RunFolder, checked: Any, resume: bool, evaluate: Evaluate | None
 ) -> RunFolder:
-    if checked.process_index == 0:
-        _claim(folder, run, resume=resume)
-    with checked.main_process_first(local=False, desc="preparing the run"):
+    with together():
+        if checked.process_index == 0:
+            _claim(folder, run, resume=resume)
         if folder.final.exists():
             logger.info("%s has ended already", folder.path)
             return folder
