@@ -63,23 +63,28 @@ class Data:
     """Where text comes from, and how it becomes blocks of tokens."""
 
     source: str = "stdlib"
-    """"stdlib" (the Python standard library's own sources), a file or folder of JSONL, Parquet or
-    text (plain, .xz, .gz, .bz2 or .zst), or a Hugging Face dataset: NAME, or NAME:SPLIT for another
-    split than train."""
+    """"stdlib" (the Python standard library's own sources), a file or folder of JSON lines, Parquet
+    or text (plain, .xz, .gz, .bz2 or .zst), or a Hugging Face dataset: NAME, or NAME:SPLIT for
+    another split than train."""
     validation: str | None = None
     """Source of the validation split, as in --data.source and of other text (wikitext:validation);
-    None: a share of the documents is set apart."""
+    documents that both hold are left out of training. None: a share of the documents is set
+    apart."""
     validation_share: float = 0.02
     """Share of the documents set apart for validation, where no source is given for it."""
     subset: str | None = None
     """Configuration of a Hugging Face dataset, such as sample-10BT; of --data.validation too where
     it is a split of the same."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hugging Face dataset; of --data.validation too where it is a split
+    of the same. None: the newest."""
     text_field: str = "text"
     """Column that holds the text."""
     streaming: bool = False
     """Whether a Hugging Face dataset is read without downloading it whole."""
     max_documents: int | None = None
-    """Read no more documents than this; None: all."""
+    """Read no more documents than this; None: all. Of a document beyond a million characters each
+    part counts."""
     tokenizer: str = "bytes"
     """"bytes", a folder of GPT-2 files (vocab.json, merges.txt) or of a saved tokenizer, or a hub
     name."""

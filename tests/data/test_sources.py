@@ -4,14 +4,23 @@ import bz2
 import gzip
 import json
 import lzma
+from types import SimpleNamespace
 
 import pyarrow
 import pytest
 import zstandard
 from pyarrow import parquet
 
+from layermem.data import sources
 from layermem.data.sources import open_source
 
+PACKED = {
+    ".xz": lzma.compress,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+COMMIT = "0123456789abcdef" * 2 + "01234567"
 TEXTS = ["one", "zwei\nlines", "drei ∞"]
 
 
@@ -19,21 +28,104 @@ def json_lines(texts=TEXTS):
     return "".join(json.dumps({"id": i, "text": t}) + "\n" for i, t in enumerate(texts)).encode()
 
 
-@pytest.mark.parametrize(
-    ("suffix", "compress"),
-    [
-        ("", bytes),
-        (".xz", lzma.compress),
-        (".gz", gzip.compress),
-        (".bz2", bz2.compress),
-        (".zst", zstandard.ZstdCompressor().compress),
-    ],
-    ids=["plain", "xz", "gz", "bz2", "zst"],
-)
-def test_json_lines_plain_and_compressed(tmp_path, suffix, compress):
-    path = tmp_path / f"a.jsonl{suffix}"
-    path.write_bytes(compress(json_lines() + b"\n"))
-    assert list(open_source(str(path))) == TEXTS
+@pytest.mark.parametrize("kind", ["jsonl", "ndjson", "json", "JSONL"])
+@pytest.mark.parametrize("suffix", ["", *PACKED, ".GZ"])
+def test_json_lines_plain_and_compressed(tmp_path, suffix, kind):
+    path = tmp_path / f"a.{kind}{suffix}"
+    path.write_bytes(PACKED.get(suffix.lower(), bytes)(json_lines() + b"\n"))
+    assert list(open_source(str(path))) == list(open_source(str(tmp_path))) == TEXTS
+
+
+def some_text():
+    """Enough for several blocks of every compression, and little alike."""
+    return b"".join(b"%x\n" % (i * 2654435761 % 2**32) for i in range(50_000))
+
+
+@pytest.mark.parametrize("suffix", PACKED)
+def test_every_member_of_a_compressed_file_is_read(tmp_path, suffix):
+    path, text = tmp_path / f"a.txt{suffix}", some_text()
+    members = [text[:100_000], b"", text[100_000:100_007], text[100_007:]]
+    path.write_bytes(b"".join(map(PACKED[suffix], members)))
+    assert "".join(open_source(str(path))).encode() == text
+    if suffix in (".gz", ".xz"):
+        # As their tools do.
+        path.write_bytes(PACKED[suffix](text) + bytes(8192) + PACKED[suffix](b"end") + bytes(8))
+        assert "".join(open_source(str(path))).encode() == text + b"end"
+    if suffix == ".zst":
+        skipped = bytes.fromhex("502a4d18 03000000") + b"abc"
+        path.write_bytes(skipped + PACKED[suffix](text) + skipped)
+        assert "".join(open_source(str(path))).encode() == text
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+@pytest.mark.parametrize("suffix", PACKED)
+def test_a_compressed_file_that_is_cut_short_is_refused(tmp_path, suffix, kind, members):
+    path = tmp_path / f"a.{kind}{suffix}"
+    text = some_text() if kind == "txt" else json_lines(TEXTS * 1000)
+    before, packed = PACKED[suffix](text) * (members - 1), PACKED[suffix](text)
+    for size in (1, 5, len(packed) // 2, len(packed) - 1):
+        path.write_bytes(before + packed[:size])
+        with pytest.raises(ValueError, match=rf"{path} is cut short: .* compress it again"):
+            list(open_source(str(path)))
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"{path} is cut short"):
+        list(open_source(str(path)))
+
+
+@pytest.mark.parametrize("suffix", PACKED)
+def test_a_compressed_file_that_is_damaged_is_refused(tmp_path, suffix):
+    path, packed = tmp_path / f"a.txt{suffix}", PACKED[suffix](some_text())
+    middle = len(packed) // 2
+    for content in (
+        packed + b"what follows it is another thing",
+        packed + packed + b"\xff" * 100,
+        packed[:middle] + bytes([packed[middle] ^ 255]) + packed[middle + 1 :],
+        some_text(),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{path} is damaged before byte \d+.* again"):
+            list(open_source(str(path)))
+
+
+def test_a_plain_file_is_cut_at_ends_of_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LONGEST", 100)
+    path = tmp_path / "a.txt"
+    texts = {
+        "lines": "".join(f"line {i} ∞\r\n" for i in range(200)),
+        "one line": "word ∞ " * 300,
+        "no space": "∞" * 777,
+        "as long as may be": "x" * 99 + "\n",
+        "a line's end too early": "\n" + "x" * 250 + "\n",
+    }
+    for text in texts.values():
+        path.write_bytes(text.encode())
+        parts = {}
+        for chunk in (1, 7, 10**6):
+            monkeypatch.setattr(sources, "_CHUNK", chunk)
+            parts[chunk] = list(open_source(str(path)))
+        assert parts[1] == parts[7] == parts[10**6]
+        assert "".join(parts[1]) == text and max(map(len, parts[1])) <= 100
+        assert len(parts[1]) <= 1 + len(text) // 50
+        # A line of JSON that holds the same is cut alike.
+        (tmp_path / "b.jsonl").write_text(json.dumps({"text": text}))
+        assert list(open_source(str(tmp_path / "b.jsonl"))) == parts[1]
+    path.write_bytes(texts["lines"].encode())
+    assert all(part.endswith("\n") for part in open_source(str(path)))
+    path.write_bytes(texts["one line"].encode())
+    assert all(part.startswith(" ") for part in list(open_source(str(path)))[1:])
+    path.write_bytes(texts["as long as may be"].encode())
+    assert list(open_source(str(path))) == [texts["as long as may be"]]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 10**6])
+def test_what_is_not_utf8_is_named_by_its_byte(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(sources, "_CHUNK", chunk)
+    path = tmp_path / "a.txt"
+    for content in ("∞".encode() * 10 + b"\xff more", "∞".encode() * 10 + b"\xe2\x88"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a.txt is not UTF-8 at byte 30; convert it first"):
+            list(open_source(str(path)))
 
 
 def test_parquet_by_its_column(tmp_path):
@@ -51,6 +143,16 @@ def test_a_bad_row_is_named_however_far_it_is(tmp_path):
     parquet.write_table(pyarrow.table({"text": [*TEXTS * 200, None]}), path)
     with pytest.raises(ValueError, match="row 600: the field 'text' must be a string, got None"):
         list(open_source(str(path)))
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": [f"{i} text" for i in range(9000)]}), path)
+    whole = path.read_bytes()
+    for content in (whole[: len(whole) // 2], b"", b"text", bytes(4000) + whole[4000:]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"(?s){path} is damaged, cut short .* again"):
+            list(open_source(str(path)))
 
 
 def test_a_folder_is_all_its_files_in_order(tmp_path):
@@ -93,9 +195,17 @@ def test_the_fingerprint_follows_what_is_a_document(tmp_path):
         (b'{"text": "a"}\n\xff\n', r"line 2 is not UTF-8 at byte 0; convert it first"),
         (b'{"body": "a"}\n', r"line 1 has no field 'text' \(it has body\); set data.text_field"),
         (b'{"text": 3}\n', r"line 1: the field 'text' must be a string, got 3"),
-        (b"[1]\n", r"line 1 has no field 'text'"),
+        (b'{"text": "a"}\n{"text": "\\ud800b"}\n', r"a.jsonl, line 2: .* half a surrogate pair"),
+        (b'[\n{"text": "a"}\n]', r"line 1 is not JSON .*; a line must hold one whole object"),
+        (b'{\n"text": "a"}', r"line 1 is not JSON .*; a line must hold one whole object"),
+        (b'[{"text": "a"}]', r"line 1 holds a list; a line must hold one object"),
+        (b"[" * 100_000, r"line 1 is not JSON \(maximum recursion"),
+        (b"[1]\n", r"line 1 holds a list; a line must hold one object"),
     ],
-    ids=["json", "utf-8", "field", "type", "list"],
+    ids=[
+        *("json", "utf-8", "field", "type", "surrogate", "lines of a list", "lines of an object"),
+        *("a list", "deep", "list"),
+    ],
 )
 def test_bad_lines_are_named(tmp_path, content, message):
     path = tmp_path / "a.jsonl"
@@ -115,33 +225,78 @@ def test_a_folder_without_text(tmp_path):
         open_source(str(tmp_path))
 
 
-def test_a_hugging_face_dataset_by_name(monkeypatch):
+@pytest.fixture
+def hub(monkeypatch):
+    """Stand in for the hub, whose names have moved to a commit; return what was asked of it."""
     import datasets
+    import huggingface_hub
 
     seen = []
 
-    def load_dataset(name, subset, *, split, streaming):
-        seen.append((name, subset, split, streaming))
-        return datasets.Dataset.from_dict({"text": TEXTS})
+    def load_dataset(name, subset, *, split, streaming, revision):
+        seen.append((name, subset, split, streaming, revision))
+        made = datasets.Dataset.from_dict({"text": [*TEXTS, str(revision)]})
+        return made.to_iterable_dataset() if streaming else made
 
+    def dataset_info(self, name, *, revision=None):
+        return SimpleNamespace(sha=hub.commits[revision])
+
+    hub = SimpleNamespace(seen=seen, commits={None: COMMIT, "v1": COMMIT[::-1]})
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    source = open_source("team/corpus", subset="small", streaming=False)
-    assert list(source) == TEXTS
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    return hub
+
+
+def test_a_hugging_face_dataset_by_name(hub):
+    source = open_source("team/corpus", subset="small", streaming=False, revision="v1")
+    assert list(source) == [*TEXTS, "v1"]
     assert len(source.fingerprint()) == 64
-    assert list(open_source("team/corpus:test", streaming=True)) == TEXTS
-    assert seen == [
-        ("team/corpus", "small", "train", False),
-        ("team/corpus", None, "test", True),
+    # What is only looked at needs no commit.
+    assert list(open_source("team/corpus:test", streaming=True)) == [*TEXTS, "None"]
+    assert hub.seen == [
+        ("team/corpus", "small", "train", False, "v1"),
+        ("team/corpus", None, "test", True, None),
     ]
 
 
-def test_splits_of_one_streamed_dataset_are_told_apart(monkeypatch):
-    import datasets
-
-    whole = datasets.Dataset.from_dict({"text": TEXTS}).to_iterable_dataset()
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: whole)
+def test_splits_and_revisions_of_one_streamed_dataset_are_told_apart(hub):
     marks = [open_source(name, streaming=True).fingerprint() for name in ("a:test", "a:train", "a")]
     assert marks[0] != marks[1] == marks[2]
+    older = open_source("a", streaming=True, revision="v1").fingerprint()
+    assert older not in marks
+    assert open_source("a", streaming=True, revision=COMMIT[::-1]).fingerprint() == older
+    # The same name is another text once the branch has moved.
+    hub.commits[None] = "f" * 40
+    assert open_source("a", streaming=True).fingerprint() not in (*marks, older)
+
+
+def test_a_streamed_dataset_is_read_at_the_commit_it_is_told_by(hub):
+    source = open_source("a", streaming=True)
+    source.fingerprint()
+    hub.commits[None] = "f" * 40
+    assert list(source)[-1] == COMMIT
+
+
+def test_a_streamed_dataset_that_names_no_commit_is_not_prepared(hub, monkeypatch):
+    import huggingface_hub
+
+    def dataset_info(self, name, *, revision=None):
+        raise ConnectionError("no network")
+
+    hub.commits[None] = None
+    with pytest.raises(ValueError, match="names no commit of a, but None"):
+        open_source("a", streaming=True).fingerprint()
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    with pytest.raises(ValueError, match=r"commit .* cannot be told \(no network\).*data.revision"):
+        open_source("a", streaming=True).fingerprint()
+    assert len(open_source("a", streaming=True, revision=COMMIT).fingerprint()) == 64
+
+
+def test_a_revision_of_what_is_on_this_machine_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    for source in ("stdlib", str(tmp_path), str(tmp_path / "a.txt")):
+        with pytest.raises(ValueError, match="on this machine and has no revision 'v1'"):
+            open_source(source, revision="v1")
 
 
 def test_a_dataset_that_cannot_be_loaded(monkeypatch):

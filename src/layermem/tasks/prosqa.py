@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerFast
 from layermem.tasks.crossed import Crossed, draw_crossed
 from layermem.tasks.grading import Grade
 from layermem.tasks.graphs import NOWHERE, Edge, Graph, distances, draw_graph, way
+from layermem.tasks.splits import apart
 
 
 def _words(text: str) -> list[str]:
@@ -129,10 +130,13 @@ def problems(
     statements: int | None = None,
     graphs: Literal["crossed", "bridged"] = "crossed",
 ) -> list[Record]:
-    """Return the records of a split: of the original file where one is given, else drawn."""
-    path = {"train": train, "validation": validation, "test": test}[split]
-    if path:
-        return load(path)[:count]
+    """Return the records of a split: of the original file where one is given, else drawn.
+
+    What a file holds of the files held out after it (train, validation, test) is left out.
+    """
+    files = {"train": train, "validation": validation, "test": test}
+    if files[split]:
+        return apart(split, files, load)[:count]
     sizes = {"steps": steps, "nodes": nodes, "statements": statements}
     return generate(count, seed, split=split, graphs=graphs, **sizes)
 

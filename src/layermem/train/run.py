@@ -24,7 +24,8 @@ from transformers import AutoConfig, set_seed
 
 import layermem
 from layermem.config import Run, Task, run_from_dict, to_dict
-from layermem.data.blocks import Blocks, prepare
+from layermem.data.blocks import Blocks
+from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.pretrained import LLAMAS
@@ -34,6 +35,7 @@ from layermem.tasks import registry as tasks
 from layermem.train.problems import problems
 from layermem.train.sharded import ShardedTrainer
 from layermem.train.trainer import NotFiniteError, Sequences, Trainer, arguments
+from layermem.train.waiting import together
 
 logger = logging.getLogger(__name__)
 # What may differ when a run goes on: how it is carried out, not what it computes.
@@ -81,9 +83,9 @@ def train(
 def _train(
     run: Run, folder: RunFolder, checked: Any, resume: bool, evaluate: Evaluate | None
 ) -> RunFolder:
-    if checked.process_index == 0:
-        _claim(folder, run, resume=resume)
-    with checked.main_process_first(local=False, desc="preparing the run"):
+    with together():
+        if checked.process_index == 0:
+            _claim(folder, run, resume=resume)
         if folder.final.exists():
             logger.info("%s has ended already", folder.path)
             return folder

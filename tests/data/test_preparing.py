@@ -1,0 +1,340 @@
+"""Preparing: nothing lost, doubled or learnt that validates; found again, whole or absent."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from layermem.config import Data
+from layermem.data import preparing, sources
+from layermem.data.preparing import prepare
+from layermem.data.tokenizers import load_tokenizer
+
+END = 256
+
+
+@pytest.fixture
+def tokenizer():
+    return load_tokenizer("bytes")
+
+
+def write(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return str(path)
+
+
+def config(tmp_path, texts, **fields):
+    source = write(tmp_path / "a.jsonl", texts)
+    return Data(source=source, cache=str(tmp_path / "cache"), **fields)
+
+
+def documents(split):
+    """Cut the file at the end tokens and decode it."""
+    found, current = [], []
+    for token in split.array().tolist():
+        if token == END:
+            found.append(bytes(current).decode())
+            current = []
+        else:
+            current.append(token)
+    assert not current, "the last document has no end token"
+    return found
+
+
+def test_every_document_is_in_one_split_once_and_whole(tmp_path, tokenizer):
+    # More than one batch, some empty, one that looks like the end token.
+    texts = [f"text {i} " * (i % 7) for i in range(300)] + ["a <|endoftext|> b"]
+    train, valid = prepare(config(tmp_path, texts, validation_share=0.2), tokenizer)
+    kept = [text for text in texts if text]
+    assert sorted(documents(train) + documents(valid)) == sorted(kept)
+    assert train.documents + valid.documents == len(kept)
+    assert 0.1 < valid.documents / len(kept) < 0.3
+    assert [t for t in kept if t in set(documents(train))] == documents(train)
+    assert train.dtype == "uint16"
+
+
+def test_a_document_that_comes_twice_is_in_one_split(tmp_path, tokenizer):
+    texts = [f"text {i % 50}" for i in range(200)]
+    train, valid = prepare(config(tmp_path, texts, validation_share=0.3), tokenizer)
+    assert not set(documents(train)) & set(documents(valid))
+
+
+def test_validation_of_its_own(tmp_path, tokenizer):
+    valid = write(tmp_path / "v.jsonl", ["x", "y"])
+    train, held = prepare(config(tmp_path, ["a", "b"], validation=valid), tokenizer)
+    assert documents(train) == ["a", "b"] and documents(held) == ["x", "y"]
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Stand in for the hub: a document that says what it was asked for; return what was."""
+    import datasets
+
+    seen = []
+
+    def load_dataset(name, subset, *, split, streaming, revision):
+        seen.append((name, subset, split))
+        return datasets.Dataset.from_dict({"text": [f"{name} {subset} {split}"]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("source", "validation", "read", "held"),
+    [
+        ("a", "a:test", ("a", "small", "train"), ("a", "small", "test")),
+        ("a:train", "b", ("a", "small", "train"), ("b", None, "train")),
+        ("a:x", "a:test[:1%]", ("a", "small", "x"), ("a", "small", "test[:1%]")),
+    ],
+)
+def test_validation_is_another_split_or_dataset(
+    tmp_path, tokenizer, hub, source, validation, read, held
+):
+    asked = Data(
+        source=source, subset="small", validation=validation, cache=str(tmp_path / "cache")
+    )
+    splits = prepare(asked, tokenizer)
+    assert hub == [read, held]
+    assert [documents(split) for split in splits] == [[" ".join(map(str, w))] for w in (read, held)]
+
+
+def test_validation_by_the_text_that_is_learnt_is_refused(tmp_path, tokenizer, hub):
+    copy = write(tmp_path / "b.jsonl", ["x", "y"])
+    local = config(tmp_path, ["x", "y"])
+    for source, validation in (
+        ("wikitext", "wikitext"),
+        ("wikitext", "wikitext:train"),
+        (local.source, local.source),
+        (local.source, copy),
+    ):
+        asked = replace(local, source=source, validation=validation)
+        with pytest.raises(ValueError, match="holds the text of data.source; .* NAME:validation"):
+            prepare(asked, tokenizer)
+
+
+def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes(
+    tmp_path, tokenizer, monkeypatch
+):
+    texts = [f"text {i}" for i in range(100)]
+    first = prepare(config(tmp_path, texts, block_size=8), tokenizer)
+    monkeypatch.setattr(preparing, "_build", None)
+    assert prepare(config(tmp_path, texts, block_size=16), tokenizer) == first
+    with pytest.raises(TypeError):
+        prepare(config(tmp_path, [*texts, "more"]), tokenizer)
+    with pytest.raises(TypeError):
+        prepare(config(tmp_path, texts, max_documents=50), tokenizer)
+
+
+def test_an_interrupted_preparation_leaves_nothing_that_looks_whole(
+    tmp_path, tokenizer, monkeypatch
+):
+    monkeypatch.setattr(preparing, "_BATCH", 100)
+    texts = [f"text {i}" for i in range(400)]
+    asked = config(tmp_path, texts)
+    add, calls = preparing._Writer.add, []
+
+    def stop(self, ids):
+        calls.append(1)
+        if len(calls) == 300:
+            raise KeyboardInterrupt
+        add(self, ids)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing._Writer, "add", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(asked, tokenizer)
+    assert os.listdir(tmp_path / "cache") == []
+    train, valid = prepare(asked, tokenizer)
+    assert train.documents + valid.documents == 400
+
+
+def test_a_damaged_file_is_noticed(tmp_path, tokenizer):
+    asked = config(tmp_path, [f"text {i}" for i in range(100)])
+    train, _ = prepare(asked, tokenizer)
+    train.path.write_bytes(train.path.read_bytes()[:-2])
+    with pytest.raises(ValueError, match="train.bin is damaged; delete"):
+        prepare(asked, tokenizer)
+
+
+def test_documents_are_taken_by_their_length(monkeypatch):
+    monkeypatch.setattr(preparing, "_BATCH", 10)
+    texts = ["a" * n for n in (3, 3, 3, 3, 50, 1, 9, 2)]
+    assert [list(map(len, batch)) for batch in preparing._batches(iter(texts))] == [
+        [3, 3, 3, 3],
+        [50],
+        [1, 9],
+        [2],
+    ]
+
+
+@pytest.mark.parametrize("texts", [[], [""]], ids=["no lines", "no text"])
+def test_no_text(tmp_path, tokenizer, texts):
+    with pytest.raises(ValueError, match="holds no text"):
+        prepare(config(tmp_path, texts), tokenizer)
+
+
+def test_a_split_without_documents(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="none of the 1 documents .*give data.validation a source"):
+        prepare(config(tmp_path, ["alone"]), tokenizer)
+
+
+def test_a_large_vocabulary_takes_wider_numbers(tmp_path, tokenizer):
+    tokenizer.add_tokens([f"<{i}>" for i in range(70_000)])
+    train, _ = prepare(config(tmp_path, [f"text {i}" for i in range(100)]), tokenizer)
+    assert train.dtype == "uint32"
+
+
+def warned(caplog):
+    return [record.message for record in caplog.records if record.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("how", ["in the folder", "gzipped", "reordered", "white space"])
+def test_what_validates_is_left_out_of_training_and_counted(tmp_path, tokenizer, how, caplog):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    learnt, held = [f"text {i}" for i in range(50)], [f"held {i}" for i in range(9)]
+    write(folder / "a.jsonl", learnt)
+    valid = folder / "valid.jsonl"
+    write(valid, held)
+    if how == "gzipped":
+        valid = tmp_path / "v.jsonl.gz"
+        valid.write_bytes(gzip.compress((folder / "valid.jsonl").read_bytes()))
+    elif how == "reordered":
+        valid = tmp_path / "v.jsonl"
+        write(valid, ["only here", *reversed(held)])
+    elif how == "white space":
+        valid = tmp_path / "v.jsonl"
+        write(valid, [f" {text}\n" for text in held])
+    asked = Data(source=str(folder), validation=str(valid), cache=str(tmp_path / "cache"))
+    for _ in ("made", "found again"):
+        caplog.clear()
+        train, validating = prepare(asked, tokenizer)
+        assert documents(train) == learnt
+        assert len(documents(validating)) == validating.documents >= 9
+        assert (train.left_out, validating.left_out) == (9, 0)
+        assert warned(caplog) == [
+            f"9 of 59 documents of {folder} are in {valid} too: they are left out of training"
+        ]
+    meta = json.loads((train.path.parent / "meta.json").read_text())
+    assert meta["train"]["left_out"] == 9
+
+
+def test_nothing_is_left_out_where_nothing_is_in_both(tmp_path, tokenizer, caplog):
+    valid = write(tmp_path / "v.jsonl", ["x", "", "text"])
+    train, _ = prepare(config(tmp_path, ["text 1", "", "text 2"], validation=valid), tokenizer)
+    assert train.left_out == 0 and not warned(caplog)
+
+
+@pytest.mark.parametrize("how", ["gzipped", "reordered", "within it"])
+def test_validation_by_all_the_text_that_is_learnt_is_refused(tmp_path, tokenizer, how):
+    texts = [f"text {i}" for i in range(20)]
+    valid = tmp_path / "v.jsonl.gz"
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    made = {"gzipped": lines, "reordered": lines[::-1], "within it": ['{"text": "x"}\n', *lines]}
+    valid.write_bytes(gzip.compress("".join(made[how]).encode()))
+    with pytest.raises(ValueError, match=f"{valid}, holds the text of data.source"):
+        prepare(config(tmp_path, texts, validation=str(valid)), tokenizer)
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_validation_without_text_is_named(tmp_path, tokenizer):
+    valid = write(tmp_path / "v.jsonl", [""])
+    with pytest.raises(ValueError, match=f"data.validation, {valid}, holds no text"):
+        prepare(config(tmp_path, ["a"], validation=valid), tokenizer)
+
+
+def test_a_file_longer_than_a_document_can_be_is_several(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(sources, "LONGEST", 50)
+    text = "".join(f"line {i}\n" for i in range(400))
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    asked = Data(source=str(path), validation_share=0.2, cache=str(tmp_path / "cache"))
+    parts = [part for split in prepare(asked, tokenizer) for part in documents(split)]
+    assert len(parts) > 60 and max(map(len, parts)) <= 50
+    assert sorted("".join(parts).splitlines()) == sorted(text.splitlines())
+
+
+MEASURED = """
+import sys
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from layermem.config import Data
+from layermem.data.preparing import prepare
+
+def peak():
+    status = open("/proc/self/status").read()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+inner = Tokenizer(models.WordLevel({"a": 0, "<end>": 1}, unk_token="a"))
+inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+before = peak()
+train, valid = prepare(Data(source=sys.argv[1], cache=sys.argv[2], validation_share=0.4), tokenizer)
+print(train.tokens + valid.tokens - train.documents - valid.documents, peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to say its memory")
+def test_the_memory_that_a_long_text_takes_is_bounded(tmp_path):
+    """Tokenized whole, it took 80 bytes a character with few tokens, with many 235."""
+    path, words = tmp_path / "a.txt", 60_000
+    path.write_text("\n".join(f"{i:w>200}" for i in range(words)))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MEASURED, str(path), str(tmp_path / "cache")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    tokens, megabytes = map(int, done.stdout.split())
+    assert tokens == words and megabytes < 300
+
+
+def test_a_line_that_is_no_text_leaves_nothing(tmp_path, tokenizer):
+    asked = config(tmp_path, ["a"] * 50)
+    with Path(asked.source).open("a", encoding="utf-8") as file:
+        file.write('{"text": "\\ud800"}\n' + '{"text": "b"}\n' * 50)
+    with pytest.raises(ValueError, match="a.jsonl, line 51: .*half a surrogate pair"):
+        prepare(asked, tokenizer)
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_half_a_file_leaves_nothing(tmp_path, tokenizer):
+    packed = zstandard.ZstdCompressor().compress("".join(map(str, range(200_000))).encode())
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(ValueError, match=f"{path} is cut short"):
+        prepare(Data(source=str(path), cache=str(tmp_path / "cache")), tokenizer)
+    assert os.listdir(tmp_path / "cache") == []
+
+
+@pytest.fixture
+def small_disk():
+    """Files that cannot grow beyond 4,000 bytes."""
+    resource = pytest.importorskip("resource", reason="the system has no such limits")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [5_000, 50_000], ids=["at the end", "on the way"])
+def test_a_full_disk_is_named_and_nothing_stays(tmp_path, tokenizer, small_disk, size):
+    asked = config(tmp_path, ["x" * 100] * (size // 200) + ["y" * 100] * (size // 200))
+    valid = write(tmp_path / "v.jsonl", ["z"])
+    asked = replace(asked, validation=valid)
+    small_disk()
+    with pytest.raises(OSError, match=r"too large: .* free room, or .*data.cache.*train.bin"):
+        prepare(asked, tokenizer)
+    assert os.listdir(tmp_path / "cache") == []
+
+
+def test_a_cache_that_cannot_be_made_is_named(tmp_path, tokenizer):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(OSError, match="exists: prepared text cannot be written; .*/cache'"):
+        prepare(config(tmp_path, ["a", "b"]), tokenizer)
