@@ -369,24 +369,6 @@ def test_lora_trains_saves_and_merges(entry, model, ids, tmp_path):
         torch.testing.assert_close(merged(ids).logits, expected, **CLOSE)
 
 
-@pytest.fixture
-def tokenizer():
-    """Words to ids, made on the spot."""
-    tokenizers = pytest.importorskip("tokenizers")
-    from transformers import PreTrainedTokenizerFast
-
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *"abcdefgh"])}
-    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-    )
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_supervised_fine_tuning_with_trl(entry, model, tokenizer, tmp_path):
     trl = pytest.importorskip("trl")
