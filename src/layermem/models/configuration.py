@@ -152,11 +152,11 @@ class DecoderConfig(PreTrainedConfig):
         stub = _STUB.format(module=cls.__module__, names=", ".join(sorted(names.values())))
         (folder / f"{STUB_NAME}.py").write_text(stub, encoding="utf-8")
         # In the file alone.
-        vars(self)["auto_map"] = {auto: f"{STUB_NAME}.{name}" for auto, name in names.items()}
+        self.__dict__["auto_map"] = {auto: f"{STUB_NAME}.{name}" for auto, name in names.items()}
         try:
             super().save_pretrained(save_directory, *args, **kwargs)
         finally:
-            del vars(self)["auto_map"]
+            del self.__dict__["auto_map"]
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:

@@ -26,8 +26,8 @@ import layermem
 from layermem.config import Run, Task, run_from_dict, to_dict
 from layermem.data.blocks import Blocks, prepare
 from layermem.data.tokenizers import load_tokenizer
+from layermem.models.checkpoints import LLAMAS
 from layermem.models.decoder import DecoderForCausalLM
-from layermem.models.pretrained import LLAMAS
 from layermem.models.registry import build, lookup
 from layermem.runs import RunFolder, write_whole
 from layermem.tasks import registry as tasks
