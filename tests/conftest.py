@@ -1,4 +1,4 @@
-"""Fixtures: the variants, their cases, token ids, what Ctrl-C does."""
+"""Fixtures: the variants, their cases, token ids, a tokenizer, what Ctrl-C does."""
 
 import signal
 
@@ -26,6 +26,24 @@ def entry(request):
 def ids():
     """Token ids [3, 11]."""
     return torch.randint(1, TINY["vocab_size"], (3, 11), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def tokenizer():
+    """Words to ids, made on the spot."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *"abcdefgh"])}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+    )
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny import TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
 
 from layermem.models import counting
 from layermem.models.registry import lookup
@@ -83,6 +83,13 @@ def test_save_load_and_auto_class_round_trip(case, ids, tmp_path):
         for field in dataclasses.fields(model.config):
             if field.name not in ("dtype", "transformers_version"):
                 assert getattr(loaded.config, field.name) == getattr(model.config, field.name)
+
+
+def test_tools_see_which_classes_generate(entry):
+    assert GenerationMixin in entry.causal_lm.__bases__
+    assert entry.causal_lm.can_generate()
+    for other in (entry.decoder, entry.sequence_classification, entry.token_classification):
+        assert not other.can_generate()
 
 
 def test_equals_the_plain_decoder_when_it_reads_the_own_layer_only(entry, ids):

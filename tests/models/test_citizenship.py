@@ -369,54 +369,6 @@ def test_lora_trains_saves_and_merges(entry, model, ids, tmp_path):
         torch.testing.assert_close(merged(ids).logits, expected, **CLOSE)
 
 
-@pytest.fixture
-def tokenizer():
-    """Words to ids, made on the spot."""
-    tokenizers = pytest.importorskip("tokenizers")
-    from transformers import PreTrainedTokenizerFast
-
-    words = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *"abcdefgh"])}
-    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-    )
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_supervised_fine_tuning_with_trl(entry, model, tokenizer, tmp_path):
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
-    texts = datasets.Dataset.from_dict({"text": ["a b c d e", "h g f e d", "a c e g"] * 4})
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    trainer = trl.SFTTrainer(
-        model=model,
-        args=trl.SFTConfig(
-            output_dir=str(tmp_path),
-            max_steps=3,
-            per_device_train_batch_size=4,
-            learning_rate=1e-2,
-            report_to="none",
-            use_cpu=True,
-            save_strategy="steps",
-            save_steps=3,
-            bf16=False,
-        ),
-        train_dataset=texts,
-        processing_class=tokenizer,
-    )
-    trainer.train()
-    changed = [name for name, p in model.named_parameters() if not torch.equal(p, before[name])]
-    assert len(changed) == len(before)
-    loaded = entry.causal_lm.from_pretrained(tmp_path / "checkpoint-3")
-    for name, parameter in model.named_parameters():
-        assert torch.equal(loaded.get_parameter(name), parameter)
-
-
 def test_stock_baselines_stay_stock():
     # What is asked of every variant is asked of the plain decoder first.
     assert lookup("plain").variant.overrides == ()

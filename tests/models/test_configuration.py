@@ -65,4 +65,6 @@ def test_a_config_alone_is_saved_and_loaded(tmp_path):
     config.save_pretrained(tmp_path)
     loaded = LimeConfig.from_pretrained(tmp_path)
     assert (loaded.router, loaded.router_window) == ("first", 2)
-    assert not hasattr(config, "auto_map")
+    assert not config.auto_map and not loaded.auto_map
+    assert "auto_map" not in config.to_dict()
+    assert LimeConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()

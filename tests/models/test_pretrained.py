@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tiny import TINY, make
 from transformers import (
@@ -175,9 +176,71 @@ def test_a_checkpoint_without_routers_is_refused(cls, llama, tmp_path):
         cls.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Qwen3", "GPT2", "Granite"])
+def test_the_error_says_whose_model_a_folder_holds(family, tmp_path):
+    fields = {**TINY, "n_layer": 1, "n_head": 2, "n_embd": 8} if family == "GPT2" else TINY
+    config = getattr(transformers, f"{family}Config")(**fields)
+    getattr(transformers, f"{family}ForCausalLM", GPT2LMHeadModel)(config).save_pretrained(tmp_path)
+    named = rf"model_type '{family.lower()}' \({family}\w+\)"
+    for cls in (LimeForCausalLM, LimeModel, PlainForCausalLM):
+        with pytest.raises(ValueError, match=f"{named}.*{cls.__name__} loads 'layermem_") as error:
+            cls.from_pretrained(tmp_path)
+        assert "takes no other family" in str(error.value)
+        with pytest.raises(ValueError, match=f"takes a LLaMA checkpoint, got one of {named}"):
+            cls.from_llama(tmp_path)
+
+
+@pytest.mark.parametrize("cls", [LimeForCausalLM, LimeModel, PlainForCausalLM])
+def test_weights_under_other_names_are_shown(cls, saved, ids):
+    def rename(weights):
+        for name in list(weights):
+            weights[f"wrapped.{name.replace('layers', 'blocks')}"] = weights.pop(name)
+
+    edit_weights(saved, rename)
+    ours = "(model.)?embed_tokens.weight"
+    with pytest.raises(
+        ValueError, match=f"none of the weights of .*{ours}.*such as wrapped.*key_m"
+    ):
+        cls.from_pretrained(saved)
+
+
+def test_names_may_be_mapped(saved, ids):
+    expected = LimeForCausalLM.from_pretrained(saved)(ids).logits
+
+    def rename(weights):
+        for name in list(weights):
+            weights[f"wrapped.{name}"] = weights.pop(name)
+
+    edit_weights(saved, rename)
+    model = LimeForCausalLM.from_pretrained(saved, key_mapping={r"^wrapped\.": ""})
+    assert torch.equal(model(ids).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["model.norm.bias", "lm_head.bias", "model.stream.mix.weight"])
+def test_what_the_decoder_has_no_place_for_is_refused(name, saved):
+    """It would have changed what the model computes, though no layer holds it."""
+    edit_weights(saved, lambda w: w.update({name: torch.ones(32)}))
+    with pytest.raises(ValueError, match=f"1 weights .* no place for, such as {name}"):
+        LimeForCausalLM.from_pretrained(saved)
+
+
+def test_from_llama_never_guesses_at_a_head(llama, tmp_path):
+    llama.model.save_pretrained(tmp_path)
+    for source in (tmp_path, llama.model):
+        with pytest.raises(ValueError, match="no lm_head.weight"):
+            LimeForCausalLM.from_llama(source)
+        LimeModel.from_llama(source)
+
+
+def test_a_gguf_file_is_left_to_llama(saved):
+    for load in (LimeForCausalLM.from_pretrained, LimeForCausalLM.from_llama):
+        with pytest.raises(ValueError, match="no GGUF file; load it with transformers' LlamaForC"):
+            load(saved, gguf_file="model.gguf")
+
+
 def test_one_missing_router_is_refused(saved):
     edit_weights(saved, lambda w: w.pop("model.layers.2.self_attn.memory.weight"))
-    with pytest.raises(ValueError, match=r"layers.2.self_attn.memory.weight.*from_llama"):
+    with pytest.raises(ValueError, match=r"layers.2.self_attn.memory.weight; .*'layermem_lime'"):
         AutoModelForCausalLM.from_pretrained(saved)
 
 

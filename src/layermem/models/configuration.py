@@ -4,7 +4,9 @@ It does not know: what a variant adds.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -60,6 +62,8 @@ class DecoderConfig(PreTrainedConfig):
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
     }
+    # Tools read it (TRL does), so it is there; empty, for in memory the classes are at hand.
+    auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # Auto class -> model class name, filled in by `registry.register`.
     auto_classes: ClassVar[dict[str, str]] = {}
 
@@ -158,12 +162,12 @@ class DecoderConfig(PreTrainedConfig):
         folder.mkdir(parents=True, exist_ok=True)
         stub = _STUB.format(module=cls.__module__, names=", ".join(sorted(names.values())))
         (folder / f"{STUB_NAME}.py").write_text(stub, encoding="utf-8")
-        # In the file alone: in memory the classes are at hand, and a copy of the config may change.
-        self.auto_map = {auto: f"{STUB_NAME}.{name}" for auto, name in names.items()}
+        # In the file alone.
+        self.__dict__["auto_map"] = {auto: f"{STUB_NAME}.{name}" for auto, name in names.items()}
         try:
             super().save_pretrained(save_directory, *args, **kwargs)
         finally:
-            del self.auto_map
+            del self.__dict__["auto_map"]
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:

@@ -6,17 +6,25 @@ It does not know: the forward.
 import copy
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from layermem.models.checkpoints import (
+    LLAMAS,
+    adapter_config,
+    check_complete,
+    check_fields,
+    check_path,
+    inner,
+    saved_config,
+    whereabouts,
+)
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.seams import Variant
 
@@ -28,10 +36,6 @@ _OWN_TO_THE_FILE = (
     "auto_map",
     "pretraining_tp",
 )
-# What from_llama takes: our plain decoder is a LLaMA.
-LLAMAS = ("llama", "layermem_plain")
-# Where a variant's own parameters live: the two seams.
-_OWN = re.compile(r"\.memory\.|_connection\.|(^|\.)stream\.")
 
 
 class PreTrainedDecoder(PreTrainedModel):
@@ -66,16 +70,22 @@ class PreTrainedDecoder(PreTrainedModel):
 
         A checkpoint whose layers, heads or routers are not those of the config is refused.
         """
-        wants_info = kwargs.pop("output_loading_info", False)
         # A state dict in hand, or none at all, is a caller who knows what is missing.
-        source = None if "state_dict" in kwargs else pretrained_model_name_or_path
-        if source is not None:
-            _check_source(cls, source, kwargs)
-        model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-        )
-        if source is not None:
-            _check_complete(model, info, str(source))
+        source = pretrained_model_name_or_path
+        if source is None or kwargs.get("state_dict") is not None:
+            return super().from_pretrained(source, *args, **kwargs)
+        _refuse_gguf(cls, kwargs)
+        adapter = _take_adapter(source, kwargs)
+        if adapter is not None:
+            return _load_with_adapter(cls, adapter, args, kwargs)
+        where = whereabouts(kwargs)
+        check_path(source, where)
+        saved = saved_config(cls, source, where)
+        check_fields(cls, source, saved, kwargs)
+        kwargs["config"] = _at_revision(kwargs.get("config"), saved)
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
+        check_complete(model, info, str(source), saved.get("model_type"))
         return (model, info) if wants_info else model
 
     @classmethod
@@ -84,20 +94,26 @@ class PreTrainedDecoder(PreTrainedModel):
 
         The result computes what the LLaMA computes: what the variant adds starts at zero effect
         (for LIMe, ``router_init="identity"``). Keyword arguments that are fields of the config go
-        there (``router="last", router_window=4``), the others to ``from_pretrained``.
+        there (``router="last", router_window=4``), the others (``revision``, ``subfolder``,
+        ``dtype``, ``device_map``...) to ``from_pretrained``.
         """
         names = {"num_labels", *(field.name for field in dataclass_fields(cls.config_class))}
         own = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}
         own = {**(cls.variant.plain_fields or {}), **own}
+        _refuse_gguf(cls, kwargs)
         check_dtype(kwargs.get("dtype"))
+        if "config" in kwargs:
+            raise TypeError(
+                "from_llama makes the config from the LLaMA's; give the fields that differ by "
+                'name, such as router="last", not a config'
+            )
         if isinstance(source, PreTrainedModel):
             llama, name, place = source.config, type(source).__name__, None
             # Copies: the new model must not write through to the one it came from.
             kwargs["state_dict"] = {key: t.clone() for key, t in source.state_dict().items()}
             kwargs.setdefault("dtype", source.dtype)
         else:
-            _check_path(source)
-            llama, name, place = AutoConfig.from_pretrained(source), str(source), source
+            llama, name, place = _llama_config(source, kwargs), str(source), source
             kwargs.setdefault("dtype", "auto")
 
         config = _adopt(cls, llama, own)
@@ -105,7 +121,12 @@ class PreTrainedDecoder(PreTrainedModel):
             model, info = super().from_pretrained(
                 place, config=config, **{**kwargs, "output_loading_info": True}
             )
-        _check_complete(model, info, name, but_own=True)
+        check_complete(model, info, name, llama.model_type, but_own=True)
+        if "lm_head.weight" in info["missing_keys"]:
+            raise ValueError(
+                f"{name} has no lm_head.weight, without which {cls.__name__} would guess at random;"
+                " take a LLaMA that predicts tokens, or one of our classes without that head"
+            )
         if isinstance(source, PreTrainedModel):
             if source.can_generate() and model.can_generate():
                 model.generation_config = copy.deepcopy(source.generation_config)
@@ -119,7 +140,9 @@ def _adopt(
     """Turn a LLaMA's config into one of ours."""
     if llama.model_type not in LLAMAS:
         raise ValueError(
-            f"from_llama takes a LLaMA checkpoint, got one of model_type {llama.model_type!r}"
+            f"from_llama takes a LLaMA checkpoint, got one of model_type {llama.model_type!r} "
+            f"({', '.join(llama.architectures or ['no architectures'])}), whose layers may compute "
+            "something else under the same names"
         )
     values = llama.to_dict()
     dropped = _OWN_TO_THE_FILE + (("id2label", "label2id") if "num_labels" in own else ())
@@ -128,90 +151,89 @@ def _adopt(
     return cls.config_class(**{**values, **own})
 
 
-def _check_path(source: str | os.PathLike[str]) -> None:
-    """Raise early where a path was meant; a hub name is left to transformers."""
-    path = Path(source)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise OSError(f"{path} is not a checkpoint: it holds no config.json")
-    elif path.exists():
-        raise OSError(f"{path} is a file; a checkpoint is a folder with a config.json")
-    elif path.is_absolute() or str(source).startswith((".", "~")) or len(path.parts) > 2:
-        raise OSError(f"{path} does not exist; give a checkpoint's folder or a hub name")
+def _llama_config(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> PreTrainedConfig:
+    """Return the config of a LLaMA's checkpoint, from where its weights will come."""
+    where = whereabouts(kwargs)
+    adapter = adapter_config(source, where) if isinstance(source, (str, os.PathLike)) else None
+    if adapter is not None:
+        raise ValueError(
+            f"{source} is a PEFT adapter of {adapter['base_model_name_or_path']}; merge the two "
+            "(merge_and_unload) and give from_llama the model that comes of it"
+        )
+    check_path(source, where)
+    code = {"code_revision": kwargs.pop("code_revision", None)}
+    code["trust_remote_code"] = kwargs.get("trust_remote_code")
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source, **where, **code)
+    return config
 
 
-def _check_source(
-    cls: type[PreTrainedDecoder], source: str | os.PathLike[str], kwargs: Mapping[str, Any]
-) -> None:
-    """Raise before loading where the caller's config or fields contradict the checkpoint's."""
-    _check_path(source)
-    check_dtype(kwargs.get("dtype", kwargs.get("torch_dtype")))
-    config = kwargs.get("config")
-    given = config.to_dict() if isinstance(config, DecoderConfig) else kwargs
-    given = {name: given[name] for name in cls.config_class.shape_fields if name in given}
-    if not given or kwargs.get("ignore_mismatched_sizes"):
-        return
-    saved = cls.config_class.from_dict(PreTrainedConfig.get_config_dict(source)[0])
-    for name, value in given.items():
-        if value != getattr(saved, name):
-            raise ValueError(
-                f"{source} was saved with {name}={getattr(saved, name)}, got {name}={value}; "
-                "its weights fit no other: leave it out"
-            )
+def _refuse_gguf(cls: type[PreTrainedModel], kwargs: dict[str, Any]) -> None:
+    if kwargs.get("gguf_file") is not None:
+        raise ValueError(
+            f"{cls.__name__} loads no GGUF file; load it with transformers' LlamaForCausalLM and "
+            f"give that model to {cls.__name__}.from_llama"
+        )
 
 
-def _check_complete(
-    model: PreTrainedModel, info: Mapping[str, Any], source: str, *, but_own: bool = False
-) -> None:
-    """Raise if part of the decoder was not in the checkpoint, or part of it found no place.
+def _at_revision(config: Any, saved: Mapping[str, Any]) -> Any:
+    """Return the caller's config, of the commit that its weights are to come from.
 
-    ``but_own``: what the variant adds to the plain decoder may be missing. Heads may always be.
+    Older versions of transformers read them at the config's commit, whatever ``revision`` says.
     """
-    name = type(model).__name__
-    mismatched = {key[0] for key in info["mismatched_keys"]}
-    missing = {key for key in info["missing_keys"] if _in_decoder(model, key)} - mismatched
-    stray = {key for key in info["unexpected_keys"] if "layers." in key}
-    # Old LLaMA checkpoints hold a buffer that follows from the config.
-    stray = {key for key in stray if "rotary_emb." not in key}
-    own = {key for key in missing if _OWN.search(key)}
+    commit = saved.get("_commit_hash")
+    if commit is None or getattr(config, "_commit_hash", None) in (None, commit):
+        return config
+    config = copy.deepcopy(config)
+    config._commit_hash = commit
+    return config
 
-    _check_depth(model.config.num_hidden_layers, missing - own, stray, source)
-    if own and not but_own:
+
+class _Adapter(NamedTuple):
+    """A PEFT adapter, the model it is to be put on, and the arguments that find each."""
+
+    base: str | os.PathLike[str]
+    source: str | os.PathLike[str]
+    base_where: dict[str, Any]
+    where: dict[str, Any]
+
+
+def _take_adapter(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> _Adapter | None:
+    """Return the adapter that is to be loaded, if one is; its arguments leave ``kwargs``.
+
+    An Auto class has read the adapter's config already and names the model as ``source``.
+    """
+    options = dict(kwargs.pop("adapter_kwargs", None) or {})
+    named = options.pop("_adapter_model_path", None)
+    where = whereabouts(kwargs)
+    anywhere = {name: where[name] for name in where.keys() - {"revision", "subfolder"}}
+    if named is not None and str(named) != str(source):
+        return _Adapter(source, named, where, {**anywhere, **options})
+    adapter = adapter_config(source, {**where, **options})
+    if adapter is None:
+        return None
+    if adapter.get("revision"):
+        anywhere["revision"] = adapter["revision"]
+    source, where = inner(source, {**where, **options})
+    return _Adapter(adapter["base_model_name_or_path"], source, anywhere, where)
+
+
+def _load_with_adapter(
+    cls: type[PreTrainedDecoder], adapter: _Adapter, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Load the model an adapter names, check it as any other, and put the adapter on it."""
+    wants_info = kwargs.pop("output_loading_info", False)
+    name = kwargs.pop("adapter_name", "default")
+    others = {key: kwargs[key] for key in kwargs.keys() - whereabouts(kwargs).keys()}
+    model = cls.from_pretrained(adapter.base, *args, **others, **adapter.base_where)
+    info = model.load_adapter(
+        str(adapter.source), adapter_name=name, adapter_kwargs=adapter.where, dtype=model.dtype
+    ).to_dict()
+    if info["missing_keys"]:
         raise ValueError(
-            f"{source} has no weights for {len(own)} parameters that {name} adds to a LLaMA, such "
-            f"as {min(own)}; to add them to a LLaMA checkpoint use {name}.from_llama"
+            f"{adapter.source} lacks {len(info['missing_keys'])} weights of its own adapter, such "
+            f"as {min(info['missing_keys'])}"
         )
-    if missing - own:
-        raise ValueError(f"{source} lacks {len(missing - own)} weights, such as {min(missing)}")
-    if stray:
-        raise ValueError(
-            f"{source} has {len(stray)} weights that {name} has no place for, such as "
-            f"{min(stray)}; load it with the class that saved it"
-        )
-
-
-def _check_depth(depth: int, missing: set[str], stray: set[str], source: str) -> None:
-    """Raise if there are layers beyond the config's, or the last ones are missing."""
-    beyond = {i for key in stray if (i := _layer_of(key)) is not None and i >= depth}
-    absent = {
-        i
-        for key in missing
-        if key.endswith(".input_layernorm.weight") and (i := _layer_of(key)) is not None
-    }
-    first = min(absent, default=depth)
-    cut_short = 0 < first < depth and absent == set(range(first, depth))
-    found = max(beyond) + 1 if beyond else first if cut_short else None
-    if found is not None:
-        raise ValueError(f"{source} holds {found} layers, its config num_hidden_layers={depth}")
-
-
-def _layer_of(key: str) -> int | None:
-    found = re.search(r"layers\.(\d+)\.", key)
-    return int(found[1]) if found else None
-
-
-def _in_decoder(model: PreTrainedModel, key: str) -> bool:
-    return model.base_model is model or key.startswith(f"{model.base_model_prefix}.")
+    return (model, info) if wants_info else model
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+from transformers.models.auto import modeling_auto as tables
 
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.decoder import Decoder, DecoderForCausalLM
@@ -37,6 +38,14 @@ class Entry:
 
 
 _ENTRIES: dict[str, Entry] = {}
+# transformers' tables of class names, into which registering with an Auto class does not write.
+_NAMES: dict[Any, dict[str, str]] = {
+    AutoModel: tables.MODEL_MAPPING_NAMES,
+    AutoModelForCausalLM: tables.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    AutoModelForSequenceClassification: tables.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    AutoModelForTokenClassification: tables.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+    AutoModelForQuestionAnswering: tables.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
+}
 
 
 def register(name: str, entry: Entry) -> None:
@@ -53,6 +62,11 @@ def register(name: str, entry: Entry) -> None:
     AutoConfig.register(entry.config.model_type, entry.config)
     for auto, model in auto_classes.items():
         auto.register(entry.config, model)
+        # What a class is for is looked up by its name: by Trainer, to shift the labels that it
+        # smooths (a causal LM it does not know learns to copy its input), by model cards and by
+        # ``transformers serve``. FSDP2 puts its own name before the class's.
+        kind = entry.config.model_type
+        _NAMES[auto].update({kind: model.__name__, f"{kind}.fsdp": f"FSDP{model.__name__}"})
     entry.config.auto_classes = {
         auto.__name__: model.__name__ for auto, model in auto_classes.items()
     }

@@ -26,7 +26,7 @@ from typing import ClassVar, Literal, final
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
-from transformers import initialization
+from transformers import GenerationMixin, initialization
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
@@ -404,7 +404,7 @@ class LimeModel(LimePreTrained, Decoder):
 
 
 @final
-class LimeForCausalLM(LimePreTrained, DecoderForCausalLM):
+class LimeForCausalLM(LimePreTrained, DecoderForCausalLM, GenerationMixin):
     """Next-token prediction."""
 
     decoder_class = LimeModel

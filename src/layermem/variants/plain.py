@@ -6,6 +6,7 @@ It does not know: other variants.
 from typing import ClassVar, final
 
 from huggingface_hub.dataclasses import strict
+from transformers import GenerationMixin
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
@@ -54,7 +55,7 @@ class PlainModel(PlainPreTrained, Decoder):
 
 
 @final
-class PlainForCausalLM(PlainPreTrained, DecoderForCausalLM):
+class PlainForCausalLM(PlainPreTrained, DecoderForCausalLM, GenerationMixin):
     """Next-token prediction."""
 
     decoder_class = PlainModel
