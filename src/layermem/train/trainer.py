@@ -31,11 +31,9 @@ from layermem.runs import RunFolder, step_of
 from layermem.train.clock import Clock
 from layermem.train.groups import parameter_groups, schedule
 from layermem.train.order import Order
+from layermem.train.peaks import peak_flops
 from layermem.train.progress import Progress
 from layermem.train.stopping import Stop
-
-# Matrix FLOPs a second in bfloat16, dense, by the makers' data sheets.
-_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 
 
 class Sequences(Protocol):
@@ -208,8 +206,8 @@ class Trainer(transformers.Trainer):
         }
         own = [i for i, name in enumerate(groups) if name not in ("decayed", "plain")]
         row["router_lr"] = self._rate(own[0]) if own else row["lr"]
-        if peak := _peak_flops(self.args.device, self.args.world_size):
-            row["model_flops_use"] = speed * self._flops_per_token / peak
+        if peak := peak_flops(self.args.device):
+            row["model_flops_use"] = speed * self._flops_per_token / (peak * self.args.world_size)
         return row | self.own_metrics()
 
     def own_metrics(self) -> dict[str, float]:
@@ -307,10 +305,3 @@ def _bfloat16(precision: str) -> bool:
     if precision == "auto":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     return precision == "bfloat16"
-
-
-def _peak_flops(device: torch.device, processes: int) -> float | None:
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak * processes for key, peak in _PEAK_FLOPS.items() if key in name), None)
