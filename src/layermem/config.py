@@ -175,9 +175,11 @@ class Compute:
     """Whether layers are run again in the backward, in place of keeping their activations."""
     shard: bool = False
     """Whether parameters are sharded over processes (FSDP2) or copied to each (DDP)."""
+    ddp_timeout: int = 1800
+    """Seconds that a process waits for the others, copied or sharded, before the run fails."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "micro_batch")
+        _at_least(self, 1, "micro_batch", "ddp_timeout")
 
 
 @dataclass(frozen=True, kw_only=True)

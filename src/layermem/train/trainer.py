@@ -12,10 +12,12 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -266,6 +268,7 @@ def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArgume
             f"optim.batch_size ({optim.batch_size}) must be a multiple of compute.micro_batch "
             f"({micro}) times the number of processes ({world})"
         )
+    _meet(world, compute.ddp_timeout)
     said = TrainingArguments(
         output_dir=str(folder.checkpoints),
         max_steps=run.max_steps,
@@ -284,7 +287,7 @@ def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArgume
         metric_for_best_model="eval_loss",
         greater_is_better=False,
         prediction_loss_only=True,
-        bf16=_bfloat16(compute.precision),
+        bf16=uses_bfloat16(compute.precision),
         torch_compile=compute.compile,
         use_cpu=not torch.cuda.is_available(),
         seed=run.seed,
@@ -293,6 +296,9 @@ def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArgume
         report_to=list(run.track) or "none",
         run_name=folder.path.name,
         dataloader_pin_memory=torch.cuda.is_available(),
+        # Every parameter has a gradient in every step; to look for others takes time.
+        ddp_find_unused_parameters=False,
+        ddp_timeout=compute.ddp_timeout,
         disable_tqdm=True,
         log_level="warning",
     )
@@ -301,7 +307,14 @@ def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArgume
     return said
 
 
-def _bfloat16(precision: str) -> bool:
+def _meet(processes: int, seconds: int) -> None:
+    """Form the group of processes on CPUs: accelerate, which forms it, has no timeout for them."""
+    if processes > 1 and not torch.cuda.is_available() and not dist.is_initialized():
+        dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+
+
+def uses_bfloat16(precision: str) -> bool:
+    """Whether the arithmetic of a run is bfloat16, here."""
     if precision == "auto":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     return precision == "bfloat16"
