@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, ProgressCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
@@ -31,7 +31,7 @@ from layermem.models.counting import forward_flops
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.runs import RunFolder, step_of
 from layermem.train.clock import Clock
-from layermem.train.groups import parameter_groups, schedule
+from layermem.train.groups import adamw, schedule
 from layermem.train.order import Order
 from layermem.train.peaks import peak_flops
 from layermem.train.progress import Progress
@@ -99,13 +99,8 @@ class Trainer(transformers.Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None:
-            optim, trained = self.run.optim, model or self.model
-            self.optimizer = AdamW(
-                parameter_groups(trained, self.model.variant.overrides, optim),
-                lr=optim.lr,
-                betas=(optim.beta1, optim.beta2),
-                eps=optim.eps,
-            )
+            trained, overrides = model or self.model, self.model.variant.overrides
+            self.optimizer = adamw(trained, overrides, self.run.optim, self.args.device)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
