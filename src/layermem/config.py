@@ -175,11 +175,16 @@ class Compute:
     """Whether layers are run again in the backward, in place of keeping their activations."""
     shard: bool = False
     """Whether parameters are sharded over processes (FSDP2) or copied to each (DDP)."""
+    loss_chunk: int | None = None
+    """Tokens of a micro-batch whose logits are held at once in the loss; 0: all; None: all where
+    they take 1 GiB in float32 at most, else as many as take a quarter of that."""
     ddp_timeout: int = 1800
     """Seconds that a process waits for the others, copied or sharded, before the run fails."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "micro_batch", "ddp_timeout")
+        if self.loss_chunk is not None:
+            _at_least(self, 0, "loss_chunk")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,10 @@ from layermem.train.peaks import peak_flops
 from layermem.train.progress import Progress
 from layermem.train.stopping import Stop
 
+# Bytes of float32 logits up to which a micro-batch has them all at once; its loss is then, to the
+# last bit, what it always was.
+_LOGITS = 2**30
+
 
 class Sequences(Protocol):
     """A dataset of token sequences: ``input_ids`` and ``labels`` of each."""
@@ -122,6 +126,18 @@ class Trainer(transformers.Trainer):
         self._healthy = fine if self._healthy is None else self._healthy & fine
         return loss
 
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Return transformers' loss; of many tokens over many words a chunk at a time."""
+        if chunk := self._loss_chunk(inputs):
+            inputs = {**inputs, "loss_chunk": chunk}
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _loss_chunk(self, inputs: Mapping[str, Tensor]) -> int:
+        tokens, words = inputs["input_ids"].numel(), self.model.config.vocab_size
+        return loss_chunk(self.run.compute.loss_chunk, tokens, words)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._check_finite({})
         with self._clock.stopped():
@@ -140,10 +156,14 @@ class Trainer(transformers.Trainer):
     ) -> tuple[None, None, None]:
         """Note the loss and the labels of each sequence, once, whichever process has them."""
         inputs = self._prepare_inputs(inputs)
-        labels = inputs.pop("labels")
+        labels, chunk = inputs.pop("labels"), self._loss_chunk(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**inputs, use_cache=False).logits
-        self._judged.append(self.accelerator.gather_for_metrics(losses(logits, labels)))
+            if chunk:
+                lost = model(**inputs, labels=labels, loss_chunk=chunk, use_cache=False)
+                found = summed(lost.token_losses, labels)
+            else:
+                found = losses(model(**inputs, use_cache=False).logits, labels)
+        self._judged.append(self.accelerator.gather_for_metrics(found))
         return None, None, None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -250,7 +270,20 @@ def losses(logits: Tensor, labels: Tensor) -> Tensor:
     lost = nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), wanted.flatten(), reduction="none"
     )
-    return torch.stack([lost.view_as(wanted).sum(1), (wanted != -100).sum(1)], dim=1)
+    return summed(lost.view_as(wanted), labels)
+
+
+def summed(lost: Tensor, labels: Tensor) -> Tensor:
+    """Return for each sequence the sum of its tokens' losses [B, T], and its labels [B, 2]."""
+    return torch.stack([lost.sum(1), (labels[:, 1:] != -100).sum(1)], dim=1)
+
+
+def loss_chunk(wanted: int | None, tokens: int, words: int) -> int:
+    """Return how many tokens' logits over ``words`` are held at once; 0: all of them."""
+    if wanted is not None:
+        return wanted
+    in_a_part = _LOGITS // 4 // (4 * words)
+    return 0 if 4 * tokens * words <= _LOGITS else max(1, in_a_part)
 
 
 def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArguments:
