@@ -18,29 +18,45 @@ TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 
 
-def probe(name, folder):
-    """Have two processes run a function of processes.py; return what it saw."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """The curve of one process, in each precision."""
+    return {
+        name: curve(train(a_run(folder, **UNEVEN, compute=compute), folder / name))
+        for name, compute in (
+            ("float32", {"precision": "float32", "micro_batch": 1}),
+            ("bfloat16", {"precision": "bfloat16", "micro_batch": 1}),
+        )
+    }
+
+
+@pytest.fixture(scope="module")
+def seen(folder, alone):
+    """What two processes saw, once the text is prepared."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [*launch, str(TESTS / "train" / "processes.py"), name, str(folder)],
+        [*launch, str(TESTS / "train" / "processes.py"), str(folder)],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        timeout=300,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / f"{name}.json").read_text())
+    return json.loads((folder / "seen.json").read_text(encoding="utf-8"))
 
 
-def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(tmp_path):
-    run = a_run(tmp_path, max_steps=2, eval_every=2, save_every=0)
-    expected = curve(train(run, tmp_path / "alone"))
-    seen = probe("copied", tmp_path)
-    assert seen["kind"] == "DistributedDataParallel"
-    assert not seen["looks for unused parameters"]
-    assert seen["timeout"] == 77
-    for ours, theirs in zip(seen["curve"], expected, strict=True):
+def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, alone):
+    copied = seen["copied"]
+    assert copied["kind"] == "DistributedDataParallel"
+    assert not copied["looks for unused parameters"]
+    assert copied["timeout"] == 77
+    for ours, theirs in zip(copied["curve"], alone["float32"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
@@ -48,21 +64,6 @@ def test_a_timeout_must_be_positive(tmp_path):
     assert arguments(a_run(tmp_path), RunFolder(tmp_path), validates=True).ddp_timeout == 1800
     with pytest.raises(ValueError, match="compute.ddp_timeout must be at least 1, got 0"):
         a_run(tmp_path, compute={"ddp_timeout": 0})
-
-
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    """What two sharded processes saw, and the curve of one process in each precision."""
-    folder = tmp_path_factory.mktemp("sharded")
-    # Prepares the text, too.
-    alone = {
-        precision: train(a_run(folder, **UNEVEN, compute=compute), folder / precision)
-        for precision, compute in (
-            ("float32", {"precision": "float32", "micro_batch": 1}),
-            ("bfloat16", {"precision": "bfloat16", "micro_batch": 1}),
-        )
-    }
-    return probe("sharded", folder), {name: curve(run) for name, run in alone.items()}
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +88,13 @@ def footprint():
         ("bfloat16 all 1", 5, 5),
     ],
 )
-def test_what_a_step_sends(case, gathers, sums, sharded, footprint, tmp_path):
+def test_what_a_step_sends(case, gathers, sums, seen, footprint, folder):
     """A process has four sequences in a step: in one micro-batch or in four."""
-    sent = sharded[0][case]["sent"]
+    sent = seen["sharded"][case]["sent"]
     assert (sent["gathers"], sent["sums"]) == (gathers, sums)
     precision, kept, micro = case.split()
     # 257 words are split in two as 258.
-    sizes = a_run(tmp_path).model.sizes()
+    sizes = a_run(folder).model.sizes()
     parts, _ = footprint.parts_of({**sizes, "vocab_size": 258})
     how = {"micro_batches": 4 // int(micro), "kept": kept}
     narrow = precision == "bfloat16"
@@ -106,9 +107,9 @@ def test_what_a_step_sends(case, gathers, sums, sharded, footprint, tmp_path):
     # In bfloat16 gradients of a slot are added in another order; its rounding is 4e-3.
     [("float32", 1e-6), ("bfloat16", 5e-4)],
 )
-def test_what_is_kept_whole_does_not_change_the_curve(precision, tolerance, sharded):
-    seen, alone = sharded
-    curves = [seen[case]["curve"] for case in seen if case.startswith(precision)]
+def test_what_is_kept_whole_does_not_change_the_curve(precision, tolerance, seen, alone):
+    sharded = seen["sharded"]
+    curves = [sharded[case]["curve"] for case in sharded if case.startswith(precision)]
     assert len(curves) >= 2
     for rows in curves:
         for ours, theirs in zip(rows, alone[precision], strict=True):
@@ -116,11 +117,10 @@ def test_what_is_kept_whole_does_not_change_the_curve(precision, tolerance, shar
             assert ours == pytest.approx(shared, rel=tolerance, abs=1e-6)
 
 
-def test_in_bfloat16_norms_and_routers_stay_in_float32(sharded):
+def test_in_bfloat16_norms_and_routers_stay_in_float32(seen, alone):
     """The forward computes what autocast does without sharding; cast, it would be off by 1e-4."""
-    seen, alone = sharded
     for case in ("bfloat16 nothing 1", "bfloat16 all 1"):
-        losses = [row["loss"] for row in seen[case]["curve"] if "loss" in row]
+        losses = [row["loss"] for row in seen["sharded"][case]["curve"] if "loss" in row]
         expected = [row["loss"] for row in alone["bfloat16"] if "loss" in row]
         assert losses[:2] == pytest.approx(expected[:2], rel=1e-5)
 
@@ -128,3 +128,20 @@ def test_in_bfloat16_norms_and_routers_stay_in_float32(sharded):
 def test_only_a_sharded_run_can_keep_something_whole(tmp_path):
     with pytest.raises(ValueError, match=r"compute.keep_whole='all' .* add it, or leave"):
         a_run(tmp_path, compute={"keep_whole": "all"})
+
+
+@pytest.mark.parametrize("kind", ["copied", "sharded"])
+def test_processes_share_the_validation_problems(kind, seen):
+    """Five for two, with the answers that each would have for all; the test each solves whole."""
+    solved = seen["solving"][kind]
+    # Twice shared (three for the first process) and whole (five), and the test's two.
+    assert solved["done"] == [3, 5, 3, 5, 2]
+    assert solved["shared"] == solved["whole"]
+    assert [len(rows) for rows in solved["shared"]] == [5, 5]
+
+
+def test_answers_that_end_early_are_shared_too(seen):
+    answers = seen["generating"]
+    assert len({len(row) for row in answers["alone"]}) > 2
+    assert answers["copied"] == answers["sharded"] == answers["alone"]
+    assert answers["none"] == []
