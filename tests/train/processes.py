@@ -164,4 +164,4 @@ if __name__ == "__main__":
     # One start for all: it takes longer than most of them.
     seen = {probe.__name__: probe(folder) for probe in (copied, sharded, solving, generating)}
     if torch.distributed.get_rank() == 0:
-        (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
+        (folder / "probes.json").write_text(json.dumps(seen), encoding="utf-8")

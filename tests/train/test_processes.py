@@ -1,5 +1,6 @@
 """Two processes, copied and sharded: how they are set up, what they send, what they share."""
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -20,24 +21,41 @@ ROOT = TESTS.parent
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("processes")
+    """One for all workers of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "processes"
+    made.mkdir(exist_ok=True)
+    return made
+
+
+def once(path, make):
+    """Return what was made, by whichever worker came first."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_text(json.dumps(make()), encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def alone(folder):
     """The curve of one process, in each precision."""
-    return {
-        name: curve(train(a_run(folder, **UNEVEN, compute=compute), folder / name))
-        for name, compute in (
-            ("float32", {"precision": "float32", "micro_batch": 1}),
-            ("bfloat16", {"precision": "bfloat16", "micro_batch": 1}),
-        )
-    }
+
+    def make(name):
+        compute = {"precision": name, "micro_batch": 1}
+        return curve(train(a_run(folder, **UNEVEN, compute=compute), folder / name))
+
+    names = ("float32", "bfloat16")
+    return once(folder / "alone.json", lambda: {name: make(name) for name in names})
 
 
 @pytest.fixture(scope="module")
 def seen(folder, alone):
     """What two processes saw, once the text is prepared."""
+    return once(folder / "seen.json", lambda: in_two_processes(folder))
+
+
+def in_two_processes(folder):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
@@ -48,7 +66,7 @@ def seen(folder, alone):
         timeout=400,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / "seen.json").read_text(encoding="utf-8"))
+    return json.loads((folder / "probes.json").read_text(encoding="utf-8"))
 
 
 def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, alone):

@@ -36,6 +36,7 @@ from layermem.train.order import Order
 from layermem.train.peaks import peak_flops
 from layermem.train.progress import Progress
 from layermem.train.stopping import Stop
+from layermem.train.tracking import continued
 
 # Bytes of float32 logits up to which a micro-batch has them all at once; its loss is then, to the
 # last bit, what it always was.
@@ -100,6 +101,11 @@ class Trainer(transformers.Trainer):
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(folder.path / "tensorboard")
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        tracked = "wandb" in self.run.track and self.is_world_process_zero()
+        with continued(self.folder) if tracked else nullcontext():
+            return super().train(*args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None:
