@@ -10,6 +10,15 @@ from layermem.runs import RunFolder, step_of
 # What a resumed run must repeat; speeds it may not.
 SAME = ("step", "tokens", "loss", "lr", "router_lr", "grad_norm", "val_loss", "router_norm")
 
+# Changes: validated and saved at the same step and trained on, documents kept apart, so that not
+# every sequence has as many labels.
+UNEVEN = {
+    "max_steps": 4,
+    "eval_every": 2,
+    "save_every": 2,
+    "data": {"isolate_documents": True},
+}
+
 
 def a_run(folder, **changes):
     """Return a run of 8 steps on words it makes up; fields of its parts go by their names."""

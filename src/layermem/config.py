@@ -195,9 +195,26 @@ class Compute:
     """Whether layers are run again in the backward, in place of keeping their activations."""
     shard: bool = False
     """Whether parameters are sharded over processes (FSDP2) or copied to each (DDP)."""
+    keep_whole: Literal["nothing", "gradients", "all"] = "nothing"
+    """Of a sharded run, what a process keeps whole between two micro-batches of a step. "nothing":
+    the least memory; each micro-batch gathers all weights twice and scatters all gradients.
+    "gradients" (4 bytes a parameter): they are scattered once a step. "all" (8 bytes, 6 in
+    bfloat16): weights are gathered once a step too."""
+    loss_chunk: int | None = None
+    """Tokens of a micro-batch whose logits are held at once in the loss; 0: all; None: all where
+    they take 1 GiB in float32 at most, else as many as take a quarter of that."""
+    ddp_timeout: int = 1800
+    """Seconds that a process waits for the others, copied or sharded, before the run fails."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "micro_batch")
+        _at_least(self, 1, "micro_batch", "ddp_timeout")
+        if self.keep_whole != "nothing" and not self.shard:
+            raise ValueError(
+                f"compute.keep_whole={self.keep_whole!r} says what a sharded run keeps whole; "
+                "without compute.shard all is: add it, or leave keep_whole out"
+            )
+        if self.loss_chunk is not None:
+            _at_least(self, 0, "loss_chunk")
 
 
 @dataclass(frozen=True, kw_only=True)

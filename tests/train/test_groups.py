@@ -1,5 +1,6 @@
 """Parameter groups and rates, against the rules written out."""
 
+import copy
 import math
 
 import pytest
@@ -8,7 +9,7 @@ from tiny import TINY
 
 import layermem
 from layermem.config import Optim
-from layermem.train.groups import parameter_groups, schedule
+from layermem.train.groups import adamw, parameter_groups, schedule
 
 
 def groups_of(variant, optim=None, **fields):
@@ -78,3 +79,41 @@ def test_the_warm_up_is_a_tenth_of_a_short_run_at_most():
     factor = schedule(optimizer, Optim(warmup_steps=200), 50).lr_lambdas[0]
     assert factor(5) == 1.0 and factor(4) < 1.0
     assert schedule(optimizer, Optim(schedule="constant"), 50).lr_lambdas[0](49) == 1.0
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def stepped(device, steps, ids, state=None):
+    """Return a small model and its optimiser after some steps, gone on with from a state."""
+    torch.manual_seed(0)
+    model = layermem.build("lime", **TINY)
+    optimizer = adamw(model, model.variant.overrides, Optim(), device)
+    if state is not None:
+        model.load_state_dict(state[0])
+        optimizer.load_state_dict(state[1])
+    for _ in range(steps):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def test_a_step_is_fused_on_cuda_alone_and_the_same_but_for_rounding(ids):
+    """Fused steps run on a CPU too, so that they can be compared here."""
+    (plain, optimizer), (fused, other) = (stepped(device, 5, ids) for device in (CPU, CUDA))
+    assert {group["fused"] for group in optimizer.param_groups} == {None}
+    assert {group["fused"] for group in other.param_groups} == {True}
+    for ours, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("before", "after"), [(CPU, CUDA), (CUDA, CPU)], ids=["to", "from"])
+def test_a_checkpoint_says_nothing_of_how_a_step_is_carried_out(before, after, ids):
+    model, optimizer = stepped(before, 3, ids)
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    ours, resumed = stepped(after, 2, ids, state)
+    assert {group["fused"] for group in resumed.param_groups} == {True if after == CUDA else None}
+    theirs, _ = stepped(after, 5, ids)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

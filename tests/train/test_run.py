@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from layermem.config import Run
 from layermem.runs import RunFolder
+from layermem.train.arguments import arguments
 from layermem.train.run import load_run, train
-from layermem.train.trainer import NotFiniteError, Trainer, arguments
+from layermem.train.trainer import NotFiniteError, Trainer
 
 
 def weights(folder):

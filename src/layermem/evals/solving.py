@@ -6,7 +6,7 @@ It does not know: any particular task, how results are shown.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from layermem import config
-from layermem.evals.generation import greedy
+from layermem.evals.generation import greedy, shared_greedy
 from layermem.intervals import proportion
 from layermem.tasks.grading import Grade
 from layermem.tasks.registry import Problem, Task, encode, lookup
@@ -48,20 +48,24 @@ def attempt(
     *,
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
+    shared: bool = False,
 ) -> list[Attempt]:
-    """Have a model solve problems; what is longer than any right solution is cut."""
+    """Have a model solve problems; what is longer than any right solution is cut.
+
+    ``shared``: the processes of a run share them, and all must call this; no progress is told.
+    """
     if not problems:
         raise ValueError("there are no problems to solve")
     prompts, solutions = encode(tokenizer, problems)
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
-    written = greedy(
+    generate = shared_greedy if shared else partial(greedy, progress=progress)
+    written = generate(
         model,
         prompts,
         end=end,
         padding=end if padding is None else padding,
         max_new_tokens=max(map(len, solutions)) + task.spare,
         batch_size=batch_size,
-        progress=progress,
     )
     texts = tokenizer.batch_decode(written, skip_special_tokens=True)
     return [
@@ -87,9 +91,14 @@ def summary(attempts: Sequence[Attempt], task: Task) -> dict[str, Any]:
 def evaluate(
     model: PreTrainedModel, tokenizer: Any, task: config.Task, split: str = "validation"
 ) -> tuple[dict[str, Any], list[Attempt]]:
-    """Have a model solve a split of a run's task."""
+    """Have a model solve a split of a run's task.
+
+    The processes of a run share the validation problems. The test problems each solves all: a run
+    may be stopped in them, and then no process must wait for the share of another.
+    """
     kind = lookup(str(task.name))
-    attempts = attempt(model, tokenizer, kind, _problems(task, split))
+    shared = split == "validation"
+    attempts = attempt(model, tokenizer, kind, _problems(task, split), shared=shared)
     return {"task": task.name, "split": split, **summary(attempts, kind)}, attempts
 
 

@@ -5,6 +5,7 @@ It does not know: any particular variant, files, training.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,7 @@ from layermem.models.configuration import DecoderConfig
 from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding, attend
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Variant
+from layermem.ops.loss import IGNORED, chunked
 from layermem.ops.rope import rotate
 from layermem.ops.route import Slot
 
@@ -234,6 +236,14 @@ class Decoder(PreTrainedDecoder):
         return embeds
 
 
+@dataclass
+class LossOutput(CausalLMOutputWithPast):
+    """What there is without logits."""
+
+    token_losses: Tensor | None = None
+    """The loss of each token [B, T], without gradients; zero where there is no label after it."""
+
+
 class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
     """A decoder with a head over the vocabulary. A variant's subclass names the decoder."""
 
@@ -260,9 +270,14 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        loss_chunk: int = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Return logits, and the loss where labels are given; see transformers for the rest."""
+        """Return logits, and the loss where labels are given; see transformers for the rest.
+
+        ``loss_chunk``, with labels: the loss is computed for so many tokens at a time, and there
+        are no logits (``LossOutput``).
+        """
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -272,6 +287,8 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
+        if labels is not None and loss_chunk:
+            return self._loss(outputs, labels, loss_chunk, kwargs.get("num_items_in_batch"))
         logits = self.lm_head(_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
@@ -281,6 +298,31 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _loss(
+        self,
+        outputs: BaseModelOutputWithPast,
+        labels: Tensor,
+        chunk: int,
+        num_items_in_batch: Tensor | int | None,
+    ) -> LossOutput:
+        """Return transformers' loss of a causal model without holding all logits."""
+        if type(self.lm_head) is not nn.Linear:
+            raise TypeError(
+                f"loss_chunk multiplies with the weights of lm_head itself, which is a "
+                f"{type(self.lm_head).__name__}, not a Linear; leave loss_chunk out"
+            )
+        x = outputs.last_hidden_state
+        wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).to(x.device)
+        total, losses = chunked(x.flatten(0, 1), self.lm_head.weight, wanted.flatten(), chunk)
+        count = (wanted != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        return LossOutput(
+            loss=total / count,
+            token_losses=losses.view_as(wanted),
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,

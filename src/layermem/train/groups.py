@@ -1,4 +1,4 @@
-"""Parameter groups and the learning rate of each, step by step.
+"""Parameter groups, their optimiser, and the learning rate of each, step by step.
 
 Weight matrices decay; norms, biases and embeddings do not; what a variant overrides (its data:
 ``Variant.overrides``) has its own rate and decay. Every group's rate rises from zero, then falls to
@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from layermem.config import Optim
@@ -43,6 +44,34 @@ def parameter_groups(
         group = groups.setdefault(key, {"name": key, "params": [], "lr": lr, "weight_decay": decay})
         group["params"].append(parameter)
     return list(groups.values())
+
+
+def adamw(
+    model: nn.Module,
+    overrides: Sequence[ParameterOverride],
+    optim: Optim,
+    device: torch.device,
+) -> AdamW:
+    """Return the optimiser of all groups; on CUDA a step is one kernel a group (fused)."""
+    optimizer = AdamW(
+        parameter_groups(model, overrides, optim),
+        lr=optim.lr,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        # On a CPU a fused step rounds otherwise, and curves recorded there would not be met again.
+        fused=True if device.type == "cuda" else None,
+    )
+    optimizer.register_load_state_dict_pre_hook(_carried_out_as_here)
+    return optimizer
+
+
+def _carried_out_as_here(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Take everything from a checkpoint but how a step is carried out: that is this machine's."""
+    groups = [
+        {**saved, "fused": own["fused"]}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {**state, "param_groups": groups}
 
 
 def schedule(optimizer: Optimizer, optim: Optim, max_steps: int) -> LambdaLR:

@@ -32,9 +32,10 @@ from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.registry import build, lookup
 from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks
+from layermem.train.arguments import arguments
 from layermem.train.problems import problems
 from layermem.train.sharded import ShardedTrainer
-from layermem.train.trainer import NotFiniteError, Sequences, Trainer, arguments
+from layermem.train.trainer import NotFiniteError, Sequences, Trainer
 from layermem.train.waiting import together
 
 logger = logging.getLogger(__name__)

@@ -1,24 +1,29 @@
 """The trainer with parameters, gradients and optimiser states sharded over processes (FSDP2).
 
-Every layer is a unit of torch's ``fully_shard``, on CPUs as on GPUs. A checkpoint holds the model
-whole, for whoever loads it, and beside it ``sharded/``, of which every process writes its own part.
+Every layer is a unit of torch's ``fully_shard``, on CPUs as on GPUs; the root, gathered once a
+forward, has the embeddings and the head. In bfloat16 the weights of linear layers travel as what
+autocast makes of them, and all else (norms, routers, embeddings) in float32, so that a run computes
+what the unsharded one does; gradients are summed in float32. A checkpoint holds the model whole,
+for whoever loads it, and beside it ``sharded/``, of which every process writes its own part.
 Weights are loaded before they are sharded, the optimiser's moments after (``checkpoints``).
 
 It does not know: how parts are gathered and reduced.
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers.trainer import SCHEDULER_NAME
 
 from layermem.train import checkpoints
+from layermem.train.arguments import uses_bfloat16
 from layermem.train.trainer import Trainer
 
 
@@ -39,13 +44,26 @@ class ShardedTrainer(Trainer):
         return super().create_optimizer(model)
 
     def _shard(self) -> None:
-        device = self.args.device.type
-        mesh = init_device_mesh(device, (self.args.world_size,))
+        mesh = init_device_mesh(self.args.device.type, (self.args.world_size,))
+        policy = MixedPrecisionPolicy()
+        if uses_bfloat16(self.run.compute.precision):
+            # One unit, whole from the first norm to the end of the backward: it is small.
+            fully_shard(_kept_wide(self.model.model), mesh=mesh, reshard_after_forward=False)
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for layer in self.model.model.layers:
-            fully_shard(layer, mesh=mesh)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh)
         if not all(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
             raise RuntimeError("parameters were not sharded: this torch's fully_shard did nothing")
+        if self.run.compute.keep_whole == "all":
+            self.model.set_reshard_after_forward(False)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Have parts scattered and given up where the run says: always, or after a step's last."""
+        kept, is_last = self.run.compute.keep_whole, self.accelerator.sync_gradients
+        self.model.set_requires_gradient_sync(is_last or kept == "nothing")
+        self.model.set_reshard_after_backward(is_last or kept != "all")
+        return super().training_step(*args, **kwargs)
 
     def own_metrics(self) -> dict[str, float]:
         """Nothing: no process has the routers whole."""
@@ -66,3 +84,13 @@ class ShardedTrainer(Trainer):
         checkpoints.save_sharded(Path(output_dir), self.model, self.bare_optimizer())
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+
+def _kept_wide(decoder: nn.Module) -> list[nn.Module]:
+    """Return the modules whose own parameters autocast leaves in float32, but for embeddings."""
+    return [
+        module
+        for module in decoder.modules()
+        if not isinstance(module, nn.Linear | nn.Embedding)
+        and next(module.parameters(recurse=False), None) is not None
+    ]

@@ -59,16 +59,19 @@ class Stop(TrainerCallback):
             raise KeyboardInterrupt
 
     def unless_asked(self, work: Callable[[], None], args: TrainingArguments) -> bool:
-        """Do what can be left at any moment; return whether it was done to its end."""
+        """Do what one process can leave at any moment; return whether it was done to its end."""
+        done = False
         try:
-            self._at_once = True
+            # A process that left at once would leave the others waiting for it in a collective.
+            self._at_once = args.world_size == 1
             if not anywhere(self.asked is not None, args):
                 work()
+                done = True
         except _Stopped:
             pass
         finally:
             self._at_once = False
-        return not anywhere(self.asked is not None, args)
+        return not anywhere(not done, args)
 
     def _ask(self, number: int, _: Any) -> None:
         if self._twice and number == self.asked == signal.SIGINT:

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_gather
@@ -34,20 +34,20 @@ from layermem.models.counting import forward_flops
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
+from layermem.train.arguments import arguments
 from layermem.train.clock import Clock
-from layermem.train.groups import parameter_groups, schedule
+from layermem.train.groups import adamw, schedule
+from layermem.train.losses import loss_chunk, losses, summed
 from layermem.train.order import Order
+from layermem.train.peaks import peak_flops
 from layermem.train.progress import Progress
 from layermem.train.stopping import Stop, anywhere
+from layermem.train.tracking import continued
 from layermem.train.watching import AtBegin, UsedRates
 
 logger = logging.getLogger(__name__)
 # Seconds between torchrun's SIGTERM and its SIGKILL, unless --shutdown-timeout says otherwise.
 _GRACE = 30.0
-# Matrix FLOPs a second in bfloat16, dense, by the makers' data sheets.
-_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
-
-
 # What must be finite, as transformers' logs name it.
 _WATCHED = {
     "loss": "the loss",
@@ -122,15 +122,15 @@ class Trainer(transformers.Trainer):
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(folder.path / "tensorboard")
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        tracked = "wandb" in self.run.track and self.is_world_process_zero()
+        with continued(self.folder) if tracked else nullcontext():
+            return super().train(*args, **kwargs)
+
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None:
-            optim, trained = self.run.optim, model or self.model
-            self.optimizer = AdamW(
-                parameter_groups(trained, self.model.variant.overrides, optim),
-                lr=optim.lr,
-                betas=(optim.beta1, optim.beta2),
-                eps=optim.eps,
-            )
+            trained, overrides = model or self.model, self.model.variant.overrides
+            self.optimizer = adamw(trained, overrides, self.run.optim, self.args.device)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
@@ -152,6 +152,18 @@ class Trainer(transformers.Trainer):
         self._healthy = fine if self._healthy is None else self._healthy & fine
         return loss
 
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Return transformers' loss; of many tokens over many words a chunk at a time."""
+        if chunk := self._loss_chunk(inputs):
+            inputs = {**inputs, "loss_chunk": chunk}
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _loss_chunk(self, inputs: Mapping[str, Tensor]) -> int:
+        tokens, words = inputs["input_ids"].numel(), self.model.config.vocab_size
+        return loss_chunk(self.run.compute.loss_chunk, tokens, words)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._check_losses({})
         with self._clock.stopped():
@@ -170,10 +182,14 @@ class Trainer(transformers.Trainer):
     ) -> tuple[None, None, None]:
         """Note the loss and the labels of each sequence, once, whichever process has them."""
         inputs = self._prepare_inputs(inputs)
-        labels = inputs.pop("labels")
+        labels, chunk = inputs.pop("labels"), self._loss_chunk(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**inputs, use_cache=False).logits
-        self._judged.append(self.accelerator.gather_for_metrics(losses(logits, labels)))
+            if chunk:
+                lost = model(**inputs, labels=labels, loss_chunk=chunk, use_cache=False)
+                found = summed(lost.token_losses, labels)
+            else:
+                found = losses(model(**inputs, use_cache=False).logits, labels)
+        self._judged.append(self.accelerator.gather_for_metrics(found))
         return None, None, None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -288,8 +304,8 @@ class Trainer(transformers.Trainer):
         }
         own = [i for i, name in enumerate(groups) if name not in ("decayed", "plain")]
         row["router_lr"] = self._rates.used[own[0]] if own else row["lr"]
-        if peak := _peak_flops(self.args.device, self.args.world_size):
-            row["model_flops_use"] = speed * self._flops_per_token / peak
+        if peak := peak_flops(self.args.device):
+            row["model_flops_use"] = speed * self._flops_per_token / (peak * self.args.world_size)
         return row | self.own_metrics()
 
     def own_metrics(self) -> dict[str, float]:
@@ -349,74 +365,3 @@ class Trainer(transformers.Trainer):
                 f"({self.model.config.attention_dropout}) draws its random numbers by process and "
                 "micro-batch, so the run would not be the same; resume it as it was begun"
             )
-
-
-def losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return for each sequence the sum of its labels' losses, and their number [B, 2].
-
-    ``logits`` [B, T, V] are of the token after, ``labels`` [B, T] of the token itself; -100: none.
-    """
-    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-    # In float32, as in training.
-    lost = nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), wanted.flatten(), reduction="none"
-    )
-    return torch.stack([lost.view_as(wanted).sum(1), (wanted != -100).sum(1)], dim=1)
-
-
-def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArguments:
-    """Say the run in transformers' terms."""
-    compute, optim = run.compute, run.optim
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    micro = min(compute.micro_batch, max(1, optim.batch_size // world))
-    if optim.batch_size % (micro * world):
-        raise ValueError(
-            f"optim.batch_size ({optim.batch_size}) must be a multiple of compute.micro_batch "
-            f"({micro}) times the number of processes ({world})"
-        )
-    said = TrainingArguments(
-        output_dir=str(folder.checkpoints),
-        max_steps=run.max_steps,
-        per_device_train_batch_size=micro,
-        per_device_eval_batch_size=micro,
-        gradient_accumulation_steps=optim.batch_size // (micro * world),
-        max_grad_norm=optim.clip,
-        logging_steps=run.log_every,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        eval_strategy="steps" if validates else "no",
-        eval_steps=run.eval_every,
-        save_strategy="steps" if run.save_every else "no",
-        save_steps=run.save_every or run.max_steps,
-        save_total_limit=None,
-        metric_for_best_model="eval_loss",
-        greater_is_better=False,
-        prediction_loss_only=True,
-        bf16=_bfloat16(compute.precision),
-        torch_compile=compute.compile,
-        use_cpu=not torch.cuda.is_available(),
-        seed=run.seed,
-        data_seed=run.seed,
-        remove_unused_columns=False,
-        report_to=list(run.track) or "none",
-        run_name=folder.path.name,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        disable_tqdm=True,
-        log_level="warning",
-    )
-    # A process that sees several GPUs would give each a batch of its own (nn.DataParallel).
-    said._n_gpu = min(1, said.n_gpu)
-    return said
-
-
-def _bfloat16(precision: str) -> bool:
-    if precision == "auto":
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    return precision == "bfloat16"
-
-
-def _peak_flops(device: torch.device, processes: int) -> float | None:
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak * processes for key, peak in _PEAK_FLOPS.items() if key in name), None)

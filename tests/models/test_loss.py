@@ -1,0 +1,54 @@
+"""The model's loss in chunks of tokens: transformers' loss and every gradient, without logits."""
+
+import pytest
+import torch
+from tiny import TINY, make
+from torch import nn
+
+import layermem
+from layermem.models.registry import lookup
+
+
+def loss_and_gradients(model, **inputs):
+    model.zero_grad()
+    output = model(**inputs)
+    output.loss.backward()
+    return output, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+@pytest.mark.parametrize("items", [None, 50], ids=["mean", "sum"])
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("variant", ["plain", "lime"])
+def test_it_is_the_ordinary_loss(variant, tied, items, chunk, ids):
+    entry = lookup(variant)
+    model = make(entry.causal_lm, entry.config(**{**TINY, "tie_word_embeddings": tied}))
+    labels = ids.clone()
+    labels[0, :4], labels[2, 6:] = -100, -100
+    inputs = {"input_ids": ids, "labels": labels, "use_cache": False}
+    if items is not None:
+        inputs["num_items_in_batch"] = torch.tensor(items)
+    expected, theirs = loss_and_gradients(model, **inputs)
+    output, ours = loss_and_gradients(model, **inputs, loss_chunk=chunk)
+    assert output.logits is None
+    torch.testing.assert_close(output.loss, expected.loss, rtol=1e-6, atol=1e-6)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-6)
+    each = nn.functional.cross_entropy(
+        expected.logits[:, :-1].transpose(1, 2), labels[:, 1:], reduction="none"
+    )
+    torch.testing.assert_close(output.token_losses[:, :-1], each)
+    assert not output.token_losses[:, -1].any()
+
+
+def test_without_labels_there_are_logits_and_no_chunks(ids):
+    model = layermem.build("plain", **TINY)
+    assert torch.equal(model(ids, loss_chunk=3).logits, model(ids).logits)
+
+
+def test_a_head_that_is_more_than_its_weights_is_refused(ids):
+    model = layermem.build("plain", **TINY)
+    model.lm_head = nn.Sequential(model.lm_head, nn.Dropout(0.5))
+    with pytest.raises(TypeError, match="is a Sequential, not a Linear; leave loss_chunk out"):
+        model(ids, labels=ids, loss_chunk=3)

@@ -1,0 +1,165 @@
+"""Two processes, copied and sharded: how they are set up, what they send, what they share."""
+
+import fcntl
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_run import UNEVEN, a_run, curve
+
+from layermem.runs import RunFolder
+from layermem.train.arguments import arguments
+from layermem.train.run import train
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One for all workers of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "processes"
+    made.mkdir(exist_ok=True)
+    return made
+
+
+def once(path, make):
+    """Return what was made, by whichever worker came first."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_text(json.dumps(make()), encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """The curve of one process, in each precision."""
+
+    def make(name):
+        compute = {"precision": name, "micro_batch": 1}
+        return curve(train(a_run(folder, **UNEVEN, compute=compute), folder / name))
+
+    names = ("float32", "bfloat16")
+    return once(folder / "alone.json", lambda: {name: make(name) for name in names})
+
+
+@pytest.fixture(scope="module")
+def seen(folder, alone):
+    """What two processes saw, once the text is prepared."""
+    return once(folder / "seen.json", lambda: in_two_processes(folder))
+
+
+def in_two_processes(folder):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [*launch, str(TESTS / "train" / "processes.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "probes.json").read_text(encoding="utf-8"))
+
+
+def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, alone):
+    copied = seen["copied"]
+    assert copied["kind"] == "DistributedDataParallel"
+    assert not copied["looks for unused parameters"]
+    assert copied["timeout"] == 77
+    for ours, theirs in zip(copied["curve"], alone["float32"], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_a_timeout_must_be_positive(tmp_path):
+    assert arguments(a_run(tmp_path), RunFolder(tmp_path), validates=True).ddp_timeout == 1800
+    with pytest.raises(ValueError, match="compute.ddp_timeout must be at least 1, got 0"):
+        a_run(tmp_path, compute={"ddp_timeout": 0})
+
+
+@pytest.fixture(scope="module")
+def footprint():
+    spec = importlib.util.spec_from_file_location("footprint", ROOT / "benchmarks/footprint.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["footprint"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("case", "gathers", "sums"),
+    [
+        # Three layers twice, and the root.
+        ("float32 nothing 4", 7, 4),
+        ("float32 nothing 1", 4 * 7, 4 * 4),
+        ("float32 gradients 1", 4 * 7, 4),
+        ("float32 all 1", 4, 4),
+        # Norms and routers are a unit of their own.
+        ("bfloat16 nothing 1", 4 * 8, 4 * 5),
+        ("bfloat16 all 1", 5, 5),
+    ],
+)
+def test_what_a_step_sends(case, gathers, sums, seen, footprint, folder):
+    """A process has four sequences in a step: in one micro-batch or in four."""
+    sent = seen["sharded"][case]["sent"]
+    assert (sent["gathers"], sent["sums"]) == (gathers, sums)
+    precision, kept, micro = case.split()
+    # 257 words are split in two as 258.
+    sizes = a_run(folder).model.sizes()
+    parts, _ = footprint.parts_of({**sizes, "vocab_size": 258})
+    how = {"micro_batches": 4 // int(micro), "kept": kept}
+    narrow = precision == "bfloat16"
+    assert sent["gathered"] == footprint.gathered(parts, **how, narrow=narrow)
+    assert sent["summed"] == footprint.scattered(parts, **how)
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"),
+    # In bfloat16 gradients of a slot are added in another order; its rounding is 4e-3.
+    [("float32", 1e-6), ("bfloat16", 5e-4)],
+)
+def test_what_is_kept_whole_does_not_change_the_curve(precision, tolerance, seen, alone):
+    sharded = seen["sharded"]
+    curves = [sharded[case]["curve"] for case in sharded if case.startswith(precision)]
+    assert len(curves) >= 2
+    for rows in curves:
+        for ours, theirs in zip(rows, alone[precision], strict=True):
+            shared = {name: theirs[name] for name in ours}
+            assert ours == pytest.approx(shared, rel=tolerance, abs=1e-6)
+
+
+def test_in_bfloat16_norms_and_routers_stay_in_float32(seen, alone):
+    """The forward computes what autocast does without sharding; cast, it would be off by 1e-4."""
+    for case in ("bfloat16 nothing 1", "bfloat16 all 1"):
+        losses = [row["loss"] for row in seen["sharded"][case]["curve"] if "loss" in row]
+        expected = [row["loss"] for row in alone["bfloat16"] if "loss" in row]
+        assert losses[:2] == pytest.approx(expected[:2], rel=1e-5)
+
+
+def test_only_a_sharded_run_can_keep_something_whole(tmp_path):
+    with pytest.raises(ValueError, match=r"compute.keep_whole='all' .* add it, or leave"):
+        a_run(tmp_path, compute={"keep_whole": "all"})
+
+
+@pytest.mark.parametrize("kind", ["copied", "sharded"])
+def test_processes_share_the_validation_problems(kind, seen):
+    """Five for two, with the answers that each would have for all; the test each solves whole."""
+    solved = seen["solving"][kind]
+    # Twice shared (three for the first process) and whole (five), and the test's two.
+    assert solved["done"] == [3, 5, 3, 5, 2]
+    assert solved["shared"] == solved["whole"]
+    assert [len(rows) for rows in solved["shared"]] == [5, 5]
+
+
+def test_answers_that_end_early_are_shared_too(seen):
+    answers = seen["generating"]
+    assert len({len(row) for row in answers["alone"]}) > 2
+    assert answers["copied"] == answers["sharded"] == answers["alone"]
+    assert answers["none"] == []
