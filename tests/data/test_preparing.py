@@ -8,8 +8,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
 import pytest
 import zstandard
+from pyarrow import parquet
 
 from layermem.config import Data
 from layermem.data import preparing, sources
@@ -166,7 +168,8 @@ def test_a_damaged_file_is_noticed(tmp_path, tokenizer):
 def test_documents_are_taken_by_their_length(monkeypatch):
     monkeypatch.setattr(preparing, "_BATCH", 10)
     texts = ["a" * n for n in (3, 3, 3, 3, 50, 1, 9, 2)]
-    assert [list(map(len, batch)) for batch in preparing._batches(iter(texts))] == [
+    batches = preparing._batches((text, text) for text in texts)
+    assert [[len(text) for text, _ in batch] for batch in batches] == [
         [3, 3, 3, 3],
         [50],
         [1, 9],
@@ -259,6 +262,43 @@ def test_a_file_longer_than_a_document_can_be_is_several(tmp_path, tokenizer, mo
     parts = [part for split in prepare(asked, tokenizer) for part in documents(split)]
     assert len(parts) > 60 and max(map(len, parts)) <= 50
     assert sorted("".join(parts).splitlines()) == sorted(text.splitlines())
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
+def test_parts_of_a_document_fall_to_one_split(tmp_path, tokenizer, monkeypatch, kind):
+    monkeypatch.setattr(sources, "LONGEST", 50)
+    texts = [f"document {i}\n" + f"of {i}, a line\n" * 30 for i in range(60)]
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    if kind == "jsonl":
+        write(folder / "a.jsonl", texts)
+    elif kind == "parquet":
+        parquet.write_table(pyarrow.table({"text": texts}), folder / "a.parquet")
+    else:
+        for i, text in enumerate(texts):
+            (folder / f"{i}.txt").write_text(text)
+    asked = Data(source=str(folder), validation_share=0.3, cache=str(tmp_path / "cache"))
+    train, valid = prepare(asked, tokenizer)
+    assert train.documents + valid.documents > 60 * 8
+    learnt, held = (
+        {i for i in range(60) if any(f" {i}, a" in part for part in documents(split))}
+        for split in (train, valid)
+    )
+    assert len(held) > 5 and not learnt & held and len(learnt | held) == 60
+
+
+def test_text_that_changes_while_it_is_prepared_is_not_kept(tmp_path, tokenizer, monkeypatch):
+    asked = config(tmp_path, [f"text {i}" for i in range(50)])
+    write_all = preparing._write
+
+    def write_and_change(*arguments):
+        write_all(*arguments)
+        write(tmp_path / "a.jsonl", ["other"])
+
+    monkeypatch.setattr(preparing, "_write", write_and_change)
+    with pytest.raises(ValueError, match="a.jsonl or its validation text changed while"):
+        prepare(asked, tokenizer)
+    assert os.listdir(tmp_path / "cache") == []
 
 
 MEASURED = """

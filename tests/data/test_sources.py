@@ -118,6 +118,39 @@ def test_a_plain_file_is_cut_at_ends_of_lines(tmp_path, monkeypatch):
     assert list(open_source(str(path))) == [texts["as long as may be"]]
 
 
+def test_a_folder_is_read_through_links_without_hidden_files(tmp_path):
+    folder, elsewhere = tmp_path / "folder", tmp_path / "elsewhere"
+    for path in (folder / "sub", folder / ".ipynb_checkpoints", elsewhere):
+        path.mkdir(parents=True)
+    (folder / "a.txt").write_text("near")
+    (folder / "sub" / "b.txt").write_text("below")
+    (elsewhere / "c.txt").write_text("far")
+    (folder / "link").symlink_to(elsewhere)
+    for hidden in (".ipynb_checkpoints/a-checkpoint.txt", "._a.txt"):
+        (folder / hidden).write_text("hidden")
+    assert list(open_source(str(folder))) == ["near", "far", "below"]
+    # Twice the same, or for ever.
+    (elsewhere / "back").symlink_to(folder)
+    with pytest.raises(ValueError, match=r"link/back leads to a folder .* already; delete"):
+        open_source(str(folder))
+    (elsewhere / "back").unlink()
+    (folder / "d.jsonl").symlink_to(tmp_path / "not-fetched")
+    with pytest.raises(FileNotFoundError, match=r"d.jsonl leads to .*not-fetched, which does not"):
+        open_source(str(folder))
+
+
+def test_what_is_no_text_of_ours_is_refused(tmp_path, monkeypatch):
+    archive, wide = tmp_path / "a.tar.gz", tmp_path / "b.txt"
+    archive.write_bytes(gzip.compress(b"a.txt" + bytes(507) + b"text" + bytes(508)))
+    with pytest.raises(ValueError, match=r"a.tar.gz is an archive; unpack it"):
+        open_source(str(archive))
+    wide.write_bytes("ab".encode("utf-16-le"))
+    for chunk in (1, 10**6):
+        monkeypatch.setattr(sources, "_CHUNK", chunk)
+        with pytest.raises(ValueError, match=r"b.txt holds a NUL at byte 1: .*UTF-16"):
+            list(open_source(str(wide)))
+
+
 @pytest.mark.parametrize("chunk", [1, 7, 10**6])
 def test_what_is_not_utf8_is_named_by_its_byte(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(sources, "_CHUNK", chunk)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
@@ -30,10 +30,13 @@ from layermem.data.tokenizers import fingerprint
 from layermem.lots import lot
 
 logger = logging.getLogger(__name__)
+# A text, and the one that its document begins with.
+Part: TypeAlias = tuple[str, str]
 # Characters tokenized at once: a tokenizer's own notes take some hundred bytes for each.
 _BATCH = 500_000
 # 3: documents have a longest length, and training leaves out what validation holds.
-_VERSION = 3
+# 4: the parts of a document fall to one split.
+_VERSION = 4
 _META = "meta.json"
 
 
@@ -43,13 +46,13 @@ def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
     One process makes them, and others that want the same meanwhile wait for it (``staging``).
     """
     source, validation = _sources(config)
-    texts = [each.fingerprint() for each in (source, validation) if each]
+    texts = _fingerprints(source, validation)
     if len(set(texts)) < len(texts):
         raise _same_text(config)
     folder = cache_folder(config.cache) / _key(config, texts, tokenizer)
     with alone(folder, (folder / _META).exists) as to_make:
         if to_make:
-            _build(folder, config, source, validation, tokenizer)
+            _build(folder, config, source, validation, tokenizer, texts)
     train, valid = _read(folder)
     if train.left_out:
         logger.warning(
@@ -107,8 +110,17 @@ def _key(config: Data, texts: Sequence[str], tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
+def _fingerprints(*sources: Source | None) -> list[str]:
+    return [each.fingerprint() for each in sources if each]
+
+
 def _build(
-    folder: Path, config: Data, source: Source, validation: Source | None, tokenizer: Any
+    folder: Path,
+    config: Data,
+    source: Source,
+    validation: Source | None,
+    tokenizer: Any,
+    texts: Sequence[str],
 ) -> None:
     with staged(folder) as staging:
         logger.info("preparing %s", config.source)
@@ -117,13 +129,18 @@ def _build(
                 name: stack.enter_context(closing(_Writer(staging / f"{name}.bin", tokenizer)))
                 for name in ("train", "valid")
             }
-            held = _Marked(validation or ())
+            held = _Marked(validation.parts() if validation else ())
             if validation:
                 _write(held, 1.0, writers, tokenizer, str(config.validation))
-            apart = _Apart(itertools.islice(source, config.max_documents), held.marks())
+            apart = _Apart(itertools.islice(source.parts(), config.max_documents), held.marks())
             share = 0.0 if validation else config.validation_share
             _write(apart, share, writers, tokenizer, config.source)
         _check(writers, config, apart.left_out)
+        if _fingerprints(source, validation) != texts:
+            raise ValueError(
+                f"{config.source} or its validation text changed while it was prepared; start "
+                "again once nothing writes to it"
+            )
         meta = {name: writer.meta() for name, writer in writers.items()}
         meta["train"]["left_out"] = apart.left_out
         try:
@@ -135,13 +152,13 @@ def _build(
 class _Marked:
     """Documents, which leave a mark of 8 bytes each."""
 
-    def __init__(self, documents: Iterable[str]) -> None:
+    def __init__(self, documents: Iterable[Part]) -> None:
         self.documents, self._marks = documents, array("Q")
 
-    def __iter__(self) -> Iterator[str]:
-        for text in self.documents:
+    def __iter__(self) -> Iterator[Part]:
+        for text, first in self.documents:
             self._marks.append(_mark(text))
-            yield text
+            yield text, first
 
     def marks(self) -> np.ndarray[Any, Any]:
         return np.unique(np.frombuffer(self._marks, dtype=np.uint64))
@@ -150,15 +167,15 @@ class _Marked:
 class _Apart:
     """Documents but for those of the given marks, which are counted."""
 
-    def __init__(self, documents: Iterable[str], marks: np.ndarray[Any, Any]) -> None:
+    def __init__(self, documents: Iterable[Part], marks: np.ndarray[Any, Any]) -> None:
         self.documents, self.marks, self.left_out = documents, marks, 0
 
-    def __iter__(self) -> Iterator[str]:
-        for text in self.documents:
+    def __iter__(self) -> Iterator[Part]:
+        for text, first in self.documents:
             if len(self.marks) and self._is_marked(text):
                 self.left_out += bool(text)
             else:
-                yield text
+                yield text, first
 
     def _is_marked(self, text: str) -> bool:
         mark = np.uint64(_mark(text))
@@ -207,29 +224,30 @@ class _Writer:
 
 
 def _write(
-    documents: Iterable[str], share: float, writers: dict[str, _Writer], tokenizer: Any, name: str
+    documents: Iterable[Part], share: float, writers: dict[str, _Writer], tokenizer: Any, name: str
 ) -> None:
-    """Tokenize documents; a share of them, told by their text alone, goes to validation."""
+    """Tokenize documents; a share of them, told by how they begin alone, goes to validation."""
     # A bar in a terminal, nothing in a pipe.
     bar = tqdm(unit=" tokens", unit_scale=True, desc=f"tokenizing {name}", disable=None)
     with bar:
-        for texts in _batches(text for text in documents if text):
+        for batch in _batches(part for part in documents if part[0]):
+            texts = [text for text, _ in batch]
             encoded = tokenizer(
                 texts, add_special_tokens=False, split_special_tokens=True, verbose=False
             )["input_ids"]
-            for text, ids in zip(texts, encoded, strict=True):
-                writers["valid" if lot(text) < share else "train"].add(ids)
+            for (_, first), ids in zip(batch, encoded, strict=True):
+                writers["valid" if lot(first) < share else "train"].add(ids)
             bar.update(sum(map(len, encoded)))
     total = {split: f"{writer.tokens:,}" for split, writer in writers.items()}
     logger.info("%s: tokens for training %s, for validation %s", name, *total.values())
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+def _batches(parts: Iterable[Part]) -> Iterator[list[Part]]:
     """Group texts by their length: at least one, and the last goes beyond the limit at most."""
     batch, size = [], 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
+    for part in parts:
+        batch.append(part)
+        size += len(part[0])
         if size >= _BATCH:
             yield batch
             batch, size = [], 0

@@ -12,11 +12,12 @@ import codecs
 import hashlib
 import itertools
 import json
+import os
 import re
 import sys
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -39,14 +40,24 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class Source(ABC):
     """Documents, and what tells them from others."""
 
+    whole = False
+    """Whether all is one document, so that a share can be set apart of its parts alone."""
+
     def __iter__(self) -> Iterator[str]:
         """Yield one text after the other, none longer than ``LONGEST``."""
-        for text in self._texts():
-            yield from _cut(text)
+        return (text for text, _ in self.parts())
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """Yield each text with the one that its document begins with: by it parts stay together."""
+        for document in self._documents():
+            first: str | None = None
+            for text in document:
+                first = text if first is None or self.whole else first
+                yield text, first
 
     @abstractmethod
-    def _texts(self) -> Iterator[str]:
-        """Yield documents of any length."""
+    def _documents(self) -> Iterator[Iterable[str]]:
+        """Yield the parts of each document."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -88,13 +99,36 @@ def _local(source: str, text_field: str) -> Source | None:
         return Files(_standard_library(), text_field)
     path = Path(source).expanduser()
     if path.is_file():
+        if _kind(path) == ".tar":
+            raise ValueError(f"{path} is an archive; unpack it, and name the folder")
         return Files([path], text_field)
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and _kind(p) in _KINDS)
+        found = sorted(_within(path))
         if not found:
             raise ValueError(f"the folder {path} holds no file of a kind {', '.join(_KINDS)}")
         return Files(found, text_field)
     return None
+
+
+def _within(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder, those behind links too, but for hidden ones."""
+    seen = set[str]()
+    # Path.rglob passes over folders that are links.
+    for at, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if os.path.realpath(at) in seen:
+            raise ValueError(f"{at} leads to a folder that is in {folder} already; delete the link")
+        seen.add(os.path.realpath(at))
+        for path in (Path(at, name) for name in names if not name.startswith(".")):
+            if _kind(path) not in _KINDS:
+                continue
+            if path.is_symlink() and not path.exists():
+                raise FileNotFoundError(
+                    f"{path} leads to {os.readlink(path)}, which does not exist; fetch it, or "
+                    "delete the link"
+                )
+            if path.is_file():
+                yield path
 
 
 def hub_name(source: str) -> tuple[str, str]:
@@ -109,16 +143,17 @@ class Files(Source):
 
     def __init__(self, paths: list[Path], text_field: str) -> None:
         self.paths, self.text_field = paths, text_field
+        self.whole = [_part(path) for path in paths] == ["file"]
 
-    def _texts(self) -> Iterator[str]:
+    def _documents(self) -> Iterator[Iterable[str]]:
         for path in self.paths:
             part = _part(path)
             if part == "line":
-                yield from self._json_lines(path)
+                yield from map(_cut, self._json_lines(path))
             elif part == "row":
-                yield from self._parquet(path)
+                yield from map(_cut, self._parquet(path))
             else:
-                yield from _plain(path)
+                yield _plain(path)
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.text_field.encode())
@@ -170,9 +205,9 @@ class Hub(Source):
         self.split, self.streaming, self.revision = split, streaming, revision
         self._loaded: Any = None
 
-    def _texts(self) -> Iterator[str]:
+    def _documents(self) -> Iterator[Iterable[str]]:
         for number, record in enumerate(self._load()):
-            yield _text(record, self.text_field, f"{self.name}, record {number}")
+            yield _cut(_text(record, self.text_field, f"{self.name}, record {number}"))
 
     def fingerprint(self) -> str:
         if self.streaming:
@@ -255,10 +290,16 @@ def _plain(path: Path) -> Iterator[str]:
             chunk = file.read(_CHUNK)
             begin, ended = read - len(decoder.getstate()[0]), not chunk
             try:
-                text += decoder.decode(chunk, final=ended)
+                more = decoder.decode(chunk, final=ended)
             except UnicodeDecodeError as error:
                 raise _not_utf8(path, begin + error.start) from error
+            if "\0" in more:
+                raise ValueError(
+                    f"{path} holds a NUL at byte {read + chunk.index(0)}: it is damaged, or no "
+                    "UTF-8 (UTF-16?); convert it first, or delete them (tr -d '\\000')"
+                )
             read += len(chunk)
+            text += more
             *whole, text = _cut(text)
             yield from whole
     yield text
