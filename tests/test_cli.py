@@ -6,15 +6,17 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 import yaml
 from small_run import a_run
 
 from layermem import cli
-from layermem.config import to_dict
+from layermem.config import Run, Task, to_dict
 from layermem.experiments import presets
 from layermem.runs import RunFolder
+from layermem.tasks import prosqa
 from layermem.train.run import load_run
 
 
@@ -57,6 +59,61 @@ def test_options_are_added_to_the_presets(monkeypatch):
     cli.main([*asked, "--task.options", "operands=3"])
     assert seen[1].task.fields() == {**preset, "operands": 3}
     assert seen[1].model.options == ("router_init=identity",)
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """Return a function that makes the folder of a run on a task which has ended."""
+
+    def make(name, *options):
+        folder = RunFolder(tmp_path / "run")
+        folder.create()
+        folder.final.mkdir(exist_ok=True)
+        run = Run(task=Task(name=name, options=options))
+        folder.config.write_text(yaml.safe_dump(to_dict(run)))
+        return str(folder.path)
+
+    return make
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """Have solving stop where the model would be loaded."""
+
+    def stop(*_, **__):
+        raise LookupError
+
+    monkeypatch.setattr("layermem.evals.solving.solve_with", stop)
+
+
+def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, ended, solved):
+    records = prosqa.generate(12, 0)
+
+    def file(name, some):
+        (tmp_path / name).write_text(json.dumps([asdict(record) for record in some]))
+        return f"={tmp_path / name}"
+
+    run = ended("prosqa", "graphs=crossed", "train" + file("learnt.json", records[:8]))
+    mixed, new = file("mixed.json", records[6:]), file("new.json", records[8:])
+    asked = ["solve", run, "--options", f"test{mixed}"]
+    # Whatever is given in place of the file that was learnt.
+    for more in ([], ["train=null"], [f"train{new}"]):
+        with pytest.raises(SystemExit, match=r"learnt 2 of the 6 problems of .*mixed.json"):
+            cli.main([*asked, *more])
+    for fine in ([f"test{new}"], ["test=null"]):
+        with pytest.raises(LookupError):
+            cli.main(["solve", run, "--options", *fine])
+
+
+def test_parentheses_that_change_nothing_make_no_test_problems(ended, solved):
+    run = ended("arithmetic", "operands=3", "held_out=expression")
+    with pytest.raises(SystemExit, match=r"learnt problems of parentheses=needed; .*all some"):
+        cli.main(["solve", run, "--options", "parentheses=all"])
+    strict = ended("arithmetic", "operands=3", "held_out=strict")
+    with pytest.raises(SystemExit, match=r"learnt problems of held_out=strict"):
+        cli.main(["solve", strict, "--options", "held_out=expression", "parentheses=all"])
+    with pytest.raises(LookupError):
+        cli.main(["solve", strict, "--options", "parentheses=all"])
 
 
 def test_a_reader_that_leaves_is_no_error():

@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from tokenizers import normalizers
 
 from layermem.config import Task
+from layermem.data.tokenizers import load_tokenizer
 from layermem.evals import solving
-from layermem.tasks.registry import TASKS, lookup
+from layermem.tasks.registry import TASKS, check_tokenizer, lookup
 from layermem.train.problems import Problems
+from layermem.train.problems import problems as learnt_and_validating
 
 SMALL = {"arithmetic": ("operands=3",), "prosqa": ()}
 
@@ -59,6 +62,23 @@ def test_words_without_a_token_are_named():
     ):
         with pytest.raises(ValueError, match="has no token for ' foobus' in .*--task.tokenizer"):
             use()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_tokenizer_that_changes_solutions_is_refused(name):
+    """Under it every model would have no answer right."""
+    kind, options = lookup(name), Task(name=name, options=SMALL[name]).fields()
+    tokenizer, some = kind.tokenizer(**options), kind.problems("test", 60, 0, **options)
+    check_tokenizer(kind, tokenizer, some)
+    check_tokenizer(kind, load_tokenizer("bytes"), some)
+    lossy = {"arithmetic": normalizers.Replace("1", "2"), "prosqa": normalizers.Lowercase()}
+    broken = load_tokenizer("bytes")
+    broken.backend_tokenizer.normalizer = lossy[name]
+    with pytest.raises(ValueError, match="back as .* graded wrong"):
+        check_tokenizer(kind, broken, some)
+    asked = Task(name=name, examples=5, validation=30, options=SMALL[name])
+    with pytest.raises(ValueError, match=r"no model could solve the task"):
+        learnt_and_validating(asked, broken)
 
 
 def test_unknown_tasks_and_options():

@@ -136,15 +136,17 @@ def solve(rest: list[str]) -> None:
     folder = RunFolder(asked.run)
     if not folder.final.exists():
         raise ValueError(f"{asked.run} has no final model: it is no run folder, or has not ended")
-    task = recorded_run(folder).task
-    if task.name is None:
+    learnt = recorded_run(folder).task
+    if learnt.name is None:
         raise ValueError(f"{asked.run} learnt text, no task; layermem tasks lists the tasks")
-    _same_splits(task, asked.options)
+    _same_splits(learnt, asked.options)
     task = replace(
-        task,
-        seed=task.seed if asked.seed is None else asked.seed,
-        options=merged(task.options, asked.options),
+        learnt,
+        seed=learnt.seed if asked.seed is None else asked.seed,
+        options=merged(learnt.options, asked.options),
     )
+    if asked.split != "train":
+        _not_learnt(learnt, task, asked.split, asked.count)
     console = screen()
     transformers_logging.disable_progress_bar()
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -177,7 +179,7 @@ def _same_splits(learnt: Task, options: tuple[str, ...]) -> None:
 
     own, wanted = learnt.fields(), Task(options=options).fields()
     kind = lookup_task(str(learnt.name))
-    for name in kind.splits_by:
+    for name in kind.splits_by(own):
         own_value = own.get(name, kind.options()[name])
         if wanted.get(name, own_value) != own_value:
             raise ValueError(
@@ -185,6 +187,23 @@ def _same_splits(learnt: Task, options: tuple[str, ...]) -> None:
                 "that it learnt from would be in the test split: leave the option out, or train "
                 f"with --task.options {name}={wanted[name]}"
             )
+
+
+def _not_learnt(learnt: Task, wanted: Task, split: str, count: int) -> None:
+    """Refuse a file of problems some of which the model learnt from."""
+    from layermem.tasks.registry import lookup as lookup_task
+
+    own, new = learnt.fields(), wanted.fields()
+    if not (own.get("train") and new.get(split)):
+        return
+    kind = lookup_task(str(learnt.name))
+    taught = {p.prompt for p in kind.problems("train", learnt.examples, learnt.seed, **own)}
+    problems = kind.problems(split, count, wanted.seed, **new)
+    if known := sum(problem.prompt in taught for problem in problems):
+        raise ValueError(
+            f"the model learnt {known:,} of the {len(problems):,} problems of {new[split]}: they "
+            f"are in {own['train']} too; give a file without them"
+        )
 
 
 def _plainly(value: Any) -> str:

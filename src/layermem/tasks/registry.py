@@ -5,7 +5,7 @@ It does not know: models, training.
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,6 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from layermem.config import checked
 from layermem.tasks import arithmetic, prosqa
 from layermem.tasks.grading import Grade
+
+# Solutions that are read back to see whether a tokenizer keeps what is graded.
+_READ_BACK = 50
 
 
 class Problem(Protocol):
@@ -53,9 +56,9 @@ class Task:
     """Words that its problems are full of, from the task's options: what a probe tells apart."""
     overlap: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]] | None = None
     """What test problems share with those learnt from; None: nothing that could be counted."""
-    splits_by: tuple[str, ...] = ()
-    """Options that decide which problems are in which split: a model that learnt under one value
-    is tested under the same."""
+    splits_by: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
+    """Options that, beside the given ones, decide which problems are in which split: a model that
+    learnt under one value is tested under the same."""
 
     def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
         """Return problems; an option that is unknown or of another type is an error."""
@@ -93,6 +96,20 @@ def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[list[list[int]]
     return ids([p.prompt for p in problems]), ids([p.solution for p in problems])
 
 
+def check_tokenizer(task: Task, tokenizer: Any, problems: Sequence[Problem]) -> None:
+    """Raise where right solutions, as a tokenizer gives them back, would be graded wrong."""
+    some = problems[:_READ_BACK]
+    _, solutions = encode(tokenizer, some)
+    texts = tokenizer.batch_decode(solutions, skip_special_tokens=True)
+    for problem, text in zip(some, texts, strict=True):
+        if not task.grade(problem, text).steps:
+            raise ValueError(
+                f"the tokenizer gives {problem.solution!r:.60} back as {text!r:.60}, which is "
+                "graded wrong: no model could solve the task; choose a --task.tokenizer that keeps "
+                "letters, digits and signs as they are"
+            )
+
+
 def lookup(name: str) -> Task:
     """Return a task."""
     if name not in TASKS:
@@ -111,6 +128,12 @@ def _numbers(value_max: int = 200, **_: Any) -> tuple[str, ...]:
     return tuple(map(str, range(1, 5) if value_max >= 4 else range(value_max + 1)))
 
 
+def _deciding(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the split is decided; by the text, then parentheses that change nothing do too."""
+    strict = options.get("held_out", "strict") == "strict"
+    return ("held_out",) if strict else ("held_out", "parentheses")
+
+
 TASKS = {
     "arithmetic": Task(
         make=partial(arithmetic.generate, operands=4),
@@ -122,7 +145,7 @@ TASKS = {
         describe=arithmetic.describe,
         chance=_commonest,
         overlap=arithmetic.overlap,
-        splits_by=("held_out",),
+        splits_by=_deciding,
         words=_numbers,
     ),
     "prosqa": Task(

@@ -60,6 +60,7 @@ def problems(task: config.Task, tokenizer: Any) -> tuple[Problems, Problems]:
         Problems(kind.problems(split, count, task.seed, **task.fields()), tokenizer)
         for split, count in (("train", task.examples), ("validation", task.validation))
     )
+    registry.check_tokenizer(kind, tokenizer, validation.problems)
     return train, validation
 
 
