@@ -1,10 +1,15 @@
 """Variants by name."""
 
+import pickle
+import sys
+
 import pytest
 from tiny import TINY
 
 import layermem
-from layermem.models.registry import lookup, register
+from layermem.models.configuration import DecoderConfig
+from layermem.models.registry import declare, lookup
+from layermem.models.seams import Variant
 
 
 def test_build_gives_a_causal_lm():
@@ -24,7 +29,23 @@ def test_unknown_names_are_named():
 
 def test_a_name_is_taken_once():
     with pytest.raises(ValueError, match="'lime' is registered already"):
-        register("lime", lookup("lime"))
+        declare("lime", layermem.LimeConfig, lookup("lime").variant)
+
+
+def test_a_declaration_takes_its_names_from_the_config():
+    with pytest.raises(ValueError, match=r"called \.\.\.Config, got DecoderConfiguration"):
+        declare("other", type("DecoderConfiguration", (DecoderConfig,), {}), Variant)
+
+
+@pytest.mark.parametrize("name", layermem.variants())
+def test_declared_classes_are_found_where_their_config_is(name):
+    entry = lookup(name)
+    module = sys.modules[entry.config.__module__]
+    for cls in (entry.decoder, entry.causal_lm, entry.sequence_classification):
+        assert getattr(module, cls.__name__) is cls is pickle.loads(pickle.dumps(cls))
+        assert cls.config_class is entry.config and cls.variant is entry.variant
+        assert cls.__doc__ and cls.__name__.startswith(entry.config.__name__[: -len("Config")])
+    assert entry.config.model_type == f"layermem_{name}"
 
 
 def test_the_attention_implementation_is_chosen():

@@ -13,7 +13,7 @@ It does not know: time, devices, any particular variant.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.counting import forward_flops, parameters
@@ -41,7 +41,7 @@ class Cost:
 
 
 def cost(
-    config: DecoderConfig, variant: type[Variant], tokens: int, counting: Counting = "honest"
+    config: DecoderConfig, variant: type[Variant[Any]], tokens: int, counting: Counting = "honest"
 ) -> Cost:
     """Count a model of this config on one sequence of ``tokens``."""
     if tokens < 1:

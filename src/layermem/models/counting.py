@@ -8,11 +8,13 @@ Letters: D width, H query heads, G key-value heads, E head width, V vocabulary.
 It does not know: any particular variant, time, devices.
 """
 
+from typing import Any
+
 from layermem.models.configuration import DecoderConfig
 from layermem.models.seams import Variant
 
 
-def parameters(config: DecoderConfig, variant: type[Variant]) -> int:
+def parameters(config: DecoderConfig, variant: type[Variant[Any]]) -> int:
     """Count the trainable parameters, without biases."""
     width, layers = config.hidden_size, config.num_hidden_layers
     embeddings = config.vocab_size * width * (1 if config.tie_word_embeddings else 2)
@@ -20,7 +22,7 @@ def parameters(config: DecoderConfig, variant: type[Variant]) -> int:
     return _linear(config) + embeddings + norms + variant.extra_parameters(config)
 
 
-def forward_flops(config: DecoderConfig, variant: type[Variant], tokens: int) -> int:
+def forward_flops(config: DecoderConfig, variant: type[Variant[Any]], tokens: int) -> int:
     """Count the FLOPs of one token's forward in a sequence of ``tokens``, the head included."""
     attention = 4 * config.num_attention_heads * config.head_dim * tokens * config.num_hidden_layers
     head = 2 * config.vocab_size * config.hidden_size

@@ -33,7 +33,7 @@ logger = logging.get_logger(__name__)
 class Attention(nn.Module):
     """Attention over time, on the keys and values its memory hands it."""
 
-    def __init__(self, config: DecoderConfig, variant: type[Variant], layer_idx: int) -> None:
+    def __init__(self, config: DecoderConfig, variant: type[Variant[Any]], layer_idx: int) -> None:
         super().__init__()
         # transformers' attention backends and kernels look these names up on the module.
         self.config = config
@@ -101,7 +101,7 @@ class DecoderLayer(GradientCheckpointingLayer):
     def __init__(
         self,
         config: DecoderConfig,
-        variant: type[Variant],
+        variant: type[Variant[Any]],
         layer_idx: int,
         *,
         stream_grows: bool,

@@ -42,7 +42,7 @@ class PreTrainedDecoder(PreTrainedModel):
     """Base of every model class of every variant."""
 
     config: DecoderConfig
-    variant: ClassVar[type[Variant]] = Variant
+    variant: ClassVar[type[Variant[Any]]] = Variant
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["DecoderLayer"]

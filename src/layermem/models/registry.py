@@ -1,9 +1,11 @@
-"""The variants by name, and their registration with transformers' Auto classes.
+"""The variants by name: their model classes, made from a declaration, and the Auto classes.
 
 It does not know: which variants there are.
 """
 
 import difflib
+import sys
+import types
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -15,6 +17,12 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    GenerationMixin,
+)
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
 )
 from transformers.models.auto import modeling_auto as tables
 
@@ -28,7 +36,7 @@ from layermem.models.seams import Variant
 class Entry:
     """One registered variant and its classes."""
 
-    variant: type[Variant]
+    variant: type[Variant[Any]]
     config: type[DecoderConfig]
     decoder: type[Decoder]
     causal_lm: type[DecoderForCausalLM]
@@ -48,10 +56,67 @@ _NAMES: dict[Any, dict[str, str]] = {
 }
 
 
-def register(name: str, entry: Entry) -> None:
-    """Make a variant known by name, here and to transformers' Auto classes."""
+def declare(
+    name: str,
+    config: type[DecoderConfig],
+    variant: type[Variant[Any]],
+    *,
+    base: type[PreTrainedDecoder] = PreTrainedDecoder,
+) -> Entry:
+    """Make the classes of a variant, and make them known here and to transformers' Auto classes.
+
+    Of a ``NameConfig`` they are called ``NameModel``, ``NameForCausalLM``,
+    ``NameForSequenceClassification`` and so on, and stand in the config's own module; the config's
+    ``model_type`` is ``layermem_`` and the variant's name. ``base``: a subclass of
+    ``PreTrainedDecoder`` with the methods that all of them have.
+    """
+    prefix = config.__name__.removesuffix("Config")
+    if prefix == config.__name__:
+        raise ValueError(f"the config of a variant is called ...Config, got {config.__name__}")
     if name in _ENTRIES:
         raise ValueError(f"a variant named {name!r} is registered already")
+
+    def made(ending: str, bases: tuple[type, ...], meaning: str, **fields: Any) -> Any:
+        body = {"__module__": config.__module__, "__doc__": meaning, **fields}
+        cls = types.new_class(prefix + ending, bases, exec_body=lambda space: space.update(body))
+        # Where pickle looks for it.
+        setattr(sys.modules[config.__module__], cls.__name__, cls)
+        return cls
+
+    config.model_type = f"layermem_{name}"
+    own = {"variant": variant, "__annotations__": {"config": config}}
+    root = made("PreTrained", (base,), "Ties config and variant to the model classes.", **own)
+    decoder = made("Model", (root, Decoder), "Token ids to hidden states.")
+    # Tools look for the mixin among a class's own bases.
+    bases = (root, DecoderForCausalLM, GenerationMixin)
+    entry = Entry(
+        variant=variant,
+        config=config,
+        decoder=decoder,
+        causal_lm=made("ForCausalLM", bases, "Next-token prediction.", decoder_class=decoder),
+        sequence_classification=made(
+            "ForSequenceClassification",
+            (GenericForSequenceClassification, root),
+            "One label for a text.",
+        ),
+        token_classification=made(
+            "ForTokenClassification",
+            (GenericForTokenClassification, root),
+            "One label for each token.",
+        ),
+        question_answering=made(
+            "ForQuestionAnswering",
+            (GenericForQuestionAnswering, root),
+            "Start and end of an answer in a text.",
+        ),
+    )
+    _register(entry)
+    _ENTRIES[name] = entry
+    return entry
+
+
+def _register(entry: Entry) -> None:
+    """Make the classes of a variant known to transformers' Auto classes."""
     auto_classes = {
         AutoModel: entry.decoder,
         AutoModelForCausalLM: entry.causal_lm,
@@ -70,7 +135,6 @@ def register(name: str, entry: Entry) -> None:
     entry.config.auto_classes = {
         auto.__name__: model.__name__ for auto, model in auto_classes.items()
     }
-    _ENTRIES[name] = entry
 
 
 def variants() -> list[str]:

@@ -15,17 +15,19 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Generic, Literal, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
+from layermem.models.configuration import DecoderConfig
 from layermem.ops.route import Slot
 
 State = tuple[Tensor, ...]
 Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
 Norm = Callable[[Tensor], Tensor]
 SubLayer = Literal["attention", "mlp"]
+ConfigT = TypeVar("ConfigT", bound=DecoderConfig)
 
 
 class WeightsUnknown(ValueError):
@@ -136,8 +138,11 @@ class ParameterOverride:
     """Weight decay; None means the run's."""
 
 
-class Variant:
-    """What a cross-layer architecture adds to the plain decoder. Stated as differences from it."""
+class Variant(Generic[ConfigT]):
+    """What a cross-layer architecture adds to the plain decoder. Stated as differences from it.
+
+    Generic over its config: ``class Lime(Variant[LimeConfig])``.
+    """
 
     overrides: ClassVar[tuple[ParameterOverride, ...]] = ()
     # Config fields under which a fresh model computes what the plain decoder computes; None where
@@ -145,12 +150,12 @@ class Variant:
     plain_fields: ClassVar[Mapping[str, Any] | None] = {}
 
     @classmethod
-    def sources(cls, config: Any, layer_idx: int) -> tuple[int, ...]:
+    def sources(cls, config: ConfigT, layer_idx: int) -> tuple[int, ...]:
         """Return the earlier layers whose slots the memory of ``layer_idx`` reads, oldest first."""
         return ()
 
     @classmethod
-    def memory(cls, config: Any, layer_idx: int) -> Memory:
+    def memory(cls, config: ConfigT, layer_idx: int) -> Memory:
         """Build the memory of one layer."""
         return OwnLayer()
 
@@ -160,12 +165,12 @@ class Variant:
         return key, value
 
     @classmethod
-    def stream(cls, config: Any) -> Stream:
+    def stream(cls, config: ConfigT) -> Stream:
         """Build the model's stream."""
         return Residual()
 
     @classmethod
-    def connection(cls, config: Any, layer_idx: int, sub_layer: SubLayer) -> Connection:
+    def connection(cls, config: ConfigT, layer_idx: int, sub_layer: SubLayer) -> Connection:
         """Build the connection of one sub-layer."""
         return Add()
 
@@ -179,12 +184,12 @@ class Variant:
         return False
 
     @classmethod
-    def extra_parameters(cls, config: Any) -> int:
+    def extra_parameters(cls, config: ConfigT) -> int:
         """Count the trainable parameters beyond the plain decoder's, in closed form."""
         return 0
 
     @classmethod
-    def extra_flops(cls, config: Any) -> int:
+    def extra_flops(cls, config: ConfigT) -> int:
         """Count the forward FLOPs per token beyond the plain decoder's, two per multiply-add."""
         return 0
 
