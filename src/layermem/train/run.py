@@ -258,7 +258,8 @@ def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
     What it goes on with is written; ``about`` still tells how it was begun. A run that was refused
     before its first step (a wrong path, say) holds nothing and is no run.
     """
-    holds = bool(folder.final.exists() or folder.completed() or folder.rows())
+    left = (folder.final, folder.result)
+    holds = bool(any(p.exists() for p in left) or folder.completed() or folder.rows())
     if holds and not folder.config.exists():
         raise FileExistsError(
             f"{folder.path} holds a run, but no config.yaml that says of what: put it back, or "

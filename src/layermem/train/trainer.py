@@ -24,7 +24,7 @@ import transformers
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, default_data_collator
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_gather
@@ -110,7 +110,9 @@ class Trainer(transformers.Trainer):
             train_dataset=train_data,
             eval_dataset=validation_data,
             processing_class=tokenizer,
-            data_collator=collate,
+            # Not transformers' own for a tokenizer: it adds an attention mask of ones, with which
+            # documents of one block are not kept apart.
+            data_collator=collate or default_data_collator,
             callbacks=[
                 Progress(run.max_steps),
                 self.stop,
