@@ -183,3 +183,13 @@ def test_a_divergence_is_of_one_run_and_not_of_one_that_has_ended(tmp_path):
         folder.diverged.write_text(text)
         with pytest.raises(ValueError, match=r"diverged.json is damaged .*; delete it"):
             folder.divergence("abc")
+
+
+@pytest.mark.parametrize("marker", ["{}", "[1]", "5", "{"])
+def test_a_marker_that_lists_nothing_marks_nothing(marker, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    checkpoint = folder.checkpoints / "checkpoint-2"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "complete.json").write_text(marker)
+    with pytest.raises(ValueError, match="checkpoint-2 is not a complete checkpoint; delete it"):
+        folder.latest()

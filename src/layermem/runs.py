@@ -114,9 +114,11 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Drop rows of steps after ``step``, which are about to be run again."""
-        kept = [row for row in self.rows() if row.get("step", 0) <= step]
-        text = "".join(json.dumps(row) + "\n" for row in kept)
-        write_whole(self.metrics, text)
+        self.rewrite([row for row in self.rows() if row.get("step", 0) <= step])
+
+    def rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the metrics anew."""
+        write_whole(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
     def note_divergence(self, run_id: str, step: int, message: str) -> None:
         """Record that a run diverged at a step."""
@@ -199,8 +201,10 @@ def step_of(checkpoint: Path) -> int:
 def check_complete(checkpoint: Path) -> None:
     """Raise if a file of a checkpoint is not as it was written."""
     try:
-        listed = json.loads((checkpoint / _MARKER).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        listed = dict(json.loads((checkpoint / _MARKER).read_text(encoding="utf-8")))
+        if not listed:
+            raise ValueError("it lists no files")
+    except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{checkpoint} is not a complete checkpoint; delete it") from error
     for name, digest in listed.items():
         path = checkpoint / name

@@ -52,3 +52,16 @@ def test_a_head_that_is_more_than_its_weights_is_refused(ids):
     model.lm_head = nn.Sequential(model.lm_head, nn.Dropout(0.5))
     with pytest.raises(TypeError, match="is a Sequential, not a Linear; leave loss_chunk out"):
         model(ids, labels=ids, loss_chunk=3)
+
+
+def test_another_loss_than_the_ordinary_is_refused(ids):
+    """What is not computed in chunks must not be left out in silence."""
+    model = layermem.build("plain", **TINY)
+    with pytest.raises(ValueError, match="got ignore_index=5; leave one of the two out"):
+        model(ids, labels=ids, loss_chunk=3, ignore_index=5)
+    with pytest.raises(ValueError, match="leave it or shift_labels out"):
+        model(ids, labels=ids, loss_chunk=3, shift_labels=ids)
+    assert model(ids, labels=ids, loss_chunk=3, ignore_index=-100, shift_labels=None).loss > 0
+    model.loss_function = lambda **_: torch.zeros(())
+    with pytest.raises(ValueError, match="leave loss_chunk out"):
+        model(ids, labels=ids, loss_chunk=3)

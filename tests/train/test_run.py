@@ -349,8 +349,9 @@ def test_a_damaged_checkpoint(tmp_path, monkeypatch):
         ({"optim": {"batch_size": 6}}, r"batch_size \(6\) must be a multiple of .*micro_batch"),
         ({"variant": "lame"}, "unknown variant 'lame'; there are"),
         ({"model": {"options": ("ruoter=full",)}}, "no field 'ruoter'; did you mean router"),
+        ({"model": {"options": ("hidden_size=8",)}}, "has a field for: --model.hidden-size"),
     ],
-    ids=["vocabulary", "short", "batch", "variant", "option"],
+    ids=["vocabulary", "short", "batch", "variant", "option", "size"],
 )
 def test_what_cannot_be_trained_is_refused(tmp_path, changes, message):
     with pytest.raises((ValueError, TypeError), match=message):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_run import a_run
 
+from layermem.models.registry import lookup
 from layermem.train.run import train
 from layermem.train.trainer import Trainer
 
@@ -47,3 +48,40 @@ def test_validation_is_of_the_validation_text_alone(tmp_path, monkeypatch, eval_
     assert torch.equal(torch.stack(judged), expected.repeat(2, 1))
     losses = [row["val_loss"] for row in folder.rows() if "val_loss" in row]
     assert len(losses) == 2 and losses[-1] > folder.rows()[0]["loss"] / 2
+
+
+@pytest.mark.parametrize("phase", ["training_step", "prediction_step"])
+def test_documents_that_are_kept_apart_do_not_see_each_other(phase, tmp_path, monkeypatch):
+    """What the model says of a document in a block is what it says of the document alone."""
+    compute = getattr(Trainer, phase)
+
+    def watched(self, model, inputs, *args, **kwargs):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(self.model), "forward", noting)
+            return compute(self, model, inputs, *args, **kwargs)
+
+    def noting(self, *args, **kwargs):
+        output = forward(self, *args, **kwargs)
+        pieces_alike(self, kwargs["input_ids"], kwargs["position_ids"], output.logits)
+        return output
+
+    def pieces_alike(model, ids, places, logits):
+        for row, starts, said in zip(ids, places.eq(0), logits, strict=True):
+            cuts = starts.nonzero().flatten()[1:]
+            counted.append(len(cuts))
+            for piece, part in zip(row.tensor_split(cuts), said.tensor_split(cuts), strict=True):
+                alone = forward(model, piece[None], use_cache=False).logits[0]
+                torch.testing.assert_close(part, alone, rtol=1e-4, atol=1e-4)
+
+    counted, forward = [], lookup("lime").causal_lm.forward
+    monkeypatch.setattr(Trainer, phase, watched)
+    run = a_run(
+        tmp_path,
+        data={"isolate_documents": True, "block_size": 96},
+        max_steps=1,
+        save_every=0,
+        # Of weights that tell what is before a document.
+        model={"options": ("initializer_range=0.5",)},
+    )
+    train(run, tmp_path / "run")
+    assert sum(counted) > 0

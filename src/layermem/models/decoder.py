@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -288,6 +289,7 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             **kwargs,
         )
         if labels is not None and loss_chunk:
+            self._check_loss(kwargs)
             return self._loss(outputs, labels, loss_chunk, kwargs.get("num_items_in_batch"))
         logits = self.lm_head(_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
@@ -302,6 +304,22 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def _check_loss(self, kwargs: dict[str, Any]) -> None:
+        """Raise if the loss would not be the one that is computed in chunks."""
+        # What transformers' loss takes beside the labels.
+        if kwargs.get("ignore_index", IGNORED) != IGNORED:
+            raise ValueError(
+                f"loss_chunk leaves out labels of {IGNORED}, got ignore_index="
+                f"{kwargs['ignore_index']}; leave one of the two out"
+            )
+        if kwargs.get("shift_labels") is not None:
+            raise ValueError("loss_chunk shifts labels itself; leave it or shift_labels out")
+        if self.loss_function is not ForCausalLMLoss:
+            raise ValueError(
+                f"loss_chunk computes transformers' loss of a causal model, this model's is "
+                f"{self.loss_function!r}; leave loss_chunk out"
+            )
 
     def _loss(
         self,

@@ -28,6 +28,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
+from layermem.runs import step_of
+
 SHARDED = "sharded"
 _UNLOGGED = "unlogged.json"
 
@@ -90,6 +92,11 @@ def load_schedule(checkpoint: Path, scheduler: Any) -> None:
     """Give the schedule its place; it must be that of the checkpoint's step."""
     state = torch.load(checkpoint / SCHEDULER_NAME, map_location="cpu", weights_only=True)
     progress = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    if step_of(checkpoint) != progress["global_step"]:
+        raise ValueError(
+            f"{checkpoint} is of step {progress['global_step']}: it was renamed; give it back its "
+            "name, or delete it"
+        )
     if state["last_epoch"] != progress["global_step"]:
         raise ValueError(
             f"{checkpoint} is of step {progress['global_step']}, its schedule of step "
@@ -102,6 +109,16 @@ def processes_of(checkpoint: Path) -> tuple[int, int]:
     """Return how many processes wrote a checkpoint, and how many sequences each had at once."""
     progress = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     return len(list(checkpoint.glob("rng_state*.pth"))), int(progress["train_batch_size"])
+
+
+def rows_of(checkpoint: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics that a run had written when it wrote the checkpoint."""
+    progress = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    # transformers has put an epoch to each.
+    return [
+        {name: value for name, value in row.items() if name != "epoch"}
+        for row in progress["log_history"]
+    ]
 
 
 def save_unlogged(checkpoint: Path, loss: float, logged: int) -> None:

@@ -11,8 +11,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,22 +33,13 @@ from layermem.models.registry import build, lookup
 from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks
 from layermem.train.arguments import arguments
+from layermem.train.origin import changes
 from layermem.train.problems import problems
 from layermem.train.sharded import ShardedTrainer
 from layermem.train.trainer import NotFiniteError, Sequences, Trainer
 from layermem.train.waiting import together
 
 logger = logging.getLogger(__name__)
-# What may differ when a run goes on: how it is carried out, not what it computes.
-_FREE = {
-    "compute",
-    "track",
-    "log_every",
-    "eval_every",
-    "save_every",
-    "keep",
-    "preset",
-}
 # A model, its tokenizer, a task and a split; what is found, and every attempt.
 Evaluate: TypeAlias = Callable[[Any, Any, Task, str], tuple[dict[str, Any], Sequence[Any]]]
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
@@ -109,7 +100,10 @@ def _train(
     if checkpoint:
         logger.info("going on from %s", checkpoint)
     with trainer.stop.listening():
-        ended = _go(trainer, folder, checkpoint)
+        with _noting_divergence(trainer, folder):
+            ended = trainer.go(checkpoint)
+            if ended:
+                trainer.check_weights()
         if ended and evaluate:
             solve = partial(_keep_result, trainer, folder, evaluate, tokenizer)
             ended = trainer.stop.unless_asked(solve, trainer.args)
@@ -120,13 +114,14 @@ def _train(
     return folder
 
 
-def _go(trainer: Trainer, folder: RunFolder, checkpoint: Path | None) -> bool:
-    """Train; a run that diverges leaves a record of it, which is gone while it goes on."""
+@contextmanager
+def _noting_divergence(trainer: Trainer, folder: RunFolder) -> Iterator[None]:
+    """A run that diverges leaves a record of it, which is gone while it goes on."""
     is_first = trainer.is_world_process_zero()
     if is_first:
         folder.diverged.unlink(missing_ok=True)
     try:
-        return trainer.go(checkpoint)
+        yield
     except NotFiniteError as error:
         if is_first:
             folder.note_divergence(trainer.run.id, trainer.state.global_step, str(error))
@@ -234,6 +229,11 @@ def _digest(values: Any) -> str:
 def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
     """Return the config fields of the run's model."""
     own = run.model.sizes()
+    if doubled := sorted(own.keys() & run.model.variant_fields()):
+        raise ValueError(
+            f"model.options name {', '.join(doubled)}, which the config has a field for: "
+            f"--model.{doubled[0].replace('_', '-')}"
+        )
     if own["vocab_size"] is None:
         own["vocab_size"] = len(tokenizer)
     elif own["vocab_size"] < len(tokenizer):
@@ -258,7 +258,14 @@ def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
     What it goes on with is written; ``about`` still tells how it was begun. A run that was refused
     before its first step (a wrong path, say) holds nothing and is no run.
     """
-    if not folder.config.exists() or not (folder.rows() or folder.completed()):
+    left = (folder.final, folder.result)
+    holds = bool(any(p.exists() for p in left) or folder.completed() or folder.rows())
+    if holds and not folder.config.exists():
+        raise FileExistsError(
+            f"{folder.path} holds a run, but no config.yaml that says of what: put it back, or "
+            "choose another --out"
+        )
+    if not holds:
         _write_config(folder, run, {"run_id": run.id, "command": _command(), **_about()})
         return
     if not resume:
@@ -274,13 +281,7 @@ def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
 
 def check_same(folder: RunFolder, run: Run) -> None:
     """Raise unless the folder holds this run, but for how it is carried out."""
-    before, now = to_dict(recorded_run(folder)), to_dict(run)
-    changed = [
-        f"{name} was {old!r}, is {new!r}"
-        for name, old, new in _differences(before, now)
-        if name.split(".")[0] not in _FREE
-    ]
-    if changed:
+    if changed := changes(recorded_run(folder), run):
         raise ValueError(
             f"{folder.path} was begun with another config: {'; '.join(changed)}. Resume it with "
             f"--config {folder.config}, or choose another --out"
@@ -291,16 +292,6 @@ def _write_config(folder: RunFolder, run: Run, about: dict[str, str]) -> None:
     values = to_dict(run)
     written = {**values, "about": {**about, "digest": _digest(values)}}
     write_whole(folder.config, yaml.safe_dump(written, sort_keys=False))
-
-
-def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    if isinstance(before, dict) and isinstance(now, dict):
-        return [
-            found
-            for name in now
-            for found in _differences(before.get(name), now[name], f"{path}.{name}".lstrip("."))
-        ]
-    return [] if before == now else [(path, before, now)]
 
 
 def _command() -> str:
@@ -353,7 +344,6 @@ def _keep_final(trainer: Trainer, folder: RunFolder) -> None:
 
     The last step's checkpoint stays only where the run asks for checkpoints.
     """
-    trainer.check_weights()
     part = folder.path / ".final"
     is_first = trainer.is_world_process_zero()
     with cleared(part, f"the final model, {folder.final},") if is_first else nullcontext():

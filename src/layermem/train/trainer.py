@@ -9,6 +9,7 @@ It does not know: any particular variant, presets, where data came from.
 """
 
 import itertools
+import json
 import logging
 import math
 import os
@@ -23,7 +24,7 @@ import transformers
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, default_data_collator
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_gather
@@ -39,6 +40,7 @@ from layermem.train.clock import Clock
 from layermem.train.groups import adamw, schedule
 from layermem.train.losses import loss_chunk, losses, summed
 from layermem.train.order import Order
+from layermem.train.origin import check_alike, check_origin, origin_of, save_origin
 from layermem.train.peaks import peak_flops
 from layermem.train.progress import Progress
 from layermem.train.stopping import Stop, anywhere
@@ -98,6 +100,7 @@ class Trainer(transformers.Trainer):
         self.stop = Stop(saves_last=evaluate is not None, processes=args.world_size)
         self._clock, self._rates = Clock(), UsedRates()
         self._resumed: Path | None = None
+        self._origin = origin_of(run, {"training": train_data, "validation": validation_data})
         self._flops_per_token = 3 * forward_flops(model.config, model.variant, round(length))
         if run.compute.checkpoint_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -107,7 +110,9 @@ class Trainer(transformers.Trainer):
             train_dataset=train_data,
             eval_dataset=validation_data,
             processing_class=tokenizer,
-            data_collator=collate,
+            # Not transformers' own for a tokenizer: it adds an attention mask of ones, with which
+            # documents of one block are not kept apart.
+            data_collator=collate or default_data_collator,
             callbacks=[
                 Progress(run.max_steps),
                 self.stop,
@@ -215,12 +220,15 @@ class Trainer(transformers.Trainer):
             return
         place = self.folder.staging / f"checkpoint-{self.state.global_step}"
         checkpoints.save_unlogged(place, loss, self._globalstep_last_logged)
+        save_origin(place, self._origin)
         # It would be the path in the staging folder; the best one is found by its step.
         self.state.best_model_checkpoint = None
         self.state.save_to_json(str(place / TRAINER_STATE_NAME))
 
     def _go_on_counting(self) -> None:
         """Take over the losses since the last row, so that the next one has all of its steps."""
+        # From the checkpoint it has how often the run logged, validated and saved until then.
+        self.state.compute_steps(self.args, self.run.max_steps)
         noted = checkpoints.load_unlogged(self._resumed) if self._resumed else None
         if noted is not None:
             loss, self._globalstep_last_logged = noted
@@ -346,13 +354,29 @@ class Trainer(transformers.Trainer):
 
         Rows of metrics after the checkpoint are dropped, to be written again.
         """
+        place = checkpoint and checkpoint.name
+        check_alike({"checkpoint to go on from": place, **self._origin})
         if checkpoint:
+            check_origin(checkpoint, self._origin, self.model.config)
             self._check_randomness(checkpoint)
         if self.is_world_process_zero():
             self.folder.forget_after(step_of(checkpoint) if checkpoint else -1)
+            if checkpoint:
+                self._check_rows(checkpoint)
         self._resumed = checkpoint
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return bool(self.state.global_step >= self.run.max_steps)
+
+    def _check_rows(self, checkpoint: Path) -> None:
+        """Have the metrics hold the rows that the checkpoint was written after, as they were."""
+        written = checkpoints.rows_of(checkpoint)
+        if list(map(_text, written)) != list(map(_text, self.folder.rows())):
+            logger.warning(
+                "%s does not hold the rows that %s was written after; they are taken from there",
+                self.folder.metrics,
+                checkpoint,
+            )
+            self.folder.rewrite(written)
 
     def _check_randomness(self, checkpoint: Path) -> None:
         """Raise if dropout would draw other numbers than it would have without the interruption."""
@@ -365,3 +389,8 @@ class Trainer(transformers.Trainer):
                 f"({self.model.config.attention_dropout}) draws its random numbers by process and "
                 "micro-batch, so the run would not be the same; resume it as it was begun"
             )
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    # NaN is NaN here.
+    return json.dumps(row, sort_keys=True)
