@@ -95,6 +95,41 @@ def test_what_learnt_other_data_is_not_compared(tmp_path):
     assert [s["task"] for s in settings] == [None, None, "arithmetic", "arithmetic"]
 
 
+def test_what_learnt_other_data_under_the_same_config_is_not_compared(tmp_path, caplog):
+    runs = [
+        record(tmp_path / "a", about={"data": "first"}),
+        record(tmp_path / "b", seed=1, about={"data": "first"}),
+        record(tmp_path / "c", seed=2, about={"data": "second"}),
+    ]
+    settings = summed(tmp_path, *runs)["settings"]
+    assert [list(s["arms"].values()) for s in settings] == [[["a", "b"]], [["c"]]]
+    assert [s["learnt"]["digest"] for s in settings] == ["first", "second"]
+    (said,) = caplog.messages
+    assert said.startswith("a and c learnt other data under the same config")
+    # What an older version has not recorded stays with the others.
+    older = record(tmp_path / "d", seed=3)
+    (setting,) = summed(tmp_path, *runs[:2], older)["settings"]
+    assert list(setting["arms"].values()) == [["a", "b", "d"]]
+
+
+def test_auto_is_the_precision_that_it_came_to(tmp_path):
+    runs = [
+        record(tmp_path / "a", about={"precision": "bfloat16"}),
+        record(tmp_path / "b", seed=1, about={"precision": "float32"}),
+    ]
+    (setting,) = summed(tmp_path, *runs)["settings"]
+    assert setting["arms"] == {"lime:precision=bfloat16": ["a"], "lime:precision=float32": ["b"]}
+
+
+def test_other_test_problems_are_not_compared(tmp_path):
+    runs = [record(tmp_path / "a", right=0.5), record(tmp_path / "b", right=0.5, seed=1)]
+    for path, digest in zip(runs, ("first", "second"), strict=True):
+        result = json.loads((path / "result.json").read_text()) | {"problems": digest}
+        (path / "result.json").write_text(json.dumps(result))
+    with pytest.raises(ValueError, match="a and b solved different test problems"):
+        summed(tmp_path, *runs)
+
+
 def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_path):
     for name, numbers in (("llama", 9), ("with-memory", 9), ("other", 8)):
         arithmetic.tokenizer(value_max=numbers).save_pretrained(tmp_path / name)
