@@ -1,15 +1,17 @@
 """What recorded runs came to: arms and settings, and what is refused."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from recorded import SIZES, record
 
 from layermem.config import Compute, Data, Optim, Task
+from layermem.efficiency.costs import cost
 from layermem.experiments import presets
 from layermem.experiments.summary import Report, run
+from layermem.models.registry import lookup
 from layermem.tasks import arithmetic
 
 
@@ -179,6 +181,17 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
     assert len(setting["costs"]["width"][0]["variants"]) == 2
     (alone,) = summed(tmp_path, pruned)["settings"]
     assert alone["costs"]["layers"] == []
+
+
+def test_costs_of_a_run_that_started_from_a_windowed_model_are_those_of_its_window(tmp_path):
+    saved = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 24, "num_hidden_layers": 6}
+    window = {"router": "last", "router_window": 2}
+    started = record(tmp_path / "started", model=replace(SIZES, pretrained="a/model"))
+    (started / "final" / "config.json").write_text(json.dumps(saved | window))
+    (point,) = summed(tmp_path, started)["settings"][0]["costs"]["points"]
+    sizes = {**saved, "intermediate_size": 64, "vocab_size": 50, **window}
+    expected = cost(lookup("lime").config(**sizes), lookup("lime").variant, point["tokens"])
+    assert point["variants"]["lime"]["honest"] == asdict(expected)
 
 
 def test_what_is_no_run_is_said(tmp_path):

@@ -350,7 +350,7 @@ def _costs(arms: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, Any]:
             arm: (models[arm][0], costs.resized(models[arm][1], layers, width))
             for arm in names
             # Chosen for each layer: there is no saying what it would be at another depth.
-            if layers is None or "router_sources" not in models[arm][1]
+            if layers is None or models[arm][1].get("router_sources") is None
         }
         return {"preset": arms[names[0]][0].preset, **costs.count(other, tokens)} if other else {}
 
@@ -387,7 +387,7 @@ def _fields(found: Run, folder: RunFolder) -> dict[str, Any]:
     if saved.exists():
         # What it started from, or its tokenizer, may have decided the sizes.
         config = json.loads(saved.read_text(encoding="utf-8"))
-        fields |= {name: config[name] for name in fields if name in config}
+        fields |= costs.saved_fields(found.variant, fields, config)
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
     return fields | found.model.variant_fields()
 
