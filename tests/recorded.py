@@ -17,8 +17,9 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
     """Write a run's folder: validation losses fall to ``final``; ``right``: share it solves.
 
     ``run``: the run itself, in place of what it differs in from one made up. ``diverged``: the step
-    that it diverged at.
+    that it diverged at. ``about``: what it recorded beside its fields.
     """
+    recorded = changes.pop("about", {})
     run, diverged = changes.pop("run", None), changes.pop("diverged", None)
     changes.setdefault("model", SIZES)
     if right is not None:
@@ -26,7 +27,7 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
     run = run or replace(Run(preset="made-up", max_steps=max(1, 10 * rows)), **changes)
     folder = RunFolder(path)
     folder.create()
-    about = {"run_id": run.id, "command": f"layermem train made-up --seed {run.seed}"}
+    about = {"run_id": run.id, "command": f"layermem train made-up --seed {run.seed}", **recorded}
     folder.config.write_text(yaml.safe_dump({**to_dict(run), "about": about}))
     for i in range(1, rows + 1):
         at = {"step": 10 * i, "tokens": 1000 * i}

@@ -14,9 +14,10 @@ import pytest
 import torch
 import transformers
 from recorded import record
+from safetensors.torch import load_file, save_file
 from small_run import a_run
 from tiny import TINY
-from tokenizers import processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from layermem import cli
 from layermem.analysis.entropy import matrix_entropy, standardise
@@ -338,3 +339,39 @@ def test_broken_weights_other_tokens_and_unended_runs(runs, folder, tmp_path):
     (unended / "config.yaml").write_text("{}")
     with pytest.raises(SystemExit, match="has not ended"):
         cli.main(["analyze", str(unended), *asked])
+
+
+def a_llama(path, tokenizer):
+    """Save a small model of transformers with a tokenizer of at most 300 tokens."""
+    sizes = {**TINY, "vocab_size": 300, "max_position_embeddings": 128}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def test_weights_that_are_missing_are_not_made_up(folder, runs, tmp_path):
+    path = a_llama(tmp_path / "half", load_tokenizer("bytes"))
+    weights = load_file(path / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "layers.1." not in name}
+    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
+    asked = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match=r"half lacks 9 of the model's weights, model\.layers\.1"):
+        cli.main(["analyze", str(path), *asked])
+
+
+def test_one_vocabulary_used_in_two_ways_is_not_laid_side_by_side(folder, runs, tmp_path):
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    numbers = {piece: i for i, piece in enumerate((*letters, "w1", "Ġw", "<end>"))}
+
+    def cutting(*pairs):
+        made = Tokenizer(models.BPE(vocab=numbers, merges=list(pairs)))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=made, eos_token="<end>", pad_token="<end>"
+        )
+
+    ours = a_llama(tmp_path / "ours", cutting(("w", "1")))
+    theirs = a_llama(tmp_path / "theirs", cutting(("Ġ", "w")))
+    asked = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="ours and theirs cut the same text into different tokens"):
+        cli.main(["analyze", str(ours), "--against", str(theirs), *asked])

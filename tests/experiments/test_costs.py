@@ -75,6 +75,11 @@ def test_an_arm_with_options_is_counted_as_itself():
     assert flops[0] < flops[2] < flops[1]
 
 
+def test_a_misspelt_option_is_not_counted_as_nothing():
+    with pytest.raises(ValueError, match="LimeConfig has no field ruoter_window"):
+        run(Costs(presets=("tiny-aet-4",), variants="plain,lime:ruoter_window=2"))
+
+
 def test_options_may_come_before_the_presets(capsys):
     cli.main(["costs", "--tokens", "8", "tiny-aet-4"])
     assert "tiny-aet-4: 4 x 32, 4 heads, T 8" in capsys.readouterr().out

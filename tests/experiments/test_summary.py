@@ -1,15 +1,17 @@
 """What recorded runs came to: arms and settings, and what is refused."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from recorded import SIZES, record
 
 from layermem.config import Compute, Data, Optim, Task
+from layermem.efficiency.costs import cost
 from layermem.experiments import presets
 from layermem.experiments.summary import Report, run
+from layermem.models.registry import lookup
 from layermem.tasks import arithmetic
 
 
@@ -95,6 +97,41 @@ def test_what_learnt_other_data_is_not_compared(tmp_path):
     assert [s["task"] for s in settings] == [None, None, "arithmetic", "arithmetic"]
 
 
+def test_what_learnt_other_data_under_the_same_config_is_not_compared(tmp_path, caplog):
+    runs = [
+        record(tmp_path / "a", about={"data": "first"}),
+        record(tmp_path / "b", seed=1, about={"data": "first"}),
+        record(tmp_path / "c", seed=2, about={"data": "second"}),
+    ]
+    settings = summed(tmp_path, *runs)["settings"]
+    assert [list(s["arms"].values()) for s in settings] == [[["a", "b"]], [["c"]]]
+    assert [s["learnt"]["digest"] for s in settings] == ["first", "second"]
+    (said,) = caplog.messages
+    assert said.startswith("a and c learnt other data under the same config")
+    # What an older version has not recorded stays with the others.
+    older = record(tmp_path / "d", seed=3)
+    (setting,) = summed(tmp_path, *runs[:2], older)["settings"]
+    assert list(setting["arms"].values()) == [["a", "b", "d"]]
+
+
+def test_auto_is_the_precision_that_it_came_to(tmp_path):
+    runs = [
+        record(tmp_path / "a", about={"precision": "bfloat16"}),
+        record(tmp_path / "b", seed=1, about={"precision": "float32"}),
+    ]
+    (setting,) = summed(tmp_path, *runs)["settings"]
+    assert setting["arms"] == {"lime:precision=bfloat16": ["a"], "lime:precision=float32": ["b"]}
+
+
+def test_other_test_problems_are_not_compared(tmp_path):
+    runs = [record(tmp_path / "a", right=0.5), record(tmp_path / "b", right=0.5, seed=1)]
+    for path, digest in zip(runs, ("first", "second"), strict=True):
+        result = json.loads((path / "result.json").read_text()) | {"problems": digest}
+        (path / "result.json").write_text(json.dumps(result))
+    with pytest.raises(ValueError, match="a and b solved different test problems"):
+        summed(tmp_path, *runs)
+
+
 def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_path):
     for name, numbers in (("llama", 9), ("with-memory", 9), ("other", 8)):
         arithmetic.tokenizer(value_max=numbers).save_pretrained(tmp_path / name)
@@ -144,6 +181,17 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
     assert len(setting["costs"]["width"][0]["variants"]) == 2
     (alone,) = summed(tmp_path, pruned)["settings"]
     assert alone["costs"]["layers"] == []
+
+
+def test_costs_of_a_run_that_started_from_a_windowed_model_are_those_of_its_window(tmp_path):
+    saved = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 24, "num_hidden_layers": 6}
+    window = {"router": "last", "router_window": 2}
+    started = record(tmp_path / "started", model=replace(SIZES, pretrained="a/model"))
+    (started / "final" / "config.json").write_text(json.dumps(saved | window))
+    (point,) = summed(tmp_path, started)["settings"][0]["costs"]["points"]
+    sizes = {**saved, "intermediate_size": 64, "vocab_size": 50, **window}
+    expected = cost(lookup("lime").config(**sizes), lookup("lime").variant, point["tokens"])
+    assert point["variants"]["lime"]["honest"] == asdict(expected)
 
 
 def test_what_is_no_run_is_said(tmp_path):

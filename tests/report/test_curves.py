@@ -31,6 +31,15 @@ def test_both_runs_are_named_with_their_last_loss(tmp_path):
     assert text == (tmp_path / "b.svg").read_text()
 
 
+def test_runs_called_alike_are_told_apart_by_their_folders(tmp_path):
+    runs = [a_folder(tmp_path / name, "lime") for name in ("fast", "slow")]
+    draw_curves([*runs, a_folder(tmp_path / "plain", "plain")], tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    assert "lime router=full, seed 3 (fast): validation loss" in text
+    assert "lime router=full, seed 3 (slow): validation loss" in text
+    assert "plain router=full, seed 3: validation loss" in text
+
+
 def test_what_has_not_ended_or_has_diverged_is_said(tmp_path):
     ended, going, lost, old = (a_folder(tmp_path / v, v) for v in ("e", "g", "l", "o"))
     for path in (ended, old):

@@ -111,6 +111,10 @@ def run(asked: Analyze, command: str = "") -> dict[str, Any]:
             f"there is no sequence of {asked.length} tokens in {where}; lower --length"
         )
     found_at = _find(asked, opened[0])
+    if len(opened) == 2:
+        _same_pieces(
+            opened[0], opened[1], [*texts, *dict.fromkeys(place.text for place in found_at)]
+        )
     subjects = [replace(subject, model=_model(subject)) for subject in opened]
     result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
@@ -161,7 +165,16 @@ def _open(path: str, name: str) -> _Subject:
 
 def _model(subject: _Subject) -> Any:
     with _no_model(subject.where):
-        model = AutoModelForCausalLM.from_pretrained(subject.where, dtype=torch.float32)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            subject.where, dtype=torch.float32, output_loading_info=True
+        )
+    # The head is not looked at; anything else would be random numbers under the model's name.
+    inner = f"{model.base_model_prefix}."
+    if missing := sorted(name for name in found["missing_keys"] if name.startswith(inner)):
+        raise ValueError(
+            f"{subject.where} lacks {len(missing)} of the model's weights, {missing[0]} the first: "
+            "it is damaged, or of another architecture than its config.json says; save it again"
+        )
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -182,6 +195,21 @@ def _same_tokens(first: _Subject, second: _Subject) -> None:
             f"{first.name} and {second.name} have different tokenizers, so what they hold at one "
             "token cannot be laid side by side; analyze them one by one"
         )
+
+
+def _same_pieces(first: _Subject, second: _Subject, texts: Sequence[str]) -> None:
+    """Raise where one vocabulary is used in two ways: words would stand at other tokens."""
+    for text in texts:
+        ours, theirs = (
+            subject.tokenizer(text, add_special_tokens=False)["input_ids"]
+            for subject in (first, second)
+        )
+        if ours != theirs:
+            raise ValueError(
+                f"{first.name} and {second.name} cut the same text into different tokens, of one "
+                "vocabulary, so what they hold at one token cannot be laid side by side; analyze "
+                "them one by one"
+            )
 
 
 def _task(asked: Analyze, subject: _Subject) -> Task | None:

@@ -8,6 +8,7 @@ It does not know: how anything is counted or measured, tables, figures.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,9 @@ def count(models: Mapping[str, Model], tokens: int) -> dict[str, Any]:
     variants = {}
     for name, (variant, fields) in models.items():
         entry = lookup(variant)
+        # A config takes any name, and a misspelt option would cost nothing.
+        if unknown := fields.keys() - {field.name for field in dataclass_fields(entry.config)}:
+            raise ValueError(f"{entry.config.__name__} has no field {', '.join(sorted(unknown))}")
         config = entry.config(**fields)
         variants[name] = {
             how: asdict(cost(config, entry.variant, tokens, how)) for how in COUNTINGS
@@ -141,8 +145,16 @@ def sizes(run: Run) -> tuple[dict[str, Any], float]:
     started = Path(run.model.pretrained or "", "config.json")
     if run.model.pretrained and started.exists():
         saved = json.loads(started.read_text(encoding="utf-8"))
-        fields |= {name: saved[name] for name in fields if name in saved}
+        fields |= saved_fields(run.variant, fields, saved)
     return fields, length
+
+
+def saved_fields(
+    variant: str, fields: Mapping[str, Any], saved: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a saved config says of sizes, heads' width and what routers read among them."""
+    names = (*fields, *lookup(variant).config.shape_fields)
+    return {name: saved[name] for name in names if name in saved}
 
 
 def resized(

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,19 +67,16 @@ def run(
     ``command``: what asked. ``rates``: validation loss by arm and learning rate tried before.
     """
     records = _records(asked.runs)
-    groups: dict[str, list[str]] = {}
-    for name, (found, _) in records.items():
-        groups.setdefault(_setting(found), []).append(name)
+    groups = _groups(records)
     settings = [
-        _compared({name: records[name] for name in names}, asked.against)
-        for names in groups.values()
+        _compared({name: records[name] for name in names}, asked.against) for names in groups
     ]
     known = dict.fromkeys(arm for setting in settings for arm in setting["arms"])
     if asked.against is not None and asked.against not in known:
         raise ValueError(f"no arm is called {asked.against!r}; there are {', '.join(known)}")
     runs = {name: _record(found, folder) for name, (found, folder) in records.items()}
-    for names in groups.values():
-        _check_counts({name: runs[name]["result"] or {} for name in names})
+    for names in groups:
+        _check_solved({name: runs[name]["result"] or {} for name in names})
     result = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "command": command,
@@ -150,6 +147,38 @@ def _config(folder: RunFolder) -> Run:
         return recorded_run(folder)
 
 
+def _about(folder: RunFolder) -> dict[str, Any]:
+    """Return what a run recorded beside its fields."""
+    with _naming(folder):
+        config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+        return dict(config.get("about") or {})
+
+
+def _groups(records: Mapping[str, tuple[Run, RunFolder]]) -> list[list[str]]:
+    """Return the runs of each setting.
+
+    A config says where data lay; runs that recorded what it was are compared only where that was
+    alike. What has not recorded it (older versions did not) stays with the others.
+    """
+    groups: dict[str, dict[str, str | None]] = {}
+    for name, (found, folder) in records.items():
+        groups.setdefault(_setting(found), {})[name] = _about(folder).get("data")
+    settings: list[list[str]] = []
+    for data in groups.values():
+        known = {digest: name for name, digest in reversed(data.items()) if digest}
+        if len(known) < 2:
+            settings.append(list(data))
+            continue
+        logger.warning(
+            "%s learnt other data under the same config: what lies there has changed between them, "
+            "so they are not compared",
+            " and ".join(reversed(known.values())),
+        )
+        for digest in dict.fromkeys(data.values()):
+            settings.append([name for name, other in data.items() if other == digest])
+    return settings
+
+
 def _setting(found: Run) -> str:
     """Return what must be alike for losses to be comparable."""
     values = to_dict(found)
@@ -170,7 +199,7 @@ def _compared(records: Mapping[str, tuple[Run, RunFolder]], against: str | None)
     """Return one setting: its arms in the order of their runs, and what they cost."""
     first = next(iter(records.values()))[0]
     arms: dict[str, dict[int, str]] = {}
-    for name, label in _labels({name: found for name, (found, _) in records.items()}).items():
+    for name, label in _labels(_carried_out(records)).items():
         by_seed, seed = arms.setdefault(label, {}), records[name][0].seed
         if seed in by_seed:
             raise ValueError(
@@ -183,9 +212,30 @@ def _compared(records: Mapping[str, tuple[Run, RunFolder]], against: str | None)
     return {
         "presets": list(dict.fromkeys(found.preset for found, _ in records.values())),
         "task": first.task.name,
-        "learnt": to_dict(first)["task" if first.task.name else "data"],
+        "learnt": {
+            **to_dict(first)["task" if first.task.name else "data"],
+            "digest": next(
+                filter(None, (_about(f).get("data") for _, f in records.values())), None
+            ),
+        },
         "arms": {arm: [by[seed] for seed in sorted(by)] for arm, by in arms.items()},
         "costs": _costs({arm: records[by[min(by)]] for arm, by in arms.items()}),
+    }
+
+
+def _carried_out(records: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, Run]:
+    """Return the runs, in place of "auto" with the arithmetic that it came to, if all recorded it.
+
+    It is bfloat16 on one machine and float32 on another.
+    """
+    used: dict[str, Any] = {
+        name: _about(folder).get("precision") for name, (_, folder) in records.items()
+    }
+    if not all(used.values()):
+        return {name: found for name, (found, _) in records.items()}
+    return {
+        name: replace(found, compute=replace(found.compute, precision=used[name]))
+        for name, (found, _) in records.items()
     }
 
 
@@ -259,8 +309,8 @@ def _recorded(found: Run, folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _check_counts(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise where models of one setting solved different numbers of test problems."""
+def _check_solved(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise where models of one setting solved different test problems."""
     counts = {name: result["count"] for name, result in results.items() if "count" in result}
     (first, count), *others = counts.items() or [("", 0)]
     for name, other in others:
@@ -269,6 +319,13 @@ def _check_counts(results: Mapping[str, Mapping[str, Any]]) -> None:
                 f"{first} solved {count} test problems and {name} {other}; what they share cannot "
                 "be compared: name runs that were tested alike"
             )
+    digests = {name: result["problems"] for name, result in results.items() if "problems" in result}
+    alike = {digest: name for name, digest in digests.items()}
+    if len(alike) > 1:
+        raise ValueError(
+            f"{' and '.join(alike.values())} solved different test problems, by their result.json; "
+            "what they share cannot be compared: name runs that were tested alike"
+        )
 
 
 def _validation(row: Mapping[str, float], flops_per_token: float | None) -> dict[str, float]:
@@ -293,7 +350,7 @@ def _costs(arms: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, Any]:
             arm: (models[arm][0], costs.resized(models[arm][1], layers, width))
             for arm in names
             # Chosen for each layer: there is no saying what it would be at another depth.
-            if layers is None or "router_sources" not in models[arm][1]
+            if layers is None or models[arm][1].get("router_sources") is None
         }
         return {"preset": arms[names[0]][0].preset, **costs.count(other, tokens)} if other else {}
 
@@ -330,7 +387,7 @@ def _fields(found: Run, folder: RunFolder) -> dict[str, Any]:
     if saved.exists():
         # What it started from, or its tokenizer, may have decided the sizes.
         config = json.loads(saved.read_text(encoding="utf-8"))
-        fields |= {name: config[name] for name in fields if name in config}
+        fields |= costs.saved_fields(found.variant, fields, config)
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
     return fields | found.model.variant_fields()
 

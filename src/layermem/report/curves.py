@@ -13,7 +13,7 @@ import yaml
 from matplotlib.axes import Axes
 
 from layermem.report import figures
-from layermem.runs import RunFolder
+from layermem.runs import RunFolder, told_apart
 
 Rows = Sequence[Mapping[str, float]]
 """What a run's validations recorded."""
@@ -47,18 +47,25 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     if not runs:
         raise ValueError("name at least one run folder")
     found = [_read(path) for path in runs]
+    names = [name for name, _, _ in found]
+    # What is called alike (it differs in a rate, or in its data) is told apart by its folder.
+    folders = told_apart([path.resolve().parts for path in runs])
+    labels = [
+        f"{name} ({folder})" if names.count(name) > 1 else name
+        for name, folder in zip(names, folders, strict=True)
+    ]
 
     def plot(axes: Axes) -> None:
-        for i, (name, state, rows) in enumerate(found):
+        for i, (label, (_, state, rows)) in enumerate(zip(labels, found, strict=True)):
             colour, dashes, _ = figures.STYLES[i % len(figures.STYLES)]
             trained = [(row["tokens"], row["loss"]) for row in rows if "loss" in row]
             held = [(row["tokens"], row["val_loss"]) for row in rows if "val_loss" in row]
             axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=0.8)
             if held:
-                label = f"{name}: validation loss {held[-1][1]:.3f}{state}"
-                axes.plot(*zip(*held, strict=True), color=colour, linestyle=dashes, label=label)
+                said = f"{label}: validation loss {held[-1][1]:.3f}{state}"
+                axes.plot(*zip(*held, strict=True), color=colour, linestyle=dashes, label=said)
             else:
-                axes.plot([], [], color=colour, label=f"{name}{state}")
+                axes.plot([], [], color=colour, label=f"{label}{state}")
         axes.set_xlabel("tokens")
         axes.set_ylabel("loss (thin: training)")
         axes.legend(frameon=False)

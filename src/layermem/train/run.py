@@ -33,10 +33,11 @@ from layermem.models.registry import build, lookup
 from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks
 from layermem.train.arguments import arguments
+from layermem.train.learnt import data_digest, problems_digest
 from layermem.train.origin import changes
-from layermem.train.problems import problems
+from layermem.train.problems import Problems, problems
 from layermem.train.sharded import ShardedTrainer
-from layermem.train.trainer import NotFiniteError, Sequences, Trainer
+from layermem.train.trainer import NotFiniteError, Trainer
 from layermem.train.waiting import together
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,9 @@ def _train(
             return folder
         tokenizer = _tokenizer(run)
         train_data, validation_data, collate = _data(run, tokenizer)
+        if checked.process_index == 0:
+            precision = "bfloat16" if checked.bf16 else "float32"
+            _add_about(folder, run, data_digest(train_data, validation_data), precision)
     set_seed(run.seed)
     model = _model(run, tokenizer)
     kind = ShardedTrainer if run.compute.shard else Trainer
@@ -143,7 +147,7 @@ def _tokenizer(run: Run) -> Any:
     return load_tokenizer(run.task.tokenizer or run.data.tokenizer)
 
 
-def _data(run: Run, tokenizer: Any) -> tuple[Sequences, Sequences, Any]:
+def _data(run: Run, tokenizer: Any) -> tuple[Blocks | Problems, Blocks | Problems, Any]:
     """Return what is learnt from, what validates, and how a batch is made of them."""
     if run.task.name:
         learnt, validating = problems(run.task, tokenizer)
@@ -189,7 +193,11 @@ def _keep_result(trainer: Trainer, folder: RunFolder, evaluate: Evaluate, tokeni
     result, attempts = evaluate(trainer.model, tokenizer, trainer.run.task, "test")
     if not trainer.is_world_process_zero():
         return
-    about = {"run_id": trainer.run.id, "steps_taken": trainer.state.global_step}
+    about = {
+        "run_id": trainer.run.id,
+        "steps_taken": trainer.state.global_step,
+        "problems": problems_digest([attempt.row()["prompt"] for attempt in attempts]),
+    }
     write_whole(folder.attempts, "".join(f"{json.dumps(a.row())}\n" for a in attempts))
     write_whole(folder.result, json.dumps({**about, **result}, indent=1) + "\n")
 
@@ -277,6 +285,16 @@ def _claim(folder: RunFolder, run: Run, *, resume: bool) -> None:
     if recorded_run(folder) != run and not folder.final.exists():
         about = _values_and_about(folder.config)[1]
         _write_config(folder, run, {**about, "run_id": run.id})
+
+
+def _add_about(folder: RunFolder, run: Run, data: str, precision: str) -> None:
+    """Record what the run learns and in which arithmetic, which its fields alone do not say.
+
+    Of a run that goes on, what it began with stands; an older one's is not known.
+    """
+    if not (folder.rows() or folder.completed()):
+        about = _values_and_about(folder.config)[1]
+        _write_config(folder, run, {**about, "data": data, "precision": precision})
 
 
 def check_same(folder: RunFolder, run: Run) -> None:
