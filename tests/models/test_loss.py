@@ -52,3 +52,19 @@ def test_a_head_that_is_more_than_its_weights_is_refused(ids):
     model.lm_head = nn.Sequential(model.lm_head, nn.Dropout(0.5))
     with pytest.raises(TypeError, match="is a Sequential, not a Linear; leave loss_chunk out"):
         model(ids, labels=ids, loss_chunk=3)
+
+
+def test_labels_shifted_already_are_taken_as_they_are(ids):
+    model = layermem.build("lime", **TINY)
+    inputs = {"labels": ids, "shift_labels": torch.roll(ids, -2, 1)}
+    whole, chunked = model(ids, **inputs).loss, model(ids, **inputs, loss_chunk=3).loss
+    torch.testing.assert_close(chunked, whole)
+
+
+def test_another_loss_is_refused(ids):
+    model = layermem.build("plain", **TINY)
+    with pytest.raises(TypeError, match="leave loss_chunk out"):
+        model(ids, labels=ids, ignore_index=5, loss_chunk=3)
+    model.loss_function = lambda logits, **_: logits.sum()
+    with pytest.raises(TypeError, match="another loss_function"):
+        model(ids, labels=ids, loss_chunk=3)

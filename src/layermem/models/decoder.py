@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
+from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -288,7 +289,7 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             **kwargs,
         )
         if labels is not None and loss_chunk:
-            return self._loss(outputs, labels, loss_chunk, kwargs.get("num_items_in_batch"))
+            return self._loss(outputs, labels, loss_chunk, **kwargs)
         logits = self.lm_head(_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
@@ -308,16 +309,27 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         outputs: BaseModelOutputWithPast,
         labels: Tensor,
         chunk: int,
-        num_items_in_batch: Tensor | int | None,
+        *,
+        num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
+        ignore_index: int = IGNORED,
+        **_: Any,
     ) -> LossOutput:
         """Return transformers' loss of a causal model without holding all logits."""
+        if self.loss_function is not ForCausalLMLoss or ignore_index != IGNORED:
+            raise TypeError(
+                "loss_chunk computes transformers' loss of a causal model, and here is another "
+                f"loss_function or ignore_index ({ignore_index}); leave loss_chunk out"
+            )
         if type(self.lm_head) is not nn.Linear:
             raise TypeError(
                 f"loss_chunk multiplies with the weights of lm_head itself, which is a "
                 f"{type(self.lm_head).__name__}, not a Linear; leave loss_chunk out"
             )
         x = outputs.last_hidden_state
-        wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).to(x.device)
+        if shift_labels is None:
+            shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        wanted = shift_labels.to(x.device)
         total, losses = chunked(x.flatten(0, 1), self.lm_head.weight, wanted.flatten(), chunk)
         count = (wanted != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return LossOutput(
