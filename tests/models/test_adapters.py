@@ -109,3 +109,11 @@ def test_an_adapter_of_a_llama_is_not_one_of_lime(tmp_path):
     _adapt(LlamaForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
     with pytest.raises(ValueError, match="LimeForCausalLM.from_llama"):
         LimeForCausalLM.from_pretrained(tmp_path / "adapter")
+
+
+@LOADERS
+def test_weights_of_an_adapter_that_find_no_place_are_refused(folders, load):
+    stray = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"
+    change(folders[1], "adapter_model.safetensors", lambda w: w.update({stray: torch.ones(2, 32)}))
+    with pytest.raises(ValueError, match=r"1 weights that its own config.*v_proj.lora_A"):
+        load(folders[1])

@@ -54,14 +54,17 @@ def test_a_head_that_is_more_than_its_weights_is_refused(ids):
         model(ids, labels=ids, loss_chunk=3)
 
 
-def test_another_loss_than_the_ordinary_is_refused(ids):
-    """What is not computed in chunks must not be left out in silence."""
+def test_labels_shifted_already_are_taken_as_they_are(ids):
+    model = layermem.build("lime", **TINY)
+    inputs = {"labels": ids, "shift_labels": torch.roll(ids, -2, 1)}
+    whole, chunked = model(ids, **inputs).loss, model(ids, **inputs, loss_chunk=3).loss
+    torch.testing.assert_close(chunked, whole)
+
+
+def test_another_loss_is_refused(ids):
     model = layermem.build("plain", **TINY)
-    with pytest.raises(ValueError, match="got ignore_index=5; leave one of the two out"):
-        model(ids, labels=ids, loss_chunk=3, ignore_index=5)
-    with pytest.raises(ValueError, match="leave it or shift_labels out"):
-        model(ids, labels=ids, loss_chunk=3, shift_labels=ids)
-    assert model(ids, labels=ids, loss_chunk=3, ignore_index=-100, shift_labels=None).loss > 0
-    model.loss_function = lambda **_: torch.zeros(())
-    with pytest.raises(ValueError, match="leave loss_chunk out"):
+    with pytest.raises(TypeError, match="leave loss_chunk out"):
+        model(ids, labels=ids, ignore_index=5, loss_chunk=3)
+    model.loss_function = lambda logits, **_: logits.sum()
+    with pytest.raises(TypeError, match="another loss_function"):
         model(ids, labels=ids, loss_chunk=3)

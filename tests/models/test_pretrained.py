@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors.torch import load_file, save_file
 from tiny import TINY, make
 from transformers import (
@@ -392,3 +393,93 @@ def test_loading_through_the_stub_does_not_copy_our_sources(saved, tmp_path):
     assert {p.name for p in (tmp_path / "again").iterdir()} == {
         p.name for p in saved.iterdir() if p.is_file()
     }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_attention_heads": 2, "head_dim": 16, "num_key_value_heads": 1},
+        {"tie_word_embeddings": True},
+    ],
+    ids=["heads", "tied"],
+)
+def test_from_llama_never_gives_weights_another_meaning(fields, llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    for source in (llama, tmp_path):
+        with pytest.raises(ValueError, match="its weights fit no other"):
+            LimeForCausalLM.from_llama(source, **fields)
+
+
+def test_ignored_sizes_are_no_other_heads(saved):
+    other = {"num_attention_heads": 2, "head_dim": 16, "num_key_value_heads": 1}
+    with pytest.raises(ValueError, match="its weights fit no other"):
+        LimeForCausalLM.from_pretrained(saved, ignore_mismatched_sizes=True, **other)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_head_is_not_tied_or_untied_in_loading(tied, tmp_path):
+    config = LimeConfig(**TINY, tie_word_embeddings=tied)
+    make(LimeForCausalLM, config).save_pretrained(tmp_path)
+    for load in (LimeForCausalLM.from_pretrained, AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(ValueError, match="saved with tie_word_embeddings"):
+            load(tmp_path, tie_word_embeddings=not tied)
+
+
+def test_from_llama_takes_the_older_name_of_a_dtype(llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    for source in (llama, tmp_path):
+        model = LimeForCausalLM.from_llama(source, torch_dtype="bfloat16")
+        assert model.dtype == torch.bfloat16
+
+
+def test_from_llama_takes_no_other_weights_than_the_llamas(llama):
+    with pytest.raises(TypeError, match="load a state_dict into that first"):
+        LimeForCausalLM.from_llama(llama, state_dict=llama.state_dict())
+
+
+class ScaledLlama(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = 3 * output.logits
+        return output
+
+
+def test_a_llama_with_a_forward_of_its_own_is_refused():
+    with pytest.raises(ValueError, match="ScaledLlama has a forward of its own"):
+        LimeForCausalLM.from_llama(ScaledLlama(LlamaConfig(**TINY)))
+
+
+def test_a_llama_that_brings_its_own_code_is_refused(llama, tmp_path, ids):
+    llama.save_pretrained(tmp_path)
+    edit_config(tmp_path, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
+    with pytest.raises(ValueError, match="code of its own for AutoModelForCausalLM"):
+        LimeForCausalLM.from_llama(tmp_path, trust_remote_code=True)
+    assert torch.equal(LimeForCausalLM.from_llama(tmp_path)(ids).logits, llama(ids).logits)
+
+
+@pytest.mark.parametrize("name", ["model.embed_positions.weight", "model.extra_norm.weight"])
+def test_an_unknown_part_inside_the_decoder_is_refused(name, llama, saved, tmp_path):
+    llama.save_pretrained(tmp_path / "llama")
+    edit_weights(saved, lambda w: w.update({name: torch.ones(32)}))
+    edit_weights(tmp_path / "llama", lambda w: w.update({name: torch.ones(32)}))
+    with pytest.raises(ValueError, match=f"no place for, such as {name}"):
+        LimeForCausalLM.from_pretrained(saved)
+    with pytest.raises(ValueError, match=f"no place for, such as {name}"):
+        LimeForCausalLM.from_llama(tmp_path / "llama")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": 4},
+        {"attention_chunk_size": 4},
+        {"layer_types": ["sliding_attention"] * 4},
+    ],
+    ids=str,
+)
+def test_fields_that_make_a_cache_forget_are_refused(fields, llama, tmp_path):
+    llama.save_pretrained(tmp_path)
+    edit_config(tmp_path, **fields)
+    for load in (LimeForCausalLM.from_llama, PlainForCausalLM.from_pretrained):
+        with pytest.raises(StrictDataclassClassValidationError, match="attends to all earlier"):
+            load(tmp_path)

@@ -293,3 +293,45 @@ def test_memory_is_the_slots_and_no_more():
             weight = torch.randn(HEADS, HEADS * len(slots), dtype=x.dtype, requires_grad=True)
             chosen_route(slots, weight)
     assert sum(kept.values()) == 6 * 2 * x.nbytes + weight.nbytes
+
+
+@pytest.mark.parametrize("order", [(1, 0), (1, 1), (0, 0)], ids=["swapped", "values", "keys"])
+@pytest.mark.parametrize("name", ["functional", "deferred"])
+def test_the_tensors_of_a_slot_may_be_read_in_other_places(name, order):
+    """A gradient belongs to the tensor that was read, whichever place of the slot it was put in."""
+
+    def gradients(implementation):
+        generator = torch.Generator().manual_seed(0)
+        raw = [torch.randn(2, 3, 5, 4, generator=generator).requires_grad_() for _ in range(4)]
+        weight = torch.randn(3, 6, generator=generator, requires_grad=True)
+        with using(implementation):
+            stored = [store(*raw[:2]), store(*raw[2:])]
+            key, value = chosen_route([tuple(s[i] for i in order) for s in stored], weight)
+            (key.square().sum() + value.sin().sum() + stored[0][0].sum()).backward()
+        return [torch.zeros(()) if t.grad is None else t.grad for t in (*raw, weight)]
+
+    for got, expected in zip(gradients(name), gradients("naive"), strict=True):
+        torch.testing.assert_close(got + torch.zeros(()), expected + torch.zeros(()))
+
+
+@pytest.mark.parametrize("watch", ["retain_grad", "register_hook"])
+def test_the_gradient_of_a_slot_may_be_watched(watch):
+    def watched(implementation):
+        generator = torch.Generator().manual_seed(0)
+        raw = [torch.randn(2, 3, 5, 4, generator=generator).requires_grad_() for _ in range(4)]
+        weights = [torch.randn(3, 3 * n, generator=generator) for n in (1, 2)]
+        seen = []
+        with using(implementation):
+            slots = [store(*raw[:2]), store(*raw[2:])]
+            total = sum(chosen_route(slots[: w.shape[1] // 3], w)[0].sin() for w in weights)
+            # After the routes, as a hook on a layer's output comes.
+            key = slots[0][0]
+            if watch == "retain_grad":
+                key.retain_grad()
+            else:
+                key.register_hook(lambda gradient: seen.append(gradient) or 2 * gradient)
+            (total.sum() + key.sum()).backward()
+        return key.grad if watch == "retain_grad" else seen[0], raw[0].grad
+
+    for got, expected in zip(watched("deferred"), watched("naive"), strict=True):
+        torch.testing.assert_close(got, expected)

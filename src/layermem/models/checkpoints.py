@@ -137,10 +137,11 @@ def check_fields(
     if isinstance(config, (str, os.PathLike)):
         values = PreTrainedConfig.get_config_dict(config, **whereabouts(kwargs))[0]
         config = config_class.from_dict(values)
-    names = config_class.shape_fields
+    # A head that was tied is in no file, one that was not would be kept beside the embedding.
+    names = (*config_class.shape_fields, "tie_word_embeddings")
     given = {**{name: getattr(config, name) for name in names if hasattr(config, name)}, **given}
     given = {name: given[name] for name in names if name in given}
-    if not given or kwargs.get("ignore_mismatched_sizes"):
+    if not given:
         return
     saved = config_class.from_dict(dict(saved_values))
     for name, value in given.items():
@@ -244,4 +245,5 @@ def _is_decoders(model: PreTrainedModel, key: str) -> bool:
         return False
     module = key.rpartition(".")[0]
     known = any(module == name for name, _ in model.named_modules())
-    return known or "layers." in key or _OWN.search(key) is not None
+    inside = key.startswith(f"{model.base_model_prefix}.")
+    return known or inside or "layers." in key or _OWN.search(key) is not None

@@ -152,6 +152,19 @@ class DecoderConfig(PreTrainedConfig):
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
 
+    def validate_attention_span(self) -> None:
+        """Refuse fields after which transformers' caches forget tokens that attention reads."""
+        spans = {n: getattr(self, n, None) for n in ("sliding_window", "attention_chunk_size")}
+        kinds = set(getattr(self, "layer_types", None) or ()) - {"full_attention"}
+        spans["layer_types"] = sorted(kinds) or None
+        for name, value in spans.items():
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value}: every layer here attends to all earlier tokens, as a LLaMA's "
+                    "does, while transformers' cache would drop some in generation; delete "
+                    f"{name} from the config"
+                )
+
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> None:

@@ -289,8 +289,7 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             **kwargs,
         )
         if labels is not None and loss_chunk:
-            self._check_loss(kwargs)
-            return self._loss(outputs, labels, loss_chunk, kwargs.get("num_items_in_batch"))
+            return self._loss(outputs, labels, loss_chunk, **kwargs)
         logits = self.lm_head(_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
@@ -305,37 +304,32 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             attentions=outputs.attentions,
         )
 
-    def _check_loss(self, kwargs: dict[str, Any]) -> None:
-        """Raise if the loss would not be the one that is computed in chunks."""
-        # What transformers' loss takes beside the labels.
-        if kwargs.get("ignore_index", IGNORED) != IGNORED:
-            raise ValueError(
-                f"loss_chunk leaves out labels of {IGNORED}, got ignore_index="
-                f"{kwargs['ignore_index']}; leave one of the two out"
-            )
-        if kwargs.get("shift_labels") is not None:
-            raise ValueError("loss_chunk shifts labels itself; leave it or shift_labels out")
-        if self.loss_function is not ForCausalLMLoss:
-            raise ValueError(
-                f"loss_chunk computes transformers' loss of a causal model, this model's is "
-                f"{self.loss_function!r}; leave loss_chunk out"
-            )
-
     def _loss(
         self,
         outputs: BaseModelOutputWithPast,
         labels: Tensor,
         chunk: int,
-        num_items_in_batch: Tensor | int | None,
+        *,
+        num_items_in_batch: Tensor | int | None = None,
+        shift_labels: Tensor | None = None,
+        ignore_index: int = IGNORED,
+        **_: Any,
     ) -> LossOutput:
         """Return transformers' loss of a causal model without holding all logits."""
+        if self.loss_function is not ForCausalLMLoss or ignore_index != IGNORED:
+            raise TypeError(
+                "loss_chunk computes transformers' loss of a causal model, and here is another "
+                f"loss_function or ignore_index ({ignore_index}); leave loss_chunk out"
+            )
         if type(self.lm_head) is not nn.Linear:
             raise TypeError(
                 f"loss_chunk multiplies with the weights of lm_head itself, which is a "
                 f"{type(self.lm_head).__name__}, not a Linear; leave loss_chunk out"
             )
         x = outputs.last_hidden_state
-        wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED).to(x.device)
+        if shift_labels is None:
+            shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        wanted = shift_labels.to(x.device)
         total, losses = chunked(x.flatten(0, 1), self.lm_head.weight, wanted.flatten(), chunk)
         count = (wanted != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return LossOutput(

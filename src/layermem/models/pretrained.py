@@ -101,13 +101,13 @@ class PreTrainedDecoder(PreTrainedModel):
         own = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}
         own = {**(cls.variant.plain_fields or {}), **own}
         _refuse_gguf(cls, kwargs)
+        # Older spelling of transformers, which ignores it where the newer one stands beside.
+        if "torch_dtype" in kwargs:
+            kwargs.setdefault("dtype", kwargs.pop("torch_dtype"))
         check_dtype(kwargs.get("dtype"))
-        if "config" in kwargs:
-            raise TypeError(
-                "from_llama makes the config from the LLaMA's; give the fields that differ by "
-                'name, such as router="last", not a config'
-            )
+        _refuse_what_is_the_llamas(kwargs)
         if isinstance(source, PreTrainedModel):
+            _check_forward(source)
             llama, name, place = source.config, type(source).__name__, None
             # Copies: the new model must not write through to the one it came from.
             kwargs["state_dict"] = {key: t.clone() for key, t in source.state_dict().items()}
@@ -148,7 +148,40 @@ def _adopt(
     dropped = _OWN_TO_THE_FILE + (("id2label", "label2id") if "num_labels" in own else ())
     for name in dropped:
         values.pop(name, None)
+    # Two heads of width 8 and one of 16 have weights of one shape.
+    own_shape = (*DecoderConfig.shape_fields, "tie_word_embeddings")
+    for name in [name for name in own_shape if name in own and hasattr(llama, name)]:
+        if own[name] != getattr(llama, name):
+            raise ValueError(
+                f"the LLaMA has {name}={getattr(llama, name)}, got {name}={own[name]}; its weights "
+                "fit no other: leave it out"
+            )
     return cls.config_class(**{**values, **own})
+
+
+def _refuse_what_is_the_llamas(kwargs: Mapping[str, Any]) -> None:
+    if "config" in kwargs:
+        raise TypeError(
+            "from_llama makes the config from the LLaMA's; give the fields that differ by "
+            'name, such as router="last", not a config'
+        )
+    if kwargs.get("state_dict") is not None:
+        raise TypeError(
+            "from_llama takes the weights of the LLaMA; load a state_dict into that first, and "
+            "give from_llama the model"
+        )
+
+
+def _check_forward(source: PreTrainedModel) -> None:
+    """Raise if a model's class has a forward of its own, under the name of a LLaMA."""
+    for kind in type(source).__mro__:
+        if kind.__module__.split(".")[0] in ("transformers", "layermem"):
+            return
+        if "forward" in vars(kind):
+            raise ValueError(
+                f"{type(source).__name__} has a forward of its own, which a decoder of ours would "
+                "not compute; give from_llama a LlamaForCausalLM"
+            )
 
 
 def _llama_config(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> PreTrainedConfig:
@@ -164,6 +197,12 @@ def _llama_config(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> Pre
     code = {"code_revision": kwargs.pop("code_revision", None)}
     code["trust_remote_code"] = kwargs.get("trust_remote_code")
     config: PreTrainedConfig = AutoConfig.from_pretrained(source, **where, **code)
+    own_code = {name for name in getattr(config, "auto_map", None) or {} if name != "AutoConfig"}
+    if code["trust_remote_code"] and own_code and not isinstance(config, DecoderConfig):
+        raise ValueError(
+            f"{source} brings code of its own for {min(own_code)}, which a decoder of ours would "
+            "not run; leave trust_remote_code out if it computes what a LLaMA does"
+        )
     return config
 
 
@@ -232,6 +271,12 @@ def _load_with_adapter(
         raise ValueError(
             f"{adapter.source} lacks {len(info['missing_keys'])} weights of its own adapter, such "
             f"as {min(info['missing_keys'])}"
+        )
+    if info["unexpected_keys"]:
+        raise ValueError(
+            f"{adapter.source} has {len(info['unexpected_keys'])} weights that its own config and "
+            f"model have no place for, such as {min(info['unexpected_keys'])}; is it of another "
+            "model?"
         )
     return (model, info) if wants_info else model
 

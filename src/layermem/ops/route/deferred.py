@@ -127,7 +127,12 @@ class _Route(torch.autograd.Function):
             return None, *_differentiable_gradients(ctx, (d_key, d_value))
         weight, *tensors = ctx.saved_tensors
         _, needs_weight, *needs = ctx.needs_input_grad
-        products, nodes, shape = ctx.products, ctx.nodes, tensors[0].shape
+        products, shape = ctx.products, tensors[0].shape
+        # Whoever looks at the gradient of a slot's tensor gets it from here, by the ordinary way.
+        nodes = [
+            None if _is_watched(slot) else node
+            for slot, node in zip(_pairs(tensors), ctx.nodes, strict=True)
+        ]
         d_weight = None
         with exact(weight):
             grads = products.flat((d_key, d_value))
@@ -170,7 +175,16 @@ def _store_node(slot: Slot, products: Products) -> Any | None:
         return None
     node: Any = slot[0].grad_fn
     ours = isinstance(node, _StoreNode) and slot[1].grad_fn is node
+    # Key and value as they were stored: another pair of the same tensors has other gradients.
+    ours = ours and slot[0].output_nr == 0 and slot[1].output_nr == 1
     return node if ours and node.products is products else None
+
+
+def _is_watched(slot: Slot) -> bool:
+    """Whether somebody keeps or hooks the gradient of a stored tensor, which a node goes round."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(tensor.retains_grad or tensor._backward_hooks for tensor in slot)
 
 
 def _columns(weight: Tensor, heads: int, dtype: torch.dtype) -> list[Tensor]:
