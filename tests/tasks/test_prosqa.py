@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,15 @@ from layermem.tasks import prosqa
 from layermem.tasks.crossed import _Pairs
 from layermem.tasks.grading import Grade
 from layermem.tasks.graphs import distances, draw_sizes
-from layermem.tasks.prosqa import CONCEPTS, NAMES, SHORTCUTS, generate, grade, load
+from layermem.tasks.prosqa import (
+    CONCEPTS,
+    NAMES,
+    SHORTCUTS,
+    farther_from_others,
+    generate,
+    grade,
+    load,
+)
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "prosqa"
 RIGHT = Grade(answer=True, steps=True)
@@ -292,3 +301,19 @@ def test_a_malformed_file(change, message, tmp_path):
     path.write_text(change)
     with pytest.raises(ValueError, match=message):
         load(path)
+
+
+def test_elimination_walks_from_everybody_else():
+    """It is no shortcut, and is said beside them: it follows arrows from each other person."""
+    record = replace(
+        generate(1, 0)[0],
+        idx_to_symbol=("Tom", "Sam", "wumpus", "lempus"),
+        edges=((0, 2), (1, 3)),
+        root=0,
+        target=2,
+        neg_target=3,
+    )
+    assert farther_from_others(record) == 1
+    # Sam leads to both, Tom's own way does not count.
+    assert farther_from_others(replace(record, edges=((0, 2), (1, 3), (1, 2)))) == 0.5
+    assert farther_from_others(replace(record, edges=((0, 2), (1, 2)))) == 0

@@ -214,6 +214,7 @@ def describe(records: Sequence[Record]) -> dict[str, Any]:
             name: statistics.fmean(guess(record) for record in records)
             for name, guess in SHORTCUTS.items()
         },
+        "right answers by elimination": statistics.fmean(map(farther_from_others, records)),
     }
 
 
@@ -289,10 +290,23 @@ def fewer_mentions(record: Record) -> float:
 
 def farther_from_all(record: Record) -> float:
     """Credit for taking the option that is farther from whoever is nearest to it."""
-    names = [i for i, symbol in enumerate(record.idx_to_symbol) if symbol[0].isupper()]
-    far = [distances(record.edges, name) for name in names]
+    return _farther(record, _people(record))
+
+
+def farther_from_others(record: Record) -> float:
+    """The same without who is asked about: the work of the question itself, for everybody else."""
+    return _farther(record, [name for name in _people(record) if name != record.root])
+
+
+def _people(record: Record) -> list[int]:
+    return [i for i, symbol in enumerate(record.idx_to_symbol) if symbol[0].isupper()]
+
+
+def _farther(record: Record, people: Sequence[int]) -> float:
+    far = [distances(record.edges, name) for name in people]
     target, other = (
-        min(each.get(i, NOWHERE) for each in far) for i in (record.target, record.neg_target)
+        min((each.get(i, NOWHERE) for each in far), default=NOWHERE)
+        for i in (record.target, record.neg_target)
     )
     return _credit(target - other)
 
