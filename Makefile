@@ -9,7 +9,7 @@ PYTEST_FLAGS ?= -n 2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test lint types pytest test-oldest wheel clean
+.PHONY: quickstart test lint types pytest test-slow test-oldest wheel clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m layermem quickstart
@@ -26,6 +26,10 @@ types: $(VENV)/.installed
 
 pytest: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not network"
+
+# What takes long: many kills, long curves, kernels compiled for a GPU that need not be there.
+test-slow: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "slow and not gpu and not network"
 
 # The contract and training at the older end of the supported transformers range.
 test-oldest: $(OLDEST)/.installed

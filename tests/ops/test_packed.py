@@ -1,5 +1,7 @@
 """Packed and deferred routing against the naive one, in every odd circumstance."""
 
+import itertools
+
 import pytest
 import torch
 from tiny import needs_kernels
@@ -103,7 +105,15 @@ def test_a_chain_equals_naive(name, batch, tokens, width, dtype):
     assert_same(outcome(model, x, name), outcome(model, x, "naive"), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [99, 9], ids=["all", "last-9"])
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        *itertools.product(["functional", "deferred"], [99, 9]),
+        pytest.param("triton", 9, marks=needs_kernels),
+        # The interpreter takes long over so many slots.
+        pytest.param("triton", 99, marks=[needs_kernels, pytest.mark.slow]),
+    ],
+)
 def test_a_deep_chain_equals_naive(name, window):
     """Deep enough for slots to be grouped in the router's gradient."""
     model, x = Depth(windows=[window] * 13), an_input(2, few_if_interpreted(MANY, name))

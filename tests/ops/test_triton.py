@@ -258,6 +258,7 @@ def test_the_interpreter_is_chosen_before_anything_imports_triton():
     assert done.stdout.strip() == "InterpretedFunction", done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
 def test_kernels_compile_for_a_gpu_without_one():
     """Through triton's own compiler and assembler, for Hopper: no spills, memory within limits."""

@@ -435,6 +435,8 @@ def in_two_processes(config, out, *more):
     )
 
 
+# Over fewer steps test_resume.py holds the same, from each way to each other.
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
 def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
     # Kept apart, so that not every sequence has as many labels.

@@ -253,8 +253,8 @@ def test_summary_counts_the_off_layer_share():
     [
         ({"router": "nearest"}, "nearest"),
         ({"router": "last"}, "needs router_window"),
-        ({"router": "first", "router_window": 0}, "at least 1, got 0"),
-        ({"router": "last", "router_window": -3}, "at least 1, got -3"),
+        ({"router": "first", "router_window": 0}, "at least 1; got 0"),
+        ({"router": "last", "router_window": -3}, "at least 1; got -3"),
         ({"router_window": 2}, "router_window=2"),
         ({"router": "average", "router_window": 2}, "router_window=2"),
         ({"router_init": "zero"}, "zero"),
