@@ -64,8 +64,8 @@ class LimeConfig(DecoderConfig):
         """Check that a windowed router has a window and no other has."""
         name, window, windowed = self.router, self.router_window, self.router in ("last", "first")
         if windowed and (window is None or window < 1):
-            needed = "router_window, the number of layers, of at least 1"
-            raise ValueError(f'router="{name}" needs {needed}; got {window}')
+            wanted = "needs router_window, the number of layers, of at least 1"
+            raise ValueError(f'router="{name}" {wanted}; got {window}')
         if not windowed and window is not None:
             other = 'leave it None or choose router="last" or "first"'
             raise ValueError(f'router="{name}" has no window, got router_window={window}; {other}')
@@ -80,8 +80,7 @@ class LimeConfig(DecoderConfig):
 class LimeRouter(StaticRouter):
     """The router of one layer: ``weight`` [R, S * R], source layer major, own layer last.
 
-    ``sources`` are the indices of the layers it reads, the own one last. Usable on its own, in any
-    loop that keeps its slots.
+    Usable on its own, in any loop that keeps its slots.
     """
 
     def __init__(
