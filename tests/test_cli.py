@@ -249,6 +249,8 @@ def test_tasks_are_shown(capsys):
         cli.main(["tasks", "prosqa", "--options", "nodes=many"])
 
 
+# Its parts are tested in experiments/test_sweep.py and report/.
+@pytest.mark.slow
 def test_a_sweep_runs_what_is_missing_and_prints_intervals(tmp_path, config, capsys):
     out = tmp_path / "sweep"
     asked = ["sweep", "--config", str(config), "--out", str(out), "--max-steps", "2", "--jobs", "2"]

@@ -175,6 +175,7 @@ def test_parameters_and_flops_equal_the_closed_form(case, ids):
     assert counting.forward_flops(config, entry.variant, ids.shape[1]) == per_token
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiled_equals_eager(entry, ids):
     torch.compiler.reset()

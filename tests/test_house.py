@@ -175,7 +175,7 @@ def test_the_examples_in_the_pages_run(name, tmp_path, monkeypatch):
         ["footprint.py"],
         pytest.param(
             ["gpu.py", "--smoke", "--repeats=1", "--sections", "check", "training", "decoding"],
-            marks=needs_kernels,
+            marks=[needs_kernels, pytest.mark.slow],
         ),
     ],
     ids=lambda command: command[0],
