@@ -1,4 +1,4 @@
-# `make quickstart` shows the mechanism, `make test` checks everything. Both set themselves up.
+# `make quickstart` shows the mechanism, `make test` checks all but what is slow (`make test-slow`). All set themselves up.
 
 PYTHON ?= python3
 VENV ?= .venv
