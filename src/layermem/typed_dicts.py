@@ -67,7 +67,7 @@ def checked(hint: Any, value: Any, path: str) -> Any:
 
 
 def _checked_mapping(arguments: tuple[Any, ...], value: Any, path: str) -> dict[Any, Any]:
-    """Return a dict whose keys are of the first type (JSON writes ints as texts)."""
+    """Return a dict whose keys are of the first type (JSON writes an int key as a text)."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{path} must map names to values, got {value!r}")
     key_type, value_type = arguments
@@ -75,7 +75,12 @@ def _checked_mapping(arguments: tuple[Any, ...], value: Any, path: str) -> dict[
         raise ValueError(
             f"{path} must have whole numbers as keys, got {', '.join(map(str, value))}"
         )
-    return {key_type(k): checked(value_type, v, f"{path}.{k}") for k, v in value.items()}
+    return {
+        int(k) if key_type is int else checked(key_type, k, path): checked(
+            value_type, v, f"{path}.{k}"
+        )
+        for k, v in value.items()
+    }
 
 
 def _checked_scalar(hint: Any, value: Any, path: str) -> Any:
