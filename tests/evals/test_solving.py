@@ -32,14 +32,14 @@ def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
     problems = task.problems("test", 40, 0, **asked.fields())
     texts = [p.solution if i % 4 else "" for i, p in enumerate(problems)]
     Parrot(monkeypatch, tokenizer, texts)
-    found, attempts = solving.evaluate(None, tokenizer, asked, "test")
-    assert (found["accuracy"], found["steps"], found["count"]) == (0.75, 0.75, 40)
-    low, high = found["interval"]
+    solved, attempts = solving.evaluate(None, tokenizer, asked, "test")
+    assert (solved.accuracy, solved.steps, solved.count) == (0.75, 0.75, 40)
+    low, high = solved.interval
     assert 0.55 < low < 0.75 < high < 0.9
-    assert sum(found["faults"].values()) == 10
-    (levels,) = found["by"].values()
-    assert sum(level["count"] for level in levels.values()) == 40
-    assert found["chance"] <= 0.5
+    assert sum(solved.faults.values()) == 10
+    (levels,) = solved.by.values()
+    assert sum(level.count for level in levels.values()) == 40
+    assert solved.chance <= 0.5
     rows = [attempt.row() for attempt in attempts]
     assert [row["answer"] for row in rows] == [bool(i % 4) for i in range(40)]
     assert {"prompt", "solution", "text", "level", "answer", "steps", "fault", "at"} == set(rows[0])

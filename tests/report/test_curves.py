@@ -5,7 +5,8 @@ import math
 import pytest
 import yaml
 
-from layermem.report.curves import draw_curves, of_arms
+from layermem.report.curves import curves_of_arms, draw_curves
+from layermem.results.run_record import Validation
 from layermem.runs import RunFolder
 
 
@@ -71,11 +72,13 @@ def test_what_is_no_run(tmp_path):
 
 def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():
     def rows(*values, tokens=10):
-        return [{"step": i, "tokens": tokens * i, "loss": v} for i, v in enumerate(values, 1)]
+        return [
+            Validation(step=i, tokens=tokens * i, val_loss=loss) for i, loss in enumerate(values, 1)
+        ]
 
     three = [rows(3.0, 2.0, 1.0), rows(6.0, 5.0, tokens=12), rows(9.0, 2.0, tokens=14)]
-    series, bands = of_arms({"a": three, "b": [rows(4.0)], "c": [[]]}, "tokens", "loss")
+    series, bands = curves_of_arms({"a": three, "b": [rows(4.0)], "c": [[]]}, "tokens", "val_loss")
     # The third step is of one seed alone; nothing is known of c.
     assert series == {"a": ([12, 24], [6.0, 3.0]), "b": ([10], [4.0])}
     assert bands == {"a": ([3.0, 2.0], [9.0, 5.0]), "b": ([4.0], [4.0])}
-    assert of_arms({"a": three}, "tokens", "accuracy") == ({}, {})
+    assert curves_of_arms({"a": three}, "tokens", "val_accuracy") == ({}, {})

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from layermem import config
 from layermem.evals.generation import greedy, shared_greedy
 from layermem.intervals import proportion
+from layermem.results.solved import Shares, Solved
 from layermem.tasks.grading import Grade
 from layermem.tasks.registry import Problem, Task, encode, lookup
 
@@ -74,23 +75,28 @@ def attempt(
     ]
 
 
-def summary(attempts: Sequence[Attempt], task: Task) -> dict[str, Any]:
+def summary(
+    attempts: Sequence[Attempt], task: Task, *, name: str, split: str, model: str | None = None
+) -> Solved:
     """Return shares with 95% intervals, by level too, and the faults counted."""
     by_level = {
         str(level): _shares([a for a in attempts if a.level == level])
         for level in sorted({a.level for a in attempts})
     }
-    return {
-        **_shares(attempts),
-        "chance": task.chance([a.problem for a in attempts]),
-        "by": {task.levels: by_level},
-        "faults": dict(Counter(a.grade.fault for a in attempts if a.grade.fault)),
-    }
+    return Solved(
+        **vars(_shares(attempts)),
+        task=name,
+        split=split,
+        model=model,
+        chance=task.chance([a.problem for a in attempts]),
+        by={task.levels: by_level},
+        faults=dict(Counter(a.grade.fault for a in attempts if a.grade.fault)),
+    )
 
 
 def evaluate(
     model: PreTrainedModel, tokenizer: Any, task: config.Task, split: str = "validation"
-) -> tuple[dict[str, Any], list[Attempt]]:
+) -> tuple[Solved, list[Attempt]]:
     """Have a model solve a split of a run's task.
 
     The processes of a run share the validation problems. The test problems each solves all: a run
@@ -99,7 +105,7 @@ def evaluate(
     kind = lookup(str(task.name))
     shared = split == "validation"
     attempts = attempt(model, tokenizer, kind, _problems(task, split), shared=shared)
-    return {"task": task.name, "split": split, **summary(attempts, kind)}, attempts
+    return summary(attempts, kind, name=str(task.name), split=split), attempts
 
 
 def solve_with(
@@ -110,7 +116,7 @@ def solve_with(
     count: int = 10_000,
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
+) -> Solved:
     """Have a saved model solve problems of a task."""
     kind = lookup(str(task.name))
     problems = kind.problems(split, count, task.seed, **task.fields())
@@ -118,7 +124,7 @@ def solve_with(
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     attempts = attempt(model, tokenizer, kind, problems, batch_size=batch_size, progress=progress)
-    return {"model": str(checkpoint), "task": task.name, "split": split, **summary(attempts, kind)}
+    return summary(attempts, kind, name=str(task.name), split=split, model=str(checkpoint))
 
 
 @lru_cache(maxsize=4)
@@ -127,14 +133,14 @@ def _problems(task: config.Task, split: str) -> Sequence[Problem]:
     return lookup(str(task.name)).problems(split, count, task.seed, **task.fields())
 
 
-def _shares(attempts: Sequence[Attempt]) -> dict[str, Any]:
+def _shares(attempts: Sequence[Attempt]) -> Shares:
     count = len(attempts)
     right = sum(a.grade.answer for a in attempts)
     proved = sum(a.grade.steps for a in attempts)
-    return {
-        "count": count,
-        "accuracy": right / count,
-        "interval": list(proportion(right, count)),
-        "steps": proved / count,
-        "steps_interval": list(proportion(proved, count)),
-    }
+    return Shares(
+        count=count,
+        accuracy=right / count,
+        interval=proportion(right, count),
+        steps=proved / count,
+        steps_interval=proportion(proved, count),
+    )

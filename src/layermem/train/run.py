@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +31,7 @@ from layermem.data.tokenizers import load_tokenizer
 from layermem.models.checkpoints import LLAMAS
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.registry import build, lookup
+from layermem.results.solved import Solved
 from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks
 from layermem.train.arguments import arguments
@@ -41,8 +43,8 @@ from layermem.train.trainer import NotFiniteError, Trainer
 from layermem.train.waiting import together
 
 logger = logging.getLogger(__name__)
-# A model, its tokenizer, a task and a split; what is found, and every attempt.
-Evaluate: TypeAlias = Callable[[Any, Any, Task, str], tuple[dict[str, Any], Sequence[Any]]]
+# A model, its tokenizer, a task and a split; what it solves, and every attempt.
+Evaluate: TypeAlias = Callable[[Any, Any, Task, str], tuple[Solved, Sequence[Any]]]
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
 
 
@@ -184,22 +186,23 @@ def _watch(
     evaluate: Evaluate, tokenizer: Any, task: Task, model: DecoderForCausalLM
 ) -> dict[str, float]:
     """Return the shares of validation problems that a model solves."""
-    found, _ = evaluate(model, tokenizer, task, "validation")
-    return {"val_accuracy": found["accuracy"], "val_steps": found["steps"]}
+    solved, _ = evaluate(model, tokenizer, task, "validation")
+    return {"val_accuracy": solved.accuracy, "val_steps": solved.steps}
 
 
 def _keep_result(trainer: Trainer, folder: RunFolder, evaluate: Evaluate, tokenizer: Any) -> None:
     """Have the trained model solve the test problems; write what comes of it."""
-    result, attempts = evaluate(trainer.model, tokenizer, trainer.run.task, "test")
+    solved, attempts = evaluate(trainer.model, tokenizer, trainer.run.task, "test")
     if not trainer.is_world_process_zero():
         return
-    about = {
-        "run_id": trainer.run.id,
-        "steps_taken": trainer.state.global_step,
-        "problems": problems_digest([attempt.row()["prompt"] for attempt in attempts]),
-    }
+    solved = replace(
+        solved,
+        run_id=trainer.run.id,
+        steps_taken=trainer.state.global_step,
+        problems=problems_digest([attempt.row()["prompt"] for attempt in attempts]),
+    )
     write_whole(folder.attempts, "".join(f"{json.dumps(a.row())}\n" for a in attempts))
-    write_whole(folder.result, json.dumps({**about, **result}, indent=1) + "\n")
+    write_whole(folder.result, solved.to_json())
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:

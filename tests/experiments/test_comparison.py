@@ -1,7 +1,7 @@
 """What recorded runs came to: arms and settings, and what is refused."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,18 @@ from recorded import SIZES, record
 from layermem.config import Compute, Data, Optim, Task
 from layermem.efficiency.costs import cost
 from layermem.experiments import presets
-from layermem.experiments.summary import Report, run
+from layermem.experiments.comparison import compare_runs
 from layermem.models.registry import lookup
+from layermem.results.run_record import Divergence, Metric
 from layermem.tasks import arithmetic
 
 
-def summed(tmp_path, *runs, **more):
-    return run(Report(runs=tuple(map(Path, runs)), out=tmp_path / "out", **more), "layermem report")
+def compared(tmp_path, *runs, **more):
+    return compare_runs(list(map(Path, runs)), tmp_path / "out", command="layermem report", **more)
+
+
+def arms_of(setting):
+    return {arm: list(names) for arm, names in setting.arms.items()}
 
 
 def test_seeds_form_arms_and_plain_comes_first_in_a_folder(tmp_path):
@@ -24,27 +29,21 @@ def test_seeds_form_arms_and_plain_comes_first_in_a_folder(tmp_path):
         record(tmp_path / "runs" / f"lime-s{seed}", seed=seed)
         record(tmp_path / "runs" / f"plain-s{seed}", variant="plain", seed=seed)
     (tmp_path / "runs" / "other").mkdir()
-    found = summed(tmp_path, tmp_path / "runs")
-    (setting,) = found["settings"]
+    found = compared(tmp_path, tmp_path / "runs")
+    (setting,) = found.settings
     arms = {"plain": ["plain-s0", "plain-s1"], "lime": ["lime-s0", "lime-s1"]}
-    assert setting["arms"] == arms and list(setting["arms"]) == list(arms)
+    assert arms_of(setting) == arms and list(setting.arms) == list(arms)
     # In the order asked for, the first is what the others are compared with.
-    both = summed(tmp_path, tmp_path / "runs" / "lime-s0", tmp_path / "runs" / "plain-s0")
-    assert list(both["settings"][0]["arms"]) == ["lime", "plain"]
-    asked = summed(tmp_path, tmp_path / "runs", against="lime")
-    assert list(asked["settings"][0]["arms"]) == ["lime", "plain"]
+    both = compared(tmp_path, tmp_path / "runs" / "lime-s0", tmp_path / "runs" / "plain-s0")
+    assert list(both.settings[0].arms) == ["lime", "plain"]
+    asked = compared(tmp_path, tmp_path / "runs", against="lime")
+    assert list(asked.settings[0].arms) == ["lime", "plain"]
     with pytest.raises(ValueError, match="no arm is called 'lame'; there are plain, lime"):
-        summed(tmp_path, tmp_path / "runs", against="lame")
+        compared(tmp_path, tmp_path / "runs", against="lame")
     # A run named twice is one run.
-    assert len(summed(tmp_path, tmp_path / "runs", tmp_path / "runs" / "lime-s0")["runs"]) == 4
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"].keys() == {
-        "lime-s0",
-        *(),
-    } | {
-        "lime-s1",
-        "plain-s0",
-        "plain-s1",
-    }
+    assert len(compared(tmp_path, tmp_path / "runs", tmp_path / "runs" / "lime-s0").runs) == 4
+    names = {f"{variant}-s{seed}" for variant in ("lime", "plain") for seed in (0, 1)}
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"].keys() == names
 
 
 def test_arms_are_called_after_what_differs_alone(tmp_path):
@@ -56,8 +55,8 @@ def test_arms_are_called_after_what_differs_alone(tmp_path):
         record(tmp_path / "c", optim=slow, model=options),
         record(tmp_path / "d", optim=slow, model=options, seed=1, save_every=5, log_every=2),
     ]
-    (setting,) = summed(tmp_path, *runs)["settings"]
-    assert setting["arms"] == {
+    (setting,) = compared(tmp_path, *runs).settings
+    assert arms_of(setting) == {
         "lime:lr=0.1": ["a"],
         "lime:lr=0.01": ["b"],
         "lime:router_init=identity:lr=0.01": ["c", "d"],
@@ -67,11 +66,11 @@ def test_arms_are_called_after_what_differs_alone(tmp_path):
 def test_runs_of_another_precision_are_no_seeds_of_one_arm(tmp_path):
     whole, half = Compute(precision="float32"), Compute(precision="bfloat16", micro_batch=4)
     runs = [record(tmp_path / "a", compute=whole), record(tmp_path / "b", seed=1, compute=half)]
-    (setting,) = summed(tmp_path, *runs)["settings"]
-    assert setting["arms"] == {"lime:precision=float32": ["a"], "lime:precision=bfloat16": ["b"]}
+    (setting,) = compared(tmp_path, *runs).settings
+    assert arms_of(setting) == {"lime:precision=float32": ["a"], "lime:precision=bfloat16": ["b"]}
     # How many sequences go at once is no difference.
     more = record(tmp_path / "c", seed=2, compute=replace(half, micro_batch=2))
-    assert list(summed(tmp_path, *runs[1:], more)["settings"][0]["arms"].values()) == [["b", "c"]]
+    assert list(arms_of(compared(tmp_path, *runs[1:], more).settings[0]).values()) == [["b", "c"]]
 
 
 def test_a_run_that_failed_before_its_first_step_is_not_left_out_in_silence(tmp_path, caplog):
@@ -79,7 +78,7 @@ def test_a_run_that_failed_before_its_first_step_is_not_left_out_in_silence(tmp_
     (tmp_path / "runs" / "lime-s1").mkdir()
     (tmp_path / "runs" / "lime-s1" / "error.txt").write_text("no such file")
     (tmp_path / "runs" / "notes").mkdir()
-    assert list(summed(tmp_path, tmp_path / "runs")["runs"]) == ["lime-s0"]
+    assert list(compared(tmp_path, tmp_path / "runs").runs) == ["lime-s0"]
     (said,) = caplog.messages
     assert said.endswith("lime-s1 is left out: it failed before its first step")
 
@@ -92,9 +91,14 @@ def test_what_learnt_other_data_is_not_compared(tmp_path):
         record(tmp_path / "d", right=0.5),
         record(tmp_path / "e", right=0.5, task=Task(name="arithmetic", examples=60)),
     ]
-    settings = summed(tmp_path, *runs)["settings"]
-    assert [list(s["arms"].values()) for s in settings] == [[["a", "b"]], [["c"]], [["d"]], [["e"]]]
-    assert [s["task"] for s in settings] == [None, None, "arithmetic", "arithmetic"]
+    settings = compared(tmp_path, *runs).settings
+    assert [list(arms_of(s).values()) for s in settings] == [
+        [["a", "b"]],
+        [["c"]],
+        [["d"]],
+        [["e"]],
+    ]
+    assert [s.task for s in settings] == [None, None, "arithmetic", "arithmetic"]
 
 
 def test_what_learnt_other_data_under_the_same_config_is_not_compared(tmp_path, caplog):
@@ -103,15 +107,15 @@ def test_what_learnt_other_data_under_the_same_config_is_not_compared(tmp_path, 
         record(tmp_path / "b", seed=1, about={"data": "first"}),
         record(tmp_path / "c", seed=2, about={"data": "second"}),
     ]
-    settings = summed(tmp_path, *runs)["settings"]
-    assert [list(s["arms"].values()) for s in settings] == [[["a", "b"]], [["c"]]]
-    assert [s["learnt"]["digest"] for s in settings] == ["first", "second"]
+    settings = compared(tmp_path, *runs).settings
+    assert [list(arms_of(s).values()) for s in settings] == [[["a", "b"]], [["c"]]]
+    assert [s.trained_on["digest"] for s in settings] == ["first", "second"]
     (said,) = caplog.messages
-    assert said.startswith("a and c learnt other data under the same config")
+    assert said.startswith("a and c were trained on different data under the same config")
     # What an older version has not recorded stays with the others.
     older = record(tmp_path / "d", seed=3)
-    (setting,) = summed(tmp_path, *runs[:2], older)["settings"]
-    assert list(setting["arms"].values()) == [["a", "b", "d"]]
+    (setting,) = compared(tmp_path, *runs[:2], older).settings
+    assert list(arms_of(setting).values()) == [["a", "b", "d"]]
 
 
 def test_auto_is_the_precision_that_it_came_to(tmp_path):
@@ -119,8 +123,8 @@ def test_auto_is_the_precision_that_it_came_to(tmp_path):
         record(tmp_path / "a", about={"precision": "bfloat16"}),
         record(tmp_path / "b", seed=1, about={"precision": "float32"}),
     ]
-    (setting,) = summed(tmp_path, *runs)["settings"]
-    assert setting["arms"] == {"lime:precision=bfloat16": ["a"], "lime:precision=float32": ["b"]}
+    (setting,) = compared(tmp_path, *runs).settings
+    assert arms_of(setting) == {"lime:precision=bfloat16": ["a"], "lime:precision=float32": ["b"]}
 
 
 def test_other_test_problems_are_not_compared(tmp_path):
@@ -129,7 +133,7 @@ def test_other_test_problems_are_not_compared(tmp_path):
         result = json.loads((path / "result.json").read_text()) | {"problems": digest}
         (path / "result.json").write_text(json.dumps(result))
     with pytest.raises(ValueError, match="a and b solved different test problems"):
-        summed(tmp_path, *runs)
+        compared(tmp_path, *runs)
 
 
 def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_path):
@@ -141,8 +145,8 @@ def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_pa
         return record(tmp_path / f"from-{name}", variant=variant, model=model)
 
     runs = [started("llama", "plain"), started("with-memory", "lime"), started("other", "lime")]
-    settings = summed(tmp_path, *runs)["settings"]
-    assert [list(s["arms"].values()) for s in settings] == [
+    settings = compared(tmp_path, *runs).settings
+    assert [list(arms_of(s).values()) for s in settings] == [
         [["from-llama"], ["from-with-memory"]],
         [["from-other"]],
     ]
@@ -150,16 +154,16 @@ def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_pa
 
 def test_what_a_run_recorded(tmp_path):
     record(tmp_path / "lime-s0", final=0.25, right=0.75)
-    one = summed(tmp_path, tmp_path / "lime-s0")["runs"]["lime-s0"]
-    assert one["ended"] and one["steps"] == one["max_steps"] == 40
-    assert one["about"]["command"] == "layermem train made-up --seed 0"
-    assert one["measures"] == {
-        "validation loss": {"value": 0.25, "is_share": False},
-        "right answers": {"value": 0.75, "is_share": True},
-        "every step right": {"value": 0.375, "is_share": True},
+    one = compared(tmp_path, tmp_path / "lime-s0").runs["lime-s0"]
+    assert one.ended and one.steps == one.max_steps == 40
+    assert one.about["command"] == "layermem train made-up --seed 0"
+    assert one.metrics == {
+        "validation loss": Metric(value=0.25, is_share=False),
+        "right answers": Metric(value=0.75, is_share=True),
+        "every step right": Metric(value=0.375, is_share=True),
     }
-    assert one["tokens_per_second"] == 52.5
-    assert [row["flops"] for row in one["validations"]] == [7000, 14000, 21000, 28000]
+    assert one.tokens_per_second == 52.5
+    assert [row.flops for row in one.validations] == [7000, 14000, 21000, 28000]
 
 
 def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
@@ -168,19 +172,19 @@ def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 70, "router": "full"}
     for path in (plain, lime):
         (path / "final" / "config.json").write_text(json.dumps(sizes))
-    (setting,) = summed(tmp_path, plain, lime)["settings"]
-    (point,) = setting["costs"]["points"]
-    assert (point["layers"], point["width"]) == (3, 32)
-    assert list(point["variants"]) == ["plain", "lime"]
-    assert [at["width"] for at in setting["costs"]["width"]] == [32, 64, 128, 256]
+    (setting,) = compared(tmp_path, plain, lime).settings
+    (point,) = setting.costs.points
+    assert (point.layers, point.width) == (3, 32)
+    assert list(point.counted) == ["plain", "lime"]
+    assert [at.width for at in setting.costs.width] == [32, 64, 128, 256]
     # Chosen layer by layer, a router's sources say nothing about another depth.
     chosen = replace(SIZES, options=("router_sources=[[],[0]]",))
     pruned = record(tmp_path / "pruned", model=chosen)
-    (setting,) = summed(tmp_path, record(tmp_path / "p", variant="plain"), pruned)["settings"]
-    assert [list(at["variants"]) for at in setting["costs"]["layers"]] == [["plain"]] * 6
-    assert len(setting["costs"]["width"][0]["variants"]) == 2
-    (alone,) = summed(tmp_path, pruned)["settings"]
-    assert alone["costs"]["layers"] == []
+    (setting,) = compared(tmp_path, record(tmp_path / "p", variant="plain"), pruned).settings
+    assert [list(at.counted) for at in setting.costs.layers] == [["plain"]] * 6
+    assert len(setting.costs.width[0].counted) == 2
+    (alone,) = compared(tmp_path, pruned).settings
+    assert alone.costs.layers == ()
 
 
 def test_costs_of_a_run_that_started_from_a_windowed_model_are_those_of_its_window(tmp_path):
@@ -188,10 +192,10 @@ def test_costs_of_a_run_that_started_from_a_windowed_model_are_those_of_its_wind
     window = {"router": "last", "router_window": 2}
     started = record(tmp_path / "started", model=replace(SIZES, pretrained="a/model"))
     (started / "final" / "config.json").write_text(json.dumps(saved | window))
-    (point,) = summed(tmp_path, started)["settings"][0]["costs"]["points"]
+    (point,) = compared(tmp_path, started).settings[0].costs.points
     sizes = {**saved, "intermediate_size": 64, "vocab_size": 50, **window}
-    expected = cost(lookup("lime").config(**sizes), lookup("lime").variant, point["tokens"])
-    assert point["variants"]["lime"]["honest"] == asdict(expected)
+    expected = cost(lookup("lime").config(**sizes), lookup("lime").variant, point.tokens)
+    assert point.counted["lime"]["honest"] == expected
 
 
 def test_what_is_no_run_is_said(tmp_path):
@@ -205,15 +209,19 @@ def test_what_is_no_run_is_said(tmp_path):
         ([one, copy], ValueError, r"one and .*copy are one run, [0-9a-f]{12}; name one"),
     ):
         with pytest.raises(error, match=message):
-            summed(tmp_path, *runs)
+            compared(tmp_path, *runs)
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; layermem analyze writes"):
-        summed(tmp_path, one, analysis=(tmp_path / "nowhere",))
-    for text in ("no JSON", "[]", '{"asked": 1}'):
+        compared(tmp_path, one, analyses=(tmp_path / "nowhere",))
+    for text, wrong in (
+        ("no JSON", "is not what layermem costs --measure --out writes"),
+        ("[]", "is not what layermem costs --measure --out writes"),
+        ('{"asked": 1}', "was written before results had versions"),
+    ):
         (tmp_path / "costs.json").write_text(text)
-        with pytest.raises(ValueError, match=r"costs.json is not what layermem costs writes"):
-            summed(tmp_path, one, costs=tmp_path / "costs.json")
+        with pytest.raises(ValueError, match=rf"costs.json {wrong}"):
+            compared(tmp_path, one, costs=tmp_path / "costs.json")
     with pytest.raises(FileNotFoundError, match=r"config.yaml is a file; name a run folder"):
-        summed(tmp_path, one / "config.yaml")
+        compared(tmp_path, one / "config.yaml")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +239,7 @@ def test_a_damaged_run_is_named(file, text, tmp_path):
     one, other = record(tmp_path / "one", seed=1, right=0.5), record(tmp_path / "two", right=0.5)
     (other / file).write_text(text)
     with pytest.raises(ValueError, match=r"two holds files that are damaged or of another version"):
-        summed(tmp_path, one, other)
+        compared(tmp_path, one, other)
 
 
 def test_records_of_another_run_or_of_half_a_run_are_not_taken_for_its_own(tmp_path):
@@ -240,7 +248,7 @@ def test_records_of_another_run_or_of_half_a_run_are_not_taken_for_its_own(tmp_p
 
     def refused(message):
         with pytest.raises(ValueError, match=rf"s1 holds files that are damaged .*{message}"):
-            summed(tmp_path, one, other)
+            compared(tmp_path, one, other)
 
     # The last validation lost: the one before it would be a plausible number.
     (other / "metrics.jsonl").write_text("".join(kept.splitlines(keepends=True)[:-1]))
@@ -258,7 +266,7 @@ def test_records_of_another_run_or_of_half_a_run_are_not_taken_for_its_own(tmp_p
     # Solved by fewer problems, it is another measure.
     (other / "result.json").write_text(json.dumps({**result, "count": 10}))
     with pytest.raises(ValueError, match=r"s0 solved 20 test problems and s1 10; .* name runs"):
-        summed(tmp_path, one, other)
+        compared(tmp_path, one, other)
 
 
 def test_what_diverged_is_recorded_and_is_judged_by_nothing(tmp_path):
@@ -266,10 +274,10 @@ def test_what_diverged_is_recorded_and_is_judged_by_nothing(tmp_path):
     old = record(tmp_path / "old", seed=1, right=0.5)
     *kept, last = (old / "metrics.jsonl").read_text().splitlines(keepends=True)
     (old / "metrics.jsonl").write_text("".join([*kept, last.replace("0.5,", "NaN,", 1)]))
-    runs = summed(tmp_path, tmp_path / "lost", old)["runs"]
-    assert runs["lost"]["diverged"] == {"step": 25, "message": "the loss is not finite at step 25"}
-    assert runs["old"]["diverged"] == {"step": 40, "message": "the validation loss is nan"}
-    assert [run["measures"] for run in runs.values()] == [{}, {}]
+    runs = compared(tmp_path, tmp_path / "lost", old).runs
+    assert runs["lost"].diverged == Divergence(step=25, message="the loss is not finite at step 25")
+    assert runs["old"].diverged == Divergence(step=40, message="the validation loss is nan")
+    assert [run.metrics for run in runs.values()] == [{}, {}]
     # JSON has no word for what is not finite.
     assert "NaN" not in (tmp_path / "out" / "report.json").read_text()
 
@@ -277,33 +285,33 @@ def test_what_diverged_is_recorded_and_is_judged_by_nothing(tmp_path):
 def test_two_runs_of_one_seed_and_arm_are_not_mixed(tmp_path):
     one, other = record(tmp_path / "one"), record(tmp_path / "two", log_every=5)
     with pytest.raises(ValueError, match="one and two are both seed 0 of lime .* name one"):
-        summed(tmp_path, one, other)
+        compared(tmp_path, one, other)
 
 
 def test_costs_of_an_arm_that_has_not_ended_are_beside_the_others(tmp_path):
     plain = record(tmp_path / "plain", variant="plain")
     saved = {"num_key_value_heads": 2, "num_attention_heads": 2}
     (plain / "final" / "config.json").write_text(json.dumps(saved))
-    costs = summed(tmp_path, plain, record(tmp_path / "lime", ended=False))["settings"][0]["costs"]
-    (point,) = costs["points"]
-    assert list(point["variants"]) == ["plain", "lime"]
+    costs = compared(tmp_path, plain, record(tmp_path / "lime", ended=False)).settings[0].costs
+    (point,) = costs.points
+    assert list(point.counted) == ["plain", "lime"]
     # 1,000 tokens in 10 steps of 32 sequences.
-    assert point["tokens"] == 3
+    assert point.tokens == 3
 
 
 def test_what_others_are_compared_with_is_the_same_for_costs(tmp_path):
     runs = [record(tmp_path / "plain", variant="plain"), record(tmp_path / "lime")]
-    (setting,) = summed(tmp_path, *runs, against="lime")["settings"]
-    assert list(setting["costs"]["points"][0]["variants"]) == ["lime", "plain"]
+    (setting,) = compared(tmp_path, *runs, against="lime").settings
+    assert list(setting.costs.points[0].counted) == ["lime", "plain"]
 
 
 def test_other_sizes_are_points_with_their_own_presets(tmp_path):
     wide = replace(SIZES, hidden_size=32)
     runs = [record(tmp_path / "a"), record(tmp_path / "b", model=wide, preset="wide")]
-    (setting,) = summed(tmp_path, *runs)["settings"]
-    points = setting["costs"]["points"]
-    assert [(p["preset"], p["width"]) for p in points] == [("made-up", 16), ("wide", 32)]
-    assert setting["presets"] == ["made-up", "wide"]
+    (setting,) = compared(tmp_path, *runs).settings
+    points = setting.costs.points
+    assert [(p.preset, p.width) for p in points] == [("made-up", 16), ("wide", 32)]
+    assert setting.presets == ("made-up", "wide")
 
 
 def test_a_preset_says_how_its_arms_are_measured(tmp_path):
@@ -313,16 +321,16 @@ def test_a_preset_says_how_its_arms_are_measured(tmp_path):
         record(tmp_path / "a", variant="plain", preset="tiny-aet-4", model=base.model),
         record(tmp_path / "b", preset="tiny-aet-4", model=options),
     ]
-    (setting,) = summed(tmp_path, *runs)["settings"]
-    assert setting["costs"]["measure"] == (
+    (setting,) = compared(tmp_path, *runs).settings
+    assert setting.costs.measure_command == (
         "layermem costs tiny-aet-4 --variants plain,lime:router_init=identity --measure "
         "--out costs.json"
     )
-    (setting,) = summed(tmp_path, record(tmp_path / "c"))["settings"]
-    assert setting["costs"]["measure"] is None
+    (setting,) = compared(tmp_path, record(tmp_path / "c")).settings
+    assert setting.costs.measure_command is None
 
 
 def test_folders_called_alike_are_told_apart(tmp_path):
     runs = [record(tmp_path / str(seed) / "run", seed=seed) for seed in (0, 1)]
-    found = summed(tmp_path, *runs)
-    assert list(found["runs"]) == ["0/run", "1/run"]
+    found = compared(tmp_path, *runs)
+    assert list(found.runs) == ["0/run", "1/run"]

@@ -6,22 +6,24 @@ import re
 from pathlib import Path
 
 import pytest
-from recorded import an_analysis, record
+from recorded import a_point, an_analysis, record
 
 from layermem import cli
 from layermem.config import Data, Optim
-from layermem.experiments.summary import Report, run
-from layermem.report import summary
+from layermem.experiments.comparison import compare_runs
+from layermem.report import comparison as report
 from layermem.report.page import write_page
+from layermem.results.costs import Costs
+from layermem.results.files import to_json
 
 
-def found(tmp_path, *runs, **more):
-    return run(Report(runs=tuple(map(Path, runs)), out=tmp_path / "out", **more), "the command")
+def compared(tmp_path, *runs, **more):
+    return compare_runs(list(map(Path, runs)), tmp_path / "out", command="the command", **more)
 
 
 def written(tmp_path, *runs, **more):
     path = tmp_path / "page.html"
-    write_page(summary.build(found(tmp_path, *runs, **more)), path)
+    write_page(report.build(compared(tmp_path, *runs, **more)), path)
     return path.read_text()
 
 
@@ -39,7 +41,7 @@ def four(tmp_path):
 
 
 def test_means_intervals_and_paired_differences(tmp_path, four):
-    loss, right, steps = summary.tables(found(tmp_path, *four))
+    loss, right, steps = report.tables(compared(tmp_path, *four))
     assert [table.header[0] for table in (loss, right, steps)] == [
         "validation loss",
         "right answers",
@@ -54,30 +56,31 @@ def test_means_intervals_and_paired_differences(tmp_path, four):
 
 
 def test_rates_that_were_tried_are_told(tmp_path, four):
-    asked = Report(runs=tuple(four), out=tmp_path / "out")
     tried = {"plain": {0.001: 2.0, 0.01: 1.5}, "lime": {0.001: 1.25, 0.01: math.inf}}
-    rates, *rest = summary.tables(run(asked, "the command", tried))
-    assert rates.header == ["validation loss at rate", "0.001", "0.01", "taken"]
+    rates, *rest = report.tables(compared(tmp_path, *four, learning_rates=tried))
+    assert rates.header == ["validation loss at learning rate", "0.001", "0.01", "chosen"]
     assert rates.texts() == [
         ["plain", "2.0000", "1.5000", "0.01"],
         ["lime", "1.2500", "diverged", "0.001"],
     ]
     assert rates.caption.endswith(
-        "A better rate may lie beyond those tried: plain took the highest, lime took the lowest."
+        "A better learning rate may lie beyond those tried: plain took the highest, lime took the "
+        "lowest."
     )
     assert len(rest) == 3
     # No number that JSON has no word for.
-    saved = json.loads((tmp_path / "out" / "report.json").read_text())["rates"]
+    saved = json.loads((tmp_path / "out" / "report.json").read_text())["learning_rates"]
     assert saved[1]["losses"] == [1.25, None]
     inside = {"plain": {0.001: 2.0, 0.01: 1.5, 0.1: math.inf}}
-    assert "beyond" not in summary.tables(run(asked, "the command", inside))[0].caption
+    rates, *_ = report.tables(compared(tmp_path, *four, learning_rates=inside))
+    assert "beyond" not in rates.caption
 
 
 def test_a_seed_that_diverged_is_in_no_mean_and_said(tmp_path, four, capsys):
     lost = record(tmp_path / "lime-s2", seed=2, right=0.9, rows=2, max_steps=40, diverged=25)
     third = record(tmp_path / "plain-s2", variant="plain", seed=2, right=0.35)
     runs = [*four, third, lost]
-    loss, right, _ = summary.tables(found(tmp_path, *runs))
+    loss, right, _ = report.tables(compared(tmp_path, *runs))
     assert right.texts()[1] == [
         "lime",
         "56.0% ± 50.8% (diverged in 1 of 3 seeds: mean of the others)",
@@ -85,7 +88,7 @@ def test_a_seed_that_diverged_is_in_no_mean_and_said(tmp_path, four, capsys):
         "+21.0% ± 12.7% (over 2 of 3 seeds)",
     ]
     # The other way around it is the first arm that lacks a seed.
-    turned = summary.tables(found(tmp_path, *runs, against="lime"))[1].texts()
+    turned = report.tables(compared(tmp_path, *runs, against="lime"))[1].texts()
     assert turned[1][3] == "-21.0% ± 12.7% (over 2 of 3 seeds)"
     text = written(tmp_path, *runs)
     assert "Diverged, and in no mean: lime-s2 at step 25." in text
@@ -103,7 +106,7 @@ def test_two_seeds_that_ended_with_no_number_are_a_sentence(value, tmp_path):
         for variant in ("plain", "lime")
         for seed in (0, 1)
     ]
-    (loss,) = summary.tables(found(tmp_path, *runs))
+    (loss,) = report.tables(compared(tmp_path, *runs))
     assert loss.texts() == [
         [arm, "diverged in 2 of 2 seeds", "diverged diverged", ""] for arm in ("plain", "lime")
     ]
@@ -113,7 +116,7 @@ def test_two_seeds_that_ended_with_no_number_are_a_sentence(value, tmp_path):
     # An arm that lives has nothing to be compared with, and a mean of its own.
     more = {"right": 0.5, "optim": Optim(lr=0.5)}
     good = [record(tmp_path / f"g{seed}", seed=seed, **more) for seed in (0, 1)]
-    loss = summary.tables(found(tmp_path, *runs[:2], *good))[0].texts()
+    loss = report.tables(compared(tmp_path, *runs[:2], *good))[0].texts()
     assert loss[1] == ["lime:lr=0.5", "0.5000 ± 0.0000", "0.5000 0.5000", ""]
     assert all(math.isfinite(row["val_loss"]) for row in _validations(tmp_path))
 
@@ -135,9 +138,9 @@ def test_every_number_leads_to_its_run(tmp_path, four):
         assert 'href="#run-' in figure or figure.startswith("made-up: FLOPs of a forward by")
     # A seed more of one arm: differences are over the seeds both have, and say so.
     more = record(tmp_path / "lime-s2", seed=2, right=0.7)
-    right = summary.tables(found(tmp_path, *four, more))[1].texts()
+    right = report.tables(compared(tmp_path, *four, more))[1].texts()
     assert right[1][3] == "+21.0% ± 12.7% (over 2 of 3 seeds)"
-    three = summary.tables(found(tmp_path, *four[:2], four[3]))[1].texts()
+    three = report.tables(compared(tmp_path, *four[:2], four[3]))[1].texts()
     assert three[1][3] == "+20.0% (one seed)"
 
 
@@ -174,17 +177,17 @@ def test_the_analysis_that_is_proposed_names_runs_at_hand(tmp_path, four):
 
 def test_several_analyses_are_told_apart_and_have_the_colours_of_their_runs(tmp_path, four):
     # The analysis names the runs the other way around.
-    runs = found(tmp_path, *four)["runs"]
+    runs = compared(tmp_path, *four).runs
     for words in (["1", "2"], ["3", "4"]):
-        made = an_analysis(words, lime=runs["lime-s0"]["run_id"], plain=runs["plain-s0"]["run_id"])
+        made = an_analysis(words, lime=runs["lime-s0"].run_id, plain=runs["plain-s0"].run_id)
         folder = tmp_path / "".join(words)
         folder.mkdir()
-        (folder / "analysis.json").write_text(json.dumps(made))
-    text = written(tmp_path, *four, analysis=(tmp_path / "12", tmp_path / "34"))
+        (folder / "analysis.json").write_text(to_json(made))
+    text = written(tmp_path, *four, analyses=(tmp_path / "12", tmp_path / "34"))
     assert "<h2>Entropy by layer (1, 2)</h2>" in text and "<h2>Entropy by layer (3, 4)</h2>" in text
     looked = re.findall(r"<h2>What (\w+) reads \(1, 2\)", text)
     assert looked == ["plain", "lime"]
-    assert text.count(f'href="#run-{runs["lime-s0"]["run_id"]}"') > 2
+    assert text.count(f'href="#run-{runs["lime-s0"].run_id}"') > 2
 
 
 def test_runs_made_differently_are_said_to_be(tmp_path, four):
@@ -221,14 +224,8 @@ def test_a_seed_without_a_result_or_validation_is_left_out_and_said(tmp_path, fo
 
 
 def test_measured_costs_have_a_part_of_their_own(tmp_path, four):
-    given = {"asked": {}, "command": "layermem costs x", "machine": None, "precision": None}
-    variants = {"plain": {}, "lime": {}}
-    for cost in variants.values():
-        for how in ("honest", "paper"):
-            cost[how] = {"parameters": 10, "forward": 5.0, "training": 15.0}
-    point = {"preset": "x", "layers": 1, "width": 8, "heads": 2, "kv_heads": 2, "tokens": 4}
-    given["points"] = [{**point, "variants": variants}]
-    (tmp_path / "costs.json").write_text(json.dumps(given))
+    given = Costs(command="layermem costs x", points=(a_point(1),))
+    (tmp_path / "costs.json").write_text(to_json(given))
     text = written(tmp_path, *four, costs=tmp_path / "costs.json")
     assert "<h2>Costs that were given</h2>" in text and "<pre>layermem costs x</pre>" in text
     assert "it was written without --measure" in text

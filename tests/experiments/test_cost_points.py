@@ -1,17 +1,22 @@
 """Costs along depth and width, counted and measured, written and drawn."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from recorded import a_point
 
 from layermem import cli
+from layermem.cli.costs import Costs
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency import measuring
 from layermem.experiments import presets
-from layermem.experiments.costs import Costs, resized, run, sizes
-from layermem.report import costs as told
+from layermem.experiments.cost_points import count_costs
+from layermem.experiments.model_sizes import model_sizes, resized
+from layermem.report import cost_tables
+from layermem.results.costs import Costs as CostsResult
+from layermem.results.costs import Measurement
+from layermem.results.files import read_result
 
 FIELDS = {
     "hidden_size": 64,
@@ -26,18 +31,22 @@ def test_sizes_are_those_of_what_a_run_starts_from(tmp_path):
     tokenizer = load_tokenizer("bytes")
     tokenizer.save_pretrained(tmp_path)
     own = presets.lookup("aet-4")
-    fields, length = sizes(own)
+    fields, length = model_sizes(own)
     bytewise = replace(own, task=replace(own.task, tokenizer="bytes"))
-    told, longer = sizes(bytewise)
-    assert told["vocab_size"] == len(tokenizer) and longer > 1.5 * length
-    assert {**told, "vocab_size": fields["vocab_size"]} == fields
+    fields_of_bytes, longer = model_sizes(bytewise)
+    assert fields_of_bytes["vocab_size"] == len(tokenizer) and longer > 1.5 * length
+    assert {**fields_of_bytes, "vocab_size": fields["vocab_size"]} == fields
     (tmp_path / "config.json").write_text('{"hidden_size": 48, "vocab_size": 300}')
     started = replace(own, model=replace(own.model, pretrained=str(tmp_path)))
-    told, its_length = sizes(started)
-    assert (told["hidden_size"], told["vocab_size"], its_length) == (48, 300, longer)
+    fields_of_bytes, its_length = model_sizes(started)
+    assert (fields_of_bytes["hidden_size"], fields_of_bytes["vocab_size"], its_length) == (
+        48,
+        300,
+        longer,
+    )
     # What is not on this machine is not fetched.
     away = replace(own, task=replace(own.task, tokenizer="some/where"))
-    assert sizes(away)[0]["vocab_size"] == 50257
+    assert model_sizes(away)[0]["vocab_size"] == 50257
 
 
 def test_another_width_keeps_heads_groups_and_the_mlps_ratio():
@@ -55,11 +64,11 @@ def test_another_width_keeps_heads_groups_and_the_mlps_ratio():
 
 
 def test_more_layers_cost_routers_more_and_more_width_less():
-    found = run(Costs(presets=("paper-1b-full",), layers=(16, 64), widths=(2048, 4096)))
+    costs = count_costs(["paper-1b-full"], "plain,lime", layers=(16, 64), widths=(2048, 4096))
     more = {}
-    for point in found["points"]:
-        flops = {name: cost["honest"]["forward"] for name, cost in point["variants"].items()}
-        more[point["layers"], point["width"]] = flops["lime"] / flops["plain"] - 1
+    for point in costs.points:
+        flops = {name: cost["honest"].forward for name, cost in point.counted.items()}
+        more[point.layers, point.width] = flops["lime"] / flops["plain"] - 1
     assert more[16, 2048] == pytest.approx(0.0142, abs=5e-5)
     assert more[64, 2048] > 3.5 * more[16, 2048]
     # Twice the heads route twice as wide a slot, but the mlp grows as much: the share stays.
@@ -68,16 +77,15 @@ def test_more_layers_cost_routers_more_and_more_width_less():
 
 def test_an_arm_with_options_is_counted_as_itself():
     arms = "plain,lime,lime:router=last:router_window=2"
-    found = run(Costs(presets=("paper-depth-32",), variants=arms))
-    variants = found["points"][0]["variants"]
-    assert list(variants) == arms.split(",")
-    flops = [cost["honest"]["forward"] for cost in variants.values()]
+    (point,) = count_costs(["paper-depth-32"], arms).points
+    assert list(point.counted) == arms.split(",")
+    flops = [cost["honest"].forward for cost in point.counted.values()]
     assert flops[0] < flops[2] < flops[1]
 
 
 def test_a_misspelt_option_is_not_counted_as_nothing():
     with pytest.raises(ValueError, match="LimeConfig has no field ruoter_window"):
-        run(Costs(presets=("tiny-aet-4",), variants="plain,lime:ruoter_window=2"))
+        count_costs(["tiny-aet-4"], "plain,lime:ruoter_window=2")
 
 
 def test_options_may_come_before_the_presets(capsys):
@@ -100,16 +108,17 @@ def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypa
         and "2 rounds side by side" in shown
     )
     assert "1MB +0.00%" in shown
-    found = json.loads(out.read_text())
-    assert found["asked"]["presets"] == ["tiny-aet-4"]
-    for point in found["points"]:
-        plain, lime = point["measured"]["eager"].values()
+    costs = read_result(CostsResult, out)
+    assert costs.command.startswith("layermem costs tiny-aet-4 --measure")
+    assert (costs.batch, costs.repeats) == (1, 2) and len(costs.points) == 2
+    for point in costs.points:
+        plain, lime = point.measured["eager"].values()
         # A layer alone has no router.
-        assert lime["seconds"] < 3 * plain["seconds"]
-        assert lime["peak"] == plain["peak"] == 10**6
+        assert lime.seconds < 3 * plain.seconds
+        assert lime.peak == plain.peak == 10**6
     text = figure.read_text()
     assert "FLOPs, more than plain" in text and "time, more than plain" in text
-    told.measured(found)
+    assert len(cost_tables.measured_table(costs).rows) == 4
 
 
 @pytest.mark.parametrize(
@@ -119,6 +128,10 @@ def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypa
         (["--variants", "plain,lame"], "unknown variant 'lame'"),
         (["--measure", "--repeats", "1"], "repeats must be at least 2, got 1"),
         (["--variants", "plain,lime:router=last"], "needs router_window, the number of layers"),
+        (
+            ["--layers", "2", "4", "--figure", "x.svg", "--variants", "lime"],
+            "a figure needs two --variants",
+        ),
         (["--layers", "2", "4", "--figure", "x.xyz"], "end in .svg, .png or .pdf, got x.xyz"),
     ],
 )
@@ -134,10 +147,6 @@ def test_what_a_command_refuses(more, message, tmp_path, monkeypatch):
         ({"layers": (4, 0)}, "--layers must be at least 1 each, got 0"),
         ({"figure": Path("x.svg")}, "a figure needs two sizes: --layers 4 8"),
         ({"layers": (2, 2), "figure": Path("x.svg")}, "a figure needs two sizes: --layers 4 8"),
-        (
-            {"layers": (2, 4), "figure": Path("x.svg"), "variants": "lime"},
-            "a figure needs two --variants",
-        ),
         ({"tokens": 0}, "--tokens must be at least 1, got 0"),
         ({"modes": ()}, "name at least one preset and one of --modes"),
     ],
@@ -148,15 +157,11 @@ def test_what_no_command_can_ask(given, message):
 
 
 def test_memory_a_system_does_not_tell_is_said_to_be_unknown():
-    one = {"seconds": 0.1, "low": 0.1, "high": 0.2, "peak": None}
-    point = {"preset": "p", "layers": 1, "width": 8, "heads": 2, "kv_heads": 1, "tokens": 4}
-    found = {
-        "asked": {"batch": 1, "repeats": 2},
-        "machine": "m",
-        "precision": "float32",
-        "points": [{**point, "measured": {"eager": {"plain": one, "lime": one}}}],
-    }
-    assert told.measured(found).texts() == [
+    measurement = Measurement(seconds=0.1, low=0.1, high=0.2, peak=None)
+    measured = {"eager": {"plain": measurement, "lime": measurement}}
+    point = a_point(1, kv_heads=1, measured=measured)
+    costs = CostsResult(command="", points=(point,), machine="m", precision="float32")
+    assert cost_tables.measured_table(costs).texts() == [
         ["p: 1 x 8, 2 heads (1 kv), T 4, eager", "plain", "100 ms (100 to 200)", "", "unknown", ""],
         ["", "lime", "100 ms (100 to 200)", "+0.00%", "unknown", ""],
     ]

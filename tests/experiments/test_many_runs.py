@@ -1,4 +1,4 @@
-"""Sweeps: what has ended is left alone, what fails is told, arms and rates."""
+"""Many runs and arms: what has ended is left alone, what fails is told, arms and rates."""
 
 import math
 import os
@@ -18,22 +18,22 @@ from recorded import SIZES, record
 from small_run import a_run, curve
 
 from layermem.config import Compute, Optim, Run, to_dict
-from layermem.experiments import comparison, sweep
+from layermem.experiments import arms, many_runs
 from layermem.runs import RunFolder
 from layermem.train.run import load_run, train
 
 
 def test_runs_end_as_alone_and_are_not_run_again(tmp_path, monkeypatch):
     runs = {f"s{seed}": a_run(tmp_path, seed=seed, max_steps=3) for seed in (0, 1)}
-    folders = sweep.complete(runs, tmp_path / "out", jobs=2)
+    folders = many_runs.train_missing(runs, tmp_path / "out", jobs=2)
     alone = train(runs["s1"], tmp_path / "alone")
     assert [row["loss"] for row in curve(folders["s1"]) if "loss" in row] == pytest.approx(
         [row["loss"] for row in curve(alone) if "loss" in row], rel=1e-5
     )
     assert to_dict(load_run(folders["s0"].config)) == to_dict(runs["s0"])
     assert not (folders["s0"].path / "error.txt").exists()
-    monkeypatch.setattr(sweep, "_start", None)
-    assert sweep.complete(runs, tmp_path / "out").keys() == runs.keys()
+    monkeypatch.setattr(many_runs, "_start_process", None)
+    assert many_runs.train_missing(runs, tmp_path / "out").keys() == runs.keys()
 
 
 def test_a_failed_run_is_told_and_the_others_go_on(tmp_path, monkeypatch):
@@ -42,21 +42,21 @@ def test_a_failed_run_is_told_and_the_others_go_on(tmp_path, monkeypatch):
         r"1 of 2 runs failed: bad ended with exit code 1; see .*bad/error.txt. The others are kept"
     )
     with pytest.raises(RuntimeError, match=said):
-        sweep.complete({"bad": bad, "good": good}, tmp_path / "out")
+        many_runs.train_missing({"bad": bad, "good": good}, tmp_path / "out")
     assert (tmp_path / "out" / "good" / "final").exists()
     error = tmp_path / "out" / "bad" / "error.txt"
     assert "unknown variant 'lame'" in error.read_text()
     # Tried again it is killed, as by the system: what it said before is kept, and how it ended.
-    start = sweep._start
+    start = many_runs._start_process
 
     def killed(*asked):
         process = start(*asked)
         process.kill()
         return process
 
-    monkeypatch.setattr(sweep, "_start", killed)
+    monkeypatch.setattr(many_runs, "_start_process", killed)
     with pytest.raises(RuntimeError, match="1 of 2 runs failed: bad was killed by signal 9"):
-        sweep.complete({"bad": bad, "good": good}, tmp_path / "out")
+        many_runs.train_missing({"bad": bad, "good": good}, tmp_path / "out")
     both = r"(?s)begun at .*unknown variant 'lame'.*exit code 1\n.*begun at .*killed by signal 9"
     assert re.search(both, error.read_text())
 
@@ -70,9 +70,10 @@ def test_a_sweep_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(to_dict(run)))
     code = (
-        "import sys; from pathlib import Path; from layermem.experiments.sweep import complete\n"
+        "import sys; from pathlib import Path\n"
+        "from layermem.experiments.many_runs import train_missing\n"
         "from layermem.train.run import load_run\n"
-        "complete({'one': load_run(sys.argv[1])}, Path(sys.argv[2]))"
+        "train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(config), str(tmp_path / "out")], start_new_session=True
@@ -94,12 +95,12 @@ def test_a_folder_that_holds_another_run_is_not_taken_for_this_one(tmp_path):
     run = a_run(tmp_path, max_steps=2, save_every=0)
     train(run, tmp_path / "out" / "one")
     # How it is carried out may differ.
-    sweep.complete({"one": replace(run, log_every=2)}, tmp_path / "out")
+    many_runs.train_missing({"one": replace(run, log_every=2)}, tmp_path / "out")
     longer = replace(run, max_steps=4)
     with pytest.raises(
         ValueError, match="one was begun with another config: max_steps was 2, is 4"
     ):
-        sweep.complete({"new": run, "one": longer}, tmp_path / "out")
+        many_runs.train_missing({"new": run, "one": longer}, tmp_path / "out")
     # Said before anything is run.
     assert not (tmp_path / "out" / "new").exists()
 
@@ -116,7 +117,7 @@ def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):
         train(run, tmp_path / "alone")
         shutil.copytree(tmp_path / "alone", folders["ends"].path, dirs_exist_ok=True)
         hands.close()
-        monkeypatch.setattr(sweep.time, "sleep", lambda _: time_sleep(0.05))
+        monkeypatch.setattr(many_runs.time, "sleep", lambda _: time_sleep(0.05))
 
     def start(run, folder, jobs, slot):
         begun.append(folder.path.name)
@@ -130,24 +131,34 @@ def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):
         )
 
     time_sleep = time.sleep
-    monkeypatch.setattr(sweep.time, "sleep", nap)
-    monkeypatch.setattr(sweep, "_start", start)
+    monkeypatch.setattr(many_runs.time, "sleep", nap)
+    monkeypatch.setattr(many_runs, "_start_process", start)
     for folder in folders.values():
         folder.create()
         hands.enter_context(folder.locked())
     with hands:
-        assert sweep.complete(dict.fromkeys(folders, run), out).keys() == folders.keys()
+        assert many_runs.train_missing(dict.fromkeys(folders, run), out).keys() == folders.keys()
     assert begun == ["given-up"]
 
 
 def test_runs_take_turns_on_several_gpus(monkeypatch):
-    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 2)
+    def gpu(slot):
+        return many_runs._gpu_environment(slot)["CUDA_VISIBLE_DEVICES"]
+
+    monkeypatch.setattr(many_runs.torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [sweep._device(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["0", "1", "0"]
+    assert [many_runs._gpu_environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == [
+        "0",
+        "1",
+        "0",
+    ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    assert [sweep._device(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["3", "5"]
+    assert [many_runs._gpu_environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == [
+        "3",
+        "5",
+    ]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert sweep._device(0) == {}
+    assert many_runs._gpu_environment(0) == {}
 
 
 @pytest.fixture
@@ -176,8 +187,8 @@ def fake(monkeypatch):
             code = did
         return subprocess.Popen([sys.executable, "-S", "-c", code])
 
-    monkeypatch.setattr(sweep, "_start", start)
-    monkeypatch.setattr(sweep, "_PAUSE", 0.02)
+    monkeypatch.setattr(many_runs, "_start_process", start)
+    monkeypatch.setattr(many_runs, "_POLL_INTERVAL", 0.02)
     return begun
 
 
@@ -187,8 +198,8 @@ RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 def test_each_arm_takes_its_best_rate(tmp_path, fake):
     fake.does = lambda run: "diverges" if run.optim.lr == 1.0 else "ends"
     names, rates = "plain,lime:router_init=identity", (0.001, 0.01, 1.0)
-    tried = comparison.choose(RUN, names, rates, tmp_path, 4)
-    assert tried == {
+    losses = arms.try_learning_rates(RUN, names, rates, tmp_path, 4)
+    assert losses == {
         "plain": {0.001: 2.0, 0.01: 1.0, 1.0: math.inf},
         "lime:router_init=identity": {0.001: 1.0, 0.01: 2.0, 1.0: math.inf},
     }
@@ -197,9 +208,9 @@ def test_each_arm_takes_its_best_rate(tmp_path, fake):
     assert (chosen.optim.lr, chosen.seed, chosen.variant) == (0.01, 1000, "plain")
     # What diverged would do so again: it is recorded, and not run again.
     fake.names.clear()
-    assert comparison.choose(RUN, names, rates, tmp_path, 4) == tried and not fake.names
-    taken = {arm: comparison.best(losses) for arm, losses in tried.items()}
-    folders = comparison.compare(RUN, names, [0, 1], tmp_path, 4, taken)
+    assert arms.try_learning_rates(RUN, names, rates, tmp_path, 4) == losses and not fake.names
+    taken = {arm: arms.best_learning_rate(losses) for arm, losses in losses.items()}
+    folders = arms.train_arms(RUN, names, [0, 1], tmp_path, 4, taken)
     assert [folder.path.name for folder in folders] == [
         "plain-lr0.01-s0",
         "plain-lr0.01-s1",
@@ -208,8 +219,8 @@ def test_each_arm_takes_its_best_rate(tmp_path, fake):
     ]
     compared = load_run(tmp_path / "plain-lr0.01-s1" / "config.yaml")
     assert (compared.optim.lr, compared.seed) == (0.01, 1)
-    with pytest.raises(RuntimeError, match=r"plain diverged at every rate \(1\); try lower ones"):
-        comparison.choose(RUN, "plain", (1.0,), tmp_path, 1)
+    with pytest.raises(RuntimeError, match=r"plain diverged at every learning rate \(1\); try"):
+        arms.try_learning_rates(RUN, "plain", (1.0,), tmp_path, 1)
 
 
 @pytest.mark.parametrize(
@@ -228,23 +239,23 @@ def test_a_run_that_failed_decides_no_choice_and_is_tried_again(code, how, tmp_p
     # By what is left plain would take 0.001, which is worse.
     said = rf"1 of 4 runs failed: plain-lr0.01-s1000 {how}.*error.txt.* tries what failed again"
     with pytest.raises(RuntimeError, match=said):
-        comparison.choose(RUN, "plain,lime", (0.001, 0.01), tmp_path, 1)
+        arms.try_learning_rates(RUN, "plain,lime", (0.001, 0.01), tmp_path, 1)
     assert len(fake.names) == 4
     error = tmp_path / "rates" / "plain-lr0.01-s1000" / "error.txt"
     assert re.search(how, error.read_text())
     assert not RunFolder(error.parent).diverged.exists()
     fake.names.clear()
     fake.does = lambda run: "ends"
-    tried = comparison.choose(RUN, "plain,lime", (0.001, 0.01), tmp_path, 1)
-    assert fake.names == ["plain-lr0.01-s1000"] and comparison.best(tried["plain"]) == 0.01
+    losses = arms.try_learning_rates(RUN, "plain,lime", (0.001, 0.01), tmp_path, 1)
+    assert fake.names == ["plain-lr0.01-s1000"] and arms.best_learning_rate(losses["plain"]) == 0.01
     assert not error.exists()
 
 
 def test_a_loss_that_is_not_finite_is_never_the_best():
-    assert comparison.best({0.1: math.nan, 0.01: 2.0, 0.001: 3.0}) == 0.01
-    assert comparison.best({0.1: 2.0, 0.01: math.nan}) == 0.1
-    with pytest.raises(ValueError, match="no rate to choose"):
-        comparison.best({0.1: math.nan, 0.01: math.inf})
+    assert arms.best_learning_rate({0.1: math.nan, 0.01: 2.0, 0.001: 3.0}) == 0.01
+    assert arms.best_learning_rate({0.1: 2.0, 0.01: math.nan}) == 0.1
+    with pytest.raises(ValueError, match="no learning rate can be chosen"):
+        arms.best_learning_rate({0.1: math.nan, 0.01: math.inf})
 
 
 def test_an_old_record_that_ended_with_nan_has_diverged(tmp_path, fake):
@@ -252,8 +263,8 @@ def test_an_old_record_that_ended_with_nan_has_diverged(tmp_path, fake):
     runs = {rate: replace(RUN, variant="plain", seed=1000, optim=Optim(lr=rate)) for rate in (1, 2)}
     for rate, final in ((1.0, math.nan), (2.0, math.inf)):
         record(tmp_path / "rates" / f"plain-lr{rate:g}-s1000", run=runs[rate], final=final)
-    tried = comparison.choose(RUN, "plain", (1.0, 2.0, 0.01), tmp_path, 1)
-    assert tried == {"plain": {1.0: math.inf, 2.0: math.inf, 0.01: 1.0}}
+    losses = arms.try_learning_rates(RUN, "plain", (1.0, 2.0, 0.01), tmp_path, 1)
+    assert losses == {"plain": {1.0: math.inf, 2.0: math.inf, 0.01: 1.0}}
     assert fake.names == ["plain-lr0.01-s1000"]
 
 
@@ -261,15 +272,15 @@ def test_a_divergence_of_another_config_does_not_count(tmp_path, fake):
     fake.does = lambda run: "ends" if run.compute.precision == "float32" else "diverges"
     runs = {"one": replace(RUN, compute=Compute(precision="bfloat16"))}
     with pytest.raises(RuntimeError, match="1 of 1 runs diverged: one: the loss is not finite at"):
-        sweep.complete(runs, tmp_path)
+        many_runs.train_missing(runs, tmp_path)
     again = {"one": replace(RUN, compute=Compute(precision="float32"))}
-    assert sweep.complete(again, tmp_path)["one"].final.exists()
+    assert many_runs.train_missing(again, tmp_path)["one"].final.exists()
     assert fake.names == ["one", "one"]
 
 
 def test_a_seed_that_diverged_is_no_failure_of_a_comparison(tmp_path, fake):
     fake.does = lambda run: "diverges" if run.seed == 1 else "ends"
-    folders = comparison.compare(RUN, "plain,lime", [0, 1], tmp_path, 2, {})
+    folders = arms.train_arms(RUN, "plain,lime", [0, 1], tmp_path, 2, {})
     assert [folder.final.exists() for folder in folders] == [True, False] * 2
 
 
@@ -279,9 +290,9 @@ def test_what_has_lost_its_records_is_said_before_anything_is_run(tmp_path, fake
         kept = (lost / "metrics.jsonl").read_text().splitlines(keepends=True)
         (lost / "metrics.jsonl").write_text("".join(kept[:-2] if lost == whole else []))
         with pytest.raises(ValueError, match=rf"has ended, but metrics.jsonl lacks .* 40: {last}"):
-            sweep.complete({lost.name: RUN, "new": RUN}, tmp_path)
+            many_runs.train_missing({lost.name: RUN, "new": RUN}, tmp_path)
     with pytest.raises(ValueError, match="part was begun with another config: seed was 0, is 3"):
-        sweep.complete({"part": replace(RUN, seed=3)}, tmp_path)
+        many_runs.train_missing({"part": replace(RUN, seed=3)}, tmp_path)
     assert not fake.names
 
 
@@ -304,27 +315,27 @@ def test_a_run_that_another_command_was_quicker_to_begin_is_waited_for(tmp_path,
 
     time_sleep, fake.does = time.sleep, late
     with pytest.MonkeyPatch.context() as patch, hands:
-        patch.setattr(sweep.time, "sleep", nap)
-        assert sweep.complete({"one": RUN}, tmp_path)["one"].final.exists()
+        patch.setattr(many_runs.time, "sleep", nap)
+        assert many_runs.train_missing({"one": RUN}, tmp_path)["one"].final.exists()
     assert fake.names == ["one"]
 
 
 def test_no_run_stands_for_another(tmp_path, fake):
-    with pytest.raises(ValueError, match=r"rates must differ, got 0.01, 0.01"):
-        comparison.choose(RUN, "plain", (0.01, 0.01), tmp_path, 1)
+    with pytest.raises(ValueError, match=r"learning rates must differ, got 0.01, 0.01"):
+        arms.try_learning_rates(RUN, "plain", (0.01, 0.01), tmp_path, 1)
     with pytest.raises(ValueError, match=r"would have one folder, plain-lr0.01-s1000"):
-        comparison.choose(RUN, "plain", (0.01, 0.01000000001), tmp_path, 1)
+        arms.try_learning_rates(RUN, "plain", (0.01, 0.01000000001), tmp_path, 1)
     with pytest.raises(ValueError, match="would have one folder, lime-router_init="):
-        comparison.compare(RUN, "lime:router_init=a+b,lime:router_init=a*b", [0], tmp_path, 1, {})
+        arms.train_arms(RUN, "lime:router_init=a+b,lime:router_init=a*b", [0], tmp_path, 1, {})
     assert not fake.names
 
 
 def test_arms():
-    assert comparison.arms("plain, lime:router=last:router_window=4") == {
+    assert arms.parse_arms("plain, lime:router=last:router_window=4") == {
         "plain": ("plain", ()),
         "lime:router=last:router_window=4": ("lime", ("router=last", "router_window=4")),
     }
     sources = "lime:router_sources=[[],[0]]"
-    assert list(comparison.arms(f"{sources},plain")) == [sources, "plain"]
+    assert list(arms.parse_arms(f"{sources},plain")) == [sources, "plain"]
     with pytest.raises(ValueError, match="a bracket is open or closed too often"):
-        comparison.arms("plain,lime:router_sources=[[0]")
+        arms.parse_arms("plain,lime:router_sources=[[0]")

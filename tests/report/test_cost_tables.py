@@ -1,34 +1,26 @@
 """Costs as tables and curves: what is compared with what."""
 
+from dataclasses import replace
+
 import pytest
 from matplotlib.figure import Figure
+from recorded import a_point as point
 
-from layermem.report import costs, figures
-
-
-def point(layers, width=8, preset="p", **more):
-    variants = {
-        name: {how: {"parameters": 1000, "forward": flops, "training": 3 * flops} for how in HOW}
-        for name, flops in (("plain", 100.0), ("a", 100.0 + layers), ("b", 100.0 + 2 * layers))
-    }
-    sizes = {"layers": layers, "width": width, "heads": 2, "kv_heads": 2, "tokens": 4}
-    return {"preset": preset, **sizes, "variants": variants, **more}
-
-
-HOW = ("honest", "paper")
+from layermem.report import cost_tables, figures
+from layermem.results.costs import Costs, Measurement
 
 
 def lines(points):
     """Return what is drawn: title of each plot to its lines."""
-    found = {}
-    for plot, what in costs.drawings(points):
+    drawn = {}
+    for plot, title in cost_tables.drawings(points):
         axes = Figure().add_subplot()
         plot(axes)
-        found[what] = {
+        drawn[title] = {
             line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
             for line in axes.lines
         }
-    return found
+    return drawn
 
 
 def test_curves_are_of_what_each_costs_more_than_the_first():
@@ -40,7 +32,7 @@ def test_curves_are_of_what_each_costs_more_than_the_first():
 
 
 def test_a_variant_has_the_style_of_its_place():
-    ((plot, _),) = costs.drawings([point(2), point(4)])
+    ((plot, _),) = cost_tables.drawings([point(2), point(4)])
     axes = Figure().add_subplot()
     plot(axes)
     assert [line.get_color() for line in axes.lines] == [style[0] for style in figures.STYLES[1:3]]
@@ -56,9 +48,11 @@ def test_lines_are_told_apart_by_what_else_differs():
 
 def test_measured_time_is_drawn_where_every_point_has_it():
     def timed(layers, seconds):
-        one = {"low": 0.0, "high": 0.0, "peak": 5}
         times = {"plain": 1.0, "a": seconds, "b": seconds}
-        measured = {name: {**one, "seconds": t} for name, t in times.items()}
+        measured = {
+            name: Measurement(seconds=time, low=0.0, high=0.0, peak=5)
+            for name, time in times.items()
+        }
         # The last mode is what is drawn.
         return point(layers, measured={"eager": {}, "default": measured})
 
@@ -68,14 +62,13 @@ def test_measured_time_is_drawn_where_every_point_has_it():
 
 
 def test_nothing_to_compare_is_not_drawn():
-    alone = point(2)
-    alone["variants"] = {"plain": alone["variants"]["plain"]}
-    assert lines([alone, {**alone, "layers": 4}]) == {}
+    alone = replace(point(2), counted={"plain": point(2).counted["plain"]})
+    assert lines([alone, replace(alone, layers=4)]) == {}
     assert lines([point(2)]) == {}
 
 
 def test_the_table_counts_more_than_the_first():
-    rows = costs.counted([point(4)]).texts()
+    rows = cost_tables.counted_table([point(4)]).texts()
     assert rows[0] == ["p: 4 x 8, 2 heads, T 4", "plain", "1k", "", "100", "", "100", ""]
     assert rows[1][:5] == ["", "a", "1k", "+0.00%", "104"] and rows[2][5] == "+8.00%"
 
@@ -85,12 +78,11 @@ def test_the_table_counts_more_than_the_first():
     [(1.07608e9, 6, "1.07608B"), (999, 3, "999"), (5.1e12, 3, "5.1T"), (46432, 3, "46.4k")],
 )
 def test_large_numbers_are_short(number, digits, text):
-    assert costs.short(number, digits) == text
+    assert cost_tables.short(number, digits) == text
 
 
 def test_a_file_that_was_counted_and_not_measured_says_so():
-    found = {"machine": None, "precision": None, "points": [point(2), point(4)]}
-    part = costs.given("t", found, "the command")
+    part = cost_tables.given_section("t", Costs(command="the command", points=(point(2), point(4))))
     assert part.paragraphs == ["Counted, not measured: it was written without --measure."]
     assert len(part.tables) == 1 and part.commands == ["the command"]
     assert [f.caption for f in part.figures] == [
@@ -99,9 +91,9 @@ def test_a_file_that_was_counted_and_not_measured_says_so():
 
 
 def test_a_part_of_runs_draws_along_depth_and_says_what_would_measure():
-    part = costs.section("t", [point(2)], [[point(2), point(4)], []], "do this")
+    part = cost_tables.counted_section("t", [point(2)], [[point(2), point(4)], []], "do this")
     assert part.paragraphs == ["do this"] and len(part.figures) == 1
-    part = costs.section("t", [point(2)], [[], []], "")
+    part = cost_tables.counted_section("t", [point(2)], [[], []], "")
     assert part.paragraphs == [
         "Curves along depth and width want a second variant of the same sizes."
     ]
