@@ -12,7 +12,7 @@ import torch
 
 import layermem
 from layermem.analysis.capture import capture, sequences_at_once
-from layermem.analysis.entropy import Moments, matrix_entropy
+from layermem.analysis.entropy import Standardiser, matrix_entropy
 from layermem.analysis.shelf import Shelf
 from layermem.efficiency.measuring import held, machine
 from layermem.experiments import presets
@@ -28,7 +28,7 @@ def look(model, batches, words):
     for got in capture(model, [ids] * batches, kinds=KINDS):
         for kind in KINDS:
             for layer, array in enumerate(getattr(got, kind)):
-                moments.setdefault((kind, layer), Moments()).add(array[got.mask])
+                moments.setdefault((kind, layer), Standardiser()).add(array[got.mask])
     with Shelf() as shelf:
         for got in capture(model, [ids] * batches, kinds=KINDS):
             for (kind, layer), known in moments.items():

@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from layermem.analysis.capture import Kind, capture, sequences_at_once
 from layermem.analysis.embedding import embed
-from layermem.analysis.entropy import Moments, matrix_entropy
+from layermem.analysis.entropy import Standardiser, matrix_entropy
 from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem.analysis.separability import FOLDS, separability
 from layermem.analysis.shelf import Shelf
@@ -326,13 +326,13 @@ def _entropy(subject: _Subject, texts: Sequence[str], asked: Analyze) -> dict[st
 
     Two passes, so that no more than a batch is held: first the moments, then the entropies.
     """
-    moments: dict[tuple[Kind, int], Moments] = {}
+    moments: dict[tuple[Kind, int], Standardiser] = {}
     for got in capture(
         subject.model, _batches(subject, texts, asked.length, "moments"), kinds=_KINDS
     ):
         for kind in _KINDS:
             for layer, array in enumerate(getattr(got, kind)):
-                moments.setdefault((kind, layer), Moments()).add(array[got.mask])
+                moments.setdefault((kind, layer), Standardiser()).add(array[got.mask])
     entropies: dict[tuple[Kind, int], list[float]] = {key: [] for key in moments}
     for got in capture(
         subject.model, _batches(subject, texts, asked.length, "entropy"), kinds=_KINDS
