@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from layermem import cli
 from layermem.analysis.entropy import matrix_entropy, standardise
-from layermem.analysis.words import check_known, pattern
+from layermem.analysis.occurrences import check_words_have_tokens, compile_words
 from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.experiments import analyze as inside
@@ -222,10 +222,10 @@ def test_every_task_has_words_that_its_problems_are_full_of():
         texts = next(inside._problems_by_seed(Task(name=name, test=200)))
         for options in ({}, fields):
             words = kind.words(**options)
-            check_known(words, kind.tokenizer(**options), name)
+            check_words_have_tokens(words, kind.tokenizer(**options), name)
         # Of 2,000 there are more than the 200 that are looked for by default.
         inside._check_frequent(words, 200, texts, name)
-        found = Counter(match for text in texts for match in pattern(words).findall(text))
+        found = Counter(match for text in texts for match in compile_words(words).findall(text))
         assert len(words) == 4 and min(found[word] for word in words) >= 20, (name, found)
     assert TASKS["arithmetic"].words(value_max=2) == ("0", "1", "2")
 

@@ -25,12 +25,17 @@ from rich.progress import Progress
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from layermem.analysis.capture import Kind, capture, sequences_at_once
+from layermem.analysis.disk_rows import DiskRows
 from layermem.analysis.embedding import embed
 from layermem.analysis.entropy import Standardiser, matrix_entropy
+from layermem.analysis.occurrences import (
+    Occurrence,
+    check_words_have_tokens,
+    compile_words,
+    find_occurrences,
+)
 from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem.analysis.separability import FOLDS, separability
-from layermem.analysis.shelf import Shelf
-from layermem.analysis.words import Place, check_known, pattern, places
 from layermem.config import Run, Task
 from layermem.data.sources import open_source
 from layermem.models.decoder import DecoderForCausalLM
@@ -223,23 +228,25 @@ def _worded(asked: Analyze, subject: _Subject) -> Analyze:
     task, words = _task(asked, subject), asked.words
     if words is None:
         words = lookup_task(str(task.name)).words(**task.fields()) if task else _WORDS
-    pattern(words)
+    compile_words(words)
     if len(words) < 2 or asked.each < FOLDS:
         raise ValueError(
             f"a probe needs at least two --words and of --each at least {FOLDS}, one for each of "
             f"its folds; got {', '.join(words)} and {asked.each}"
         )
-    check_known(words, subject.tokenizer, f"what the tokenizer of {subject.name} writes")
+    check_words_have_tokens(
+        words, subject.tokenizer, f"what the tokenizer of {subject.name} writes"
+    )
     if task is not None:
         kind, where = lookup_task(str(task.name)), f"the test problems of {subject.name}"
-        check_known(words, kind.tokenizer(**task.fields()), where)
+        check_words_have_tokens(words, kind.tokenizer(**task.fields()), where)
         _check_frequent(words, asked.each, next(_problems_by_seed(task)), where)
     return replace(asked, words=words)
 
 
 def _check_frequent(words: Sequence[str], each: int, texts: Sequence[str], where: str) -> None:
     """Raise where all seeds together would hardly bring enough of a word, by those of the first."""
-    wanted = pattern(words)
+    wanted = compile_words(words)
     counts = Counter(match for text in texts for match in wanted.findall(text))
     for word in words:
         # A rate above this would have brought so few in one time of a thousand.
@@ -292,10 +299,10 @@ def _pieces(documents: Iterable[str], length: int, tokenizer: Any) -> Iterator[s
             yield document[offsets[start][0] : offsets[start + length - 1][1]]
 
 
-def _find(asked: Analyze, subject: _Subject) -> list[Place]:
+def _find(asked: Analyze, subject: _Subject) -> list[Occurrence]:
     """Return where the words stand."""
     where, texts = _texts(asked, subject)
-    return places(
+    return find_occurrences(
         texts, subject.tokenizer, asked.words or (), asked.each, longest=asked.length, where=where
     )
 
@@ -354,34 +361,34 @@ def _entropy(subject: _Subject, texts: Sequence[str], asked: Analyze) -> dict[st
     }
 
 
-def _words(subject: _Subject, found_at: Sequence[Place], asked: Analyze) -> dict[str, Any]:
+def _words(subject: _Subject, found_at: Sequence[Occurrence], asked: Analyze) -> dict[str, Any]:
     """Return how well probes tell the words apart, and layouts, by kind and layer."""
     by_text: dict[str, list[tuple[int, int]]] = {}
     for place in found_at:
         by_text.setdefault(place.text, []).append((place.token, place.word))
     labels: list[int] = []
     rows = iter(by_text.values())
-    with Shelf() as shelf:
+    with DiskRows() as stored:
         batches = _batches(subject, list(by_text), asked.length, "words")
         for got in capture(subject.model, batches, kinds=_KINDS):
             for i, row in enumerate(itertools.islice(rows, len(got.ids))):
                 for token, word in row:
                     for kind in _KINDS:
                         for layer, array in enumerate(getattr(got, kind)):
-                            shelf.put((kind, layer), array[i, token])
+                            stored.append((kind, layer), array[i, token])
                     labels.append(word)
         depth = subject.model.config.num_hidden_layers
         return {
             "separability": {
                 probe: {
-                    kind: _probed(shelf, kind, depth, labels, probe, asked.seed) for kind in _KINDS
+                    kind: _probed(stored, kind, depth, labels, probe, asked.seed) for kind in _KINDS
                 }
                 for probe in ("paper", "converged")
             },
             "layout": {
                 "labels": labels,
                 "layers": {
-                    layer: embed(shelf.get(("routed", layer)), seed=asked.seed).round(3).tolist()
+                    layer: embed(stored.read(("routed", layer)), seed=asked.seed).round(3).tolist()
                     for layer in range(depth)
                 },
             },
@@ -389,7 +396,7 @@ def _words(subject: _Subject, found_at: Sequence[Place], asked: Analyze) -> dict
 
 
 def _probed(
-    shelf: Shelf,
+    stored: DiskRows,
     kind: str,
     depth: int,
     labels: Sequence[int],
@@ -397,7 +404,7 @@ def _probed(
     seed: int,
 ) -> dict[str, Any]:
     found = [
-        separability(shelf.get((kind, layer)), np.array(labels), probe=probe, seed=seed)
+        separability(stored.read((kind, layer)), np.array(labels), probe=probe, seed=seed)
         for layer in range(depth)
     ]
     return {
