@@ -106,6 +106,6 @@ def test_standardising_refuses_what_is_not_finite(value):
         (np.ones((2, 2)), 0.0, "alpha must be positive, got 0.0"),
     ],
 )
-def test_what_has_no_entropy(z, alpha, message):
+def test_arrays_without_an_entropy_are_refused(z, alpha, message):
     with pytest.raises(ValueError, match=message):
         matrix_entropy(z, alpha)
