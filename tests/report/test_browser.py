@@ -12,6 +12,7 @@ from recorded import an_analysis, record
 
 from layermem.experiments.summary import Report, run
 from layermem.report import figures, page, summary
+from layermem.results.files import to_json
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # What the test adds: errors are gathered from the start, switches are used at the end.
@@ -106,7 +107,7 @@ def test_the_page_about_runs(width, tmp_path):
         for seed in (0, 1)
     ]
     runs.append(record(tmp_path / "lime-s2", seed=2, right=0.5, ended=False))
-    (tmp_path / "analysis.json").write_text(json.dumps(an_analysis(["a", "b"])))
+    (tmp_path / "analysis.json").write_text(to_json(an_analysis(["a", "b"])))
     asked = Report(runs=tuple(runs), analysis=(tmp_path,), out=tmp_path / "out")
     content = summary.build(run(asked, "layermem report"))
     report = used(content, width, tmp_path)

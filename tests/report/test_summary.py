@@ -13,6 +13,7 @@ from layermem.config import Data, Optim
 from layermem.experiments.summary import Report, run
 from layermem.report import summary
 from layermem.report.page import write_page
+from layermem.results.files import to_json
 
 
 def found(tmp_path, *runs, **more):
@@ -179,7 +180,7 @@ def test_several_analyses_are_told_apart_and_have_the_colours_of_their_runs(tmp_
         made = an_analysis(words, lime=runs["lime-s0"]["run_id"], plain=runs["plain-s0"]["run_id"])
         folder = tmp_path / "".join(words)
         folder.mkdir()
-        (folder / "analysis.json").write_text(json.dumps(made))
+        (folder / "analysis.json").write_text(to_json(made))
     text = written(tmp_path, *four, analysis=(tmp_path / "12", tmp_path / "34"))
     assert "<h2>Entropy by layer (1, 2)</h2>" in text and "<h2>Entropy by layer (3, 4)</h2>" in text
     looked = re.findall(r"<h2>What (\w+) reads \(1, 2\)", text)

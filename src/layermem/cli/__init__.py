@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from huggingface_hub.errors import StrictDataclassError
 
-from layermem.cli import reporting, running, showing
+from layermem.cli import analyze, reporting, running, showing
 
 _USAGE = """layermem COMMAND
 
@@ -42,7 +42,7 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tasks": showing.tasks,
     "solve": showing.solve,
     "costs": reporting.costs,
-    "analyze": reporting.analyze,
+    "analyze": analyze.analyze,
     "report": reporting.report,
     "curves": reporting.curves,
 }

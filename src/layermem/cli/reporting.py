@@ -1,4 +1,4 @@
-"""Commands that report: what goes on inside, what it costs, how it was learnt, all on one page.
+"""Commands that report: what variants cost, how runs were trained, all on one page.
 
 It does not know: how anything is computed or drawn.
 """
@@ -9,27 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from transformers.utils import logging as transformers_logging
 
 from layermem.cli.screen import show, write
 
 logger = logging.getLogger(__name__)
-
-
-def analyze(rest: list[str]) -> None:
-    """Look inside checkpoints, and write a page about it."""
-    from layermem.experiments import analyze as inside
-    from layermem.report import analysis, figures
-
-    asked = tyro.cli(inside.Analyze, prog="layermem analyze", args=rest)
-    if asked.figure is not None:
-        figures.check(asked.figure)
-    transformers_logging.disable_progress_bar()
-    found = inside.run(asked, shlex.join(["layermem", "analyze", *rest]))
-    show(analysis.table(found))
-    if asked.figure is not None:
-        analysis.draw(found, asked.figure)
-    write(analysis.build(found), asked.out)
 
 
 def report(rest: list[str]) -> None:

@@ -24,6 +24,8 @@ from layermem.config import Run, to_dict
 from layermem.efficiency.measuring import Model
 from layermem.experiments import comparison, costs, outcomes, presets
 from layermem.experiments.sweep import ERRORS
+from layermem.results.analysis import Analysis
+from layermem.results.files import read_result
 from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.train.run import recorded_run
 
@@ -35,7 +37,6 @@ _ASIDE_STEPS = ("log_every", "eval_every", "save_every", "keep")
 _CURVES = ("step", "tokens", "val_loss", "val_accuracy", "val_steps")
 # What other commands write: the file's name in a folder, and what must be in it.
 _WRITTEN = {
-    "analyze": ("analysis.json", {"asked", "sequences", "models"}),
     "costs": ("costs.json", {"asked", "machine", "precision", "points"}),
 }
 _DEPTHS = (4, 8, 16, 32, 64, 128)
@@ -77,17 +78,18 @@ def run(
     runs = {name: _record(found, folder) for name, (found, folder) in records.items()}
     for names in groups:
         _check_solved({name: runs[name]["result"] or {} for name in names})
-    result = {
+    result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "command": command,
         "runs": runs,
         "settings": settings,
         "rates": _tried(rates or {}),
-        "analyses": [_read(path, "analyze") for path in asked.analysis],
+        "analyses": [read_result(Analysis, path) for path in asked.analysis],
         "costs": None if asked.costs is None else _read(asked.costs, "costs"),
     }
     asked.out.mkdir(parents=True, exist_ok=True)
-    write_whole(asked.out / "report.json", json.dumps(result, indent=1) + "\n")
+    plain = {**result, "analyses": [to_dict(analysis) for analysis in result["analyses"]]}
+    write_whole(asked.out / "report.json", json.dumps(plain, indent=1) + "\n")
     return result
 
 

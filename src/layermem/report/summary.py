@@ -290,10 +290,10 @@ def _inside(found: Found, settings: Sequence[Setting]) -> list[Section]:
     }
     marks = {run["run_id"]: _mark(run) for run in found["runs"].values()}
     sections = []
-    words = [", ".join(each["asked"]["words"]) for each in found["analyses"]]
+    words = [", ".join(each.options.words or ()) for each in found["analyses"]]
     for each, said in zip(found["analyses"], words, strict=True):
         if words.count(said) > 1:
-            said = f"{said}; {each['asked']['out']}"
+            said = f"{said}; {each.folder}"
         title = f" ({said})" if len(words) > 1 else ""
         sections += analysis.sections(each, marks, styles, title)
     return sections
