@@ -12,8 +12,8 @@ import torch
 
 import layermem
 from layermem.analysis.capture import capture, sequences_at_once
-from layermem.analysis.entropy import Moments, matrix_entropy
-from layermem.analysis.shelf import Shelf
+from layermem.analysis.disk_rows import DiskRows
+from layermem.analysis.entropy import Standardiser, matrix_entropy
 from layermem.efficiency.measuring import held, machine
 from layermem.experiments import presets
 
@@ -28,17 +28,17 @@ def look(model, batches, words):
     for got in capture(model, [ids] * batches, kinds=KINDS):
         for kind in KINDS:
             for layer, array in enumerate(getattr(got, kind)):
-                moments.setdefault((kind, layer), Moments()).add(array[got.mask])
-    with Shelf() as shelf:
+                moments.setdefault((kind, layer), Standardiser()).add(array[got.mask])
+    with DiskRows() as stored:
         for got in capture(model, [ids] * batches, kinds=KINDS):
             for (kind, layer), known in moments.items():
                 array = getattr(got, kind)[layer]
                 for tokens in array:
                     matrix_entropy(known.standardise(tokens))
                 for word in range(words // batches):
-                    shelf.put((kind, layer), array[word % rows, word % TOKENS])
+                    stored.append((kind, layer), array[word % rows, word % TOKENS])
         for key in moments:
-            shelf.get(key)
+            stored.read(key)
 
 
 def main():

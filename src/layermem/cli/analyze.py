@@ -3,7 +3,7 @@
 It does not know: how anything is computed or drawn.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import tyro
@@ -14,7 +14,7 @@ from layermem.results.analysis import AnalysisOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Analyze(AnalysisOptions):
-    """Look inside a checkpoint, ours or any Hugging Face decoder, or at two side by side."""
+    """Analyze a checkpoint, ours or any Hugging Face decoder, or two side by side."""
 
     checkpoint: tyro.conf.Positional[str]
     """Run folder, folder of a saved model, or hub name."""
@@ -25,19 +25,25 @@ class Analyze(AnalysisOptions):
     figure: Path | None = None
     """File (svg, png, pdf) for one figure of it all, beside the page."""
 
+    def analysis_options(self) -> AnalysisOptions:
+        """Return the options that are recorded with the result."""
+        return AnalysisOptions(**{f.name: getattr(self, f.name) for f in fields(AnalysisOptions)})
+
 
 def analyze(options: Analyze, command: str) -> None:
-    """Look inside checkpoints, and write the page about it."""
+    """Analyze checkpoints, print a table, and write a page; ``command`` is shown on it."""
     from transformers.utils import logging as transformers_logging
 
-    from layermem.experiments import analyze as inside
-    from layermem.report import analysis, figures
+    from layermem.experiments import analyze as experiment
+    from layermem.report import analysis as report
+    from layermem.report import figures
 
     if options.figure is not None:
         figures.check(options.figure)
     transformers_logging.disable_progress_bar()
-    found = inside.run(inside.Analyze(**asdict(options)), command)
-    show(analysis.table(found))
+    checkpoints = [path for path in (options.checkpoint, options.against) if path is not None]
+    analysis = experiment.analyze(checkpoints, options.analysis_options(), options.out, command)
+    show(report.table(analysis))
     if options.figure is not None:
-        analysis.draw(found, options.figure)
-    write(analysis.build(found), options.out)
+        report.draw(analysis, options.figure)
+    write(report.build(analysis), options.out)
