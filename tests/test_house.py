@@ -14,7 +14,7 @@ import layermem
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
-    {"config", "intervals", "lots", "runs"},
+    {"config", "intervals", "runs", "text_hash"},
     {"ops", "data", "tasks"},
     {"models"},
     {"variants"},

@@ -9,8 +9,8 @@ from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals import solving
 from layermem.tasks.registry import TASKS, check_tokenizer, lookup
-from layermem.train.problems import Problems
-from layermem.train.problems import problems as learnt_and_validating
+from layermem.train.problem_dataset import Problems
+from layermem.train.problem_dataset import problems as learnt_and_validating
 
 SMALL = {"arithmetic": ("operands=3",), "prosqa": ()}
 

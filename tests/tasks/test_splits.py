@@ -8,7 +8,7 @@ import pytest
 from layermem.config import Task
 from layermem.tasks import prosqa
 from layermem.tasks.registry import lookup
-from layermem.train.problems import problems
+from layermem.train.problem_dataset import problems
 
 RECORDS = prosqa.generate(12, 0)
 

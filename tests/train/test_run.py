@@ -224,7 +224,7 @@ def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypa
         monkeypatch.setattr(Trainer, method.__name__, slow)
 
     clock = SimpleNamespace(perf_counter=lambda: seconds[0])
-    monkeypatch.setattr("layermem.train.clock.time", clock)
+    monkeypatch.setattr("layermem.train.step_timer.time", clock)
     # A step is two micro-batches.
     taking(Trainer.training_step, 0.5)
     taking(Trainer.evaluation_loop, 100.0)

@@ -138,7 +138,7 @@ def sizes(run: Run) -> tuple[dict[str, Any], float]:
     tokenizer = load_tokenizer(name) if name and (name == "bytes" or Path(name).is_dir()) else None
     vocabulary = len(tokenizer) if tokenizer else _GPT2
     if run.task.name and (tokenizer or name is None):
-        from layermem.train.problems import measure as measure_problems
+        from layermem.train.problem_dataset import measure as measure_problems
 
         vocabulary, length = measure_problems(run.task, tokenizer)
     fields["vocab_size"] = fields["vocab_size"] or vocabulary

@@ -33,12 +33,12 @@ from layermem.models.registry import build, lookup
 from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks
 from layermem.train.arguments import arguments
-from layermem.train.learnt import data_digest, problems_digest
-from layermem.train.origin import changes
-from layermem.train.problems import Problems, problems
+from layermem.train.data_digest import data_digest, problems_digest
+from layermem.train.problem_dataset import Problems, problems
+from layermem.train.processes import together
+from layermem.train.resume_checks import changes
 from layermem.train.sharded import ShardedTrainer
 from layermem.train.trainer import NotFiniteError, Trainer
-from layermem.train.waiting import together
 
 logger = logging.getLogger(__name__)
 # A model, its tokenizer, a task and a split; what is found, and every attempt.

@@ -36,16 +36,16 @@ from layermem.models.decoder import DecoderForCausalLM
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
 from layermem.train.arguments import arguments
-from layermem.train.clock import Clock
-from layermem.train.groups import adamw, schedule
-from layermem.train.losses import loss_chunk, losses, summed
-from layermem.train.order import Order
-from layermem.train.origin import check_alike, check_origin, origin_of, save_origin
-from layermem.train.peaks import peak_flops
+from layermem.train.callbacks import AtBegin, UsedRates
+from layermem.train.data_order import Order
+from layermem.train.optimizer import adamw, schedule
+from layermem.train.peak_flops import peak_flops
 from layermem.train.progress import Progress
+from layermem.train.resume_checks import check_alike, check_origin, origin_of, save_origin
+from layermem.train.sequence_loss import loss_chunk, losses, summed
+from layermem.train.step_timer import Clock
 from layermem.train.stopping import Stop, anywhere
 from layermem.train.tracking import continued
-from layermem.train.watching import AtBegin, UsedRates
 
 logger = logging.getLogger(__name__)
 # Seconds between torchrun's SIGTERM and its SIGKILL, unless --shutdown-timeout says otherwise.

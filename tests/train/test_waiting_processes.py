@@ -17,7 +17,7 @@ import os, sys, time
 from datetime import timedelta
 from pathlib import Path
 from torch import distributed
-from layermem.train.waiting import together
+from layermem.train.processes import together
 
 folder = Path(sys.argv[1])
 rank = int(os.environ["RANK"])

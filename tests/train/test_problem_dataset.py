@@ -15,7 +15,7 @@ from layermem.config import Task
 from layermem.evals.solving import evaluate
 from layermem.runs import RunFolder, step_of
 from layermem.tasks.registry import lookup
-from layermem.train.problems import Problems, measure, problems
+from layermem.train.problem_dataset import Problems, measure, problems
 from layermem.train.run import train
 from layermem.train.trainer import Trainer
 

@@ -5,8 +5,8 @@ from small_run import a_run
 
 from layermem.config import Task
 from layermem.tasks import registry
-from layermem.train.learnt import data_digest, problems_digest
-from layermem.train.problems import problems
+from layermem.train.data_digest import data_digest, problems_digest
+from layermem.train.problem_dataset import problems
 from layermem.train.run import train
 
 

@@ -9,7 +9,7 @@ from tiny import TINY
 
 import layermem
 from layermem.config import Optim
-from layermem.train.groups import adamw, parameter_groups, schedule
+from layermem.train.optimizer import adamw, parameter_groups, schedule
 
 
 def groups_of(variant, optim=None, **fields):

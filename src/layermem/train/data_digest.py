@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from layermem.data.blocks import Blocks
-from layermem.train.problems import Problems
+from layermem.train.problem_dataset import Problems
 
 
 def data_digest(*splits: Blocks | Problems) -> str:
