@@ -20,7 +20,8 @@ from small_run import a_run, curve
 from layermem.config import Compute, Optim, Run, to_dict
 from layermem.experiments import comparison, sweep
 from layermem.runs import RunFolder
-from layermem.train.run import load_run, train
+from layermem.train.run import train
+from layermem.train.run_config import load_run
 
 
 def test_runs_end_as_alone_and_are_not_run_again(tmp_path, monkeypatch):

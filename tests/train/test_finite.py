@@ -6,8 +6,9 @@ from safetensors.torch import load_file
 from small_run import a_run, rewound
 
 from layermem.runs import RunFolder
+from layermem.train.divergence import NotFiniteError
 from layermem.train.run import train
-from layermem.train.trainer import NotFiniteError, Trainer
+from layermem.train.trainer import Trainer
 
 
 def assert_nothing_bad_was_written(folder):
@@ -49,7 +50,7 @@ def spoil_a_row_nobody_reads(trainer):
 
 
 def spoil_a_moment(trainer):
-    states = trainer.bare_optimizer().state
+    states = trainer.unwrapped_optimizer().state
     if states:
         next(iter(states.values()))["exp_avg_sq"].flatten()[0] = torch.inf
 
@@ -80,7 +81,8 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatc
 
     def spoilt(self, *args, **kwargs):
         found = predict(self, *args, **kwargs)
-        self._judged[-1] = self._judged[-1] * (torch.nan if self.state.global_step == 4 else 1)
+        factor = torch.nan if self.state.global_step == 4 else 1
+        self._sequence_losses[-1] = self._sequence_losses[-1] * factor
         return found
 
     monkeypatch.setattr(Trainer, "prediction_step", spoilt)

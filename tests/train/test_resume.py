@@ -16,7 +16,8 @@ from small_run import a_run, curve, rewound
 
 from layermem.config import to_dict
 from layermem.runs import RunFolder
-from layermem.train.run import load_run, recorded_run, train
+from layermem.train.run import train
+from layermem.train.run_config import load_run, recorded_run
 from layermem.train.trainer import Trainer
 
 TESTS = Path(__file__).parents[1]
@@ -99,7 +100,7 @@ def drop_a_weight(checkpoint):
             lambda c: torch.save({"last_epoch": 0, "base_lrs": []}, c / "scheduler.pt"),
             "is of step 4, its schedule of step 0",
         ),
-        (drop_a_weight, r"lacks the weights \['model.norm.weight'\]"),
+        (drop_a_weight, r"missing are \['model.norm.weight'\]"),
     ],
     ids=["no optimiser", "another schedule", "a weight less"],
 )
@@ -183,7 +184,7 @@ def test_dropout_goes_on_only_as_it_was_begun(dropout, tmp_path):
 
 def test_a_save_longer_than_torchrun_waits_is_said(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setattr("layermem.train.trainer._GRACE", 0.0)
+    monkeypatch.setattr("layermem.train.trainer._SHUTDOWN_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING):
         train(a_run(tmp_path, max_steps=2), tmp_path / "slow")
     assert "torchrun kills its processes 0 seconds after SIGTERM" in caplog.text

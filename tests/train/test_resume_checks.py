@@ -14,7 +14,7 @@ from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.runs import RunFolder
 from layermem.tasks import registry
-from layermem.train import resume_checks
+from layermem.train import processes
 from layermem.train.run import train
 
 
@@ -170,8 +170,8 @@ def test_processes_must_see_the_same(monkeypatch):
         def all_gather_object(everyone, own):
             everyone[:] = [own, theirs]
 
-    monkeypatch.setattr(resume_checks, "distributed", Two)
+    monkeypatch.setattr(processes, "distributed", Two)
     theirs = {"checkpoint": "checkpoint-4", "data": "a"}
-    resume_checks.check_alike(theirs)
+    processes.check_processes_agree(theirs)
     with pytest.raises(ValueError, match="the same checkpoint: None in process 0, 'checkpoint-4'"):
-        resume_checks.check_alike({"checkpoint": None, "data": "a"})
+        processes.check_processes_agree({"checkpoint": None, "data": "a"})

@@ -17,9 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from layermem.config import Run
 from layermem.runs import RunFolder
-from layermem.train.arguments import arguments
-from layermem.train.run import load_run, train
-from layermem.train.trainer import NotFiniteError, Trainer
+from layermem.train.arguments import training_arguments
+from layermem.train.divergence import NotFiniteError
+from layermem.train.run import train
+from layermem.train.run_config import load_run
+from layermem.train.trainer import Trainer
 
 
 def weights(folder):
@@ -178,7 +180,7 @@ def test_a_ctrl_c_that_is_ignored_stays_so(tmp_path, monkeypatch, interruptible)
 
 
 def test_a_run_that_has_ended_is_left_alone(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "go", None)
+    monkeypatch.setattr(Trainer, "train_from", None)
     assert train(a_run(tmp_path), whole.path, resume=True).path == whole.path
 
 
@@ -376,7 +378,7 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
     package.mkdir()
     for name in ("__init__.py", "more.py"):
         (package / name).write_text("")
-    monkeypatch.setattr("layermem.__file__", str(package / "__init__.py"))
+    monkeypatch.setattr("layermem.train.provenance._PACKAGE_FOLDER", package)
     runs = (train(a_run(tmp_path, max_steps=1), tmp_path / "run" / name) for name in "abcd")
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")
@@ -468,7 +470,7 @@ def test_a_process_that_sees_several_gpus_uses_one(tmp_path, monkeypatch):
         self._n_gpu = 2
 
     monkeypatch.setattr(TrainingArguments, "__post_init__", with_two)
-    said = arguments(a_run(tmp_path), RunFolder(tmp_path / "run"), validates=True)
+    said = training_arguments(a_run(tmp_path), RunFolder(tmp_path / "run"), validates=True)
     assert (said.train_batch_size, said.eval_batch_size) == (4, 4)
     assert said.train_batch_size * said.gradient_accumulation_steps == 8
 

@@ -3,7 +3,6 @@
 It does not know: how anything is done.
 """
 
-import atexit
 import logging
 import os
 import signal
@@ -76,23 +75,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stderr.write("layermem: interrupted\n")
         # What shells expect of a program that Ctrl-C has ended.
         sys.exit(128 + signal.SIGINT)
-    _leave_others()
+    from layermem.train.processes import exit_if_distributed
 
-
-def _leave_others() -> None:
-    """End a process that is one of several here, without the interpreter's shutdown.
-
-    Gloo's threads may still hold what belongs to Python (torch 2.13): freed while the interpreter
-    shuts down it aborts the process, and freed while the main thread takes the group apart the two
-    wait for each other for ever. Both are rare. So what is due at exit is done, and no more.
-    """
-    from torch import distributed
-
-    if not distributed.is_available() or not distributed.is_initialized():
-        return
-    if distributed.get_world_size() > 1:
-        atexit._run_exitfuncs()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    exit_if_distributed()

@@ -114,7 +114,7 @@ def quickstart(rest: list[str]) -> None:
 
 def _begun(command: str, rest: list[str]) -> tuple[Run, list[str]]:
     """Return the run of a preset or a config, and the options that follow."""
-    from layermem.train.run import load_run
+    from layermem.train.run_config import load_run
 
     if rest and not rest[0].startswith("-"):
         return presets.lookup(rest[0]), rest[1:]

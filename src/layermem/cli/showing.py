@@ -130,7 +130,7 @@ class Solve:
 def solve(rest: list[str]) -> None:
     """Solve problems with a trained model."""
     from layermem.evals.solving import solve_with
-    from layermem.train.run import recorded_run
+    from layermem.train.run_config import recorded_run
 
     asked = tyro.cli(Solve, prog="layermem solve", args=rest)
     folder = RunFolder(asked.run)

@@ -37,7 +37,7 @@ from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.seams import WeightsUnknown
 from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.tasks.registry import lookup as lookup_task
-from layermem.train.run import recorded_run
+from layermem.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
 # Sequences in a batch, at most.

@@ -25,7 +25,7 @@ from layermem.efficiency.measuring import Model
 from layermem.experiments import comparison, costs, outcomes, presets
 from layermem.experiments.sweep import ERRORS
 from layermem.runs import RunFolder, told_apart, write_whole
-from layermem.train.run import recorded_run
+from layermem.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
 # Of a run, what has no say in what it comes to, or is told apart in another way.

@@ -20,9 +20,9 @@ import yaml
 
 from layermem.config import Run, to_dict
 from layermem.experiments.outcomes import LOSS, divergence, measures
-from layermem.experiments.watching import Watch
 from layermem.runs import RunFolder, write_whole
-from layermem.train.run import check_same
+from layermem.train.progress import SweepProgress
+from layermem.train.run_config import check_same_run
 
 # Seconds between two looks at the runs.
 _PAUSE = 0.5
@@ -47,7 +47,7 @@ def complete(
     folders = {name: RunFolder(out / name) for name in runs}
     for name, folder in folders.items():
         if folder.rows() or folder.final.exists():
-            check_same(folder, runs[name])
+            check_same_run(folder, runs[name])
         if folder.final.exists():
             measures(folder, runs[name])
     waiting = [name for name, folder in folders.items() if not _is_over(runs[name], folder)]
@@ -73,23 +73,23 @@ def _work(
 ) -> dict[str, str]:
     """Run what is waiting, some at once; return what failed, and how."""
     failed: dict[str, str] = {}
-    watch, at_work = Watch(len(waiting)), _AtWork(runs, folders, jobs)
+    progress, at_work = SweepProgress(len(waiting)), _AtWork(runs, folders, jobs)
     with _stoppable():
         try:
             while waiting or at_work.names():
                 while waiting and at_work.has_room():
                     name = waiting.pop(0)
-                    watch.begin(name, runs[name].max_steps)
+                    progress.begin(name, runs[name].max_steps)
                     at_work.begin(name)
                 time.sleep(_PAUSE)
                 for name in at_work.names():
-                    watch.update(name, folders[name].last())
+                    progress.update(name, folders[name].last())
                 for name, code in at_work.left().items():
-                    watch.end(name)
+                    progress.end(name)
                     if how := _failure(name, runs[name], folders[name], code):
                         failed[name] = how
         finally:
-            watch.close()
+            progress.close()
             at_work.stop()
     return failed
 

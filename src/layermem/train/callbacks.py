@@ -1,4 +1,4 @@
-"""Callbacks of the trainer that only look: the rates a step used, the moment training begins.
+"""Trainer callbacks that record learning rates and run a function when training begins.
 
 It does not know: checkpoints, metrics, what is trained.
 """
@@ -9,22 +9,23 @@ from typing import Any
 from transformers import TrainerCallback
 
 
-class UsedRates(TrainerCallback):
-    """The rate of each parameter group that the last optimiser step used."""
+class LearningRateRecorder(TrainerCallback):
+    """Record the learning rate of each parameter group that the last optimizer step used."""
 
     def __init__(self) -> None:
-        self.used: list[float] = []
+        self.learning_rates: list[float] = []
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # After the optimiser's step, and before the schedule's.
-        self.used = [float(group["lr"]) for group in kwargs["optimizer"].param_groups]
+        # Called after the optimizer's step and before the schedule sets the next learning rates.
+        groups = kwargs["optimizer"].param_groups
+        self.learning_rates = [float(group["lr"]) for group in groups]
 
 
-class AtBegin(TrainerCallback):
-    """Does something once everything is loaded, before the first step."""
+class CallWhenTrainingBegins(TrainerCallback):
+    """Call a function once a checkpoint is loaded and before the first step."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._work()
+        self._function()

@@ -1,9 +1,14 @@
-"""The order of the data: one list of block numbers for a whole run, from its seed alone.
+"""The order of the training data: the index of every sequence of a run, drawn from its seed.
 
-Every epoch is a permutation of its own; the run is cut from their chain, so that every step has a
-whole batch, whoever computes which part of it. Two variants of one seed see the same batches.
+Each epoch is a permutation of its own. The run takes its sequences from the chain of these
+permutations, so that every step has a full batch, and the order is the same for any number of
+processes and any micro-batch. Two variants with one seed see the same batches.
 
-It does not know: blocks, processes, the model.
+torch's ``RandomSampler`` with ``num_samples`` draws the same permutations, but its generator keeps
+its state: a second pass over it has another order. accelerate also treats that class in a way of
+its own (it replaces it or synchronizes its generator). Here every pass starts from the seed.
+
+It does not know: what a sequence holds, processes, the model.
 """
 
 from collections.abc import Iterator
@@ -12,19 +17,19 @@ import torch
 from torch.utils.data import Sampler
 
 
-class Order(Sampler[int]):
-    """Yield ``length`` block numbers out of ``n_blocks``."""
+class DataOrder(Sampler[int]):
+    """Yield ``length`` indices of a dataset of ``dataset_size`` sequences."""
 
-    def __init__(self, n_blocks: int, length: int, seed: int) -> None:
-        self.n_blocks, self.length, self.seed = n_blocks, length, seed
+    def __init__(self, dataset_size: int, length: int, seed: int) -> None:
+        self.dataset_size, self.length, self.seed = dataset_size, length, seed
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.seed)
-        left = self.length
-        while left > 0:
-            epoch = torch.randperm(self.n_blocks, generator=generator)[:left].tolist()
+        remaining = self.length
+        while remaining > 0:
+            epoch = torch.randperm(self.dataset_size, generator=generator)[:remaining].tolist()
             yield from epoch
-            left -= len(epoch)
+            remaining -= len(epoch)

@@ -1,14 +1,14 @@
-"""What a device can compute at most, by its maker's data sheet.
+"""Peak FLOPs per second of GPUs, as their data sheets give them.
 
-It does not know: models, training, how much of it is used.
+It does not know: models, training, which share of the peak is used.
 """
 
 import torch
 
-# Matrix FLOPs a second in bfloat16, dense, of a name as CUDA reports it, whole: cards that share a
-# chip's name (PCIe, NVL, laptop, a MIG slice) differ by up to a half. NVIDIA's data sheets; those
-# of Hopper's cards give twice this, for sparse matrices.
-_PEAKS = {
+# Dense bfloat16 matrix FLOPs per second from NVIDIA's data sheets, by the full name that CUDA
+# reports: cards with the same chip (PCIe, NVL, laptop, a MIG slice) differ by up to a factor of
+# two. The data sheets of Hopper cards give twice these figures, for sparse matrices.
+_PEAK_FLOPS = {
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
     "NVIDIA A100-PCIE-40GB": 312e12,
@@ -24,5 +24,7 @@ _PEAKS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return a device's peak; None where no data sheet is known, rather than a wrong figure."""
-    return _PEAKS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    """Return the peak FLOPs per second of a device, or None where no data sheet is listed."""
+    if device.type != "cuda":
+        return None
+    return _PEAK_FLOPS.get(torch.cuda.get_device_name(device))

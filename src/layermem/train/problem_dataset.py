@@ -1,4 +1,4 @@
-"""Problems as training examples: prompt and solution as one sequence, the loss on the solution.
+"""A task's problems as training sequences: prompt and solution, with the loss on the solution.
 
 It does not know: any particular task, models.
 """
@@ -11,19 +11,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from layermem import config
+from layermem.config import Task
 from layermem.tasks import registry
 
-# What the loss leaves out.
+# The label of tokens that have no loss.
 _IGNORED = -100
+# Problems that are encoded to estimate the mean length of all.
+_SAMPLE = 200
 
 
-class Problems(Dataset[dict[str, Tensor]]):
-    """Encoded problems: ``input_ids``, ``labels`` [T], of different lengths."""
+class ProblemDataset(Dataset[dict[str, Tensor]]):
+    """Encoded problems: ``input_ids`` and ``labels`` [T], where T differs between problems."""
 
     def __init__(self, problems: Sequence[registry.Problem], tokenizer: Any) -> None:
         if not problems:
-            raise ValueError("there are no problems to learn from")
+            raise ValueError("a training or validation set needs at least one problem, got none")
         self.problems, self.padding = problems, tokenizer.pad_token_id
         if self.padding is None:
             self.padding = tokenizer.eos_token_id
@@ -32,7 +34,7 @@ class Problems(Dataset[dict[str, Tensor]]):
         self.sequences = [
             (prompt, [*solution, end]) for prompt, solution in zip(prompts, solutions, strict=True)
         ]
-        self.length = sum(len(a) + len(b) for a, b in self.sequences) / len(problems)
+        self.length = sum(len(p) + len(s) for p, s in self.sequences) / len(problems)
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -45,33 +47,32 @@ class Problems(Dataset[dict[str, Tensor]]):
         }
 
     def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Pad to the longest, on the right, where a causal model needs no mask."""
-        fillers = {"input_ids": self.padding, "labels": _IGNORED}
+        """Pad to the longest sequence, on the right, where a causal model needs no mask."""
+        padding = {"input_ids": self.padding, "labels": _IGNORED}
         return {
-            name: pad_sequence([item[name] for item in items], True, filler)
-            for name, filler in fillers.items()
+            name: pad_sequence([item[name] for item in items], True, value)
+            for name, value in padding.items()
         }
 
 
-def problems(task: config.Task, tokenizer: Any) -> tuple[Problems, Problems]:
-    """Return what is learnt from and what validates."""
-    kind = registry.lookup(str(task.name))
+def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, ProblemDataset]:
+    """Return the training set and the validation set of a task."""
+    definition = registry.lookup(str(task.name))
     train, validation = (
-        Problems(kind.problems(split, count, task.seed, **task.fields()), tokenizer)
+        ProblemDataset(definition.problems(split, count, task.seed, **task.fields()), tokenizer)
         for split, count in (("train", task.examples), ("validation", task.validation))
     )
-    registry.check_tokenizer(kind, tokenizer, validation.problems)
+    registry.check_tokenizer(definition, tokenizer, validation.problems)
     return train, validation
 
 
-def measure(task: config.Task, tokenizer: Any = None) -> tuple[int, float]:
-    """Return the size of the vocabulary, and about how many tokens a problem has.
+def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float]:
+    """Return the size of the vocabulary and an estimate of the mean tokens of a problem.
 
-    ``tokenizer``: None: the task's own.
+    ``tokenizer`` None: the task's own.
     """
-    kind = registry.lookup(str(task.name))
-    tokenizer = tokenizer or kind.tokenizer(**task.fields())
-    some = Problems(
-        kind.problems("train", min(200, task.examples), task.seed, **task.fields()), tokenizer
-    )
-    return len(tokenizer), some.length
+    definition = registry.lookup(str(task.name))
+    tokenizer = tokenizer or definition.tokenizer(**task.fields())
+    count = min(_SAMPLE, task.examples)
+    problems = definition.problems("train", count, task.seed, **task.fields())
+    return len(tokenizer), ProblemDataset(problems, tokenizer).length

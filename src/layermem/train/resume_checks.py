@@ -1,22 +1,27 @@
-"""What a checkpoint came from: the run's config, the data, the model's config. A run goes on only
-from what is its own, with the data it began with.
+"""Checks that a resumed run continues its own checkpoint, with the same data and model config.
 
-It does not know: the trainer, what else is in a checkpoint.
+A checkpoint records its origin in ``origin.json``: the fields of the run that decide what it
+computes, and digests of its data.
+
+It does not know: the trainer, how a checkpoint's model and optimizer are loaded.
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor, distributed
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, TrainingArguments
 
 from layermem.config import Run, run_from_dict, to_dict
+from layermem.runs import RunFolder
+from layermem.train.checkpoints import logged_rows, process_layout
+from layermem.train.data_digest import SequenceDataset, sequences_digest
 
-# What may differ when a run goes on: how it is carried out, not what it computes.
-FREE = {
+logger = logging.getLogger(__name__)
+# Fields of a run that may differ when it is resumed: how it is carried out, not what it computes.
+FREE_FIELDS = {
     "compute",
     "track",
     "log_every",
@@ -26,10 +31,8 @@ FREE = {
     "preset",
 }
 _FILE = "origin.json"
-# Sequences of a dataset that are looked at, spread over it evenly; of a smaller one all are.
-_SEQUENCES = 4096
-# Of a model's config: how it is kept or carried out, not what it computes, and the tokenizer's.
-_OUTWARD = {
+# Fields of a model's config that do not change what the model computes, and the tokenizer's ids.
+_IGNORED_MODEL_FIELDS = {
     "architectures",
     "dtype",
     "transformers_version",
@@ -41,112 +44,117 @@ _OUTWARD = {
 }
 
 
-class _Sequences(Protocol):
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> dict[str, Tensor]: ...
-
-
-def origin_of(run: Run, data: Mapping[str, _Sequences | None]) -> dict[str, Any]:
-    """Return the fields of a run that decide what it computes, and what stands for its data."""
-    decisive = {name: value for name, value in to_dict(run).items() if name not in FREE}
-    digests = {name: _digest(split) for name, split in data.items() if split is not None}
+def describe_origin(run: Run, data: Mapping[str, SequenceDataset | None]) -> dict[str, Any]:
+    """Return the fields of a run that decide what it computes, and the digests of its data."""
+    decisive = {name: value for name, value in to_dict(run).items() if name not in FREE_FIELDS}
+    digests = {name: sequences_digest(split) for name, split in data.items() if split is not None}
     return {"run": decisive, "data": digests}
 
 
 def save_origin(checkpoint: Path, origin: Mapping[str, Any]) -> None:
-    """Note in a checkpoint what it came from."""
+    """Record in a checkpoint what it came from."""
     (checkpoint / _FILE).write_text(json.dumps(origin, indent=1), encoding="utf-8")
 
 
 def check_origin(
     checkpoint: Path, origin: Mapping[str, Any], config: PreTrainedConfig | None
 ) -> None:
-    """Raise unless a checkpoint came from this run, its data and a model of this config.
+    """Raise unless a checkpoint came from this run, its data and a model with this config.
 
-    A checkpoint written before its origin was noted is judged by its model's config alone.
+    A checkpoint of an earlier version, which recorded no origin, is judged by its model's config
+    alone.
     """
     if (checkpoint / _FILE).exists():
-        noted = json.loads((checkpoint / _FILE).read_text(encoding="utf-8"))
-        if changed := changes(run_from_dict(noted["run"]), run_from_dict(origin["run"])):
-            raise ValueError(
-                f"{checkpoint} was written by another run: {'; '.join(changed)}. Delete it to go "
-                "on from the checkpoint before it, or choose another --out"
-            )
-        for split, digest in noted["data"].items():
-            if origin["data"].get(split) != digest:
-                raise ValueError(
-                    f"the {split} data is not what {checkpoint} was trained with: its source, its "
-                    "tokenizer or what makes it has changed since. Put back what it was (a "
-                    "dataset's --data.revision, the version of layermem that config.yaml names), "
-                    "or begin again in another --out"
-                )
+        recorded = json.loads((checkpoint / _FILE).read_text(encoding="utf-8"))
+        _check_run_and_data(checkpoint, recorded, origin)
     if config is None:
         return
     before, now = (
-        {name: value for name, value in each.to_dict().items() if name not in _OUTWARD}
-        for each in (type(config).from_pretrained(checkpoint), config)
+        {name: value for name, value in c.to_dict().items() if name not in _IGNORED_MODEL_FIELDS}
+        for c in (type(config).from_pretrained(checkpoint), config)
     )
-    if changed := [_said(change) for change in differences(before, now)]:
+    if changes := [_describe_change(change) for change in _differences(before, now)]:
         raise ValueError(
-            f"the model is not that of {checkpoint}: {'; '.join(changed)}. What it started from "
+            f"the model is not that of {checkpoint}: {'; '.join(changes)}. What it started from "
             "(--model.pretrained) or layermem has changed since: put it back, or begin again in "
             "another --out"
         )
 
 
-def check_alike(what: Mapping[str, Any]) -> None:
-    """Raise, in all processes, unless all have the same values; all must ask."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return
-    everyone: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(everyone, dict(what))
-    for name, value in everyone[0].items():
-        others = [process for process, theirs in enumerate(everyone) if theirs[name] != value]
-        if others:
+def _check_run_and_data(
+    checkpoint: Path, recorded: Mapping[str, Any], origin: Mapping[str, Any]
+) -> None:
+    changes = config_changes(run_from_dict(recorded["run"]), run_from_dict(origin["run"]))
+    if changes:
+        raise ValueError(
+            f"{checkpoint} was written by another run: {'; '.join(changes)}. Delete it to go "
+            "on from the checkpoint before it, or choose another --out"
+        )
+    for split, digest in recorded["data"].items():
+        if origin["data"].get(split) != digest:
             raise ValueError(
-                f"processes do not see the same {name}: {value!r} in process 0, "
-                f"{everyone[others[0]][name]!r} in process {others[0]}. The run folder must be one "
-                "that all machines see, and the data the same on each"
+                f"the {split} data is not what {checkpoint} was trained with: its source, its "
+                "tokenizer or what makes it has changed since. Put back what it was (a "
+                "dataset's --data.revision, the version of layermem that config.yaml names), "
+                "or begin again in another --out"
             )
 
 
-def changes(before: Run, now: Run) -> list[str]:
-    """Return, in words, what differs between two runs, but for how they are carried out."""
+def config_changes(before: Run, now: Run) -> list[str]:
+    """Describe each difference between two runs that changes what they compute."""
     return [
-        _said(change)
-        for change in differences(to_dict(before), to_dict(now))
-        if change[0].split(".")[0] not in FREE
+        _describe_change(change)
+        for change in _differences(to_dict(before), to_dict(now))
+        if change[0].split(".")[0] not in FREE_FIELDS
     ]
 
 
-def differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return the path, the old and the new value of all that differs."""
+def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Return the path, the old value and the new value of everything that differs."""
     if isinstance(before, dict) and isinstance(now, dict):
         return [
-            found
+            difference
             for name in now
-            for found in differences(before.get(name), now[name], f"{path}.{name}".lstrip("."))
+            for difference in _differences(
+                before.get(name), now[name], f"{path}.{name}".lstrip(".")
+            )
         ]
     return [] if before == now else [(path, before, now)]
 
 
-def _said(change: tuple[str, Any, Any]) -> str:
+def _describe_change(change: tuple[str, Any, Any]) -> str:
     name, old, new = change
     return f"{name} was {old!r}, is {new!r}"
 
 
-def _digest(data: _Sequences) -> str:
-    """Return what stands for a dataset: how many sequences, and those that are looked at."""
-    count = len(data)
-    found = hashlib.sha256(str(count).encode())
-    for index in _spread(count):
-        for name, tensor in sorted(data[index].items()):
-            found.update(f"{name} {tensor.shape}".encode() + tensor.numpy().tobytes())
-    return found.hexdigest()
+def check_random_numbers(
+    checkpoint: Path, config: PreTrainedConfig, args: TrainingArguments
+) -> None:
+    """Raise if dropout would draw other random numbers than without the interruption."""
+    ours = args.world_size, args.train_batch_size
+    theirs = process_layout(checkpoint)
+    if config.attention_dropout and ours != theirs:
+        raise ValueError(
+            f"{checkpoint} was written by {theirs[0]} processes with micro-batches of {theirs[1]} "
+            f"sequences, now there are {ours[0]} with {ours[1]}: attention_dropout "
+            f"({config.attention_dropout}) draws its random numbers by process and micro-batch, so "
+            "the run would not be the same; resume it with the processes and the micro-batch it "
+            "began with"
+        )
 
 
-def _spread(count: int) -> Iterable[int]:
-    if count <= _SEQUENCES:
-        return range(count)
-    return (number * (count - 1) // (_SEQUENCES - 1) for number in range(_SEQUENCES))
+def restore_rows(checkpoint: Path, folder: RunFolder) -> None:
+    """Write the metrics anew from a checkpoint where they are not the rows it was saved after."""
+    saved = logged_rows(checkpoint)
+    if list(map(_comparable, saved)) != list(map(_comparable, folder.rows())):
+        logger.warning(
+            "%s does not hold the rows that %s was written after; they are restored from there",
+            folder.metrics,
+            checkpoint,
+        )
+        folder.rewrite(saved)
+
+
+def _comparable(row: Mapping[str, Any]) -> str:
+    # As text, since NaN is not equal to itself.
+    return json.dumps(row, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Losses of whole sequences, for validation, and how many tokens have their logits at once.
+"""Validation losses summed over each sequence, and the number of tokens per chunk of a loss.
 
 Letters: B sequences, T tokens, V words of the vocabulary.
 It does not know: models, the trainer.
@@ -7,32 +7,42 @@ It does not know: models, the trainer.
 import torch
 from torch import Tensor, nn
 
-# Bytes of float32 logits up to which a micro-batch has them all at once; its loss is then, to the
-# last bit, what it always was.
-_LOGITS = 2**30
+# A micro-batch whose float32 logits take no more bytes than this has them all in memory at once.
+# Its loss is computed in one piece, and agrees with earlier recorded losses to the last bit.
+_MAX_LOGITS_BYTES = 2**30
 
 
-def losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return for each sequence the sum of its labels' losses, and their number [B, 2].
+def sequence_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of the losses and the number of labels of each sequence [B, 2].
 
-    ``logits`` [B, T, V] are of the token after, ``labels`` [B, T] of the token itself; -100: none.
+    ``logits`` [B, T, V] predict the next token; ``labels`` [B, T] are the tokens themselves, with
+    -100 where a token has no loss.
     """
-    wanted = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    next_tokens = nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     # In float32, as in training.
-    lost = nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), wanted.flatten(), reduction="none"
+    token_losses = nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), next_tokens.flatten(), reduction="none"
     )
-    return summed(lost.view_as(wanted), labels)
+    return sum_by_sequence(token_losses.view_as(next_tokens), labels)
 
 
-def summed(lost: Tensor, labels: Tensor) -> Tensor:
-    """Return for each sequence the sum of its tokens' losses [B, T], and its labels [B, 2]."""
-    return torch.stack([lost.sum(1), (labels[:, 1:] != -100).sum(1)], dim=1)
+def sum_by_sequence(token_losses: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of the token losses [B, T] and the number of labels of each sequence [B, 2].
+
+    A loss is zero where a token has no label.
+    """
+    return torch.stack([token_losses.sum(1), (labels[:, 1:] != -100).sum(1)], dim=1)
 
 
-def loss_chunk(wanted: int | None, tokens: int, words: int) -> int:
-    """Return how many tokens' logits over ``words`` are held at once; 0: all of them."""
-    if wanted is not None:
-        return wanted
-    in_a_part = _LOGITS // 4 // (4 * words)
-    return 0 if 4 * tokens * words <= _LOGITS else max(1, in_a_part)
+def choose_loss_chunk(configured: int | None, tokens: int, vocabulary: int) -> int:
+    """Return how many tokens' logits are in memory at once; 0 means all of them.
+
+    ``configured`` is the run's ``compute.loss_chunk``. Where it is None, a micro-batch of few
+    logits is not chunked, and one of many has chunks of a quarter of the limit.
+    """
+    if configured is not None:
+        return configured
+    bytes_per_token = 4 * vocabulary
+    if tokens * bytes_per_token <= _MAX_LOGITS_BYTES:
+        return 0
+    return max(1, _MAX_LOGITS_BYTES // 4 // bytes_per_token)

@@ -1,6 +1,6 @@
-"""How fast training steps are, whatever stands between them.
+"""The speed of training steps, without the time of validation and checkpointing between them.
 
-It does not know: what a step is.
+It does not know: what a step does, what stands between two steps.
 """
 
 import time
@@ -11,24 +11,29 @@ from typing import Any
 from transformers import TrainerCallback
 
 
-class Clock(TrainerCallback):
-    """The time of training steps since a step, without what the clock is stopped for."""
+class StepTimer(TrainerCallback):
+    """Measure the time of training steps since a given step; other work pauses the timer."""
 
     def __init__(self) -> None:
-        self.start(0)
+        self.restart(0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.start(state.global_step)
+        self.restart(state.global_step)
 
-    def start(self, step: int) -> None:
-        self._began_at, self._began = step, time.perf_counter()
+    def restart(self, step: int) -> None:
+        """Measure from now on, ``step`` being the number of steps done so far."""
+        self._first_step, self._started = step, time.perf_counter()
 
     @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Leave out the block; what the device still has to do must be waited for before."""
-        before = time.perf_counter()
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of the block.
+
+        Work that was queued on a device before the block must have been waited for.
+        """
+        paused_at = time.perf_counter()
         yield
-        self._began += time.perf_counter() - before
+        self._started += time.perf_counter() - paused_at
 
     def steps_per_second(self, step: int) -> float:
-        return (step - self._began_at) / max(time.perf_counter() - self._began, 1e-9)
+        """Return the mean speed up to ``step``, the number of steps done now."""
+        return (step - self._first_step) / max(time.perf_counter() - self._started, 1e-9)
