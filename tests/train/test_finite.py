@@ -32,7 +32,7 @@ def test_a_rate_far_too_high_ends_in_an_error(log_every, tmp_path):
 
 
 def burst_at(monkeypatch, step, act):
-    """Have ``act`` called on the trainer after the optimiser's step of that number."""
+    """Have ``act`` called on the trainer after the optimizer's step of that number."""
     training_step = Trainer.training_step
 
     def watched(self, *args, **kwargs):

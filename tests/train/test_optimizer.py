@@ -85,7 +85,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def stepped(device, steps, ids, state=None):
-    """Return a small model and its optimiser after some steps, gone on with from a state."""
+    """Return a small model and its optimizer after some steps, gone on with from a state."""
     torch.manual_seed(0)
     model = layermem.build("lime", **TINY)
     optimizer = build_optimizer(model, model.variant.overrides, Optim(), device)

@@ -61,7 +61,7 @@ def test_any_checkpoint_goes_on_under_any_processes(tmp_path):
         assert_alike(RunFolder(path), whole, sharded="fsdp" in path.name)
 
 
-def test_the_rate_in_a_row_is_the_one_the_optimiser_used(tmp_path, monkeypatch):
+def test_the_rate_in_a_row_is_the_one_the_optimizer_used(tmp_path, monkeypatch):
     run = a_run(tmp_path)
     whole = train(run, tmp_path / "whole")
     created = Trainer.create_optimizer
@@ -95,16 +95,16 @@ def drop_a_weight(checkpoint):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda c: (c / "optimizer.pt").unlink(), "holds no optimiser state"),
+        (lambda c: (c / "optimizer.pt").unlink(), "holds no optimizer state"),
         (
             lambda c: torch.save({"last_epoch": 0, "base_lrs": []}, c / "scheduler.pt"),
             "is of step 4, its schedule of step 0",
         ),
         (drop_a_weight, r"missing are \['model.norm.weight'\]"),
     ],
-    ids=["no optimiser", "another schedule", "a weight less"],
+    ids=["no optimizer", "another schedule", "a weight less"],
 )
-def test_a_checkpoint_that_lost_its_optimiser_or_schedule(damage, message, tmp_path, monkeypatch):
+def test_a_checkpoint_that_lost_its_optimizer_or_schedule(damage, message, tmp_path, monkeypatch):
     run = a_run(tmp_path, keep=9)
     folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "damaged")
     damage(folder.latest())
