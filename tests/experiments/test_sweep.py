@@ -72,7 +72,7 @@ def test_a_sweep_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     config.write_text(yaml.safe_dump(to_dict(run)))
     code = (
         "import sys; from pathlib import Path; from layermem.experiments.sweep import complete\n"
-        "from layermem.train.run import load_run\n"
+        "from layermem.train.run_config import load_run\n"
         "complete({'one': load_run(sys.argv[1])}, Path(sys.argv[2]))"
     )
     process = subprocess.Popen(
@@ -86,7 +86,7 @@ def test_a_sweep_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     os.killpg(process.pid, asked)
     assert process.wait(timeout=60) == code_of
     # The run has saved and left.
-    assert folder.latest() is not None
+    assert folder.latest_checkpoint() is not None
     with folder.locked():
         assert not folder.final.exists()
 
@@ -169,7 +169,7 @@ def fake(monkeypatch):
             record(folder.path, run=run, final=1 + away)
         elif did == "diverges":
             record(folder.path, run=run, ended=False, rows=2)
-            folder.note_divergence(run.id, 5, "the loss is not finite at step 5")
+            folder.record_divergence(run.id, 5, "the loss is not finite at step 5")
         elif did == "unreadable":
             for _ in range(2):
                 record(folder.path, run=run, ended=False)

@@ -13,7 +13,7 @@ from layermem.train.trainer import Trainer
 
 def assert_nothing_bad_was_written(folder):
     assert not folder.final.exists()
-    for checkpoint in folder.completed():
+    for checkpoint in folder.complete_checkpoints():
         state = load_file(checkpoint / "model.safetensors")
         assert all(tensor.isfinite().all() for tensor in state.values()), checkpoint
     assert not [row for row in folder.rows() if row.get("val_loss") != row.get("val_loss")]
@@ -62,7 +62,7 @@ def test_a_checkpoint_never_holds_what_is_not_finite(spoil, tmp_path, monkeypatc
     with pytest.raises(NotFiniteError, match="after step 6; the last good .*checkpoint-4"):
         train(run, tmp_path / "spoilt")
     folder = RunFolder(tmp_path / "spoilt")
-    assert folder.latest().name == "checkpoint-4"
+    assert folder.latest_checkpoint().name == "checkpoint-4"
     assert_nothing_bad_was_written(folder)
 
 
@@ -95,7 +95,7 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatc
 def test_a_checkpoint_that_holds_nan_is_not_gone_on_from(tmp_path, monkeypatch):
     run = a_run(tmp_path, keep=9)
     folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "old")
-    path = folder.latest() / "optimizer.pt"
+    path = folder.latest_checkpoint() / "optimizer.pt"
     state = torch.load(path, weights_only=True)
     state["state"][0]["exp_avg"].fill_(torch.nan)
     torch.save(state, path)

@@ -81,7 +81,7 @@ def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
     cut = train(run, tmp_path / "cut", evaluate=evaluate)
     shutil.rmtree(cut.final)
     cut.result.unlink()
-    shutil.rmtree(cut.completed()[-1])
+    shutil.rmtree(cut.complete_checkpoints()[-1])
     again = train(run, tmp_path / "cut", resume=True, evaluate=evaluate)
     assert curve(again) == curve(whole)
     assert again.attempts.read_text() == whole.attempts.read_text()
@@ -117,7 +117,7 @@ def test_a_model_whose_test_fails_is_kept(
     assert train(run, folder.path, resume=True, evaluate=evaluate).final.exists()
     assert curve(folder) == curve(whole)
     assert folder.result.read_text() == whole.result.read_text()
-    assert [step_of(path) for path in folder.completed()] == saved
+    assert [step_of(path) for path in folder.complete_checkpoints()] == saved
 
 
 def test_the_validation_loss_is_the_mean_over_labels(tmp_path):

@@ -21,7 +21,7 @@ from layermem.experiments import costs
 from layermem.experiments import presets as known
 from layermem.models.registry import lookup, variants
 from layermem.report.costs import short
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def solve(rest: list[str]) -> None:
         f"a guess: {result['chance']:.1%}; faults: {_plainly(result['faults']) or 'none'}"
     )
     if asked.out is not None:
-        write_whole(asked.out, json.dumps(result, indent=1) + "\n")
+        write_atomically(asked.out, json.dumps(result, indent=1) + "\n")
 
 
 def _same_splits(learnt: Task, options: tuple[str, ...]) -> None:

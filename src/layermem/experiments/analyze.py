@@ -35,7 +35,7 @@ from layermem.config import Run, Task
 from layermem.data.sources import open_source
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.seams import WeightsUnknown
-from layermem.runs import RunFolder, told_apart, write_whole
+from layermem.runs import RunFolder, unique_names, write_atomically
 from layermem.tasks.registry import lookup as lookup_task
 from layermem.train.run_config import recorded_run
 
@@ -131,7 +131,7 @@ def run(asked: Analyze, command: str = "") -> dict[str, Any]:
             **_routing(subject),
         }
     asked.out.mkdir(parents=True, exist_ok=True)
-    write_whole(asked.out / "analysis.json", json.dumps(result, indent=1) + "\n")
+    write_atomically(asked.out / "analysis.json", json.dumps(result, indent=1) + "\n")
     return result
 
 
@@ -141,7 +141,7 @@ def _subjects(paths: Sequence[str]) -> list[_Subject]:
     ways = [Path(path).resolve().parts if Path(path).exists() else (path,) for path in paths]
     if len(set(ways)) < len(ways):
         raise ValueError(f"{' and '.join(paths)} are one; give two")
-    subjects = [_open(path, name) for path, name in zip(paths, told_apart(ways), strict=True)]
+    subjects = [_open(path, name) for path, name in zip(paths, unique_names(ways), strict=True)]
     if len(subjects) == 2:
         _same_tokens(*subjects)
     return subjects

@@ -25,7 +25,7 @@ from layermem.efficiency.measuring import Mode, Model, Precision, Shape, machine
 from layermem.experiments import presets
 from layermem.experiments.comparison import arms
 from layermem.models.registry import lookup
-from layermem.runs import write_whole
+from layermem.runs import write_atomically
 
 _GPT2 = 50257
 # The fields that say how large a model is.
@@ -102,7 +102,7 @@ def run(asked: Costs, command: str = "") -> dict[str, Any]:
             point["measured"] = measured
     if asked.out is not None:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(asked.out, json.dumps(result, indent=1) + "\n")
+        write_atomically(asked.out, json.dumps(result, indent=1) + "\n")
     return result
 
 

@@ -21,7 +21,7 @@ from layermem.analysis.routing import mean_heatmap
 from layermem.config import Run
 from layermem.experiments import presets
 from layermem.experiments.sweep import complete
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, write_atomically
 
 logger = logging.getLogger(__name__)
 VARIANTS = ("plain", "lime")
@@ -96,7 +96,7 @@ def run(asked: Quickstart) -> dict[str, Any]:
         "solved": _first(attempts, True),
         "failed": _first(attempts, False),
     }
-    write_whole(asked.folder / "quickstart.json", json.dumps(result, indent=1) + "\n")
+    write_atomically(asked.folder / "quickstart.json", json.dumps(result, indent=1) + "\n")
     return result
 
 

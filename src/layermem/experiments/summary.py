@@ -24,7 +24,7 @@ from layermem.config import Run, to_dict
 from layermem.efficiency.measuring import Model
 from layermem.experiments import comparison, costs, outcomes, presets
 from layermem.experiments.sweep import ERRORS
-from layermem.runs import RunFolder, told_apart, write_whole
+from layermem.runs import RunFolder, unique_names, write_atomically
 from layermem.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def run(
         "costs": None if asked.costs is None else _read(asked.costs, "costs"),
     }
     asked.out.mkdir(parents=True, exist_ok=True)
-    write_whole(asked.out / "report.json", json.dumps(result, indent=1) + "\n")
+    write_atomically(asked.out / "report.json", json.dumps(result, indent=1) + "\n")
     return result
 
 
@@ -112,7 +112,7 @@ def _records(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
             folders.setdefault(folder.path.resolve(), folder)
     if not folders:
         raise ValueError("name at least one run folder")
-    names = told_apart([path.parts for path in folders])
+    names = unique_names([path.parts for path in folders])
     found: dict[str, tuple[Run, RunFolder]] = {}
     ids: dict[str, Path] = {}
     for name, folder in zip(names, folders.values(), strict=True):
@@ -394,7 +394,7 @@ def _fields(found: Run, folder: RunFolder) -> dict[str, Any]:
 
 def _tokens(found: Run, folder: RunFolder) -> int:
     """Return the mean tokens of a sequence: as recorded, else as they are made."""
-    last = folder.last()
+    last = folder.last_row()
     if last.get("step") and last.get("tokens"):
         return max(1, round(last["tokens"] / last["step"] / found.optim.batch_size))
     return round(costs.sizes(found)[1])

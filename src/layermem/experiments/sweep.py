@@ -20,7 +20,7 @@ import yaml
 
 from layermem.config import Run, to_dict
 from layermem.experiments.outcomes import LOSS, divergence, measures
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, write_atomically
 from layermem.train.progress import SweepProgress
 from layermem.train.run_config import check_same_run
 
@@ -83,7 +83,7 @@ def _work(
                     at_work.begin(name)
                 time.sleep(_PAUSE)
                 for name in at_work.names():
-                    progress.update(name, folders[name].last())
+                    progress.update(name, folders[name].last_row())
                 for name, code in at_work.left().items():
                     progress.end(name)
                     if how := _failure(name, runs[name], folders[name], code):
@@ -183,7 +183,7 @@ def _is_taken(folder: RunFolder) -> bool:
 
 def _start(run: Run, folder: RunFolder, jobs: int, slot: int) -> subprocess.Popen[bytes]:
     config = folder.path / "asked.yaml"
-    write_whole(config, yaml.safe_dump(to_dict(run), sort_keys=False))
+    write_atomically(config, yaml.safe_dump(to_dict(run), sort_keys=False))
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     # What an attempt before left is kept until the run has ended.
     _note(folder, f"begun at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")

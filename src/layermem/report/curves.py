@@ -13,7 +13,7 @@ import yaml
 from matplotlib.axes import Axes
 
 from layermem.report import figures
-from layermem.runs import RunFolder, told_apart
+from layermem.runs import RunFolder, unique_names
 
 Rows = Sequence[Mapping[str, float]]
 """What a run's validations recorded."""
@@ -49,7 +49,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     found = [_read(path) for path in runs]
     names = [name for name, _, _ in found]
     # What is called alike (it differs in a rate, or in its data) is told apart by its folder.
-    folders = told_apart([path.resolve().parts for path in runs])
+    folders = unique_names([path.resolve().parts for path in runs])
     labels = [
         f"{name} ({folder})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)

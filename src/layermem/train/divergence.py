@@ -64,7 +64,7 @@ class FiniteCheck:
             )
 
     def _error(self, what: str) -> NotFiniteError:
-        saved = self._folder.completed()
+        saved = self._folder.complete_checkpoints()
         good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
         return NotFiniteError(f"{what}; {good}. Lower optim.lr (or optim.router_lr), or clip more")
 

@@ -152,7 +152,7 @@ def restore_rows(checkpoint: Path, folder: RunFolder) -> None:
             folder.metrics,
             checkpoint,
         )
-        folder.rewrite(saved)
+        folder.write_rows(saved)
 
 
 def _comparable(row: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from transformers import TrainingArguments, set_seed
 
 from layermem.config import Run, Task
 from layermem.models.decoder import DecoderForCausalLM
-from layermem.runs import RunFolder, cleared, write_whole
+from layermem.runs import RunFolder, temporary_folder, write_atomically
 from layermem.train.arguments import training_arguments
 from layermem.train.data_digest import data_digest, prompts_digest
 from layermem.train.divergence import NotFiniteError
@@ -60,7 +60,7 @@ def train(
         if prepared is None:
             logger.info("%s has ended already", folder.path)
         else:
-            checkpoint = folder.latest() if resume else None
+            checkpoint = folder.latest_checkpoint() if resume else None
             _train(run, folder, prepared, checkpoint, evaluate if run.task.name else None)
     return folder
 
@@ -128,7 +128,7 @@ def _record_divergence(trainer: Trainer, folder: RunFolder) -> Iterator[None]:
         yield
     except NotFiniteError as error:
         if is_first:
-            folder.note_divergence(trainer.run.id, trainer.state.global_step, str(error))
+            folder.record_divergence(trainer.run.id, trainer.state.global_step, str(error))
         raise
 
 
@@ -150,8 +150,8 @@ def _save_result(trainer: Trainer, folder: RunFolder, evaluate: Evaluate, tokeni
         "steps_taken": trainer.state.global_step,
         "problems": prompts_digest([attempt.row()["prompt"] for attempt in attempts]),
     }
-    write_whole(folder.attempts, "".join(f"{json.dumps(a.row())}\n" for a in attempts))
-    write_whole(folder.result, json.dumps({**about, **result}, indent=1) + "\n")
+    write_atomically(folder.attempts, "".join(f"{json.dumps(a.row())}\n" for a in attempts))
+    write_atomically(folder.result, json.dumps({**about, **result}, indent=1) + "\n")
 
 
 def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
@@ -161,11 +161,12 @@ def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
     """
     temporary = folder.path / ".final"
     is_first = trainer.is_world_process_zero()
-    with cleared(temporary, f"the final model, {folder.final},") if is_first else nullcontext():
+    what = f"the final model, {folder.final},"
+    with temporary_folder(temporary, what) if is_first else nullcontext():
         trainer.accelerator.wait_for_everyone()
         trainer.save_model(str(temporary))
         trainer.accelerator.wait_for_everyone()
         if is_first:
             os.replace(temporary, folder.final)
     if is_first and not trainer.run.save_every:
-        folder.discard(trainer.run.max_steps)
+        folder.delete_checkpoint(trainer.run.max_steps)

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from layermem.config import Run, run_from_dict, to_dict
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, write_atomically
 from layermem.train.provenance import command_line, describe_environment
 from layermem.train.resume_checks import config_changes
 
@@ -55,7 +55,7 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
     rows, checkpoint or result: a run that was refused before its first step leaves it free.
     """
     ended = folder.final.exists() or folder.result.exists()
-    if not (ended or folder.completed() or folder.rows()):
+    if not (ended or folder.complete_checkpoints() or folder.rows()):
         about = {"run_id": run.id, "command": command_line(), **describe_environment()}
         _write(folder, run, about)
         return
@@ -80,7 +80,7 @@ def record_data_and_precision(folder: RunFolder, run: Run, data: str, precision:
     A run that is resumed keeps what was recorded when it began, or lacks it if an earlier version
     began it.
     """
-    if not (folder.rows() or folder.completed()):
+    if not (folder.rows() or folder.complete_checkpoints()):
         about = _read(folder.config)[1]
         _write(folder, run, {**about, "data": data, "precision": precision})
 
@@ -98,7 +98,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
 def _write(folder: RunFolder, run: Run, about: Mapping[str, str]) -> None:
     fields = to_dict(run)
     content = {**fields, "about": {**about, "digest": _digest(fields)}}
-    write_whole(folder.config, yaml.safe_dump(content, sort_keys=False))
+    write_atomically(folder.config, yaml.safe_dump(content, sort_keys=False))
 
 
 def _digest(fields: Any) -> str:

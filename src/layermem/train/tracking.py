@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, write_atomically
 
 
 @contextmanager
@@ -45,5 +45,5 @@ def _run_identity(folder: RunFolder) -> dict[str, Any]:
         return {}
     path = folder.path / "wandb.txt"
     if not path.exists():
-        write_whole(path, secrets.token_hex(4) + "\n")
+        write_atomically(path, secrets.token_hex(4) + "\n")
     return {"id": path.read_text(encoding="utf-8").strip(), "resume": "allow"}

@@ -129,7 +129,7 @@ class Trainer(transformers.Trainer):
             check_origin(checkpoint, self._origin, self.model.config)
             check_random_numbers(checkpoint, self.model.config, self.args)
         if self.is_world_process_zero():
-            self.folder.forget_after(step_of(checkpoint) if checkpoint else -1)
+            self.folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
             if checkpoint:
                 restore_rows(checkpoint, self.folder)
         self._resumed_from = checkpoint
@@ -235,7 +235,7 @@ class Trainer(transformers.Trainer):
         else:
             return
         if self.is_world_process_zero():
-            self.folder.append(row)
+            self.folder.append_row(row)
         super().log(row, start_time)
         if "loss" in logs:
             self._timer.restart(step)
@@ -252,13 +252,13 @@ class Trainer(transformers.Trainer):
         started = time.perf_counter()
         with self._timer.paused():
             # One process creates the folder and moves it; in between all write their parts.
-            with self.folder.staged() if self.args.should_save else nullcontext():
+            with self.folder.stage_checkpoint() if self.args.should_save else nullcontext():
                 self.accelerator.wait_for_everyone()
                 super()._save_checkpoint(model, trial)
                 self._save_origin_and_unlogged_loss()
                 self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                self.folder.rotate(self.run.keep, self.state.best_global_step)
+                self.folder.delete_old_checkpoints(self.run.keep, self.state.best_global_step)
         self._warn_if_saving_is_slow(time.perf_counter() - started)
 
     def _save_origin_and_unlogged_loss(self) -> None:
