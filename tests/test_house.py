@@ -14,7 +14,8 @@ import layermem
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
-    {"config", "intervals", "runs", "text_hash"},
+    {"typed_dicts"},
+    {"config", "intervals", "results", "runs", "text_hash"},
     {"ops", "data", "tasks"},
     {"models"},
     {"variants"},
