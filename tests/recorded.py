@@ -44,12 +44,12 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
     for i in range(1, rows + 1):
         at = {"step": 10 * i, "tokens": 1000 * i}
         speed = {"flops": 7000 * i, "tokens_per_second": 50.0 + i} if counted else {}
-        folder.append({**at, "loss": final + rows - i, **speed})
+        folder.append_row({**at, "loss": final + rows - i, **speed})
         solved = {} if right is None else {"val_accuracy": right * i / rows}
-        folder.append({**at, "val_loss": final + rows - i, **solved})
+        folder.append_row({**at, "val_loss": final + rows - i, **solved})
     ended = ended and diverged is None
     if diverged is not None:
-        folder.note_divergence(run.id, diverged, f"the loss is not finite at step {diverged}")
+        folder.record_divergence(run.id, diverged, f"the loss is not finite at step {diverged}")
     if ended:
         folder.final.mkdir()
     if ended and right is not None:

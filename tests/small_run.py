@@ -61,7 +61,7 @@ def rewound(begun, to, step=4):
     shutil.copytree(begun, to)
     folder = RunFolder(to)
     shutil.rmtree(folder.final)
-    for path in folder.completed():
+    for path in folder.complete_checkpoints():
         if step_of(path) > step:
             shutil.rmtree(path)
     return folder

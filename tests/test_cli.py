@@ -17,7 +17,7 @@ from layermem.config import Run, Task, to_dict
 from layermem.experiments import presets
 from layermem.runs import RunFolder
 from layermem.tasks import prosqa
-from layermem.train.run import load_run
+from layermem.train.run_config import load_run
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
     {"typed_dicts"},
-    {"config", "intervals", "lots", "results", "runs"},
+    {"config", "intervals", "results", "runs", "text_hash"},
     {"ops", "data", "tasks"},
     {"models"},
     {"variants"},

@@ -171,7 +171,7 @@ class Optim:
     clip: float = 1.0
     """Norm that gradients are clipped to; 0: not clipped."""
     batch_size: int = 32
-    """Sequences in one optimiser step, over all processes."""
+    """Sequences in one optimizer step, over all processes."""
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "batch_size")
@@ -262,7 +262,7 @@ class Run:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens in one optimiser step of a run on text."""
+        """Tokens in one optimizer step of a run on text."""
         return self.optim.batch_size * self.data.block_size
 
     @property

@@ -9,8 +9,7 @@ from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals import solving
 from layermem.tasks.registry import TASKS, check_tokenizer, lookup
-from layermem.train.problems import Problems
-from layermem.train.problems import problems as learnt_and_validating
+from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
 
 SMALL = {"arithmetic": ("operands=3",), "prosqa": ()}
 
@@ -26,7 +25,7 @@ class Parrot:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
+def test_right_and_wrong_solutions_are_unique_names(name, monkeypatch):
     task, asked = lookup(name), Task(name=name, test=40, options=SMALL[name])
     tokenizer = task.tokenizer(**asked.fields())
     problems = task.problems("test", 40, 0, **asked.fields())
@@ -55,9 +54,9 @@ def test_words_without_a_token_are_named():
     (record,) = task.problems("test", 1, 0)
     concept = record.idx_to_symbol[record.target]
     foreign = replace(record, question=record.question.replace(f" {concept}", " foobus"))
-    Problems([record], task.tokenizer())
+    ProblemDataset([record], task.tokenizer())
     for use in (
-        lambda: Problems([record, foreign], task.tokenizer()),
+        lambda: ProblemDataset([record, foreign], task.tokenizer()),
         lambda: solving.attempt(None, task.tokenizer(), task, [record, foreign]),
     ):
         with pytest.raises(ValueError, match="has no token for ' foobus' in .*--task.tokenizer"):
@@ -78,7 +77,7 @@ def test_a_tokenizer_that_changes_solutions_is_refused(name):
         check_tokenizer(kind, broken, some)
     asked = Task(name=name, examples=5, validation=30, options=SMALL[name])
     with pytest.raises(ValueError, match=r"no model could solve the task"):
-        learnt_and_validating(asked, broken)
+        build_problem_datasets(asked, broken)
 
 
 def test_unknown_tasks_and_options():

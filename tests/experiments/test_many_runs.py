@@ -20,7 +20,8 @@ from small_run import a_run, curve
 from layermem.config import Compute, Optim, Run, to_dict
 from layermem.experiments import arms, many_runs
 from layermem.runs import RunFolder
-from layermem.train.run import load_run, train
+from layermem.train.run import train
+from layermem.train.run_config import load_run
 
 
 def test_runs_end_as_alone_and_are_not_run_again(tmp_path, monkeypatch):
@@ -72,7 +73,7 @@ def test_a_sweep_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from layermem.experiments.many_runs import train_missing\n"
-        "from layermem.train.run import load_run\n"
+        "from layermem.train.run_config import load_run\n"
         "train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]))"
     )
     process = subprocess.Popen(
@@ -86,7 +87,7 @@ def test_a_sweep_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     os.killpg(process.pid, asked)
     assert process.wait(timeout=60) == code_of
     # The run has saved and left.
-    assert folder.latest() is not None
+    assert folder.latest_checkpoint() is not None
     with folder.locked():
         assert not folder.final.exists()
 
@@ -179,7 +180,7 @@ def fake(monkeypatch):
             record(folder.path, run=run, final=1 + away)
         elif did == "diverges":
             record(folder.path, run=run, ended=False, rows=2)
-            folder.note_divergence(run.id, 5, "the loss is not finite at step 5")
+            folder.record_divergence(run.id, 5, "the loss is not finite at step 5")
         elif did == "unreadable":
             for _ in range(2):
                 record(folder.path, run=run, ended=False)

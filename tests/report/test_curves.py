@@ -16,9 +16,9 @@ def a_folder(path, variant="lime", rows=20, validates=True):
     config = {"variant": variant, "seed": 3, "model": {"options": ["router=full"]}}
     folder.config.write_text(yaml.safe_dump(config))
     for step in range(1, rows + 1):
-        folder.append({"step": step, "tokens": 100 * step, "loss": 5 / step})
+        folder.append_row({"step": step, "tokens": 100 * step, "loss": 5 / step})
         if validates and step % 5 == 0:
-            folder.append({"step": step, "tokens": 100 * step, "val_loss": 6 / step})
+            folder.append_row({"step": step, "tokens": 100 * step, "val_loss": 6 / step})
     return path
 
 
@@ -45,11 +45,11 @@ def test_what_has_not_ended_or_has_diverged_is_said(tmp_path):
     ended, going, lost, old = (a_folder(tmp_path / v, v) for v in ("e", "g", "l", "o"))
     for path in (ended, old):
         (path / "final").mkdir()
-    RunFolder(lost).note_divergence("abc", 21, "not finite")
-    RunFolder(old).append({"step": 30, "tokens": 3000, "val_loss": math.nan})
+    RunFolder(lost).record_divergence("abc", 21, "not finite")
+    RunFolder(old).append_row({"step": 30, "tokens": 3000, "val_loss": math.nan})
     draw_curves([ended, going, lost, old], tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
-    last = RunFolder(going).last()["step"]
+    last = RunFolder(going).last_row()["step"]
     assert "e router=full, seed 3: validation loss 0.300<" in text
     assert f"g router=full, seed 3: validation loss 0.300 (at step {last})" in text
     assert f"l router=full, seed 3: validation loss 0.300 (diverged by step {last})" in text

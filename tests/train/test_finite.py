@@ -6,13 +6,14 @@ from safetensors.torch import load_file
 from small_run import a_run, rewound
 
 from layermem.runs import RunFolder
+from layermem.train.divergence import NotFiniteError
 from layermem.train.run import train
-from layermem.train.trainer import NotFiniteError, Trainer
+from layermem.train.trainer import Trainer
 
 
 def assert_nothing_bad_was_written(folder):
     assert not folder.final.exists()
-    for checkpoint in folder.completed():
+    for checkpoint in folder.complete_checkpoints():
         state = load_file(checkpoint / "model.safetensors")
         assert all(tensor.isfinite().all() for tensor in state.values()), checkpoint
     assert not [row for row in folder.rows() if row.get("val_loss") != row.get("val_loss")]
@@ -31,7 +32,7 @@ def test_a_rate_far_too_high_ends_in_an_error(log_every, tmp_path):
 
 
 def burst_at(monkeypatch, step, act):
-    """Have ``act`` called on the trainer after the optimiser's step of that number."""
+    """Have ``act`` called on the trainer after the optimizer's step of that number."""
     training_step = Trainer.training_step
 
     def watched(self, *args, **kwargs):
@@ -49,7 +50,7 @@ def spoil_a_row_nobody_reads(trainer):
 
 
 def spoil_a_moment(trainer):
-    states = trainer.bare_optimizer().state
+    states = trainer.unwrapped_optimizer().state
     if states:
         next(iter(states.values()))["exp_avg_sq"].flatten()[0] = torch.inf
 
@@ -61,7 +62,7 @@ def test_a_checkpoint_never_holds_what_is_not_finite(spoil, tmp_path, monkeypatc
     with pytest.raises(NotFiniteError, match="after step 6; the last good .*checkpoint-4"):
         train(run, tmp_path / "spoilt")
     folder = RunFolder(tmp_path / "spoilt")
-    assert folder.latest().name == "checkpoint-4"
+    assert folder.latest_checkpoint().name == "checkpoint-4"
     assert_nothing_bad_was_written(folder)
 
 
@@ -80,7 +81,8 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatc
 
     def spoilt(self, *args, **kwargs):
         found = predict(self, *args, **kwargs)
-        self._judged[-1] = self._judged[-1] * (torch.nan if self.state.global_step == 4 else 1)
+        factor = torch.nan if self.state.global_step == 4 else 1
+        self._sequence_losses[-1] = self._sequence_losses[-1] * factor
         return found
 
     monkeypatch.setattr(Trainer, "prediction_step", spoilt)
@@ -93,7 +95,7 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatc
 def test_a_checkpoint_that_holds_nan_is_not_gone_on_from(tmp_path, monkeypatch):
     run = a_run(tmp_path, keep=9)
     folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "old")
-    path = folder.latest() / "optimizer.pt"
+    path = folder.latest_checkpoint() / "optimizer.pt"
     state = torch.load(path, weights_only=True)
     state["state"][0]["exp_avg"].fill_(torch.nan)
     torch.save(state, path)

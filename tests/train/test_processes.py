@@ -12,7 +12,7 @@ import pytest
 from small_run import UNEVEN, a_run, curve
 
 from layermem.runs import RunFolder
-from layermem.train.arguments import arguments
+from layermem.train.arguments import training_arguments
 from layermem.train.run import train
 
 TESTS = Path(__file__).parents[1]
@@ -79,7 +79,8 @@ def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, a
 
 
 def test_a_timeout_must_be_positive(tmp_path):
-    assert arguments(a_run(tmp_path), RunFolder(tmp_path), validates=True).ddp_timeout == 1800
+    args = training_arguments(a_run(tmp_path), RunFolder(tmp_path), validates=True)
+    assert args.ddp_timeout == 1800
     with pytest.raises(ValueError, match="compute.ddp_timeout must be at least 1, got 0"):
         a_run(tmp_path, compute={"ddp_timeout": 0})
 

@@ -17,9 +17,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from layermem.config import Run
 from layermem.runs import RunFolder
-from layermem.train.arguments import arguments
-from layermem.train.run import load_run, train
-from layermem.train.trainer import NotFiniteError, Trainer
+from layermem.train.arguments import training_arguments
+from layermem.train.divergence import NotFiniteError
+from layermem.train.run import train
+from layermem.train.run_config import load_run
+from layermem.train.trainer import Trainer
 
 
 def weights(folder):
@@ -43,14 +45,14 @@ class Interrupted(BaseException):
 
 def stop_at(monkeypatch, step, act):
     """Have ``act`` called when the row of a step is written."""
-    append = RunFolder.append
+    append = RunFolder.append_row
 
     def watched(self, row):
         append(self, row)
         if row["step"] == step and "loss" in row:
             act()
 
-    monkeypatch.setattr(RunFolder, "append", watched)
+    monkeypatch.setattr(RunFolder, "append_row", watched)
 
 
 def interrupt():
@@ -87,8 +89,8 @@ def test_what_a_run_leaves(whole, tmp_path):
 
 
 def test_checkpoints_are_few_safe_and_whole(whole):
-    assert [path.name for path in whole.completed()] == ["checkpoint-6", "checkpoint-8"]
-    for path in whole.completed():
+    assert [path.name for path in whole.complete_checkpoints()] == ["checkpoint-6", "checkpoint-8"]
+    for path in whole.complete_checkpoints():
         names = {p.name for p in path.iterdir()}
         assert {"model.safetensors", "optimizer.pt", "trainer_state.json"} <= names
         assert not {"training_args.bin", "pytorch_model.bin"} & names
@@ -122,7 +124,7 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(whole, tmp_path, monke
         patch.setattr(Trainer, "_save_rng_state", torn)
         with pytest.raises(Interrupted):
             train(run, out)
-    assert RunFolder(out).latest().name == "checkpoint-2"
+    assert RunFolder(out).latest_checkpoint().name == "checkpoint-2"
     assert_same_end(train(run, out, resume=True), whole)
 
 
@@ -139,7 +141,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
         patch.setattr(Trainer, "_save_rng_state", full)
         with pytest.raises(OSError, match="No space left"):
             train(run, out)
-    assert RunFolder(out).latest().name == "checkpoint-4"
+    assert RunFolder(out).latest_checkpoint().name == "checkpoint-4"
     assert_same_end(train(run, out, resume=True), whole)
 
 
@@ -152,7 +154,7 @@ def test_asked_to_stop_it_saves_and_stops(name, whole, tmp_path, monkeypatch, in
         train(run, out)
     folder = RunFolder(out)
     # Asked for while step 3 was written down: it ends with the step after.
-    assert folder.latest().name == "checkpoint-4" and not folder.final.exists()
+    assert folder.latest_checkpoint().name == "checkpoint-4" and not folder.final.exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     assert_same_end(train(run, out, resume=True), whole)
@@ -167,7 +169,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch, interruptible):
     stop_at(monkeypatch, 3, interrupt_twice)
     with pytest.raises(KeyboardInterrupt):
         train(a_run(tmp_path), tmp_path / "stopped")
-    assert RunFolder(tmp_path / "stopped").latest().name == "checkpoint-2"
+    assert RunFolder(tmp_path / "stopped").latest_checkpoint().name == "checkpoint-2"
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
@@ -178,7 +180,7 @@ def test_a_ctrl_c_that_is_ignored_stays_so(tmp_path, monkeypatch, interruptible)
 
 
 def test_a_run_that_has_ended_is_left_alone(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "go", None)
+    monkeypatch.setattr(Trainer, "train_from", None)
     assert train(a_run(tmp_path), whole.path, resume=True).path == whole.path
 
 
@@ -224,7 +226,7 @@ def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypa
         monkeypatch.setattr(Trainer, method.__name__, slow)
 
     clock = SimpleNamespace(perf_counter=lambda: seconds[0])
-    monkeypatch.setattr("layermem.train.clock.time", clock)
+    monkeypatch.setattr("layermem.train.step_timer.time", clock)
     # A step is two micro-batches.
     taking(Trainer.training_step, 0.5)
     taking(Trainer.evaluation_loop, 100.0)
@@ -277,9 +279,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(tmp_path, m
     ):
         train(run, out)
     folder = RunFolder(out)
-    assert folder.latest().name == "checkpoint-4" and not folder.final.exists()
+    assert folder.latest_checkpoint().name == "checkpoint-4" and not folder.final.exists()
     assert [row["step"] for row in folder.rows() if "loss" in row] == [1, 2, 3, 4]
-    state = load_file(folder.latest() / "model.safetensors")
+    state = load_file(folder.latest_checkpoint() / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in state.values())
     # What a sweep goes by.
     noted = folder.divergence(run.id)
@@ -335,7 +337,7 @@ def test_a_damaged_checkpoint(tmp_path, monkeypatch):
         stop_at(patch, 5, interrupt)
         with pytest.raises(Interrupted):
             train(run, out)
-    path = RunFolder(out).latest() / "model.safetensors"
+    path = RunFolder(out).latest_checkpoint() / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="damaged; delete .*checkpoint-4 to go on from"):
         train(run, out, resume=True)
@@ -376,7 +378,7 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
     package.mkdir()
     for name in ("__init__.py", "more.py"):
         (package / name).write_text("")
-    monkeypatch.setattr("layermem.__file__", str(package / "__init__.py"))
+    monkeypatch.setattr("layermem.train.provenance._PACKAGE_FOLDER", package)
     runs = (train(a_run(tmp_path, max_steps=1), tmp_path / "run" / name) for name in "abcd")
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")
@@ -455,7 +457,7 @@ def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
     for name, tensor in weights(alone).items():
         torch.testing.assert_close(weights(folder)[name], tensor, rtol=1e-3, atol=1e-5)
     if sharded:
-        last = folder.completed()[-1]
+        last = folder.complete_checkpoints()[-1]
         parts = list((last / "sharded").glob("*.distcp"))
         assert len(parts) == 2, "every process writes its own part"
 
@@ -468,7 +470,7 @@ def test_a_process_that_sees_several_gpus_uses_one(tmp_path, monkeypatch):
         self._n_gpu = 2
 
     monkeypatch.setattr(TrainingArguments, "__post_init__", with_two)
-    said = arguments(a_run(tmp_path), RunFolder(tmp_path / "run"), validates=True)
+    said = training_arguments(a_run(tmp_path), RunFolder(tmp_path / "run"), validates=True)
     assert (said.train_batch_size, said.eval_batch_size) == (4, 4)
     assert said.train_batch_size * said.gradient_accumulation_steps == 8
 

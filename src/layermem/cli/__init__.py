@@ -8,7 +8,6 @@ beyond what ``import layermem`` does.
 It does not know: how anything is done.
 """
 
-import atexit
 import difflib
 import logging
 import os
@@ -80,7 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stderr.write("layermem: interrupted\n")
         # What shells expect of a program that Ctrl-C has ended.
         sys.exit(128 + signal.SIGINT)
-    _leave_others()
+    from layermem.train.processes import exit_if_distributed
+
+    exit_if_distributed()
 
 
 def parse(args: Sequence[str]) -> Any:
@@ -99,22 +100,3 @@ def parse(args: Sequence[str]) -> Any:
     application = make_dataclass("Application", [("command", field)])
     parsed: Any = tyro.cli(application, prog="layermem", description=DESCRIPTION, args=args)
     return parsed.command
-
-
-def _leave_others() -> None:
-    """End a process that is one of several here, without the interpreter's shutdown.
-
-    Gloo's threads may still hold what belongs to Python (torch 2.13): freed while the interpreter
-    shuts down it aborts the process, and freed while the main thread takes the group apart the two
-    wait for each other for ever. Both are rare. So what is due at exit is done, and no more.
-    """
-    from torch import distributed
-
-    if not distributed.is_available() or not distributed.is_initialized():
-        return
-    if distributed.get_world_size() > 1:
-        atexit._run_exitfuncs()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)

@@ -12,7 +12,7 @@ import tyro
 from layermem.cli.screen import format_plainly, screen
 from layermem.config import Task, merged
 from layermem.results.solved import Solved
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def solve(options: Solve, command: str) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem.evals.solving import solve_with
-    from layermem.train.run import recorded_run
+    from layermem.train.run_config import recorded_run
 
     folder = RunFolder(options.run)
     if not folder.final.exists():
@@ -72,7 +72,7 @@ def solve(options: Solve, command: str) -> None:
         )
     _print(solved)
     if options.out is not None:
-        write_whole(options.out, solved.to_json())
+        write_atomically(options.out, solved.to_json())
 
 
 def _print(solved: Solved) -> None:

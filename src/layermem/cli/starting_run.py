@@ -71,7 +71,7 @@ def _config_argument(args: Sequence[str]) -> str | None:
 
 
 def _load(config: Path) -> Run:
-    from layermem.train.run import load_run
+    from layermem.train.run_config import load_run
 
     return load_run(config)
 

@@ -27,7 +27,7 @@ from layermem.data.blocks import Prepared
 from layermem.data.sources import Source, hub_name, open_source
 from layermem.data.staging import alone, no_room, staged
 from layermem.data.tokenizers import fingerprint
-from layermem.lots import lot
+from layermem.text_hash import hash_to_unit_interval
 
 logger = logging.getLogger(__name__)
 # A text, and the one that its document begins with.
@@ -236,7 +236,7 @@ def _write(
                 texts, add_special_tokens=False, split_special_tokens=True, verbose=False
             )["input_ids"]
             for (_, first), ids in zip(batch, encoded, strict=True):
-                writers["valid" if lot(first) < share else "train"].add(ids)
+                writers["valid" if hash_to_unit_interval(first) < share else "train"].add(ids)
             bar.update(sum(map(len, encoded)))
     total = {split: f"{writer.tokens:,}" for split, writer in writers.items()}
     logger.info("%s: tokens for training %s, for validation %s", name, *total.values())

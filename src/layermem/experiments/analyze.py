@@ -23,7 +23,7 @@ from layermem.experiments.analyze_model import analyze_model
 from layermem.experiments.analyze_texts import choose_words, find_words, read_texts
 from layermem.results.analysis import Analysis, AnalysisOptions
 from layermem.results.files import to_json
-from layermem.runs import write_whole
+from layermem.runs import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -64,5 +64,5 @@ def analyze(
         models=analyses,
     )
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "analysis.json", to_json(analysis))
+    write_atomically(out / "analysis.json", to_json(analysis))
     return analysis

@@ -15,8 +15,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from layermem.config import Run
-from layermem.runs import RunFolder, told_apart
-from layermem.train.run import recorded_run
+from layermem.runs import RunFolder, unique_names
+from layermem.train.run_config import recorded_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def open_checkpoints(paths: Sequence[str]) -> list[Checkpoint]:
     parts = [Path(path).resolve().parts if Path(path).exists() else (path,) for path in paths]
     if len(set(parts)) < len(parts):
         raise ValueError(f"{' and '.join(paths)} are one checkpoint; give two different ones")
-    names = told_apart(parts)
+    names = unique_names(parts)
     checkpoints = [_open_checkpoint(path, name) for path, name in zip(paths, names, strict=True)]
     if len(checkpoints) == 2:
         _check_same_vocabulary(*checkpoints)

@@ -83,7 +83,7 @@ def _model_fields(run: Run, folder: RunFolder) -> dict[str, Any]:
 
 def _tokens_of_a_sequence(run: Run, folder: RunFolder) -> int:
     """Return the mean tokens of a sequence: as recorded, else as the data is prepared."""
-    last = folder.last()
+    last = folder.last_row()
     if last.get("step") and last.get("tokens"):
         return max(1, round(last["tokens"] / last["step"] / run.optim.batch_size))
     return round(model_sizes(run)[1])

@@ -17,7 +17,7 @@ from layermem.results.comparison import Comparison, ComparisonSetting, TriedRate
 from layermem.results.costs import Costs
 from layermem.results.files import read_result, to_json
 from layermem.results.run_record import RunRecord
-from layermem.runs import write_whole
+from layermem.runs import write_atomically
 
 
 def compare_runs(
@@ -54,7 +54,7 @@ def compare_runs(
         costs=None if costs is None else read_result(Costs, costs),
     )
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "report.json", to_json(comparison))
+    write_atomically(out / "report.json", to_json(comparison))
     return comparison
 
 

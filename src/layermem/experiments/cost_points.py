@@ -23,7 +23,7 @@ from layermem.experiments.model_sizes import model_sizes, resized
 from layermem.models.registry import lookup
 from layermem.results.costs import CostPoint, Costs, Measurement, Mode, Precision
 from layermem.results.files import to_json
-from layermem.runs import write_whole
+from layermem.runs import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def count_costs(
         )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, to_json(costs))
+        write_atomically(out, to_json(costs))
     return costs
 
 

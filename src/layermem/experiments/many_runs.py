@@ -20,10 +20,10 @@ import yaml
 
 from layermem.config import Run, to_dict
 from layermem.experiments.records import read_divergence, read_metrics
-from layermem.experiments.watching import Watch
 from layermem.results.run_record import LOSS
-from layermem.runs import RunFolder, write_whole
-from layermem.train.run import check_same
+from layermem.runs import RunFolder, write_atomically
+from layermem.train.progress import SweepProgress
+from layermem.train.run_config import check_same_run
 
 # Seconds between two looks at the runs.
 _POLL_INTERVAL = 0.5
@@ -48,7 +48,7 @@ def train_missing(
     folders = {name: RunFolder(out / name) for name in runs}
     for name, folder in folders.items():
         if folder.rows() or folder.final.exists():
-            check_same(folder, runs[name])
+            check_same_run(folder, runs[name])
         if folder.final.exists():
             read_metrics(folder, runs[name])
     missing = [name for name, folder in folders.items() if not _is_finished(runs[name], folder)]
@@ -74,23 +74,23 @@ def _train_all(
 ) -> dict[str, str]:
     """Train the waiting runs, ``jobs`` at once; return which failed, and how."""
     failed: dict[str, str] = {}
-    watch, active = Watch(len(waiting)), _ActiveRuns(runs, folders, jobs)
+    progress, active = SweepProgress(len(waiting)), _ActiveRuns(runs, folders, jobs)
     with _sigterm_raises():
         try:
             while waiting or active.names():
                 while waiting and active.has_room():
                     name = waiting.pop(0)
-                    watch.begin(name, runs[name].max_steps)
+                    progress.begin(name, runs[name].max_steps)
                     active.start(name)
                 time.sleep(_POLL_INTERVAL)
                 for name in active.names():
-                    watch.update(name, folders[name].last())
+                    progress.update(name, folders[name].last_row())
                 for name, code in active.collect_finished().items():
-                    watch.end(name)
+                    progress.end(name)
                     if reason := _report_end(name, runs[name], folders[name], code):
                         failed[name] = reason
         finally:
-            watch.close()
+            progress.close()
             active.stop()
     return failed
 
@@ -184,7 +184,7 @@ def _is_taken(folder: RunFolder) -> bool:
 
 def _start_process(run: Run, folder: RunFolder, jobs: int, slot: int) -> subprocess.Popen[bytes]:
     config = folder.path / "asked.yaml"
-    write_whole(config, yaml.safe_dump(to_dict(run), sort_keys=False))
+    write_atomically(config, yaml.safe_dump(to_dict(run), sort_keys=False))
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     # What an earlier attempt wrote is kept until the run has ended.
     _append_note(folder, f"begun at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")

@@ -30,9 +30,9 @@ def model_sizes(run: Run) -> tuple[dict[str, Any], float]:
     tokenizer = load_tokenizer(name) if name and (name == "bytes" or Path(name).is_dir()) else None
     vocabulary = len(tokenizer) if tokenizer else _GPT2_VOCABULARY
     if run.task.name and (tokenizer or name is None):
-        from layermem.train.problems import measure as measure_problems
+        from layermem.train.problem_dataset import vocabulary_and_length
 
-        vocabulary, length = measure_problems(run.task, tokenizer)
+        vocabulary, length = vocabulary_and_length(run.task, tokenizer)
     fields["vocab_size"] = fields["vocab_size"] or vocabulary
     saved = Path(run.model.pretrained or "", "config.json")
     if run.model.pretrained and saved.exists():

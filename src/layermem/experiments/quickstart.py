@@ -24,7 +24,7 @@ from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import read_record
 from layermem.results.files import to_json
 from layermem.results.quickstart import Attempt, QuickstartResult
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, write_atomically
 from layermem.typed_dicts import from_dict
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def train_quickstart(
         solved=_first_problems(attempts, solved=True),
         failed=_first_problems(attempts, solved=False),
     )
-    write_whole(out / "quickstart.json", to_json(result))
+    write_atomically(out / "quickstart.json", to_json(result))
     return result
 
 

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 from layermem.config import Run, to_dict
 from layermem.experiments.many_runs import ERRORS
 from layermem.experiments.records import naming_damage, recorded_about
-from layermem.runs import RunFolder, told_apart
-from layermem.train.run import recorded_run
+from layermem.runs import RunFolder, unique_names
+from layermem.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
 Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
@@ -42,7 +42,7 @@ def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
             folders.setdefault(folder.path.resolve(), folder)
     if not folders:
         raise ValueError("name at least one run folder")
-    names = told_apart([path.parts for path in folders])
+    names = unique_names([path.parts for path in folders])
     runs: dict[str, tuple[Run, RunFolder]] = {}
     paths_by_id: dict[str, Path] = {}
     for name, folder in zip(names, folders.values(), strict=True):

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 
 from layermem.report import figures
 from layermem.results.run_record import Validation
-from layermem.runs import RunFolder, told_apart
+from layermem.runs import RunFolder, unique_names
 
 
 def curves_of_arms(
@@ -70,7 +70,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     curves = [_read_curve(path) for path in runs]
     names = [curve.name for curve in curves]
     # Runs of one name (they differ in a learning rate, or in their data) show their folder too.
-    folders = told_apart([path.resolve().parts for path in runs])
+    folders = unique_names([path.resolve().parts for path in runs])
     labels = [
         f"{name} ({folder})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)

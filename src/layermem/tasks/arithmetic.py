@@ -23,7 +23,6 @@ from typing import Any, Literal
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from layermem.lots import lot
 from layermem.tasks.expressions import (
     OPERATORS,
     RANK,
@@ -40,6 +39,7 @@ from layermem.tasks.expressions import (
 from layermem.tasks.grading import Grade
 from layermem.tasks.held_out import Chain, place, settled
 from layermem.tasks.held_out import overlap as chains_overlap
+from layermem.text_hash import hash_to_unit_interval
 
 Split = Literal["train", "validation", "test"]
 OPERANDS = range(2, 9)
@@ -266,7 +266,7 @@ def _draw(operands: int, rules: _Rules, draw: random.Random) -> Expression | Non
 
 def _place(expression: Expression, text: str, rules: _Rules) -> float:
     """Return the lot that decides the split."""
-    return place(expression) if rules.held_out == "strict" else lot(text)
+    return place(expression) if rules.held_out == "strict" else hash_to_unit_interval(text)
 
 
 def _form(operands: int, rules: _Rules, draw: random.Random) -> Any:

@@ -13,8 +13,8 @@ It does not know: how expressions are drawn, seeds, counts.
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from layermem.lots import lot
 from layermem.tasks.expressions import RANK, Expression, evaluate, nodes, parse, write
+from layermem.text_hash import hash_to_unit_interval
 
 # Which lots they draw. Some pairs of operations end many solutions, so chance makes splits less
 # alike than single expressions would; of 0 to 39 this one leaves their answers and signs most alike
@@ -34,7 +34,7 @@ def alike(expression: Expression) -> Expression:
 
 def place(expression: Expression) -> float:
     """Return the lot, in [0, 1), of a ``settled`` expression: its split."""
-    return lot(f"{_DRAWING}: {decider(expression)}")
+    return hash_to_unit_interval(f"{_DRAWING}: {decider(expression)}")
 
 
 def decider(expression: Expression) -> str:
@@ -67,7 +67,7 @@ def settled(expression: Expression) -> Expression:
         return expression if idle[0] else (operator, right, left)
     own, other = write(_last(left)), write(_last(right))
     low, high = sorted((own, other))
-    first = low if lot(f"{low} {operator} {high}") < 0.5 else high
+    first = low if hash_to_unit_interval(f"{low} {operator} {high}") < 0.5 else high
     return expression if own == first else (operator, right, left)
 
 

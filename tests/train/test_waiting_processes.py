@@ -17,7 +17,7 @@ import os, sys, time
 from datetime import timedelta
 from pathlib import Path
 from torch import distributed
-from layermem.train.waiting import together
+from layermem.train.processes import wait_for_all
 
 folder = Path(sys.argv[1])
 rank = int(os.environ["RANK"])
@@ -28,20 +28,21 @@ distributed.init_process_group(
 """
 TURNS = """
 for turn in range(2):
-    with together():
+    with wait_for_all():
         time.sleep(4 if rank == turn else 0)
         (folder / f"{turn}{rank}").touch()
     assert len(list(folder.glob(f"{turn}?"))) == 2
 distributed.barrier()
 print("both turns done", file=sys.stderr)
-with together():
+with wait_for_all():
     if rank == 0:
         raise ValueError("the first process refuses")
 """
 TRAINING = """
 from layermem.config import run_from_dict
 from layermem.data import preparing
-from layermem.train.run import load_run, train
+from layermem.train.run import train
+from layermem.train.run_config import load_run
 
 build = preparing._build
 

@@ -14,7 +14,7 @@ from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.runs import RunFolder
 from layermem.tasks import registry
-from layermem.train import origin
+from layermem.train import processes
 from layermem.train.run import train
 
 
@@ -68,7 +68,7 @@ def test_a_task_that_makes_other_problems_is_refused(tmp_path, monkeypatch):
 def test_a_checkpoint_of_another_run_is_refused(run, whole, place, tmp_path):
     other = train(replace(run, seed=3), tmp_path / "other")
     folder = rewound(whole.path, tmp_path / "begun")
-    shutil.rmtree(folder.latest())
+    shutil.rmtree(folder.latest_checkpoint())
     shutil.copytree(other.checkpoints / "checkpoint-4", folder.checkpoints / "checkpoint-4")
     with pytest.raises(ValueError, match="written by another run: seed was 3, is 0"):
         train(run, folder.path, resume=True)
@@ -76,7 +76,7 @@ def test_a_checkpoint_of_another_run_is_refused(run, whole, place, tmp_path):
 
 def test_a_checkpoint_from_before_origins_were_noted_is_gone_on_from(run, whole, tmp_path):
     folder = rewound(whole.path, tmp_path / "begun")
-    checkpoint = folder.latest()
+    checkpoint = folder.latest_checkpoint()
     (checkpoint / "origin.json").unlink()
     marker = checkpoint / "complete.json"
     listed = json.loads(marker.read_text())
@@ -88,7 +88,7 @@ def test_a_checkpoint_from_before_origins_were_noted_is_gone_on_from(run, whole,
 
 def test_a_renamed_checkpoint_is_refused(run, whole, tmp_path):
     folder = rewound(whole.path, tmp_path / "begun")
-    folder.latest().rename(folder.checkpoints / "checkpoint-6")
+    folder.latest_checkpoint().rename(folder.checkpoints / "checkpoint-6")
     with pytest.raises(ValueError, match="checkpoint-6 is of step 4: it was renamed"):
         train(run, folder.path, resume=True)
 
@@ -158,7 +158,8 @@ def test_a_resumed_run_logs_validates_and_saves_as_it_says_now(run, whole, tmp_p
     rows = [(row["step"], "loss" in row) for row in folder.rows() if row["step"] > 4]
     validated = [(step, False) for step in (5, 6, 7, 8)]
     assert rows == sorted([*validated, (6, True), (8, True)], key=lambda row: (row[0], not row[1]))
-    assert [path.name for path in folder.completed()][-2:] == ["checkpoint-6", "checkpoint-8"]
+    last_two = folder.complete_checkpoints()[-2:]
+    assert [path.name for path in last_two] == ["checkpoint-6", "checkpoint-8"]
 
 
 def test_processes_must_see_the_same(monkeypatch):
@@ -170,8 +171,8 @@ def test_processes_must_see_the_same(monkeypatch):
         def all_gather_object(everyone, own):
             everyone[:] = [own, theirs]
 
-    monkeypatch.setattr(origin, "distributed", Two)
+    monkeypatch.setattr(processes, "distributed", Two)
     theirs = {"checkpoint": "checkpoint-4", "data": "a"}
-    origin.check_alike(theirs)
+    processes.check_processes_agree(theirs)
     with pytest.raises(ValueError, match="the same checkpoint: None in process 0, 'checkpoint-4'"):
-        origin.check_alike({"checkpoint": None, "data": "a"})
+        processes.check_processes_agree({"checkpoint": None, "data": "a"})

@@ -5,8 +5,8 @@ from small_run import a_run
 
 from layermem.config import Task
 from layermem.tasks import registry
-from layermem.train.learnt import data_digest, problems_digest
-from layermem.train.problems import problems
+from layermem.train.data_digest import data_digest, prompts_digest
+from layermem.train.problem_dataset import build_problem_datasets
 from layermem.train.run import train
 
 
@@ -43,7 +43,7 @@ def test_problems_have_digests_of_their_own():
         options = ("operands=2", "held_out=expression")
         task = Task(**{**task.__dict__, "options": options})
         tokenizer = registry.lookup("arithmetic").tokenizer(**task.fields())
-        return data_digest(*problems(task, tokenizer))
+        return data_digest(*build_problem_datasets(task, tokenizer))
 
     assert digest() == digest() != digest(seed=1)
-    assert problems_digest(["1+1", "2+2"]) != problems_digest(["2+2", "1+1"])
+    assert prompts_digest(["1+1", "2+2"]) != prompts_digest(["2+2", "1+1"])

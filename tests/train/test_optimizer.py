@@ -9,7 +9,7 @@ from tiny import TINY
 
 import layermem
 from layermem.config import Optim
-from layermem.train.groups import adamw, parameter_groups, schedule
+from layermem.train.optimizer import build_optimizer, build_schedule, parameter_groups
 
 
 def groups_of(variant, optim=None, **fields):
@@ -58,7 +58,7 @@ def test_every_group_ends_at_one_absolute_floor(kind):
         [{"params": [w], "lr": lr} for w, lr in zip(weights, peaks, strict=True)]
     )
     steps = 200
-    rates = schedule(optimizer, optim, steps)
+    rates = build_schedule(optimizer, optim, steps)
     seen = []
     for _ in range(steps):
         seen.append([group["lr"] for group in optimizer.param_groups])
@@ -76,19 +76,19 @@ def test_every_group_ends_at_one_absolute_floor(kind):
 
 def test_the_warm_up_is_a_tenth_of_a_short_run_at_most():
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    factor = schedule(optimizer, Optim(warmup_steps=200), 50).lr_lambdas[0]
+    factor = build_schedule(optimizer, Optim(warmup_steps=200), 50).lr_lambdas[0]
     assert factor(5) == 1.0 and factor(4) < 1.0
-    assert schedule(optimizer, Optim(schedule="constant"), 50).lr_lambdas[0](49) == 1.0
+    assert build_schedule(optimizer, Optim(schedule="constant"), 50).lr_lambdas[0](49) == 1.0
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def stepped(device, steps, ids, state=None):
-    """Return a small model and its optimiser after some steps, gone on with from a state."""
+    """Return a small model and its optimizer after some steps, gone on with from a state."""
     torch.manual_seed(0)
     model = layermem.build("lime", **TINY)
-    optimizer = adamw(model, model.variant.overrides, Optim(), device)
+    optimizer = build_optimizer(model, model.variant.overrides, Optim(), device)
     if state is not None:
         model.load_state_dict(state[0])
         optimizer.load_state_dict(state[1])

@@ -15,7 +15,11 @@ from layermem.config import Task
 from layermem.evals.solving import evaluate
 from layermem.runs import RunFolder, step_of
 from layermem.tasks.registry import lookup
-from layermem.train.problems import Problems, measure, problems
+from layermem.train.problem_dataset import (
+    ProblemDataset,
+    build_problem_datasets,
+    vocabulary_and_length,
+)
 from layermem.train.run import train
 from layermem.train.trainer import Trainer
 
@@ -33,7 +37,7 @@ def test_the_loss_is_on_the_solution():
     task = lookup("arithmetic")
     tokenizer = task.tokenizer(value_max=200)
     made = task.problems("train", 5, 0)
-    data = Problems(made, tokenizer)
+    data = ProblemDataset(made, tokenizer)
     batch = data.collate([data[i] for i in range(5)])
     for problem, ids, labels in zip(made, batch["input_ids"], batch["labels"], strict=True):
         prompt, solution = (tokenizer(t)["input_ids"] for t in (problem.prompt, problem.solution))
@@ -51,16 +55,16 @@ def test_the_loss_is_on_the_solution():
             *[-100] * (len(ids) - length),
         ]
     assert data.length == sum(len(data[i]["input_ids"]) for i in range(5)) / 5
-    with pytest.raises(ValueError, match="no problems to learn from"):
-        Problems([], tokenizer)
+    with pytest.raises(ValueError, match="needs at least one problem"):
+        ProblemDataset([], tokenizer)
 
 
 def test_splits_and_measures():
     tokenizer = lookup("arithmetic").tokenizer(**TASK.fields())
     few = Task(**FEW)
-    learnt, validating = problems(few, tokenizer)
+    learnt, validating = build_problem_datasets(few, tokenizer)
     assert (len(learnt), len(validating)) == (30, 5)
-    assert measure(few) == (len(tokenizer), 6.0)
+    assert vocabulary_and_length(few) == (len(tokenizer), 6.0)
 
 
 def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
@@ -77,7 +81,7 @@ def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
     cut = train(run, tmp_path / "cut", evaluate=evaluate)
     shutil.rmtree(cut.final)
     cut.result.unlink()
-    shutil.rmtree(cut.completed()[-1])
+    shutil.rmtree(cut.complete_checkpoints()[-1])
     again = train(run, tmp_path / "cut", resume=True, evaluate=evaluate)
     assert curve(again) == curve(whole)
     assert again.attempts.read_text() == whole.attempts.read_text()
@@ -113,7 +117,7 @@ def test_a_model_whose_test_fails_is_kept(
     assert train(run, folder.path, resume=True, evaluate=evaluate).final.exists()
     assert curve(folder) == curve(whole)
     assert folder.result.read_text() == whole.result.read_text()
-    assert [step_of(path) for path in folder.completed()] == saved
+    assert [step_of(path) for path in folder.complete_checkpoints()] == saved
 
 
 def test_the_validation_loss_is_the_mean_over_labels(tmp_path):
@@ -126,7 +130,7 @@ def test_the_validation_loss_is_the_mean_over_labels(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(found[1].final)
     tokenizer = AutoTokenizer.from_pretrained(found[1].final)
     lost = labels = 0
-    for item in (data := problems(few, tokenizer)[1]):
+    for item in (data := build_problem_datasets(few, tokenizer)[1]):
         with torch.no_grad():
             loss = model(**data.collate([item])).loss.item()
         count = len(item["labels"][1:][item["labels"][1:] != -100])
