@@ -28,7 +28,7 @@ from layermem.experiments import analyze as inside
 from layermem.experiments.analyze import Analyze
 from layermem.models.seams import DependsOnInput, Memory
 from layermem.tasks import prosqa
-from layermem.tasks.registry import TASKS, lookup
+from layermem.tasks.registry import TASKS, get_task
 from layermem.train.run import train
 from layermem.variants.lime import LimeRouter
 
@@ -172,7 +172,7 @@ def sums(folder, **changes):
     path = record(folder / "run", task=replace(task, **changes))
     transformers.LlamaConfig(**TINY).save_pretrained(path / "final")
     fields = task.fields()
-    own = lookup(task.name).tokenizer(**fields)
+    own = get_task(task.name).tokenizer(**fields)
     (load_tokenizer("bytes") if changes else own).save_pretrained(path / "final")
     return path
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from layermem.config import Task
 from layermem.evals.solving import evaluate
 from layermem.runs import RunFolder, step_of
-from layermem.tasks.registry import lookup
+from layermem.tasks.registry import get_task
 from layermem.train.problems import Problems, measure, problems
 from layermem.train.run import train
 from layermem.train.trainer import Trainer
@@ -30,7 +30,7 @@ FEW = {**TASK.__dict__, "examples": 30, "validation": 5, "test": 6}
 
 
 def test_the_loss_is_on_the_solution():
-    task = lookup("arithmetic")
+    task = get_task("arithmetic")
     tokenizer = task.tokenizer(value_max=200)
     made = task.problems("train", 5, 0)
     data = Problems(made, tokenizer)
@@ -56,7 +56,7 @@ def test_the_loss_is_on_the_solution():
 
 
 def test_splits_and_measures():
-    tokenizer = lookup("arithmetic").tokenizer(**TASK.fields())
+    tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
     few = Task(**FEW)
     learnt, validating = problems(few, tokenizer)
     assert (len(learnt), len(validating)) == (30, 5)

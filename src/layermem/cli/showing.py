@@ -74,8 +74,7 @@ class Tasks:
 
 def tasks(rest: list[str]) -> None:
     """Show a task, or list them all."""
-    from layermem.tasks.registry import TASKS
-    from layermem.tasks.registry import lookup as lookup_task
+    from layermem.tasks.registry import TASKS, get_task
 
     console = screen()
     if not rest:
@@ -85,7 +84,7 @@ def tasks(rest: list[str]) -> None:
         console.print(table)
         return
     asked = tyro.cli(Tasks, prog="layermem tasks", args=rest)
-    task, options = lookup_task(asked.name), Task(options=asked.options).fields()
+    task, options = get_task(asked.name), Task(options=asked.options).fields()
     if asked.against and (task.overlap is None or asked.split == "train"):
         raise ValueError(
             "--against compares problems of arithmetic, of --split test or validation, with "
@@ -175,10 +174,10 @@ def solve(rest: list[str]) -> None:
 
 def _same_splits(learnt: Task, options: tuple[str, ...]) -> None:
     """Refuse options under which test problems may be among those that were learnt."""
-    from layermem.tasks.registry import lookup as lookup_task
+    from layermem.tasks.registry import get_task
 
     own, wanted = learnt.fields(), Task(options=options).fields()
-    kind = lookup_task(str(learnt.name))
+    kind = get_task(str(learnt.name))
     for name in kind.splits_by(own):
         own_value = own.get(name, kind.options()[name])
         if wanted.get(name, own_value) != own_value:
@@ -191,12 +190,12 @@ def _same_splits(learnt: Task, options: tuple[str, ...]) -> None:
 
 def _not_learnt(learnt: Task, wanted: Task, split: str, count: int) -> None:
     """Refuse a file of problems some of which the model learnt from."""
-    from layermem.tasks.registry import lookup as lookup_task
+    from layermem.tasks.registry import get_task
 
     own, new = learnt.fields(), wanted.fields()
     if not (own.get("train") and new.get(split)):
         return
-    kind = lookup_task(str(learnt.name))
+    kind = get_task(str(learnt.name))
     taught = {p.prompt for p in kind.problems("train", learnt.examples, learnt.seed, **own)}
     problems = kind.problems(split, count, wanted.seed, **new)
     if known := sum(problem.prompt in taught for problem in problems):

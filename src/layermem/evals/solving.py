@@ -17,7 +17,7 @@ from layermem import config
 from layermem.evals.generation import greedy, shared_greedy
 from layermem.intervals import proportion
 from layermem.tasks.grading import Grade
-from layermem.tasks.registry import Problem, Task, encode, lookup
+from layermem.tasks.registry import Problem, TaskDefinition, encode, get_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Attempt:
 def attempt(
     model: PreTrainedModel,
     tokenizer: Any,
-    task: Task,
+    task: TaskDefinition,
     problems: Sequence[Problem],
     *,
     batch_size: int = 256,
@@ -74,7 +74,7 @@ def attempt(
     ]
 
 
-def summary(attempts: Sequence[Attempt], task: Task) -> dict[str, Any]:
+def score_attempts(attempts: Sequence[Attempt], task: TaskDefinition) -> dict[str, Any]:
     """Return shares with 95% intervals, by level too, and the faults counted."""
     by_level = {
         str(level): _shares([a for a in attempts if a.level == level])
@@ -96,10 +96,10 @@ def evaluate(
     The processes of a run share the validation problems. The test problems each solves all: a run
     may be stopped in them, and then no process must wait for the share of another.
     """
-    kind = lookup(str(task.name))
+    kind = get_task(str(task.name))
     shared = split == "validation"
     attempts = attempt(model, tokenizer, kind, _problems(task, split), shared=shared)
-    return {"task": task.name, "split": split, **summary(attempts, kind)}, attempts
+    return {"task": task.name, "split": split, **score_attempts(attempts, kind)}, attempts
 
 
 def solve_with(
@@ -112,19 +112,24 @@ def solve_with(
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Have a saved model solve problems of a task."""
-    kind = lookup(str(task.name))
+    kind = get_task(str(task.name))
     problems = kind.problems(split, count, task.seed, **task.fields())
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     attempts = attempt(model, tokenizer, kind, problems, batch_size=batch_size, progress=progress)
-    return {"model": str(checkpoint), "task": task.name, "split": split, **summary(attempts, kind)}
+    return {
+        "model": str(checkpoint),
+        "task": task.name,
+        "split": split,
+        **score_attempts(attempts, kind),
+    }
 
 
 @lru_cache(maxsize=4)
 def _problems(task: config.Task, split: str) -> Sequence[Problem]:
     count = task.test if split == "test" else task.validation
-    return lookup(str(task.name)).problems(split, count, task.seed, **task.fields())
+    return get_task(str(task.name)).problems(split, count, task.seed, **task.fields())
 
 
 def _shares(attempts: Sequence[Attempt]) -> dict[str, Any]:

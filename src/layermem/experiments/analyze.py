@@ -36,7 +36,7 @@ from layermem.data.sources import open_source
 from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.seams import WeightsUnknown
 from layermem.runs import RunFolder, told_apart, write_whole
-from layermem.tasks.registry import lookup as lookup_task
+from layermem.tasks.registry import get_task
 from layermem.train.run import recorded_run
 
 logger = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ def _worded(asked: Analyze, subject: _Subject) -> Analyze:
     """Return it with its words, which must be such as can occur, and often enough."""
     task, words = _task(asked, subject), asked.words
     if words is None:
-        words = lookup_task(str(task.name)).words(**task.fields()) if task else _WORDS
+        words = get_task(str(task.name)).words(**task.fields()) if task else _WORDS
     pattern(words)
     if len(words) < 2 or asked.each < FOLDS:
         raise ValueError(
@@ -231,7 +231,7 @@ def _worded(asked: Analyze, subject: _Subject) -> Analyze:
         )
     check_known(words, subject.tokenizer, f"what the tokenizer of {subject.name} writes")
     if task is not None:
-        kind, where = lookup_task(str(task.name)), f"the test problems of {subject.name}"
+        kind, where = get_task(str(task.name)), f"the test problems of {subject.name}"
         check_known(words, kind.tokenizer(**task.fields()), where)
         _check_frequent(words, asked.each, next(_problems_by_seed(task)), where)
     return replace(asked, words=words)
@@ -274,7 +274,7 @@ def _problems(task: Task) -> Iterator[str]:
 
 def _problems_by_seed(task: Task) -> Iterator[list[str]]:
     """Yield the different test problems of each seed."""
-    kind = lookup_task(str(task.name))
+    kind = get_task(str(task.name))
     # Rare words want many: other seeds bring more problems of the same split, if there are more.
     for more in range(_SEEDS):
         problems = kind.problems("test", task.test, task.seed + more, **task.fields())

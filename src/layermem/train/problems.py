@@ -55,7 +55,7 @@ class Problems(Dataset[dict[str, Tensor]]):
 
 def problems(task: config.Task, tokenizer: Any) -> tuple[Problems, Problems]:
     """Return what is learnt from and what validates."""
-    kind = registry.lookup(str(task.name))
+    kind = registry.get_task(str(task.name))
     train, validation = (
         Problems(kind.problems(split, count, task.seed, **task.fields()), tokenizer)
         for split, count in (("train", task.examples), ("validation", task.validation))
@@ -69,7 +69,7 @@ def measure(task: config.Task, tokenizer: Any = None) -> tuple[int, float]:
 
     ``tokenizer``: None: the task's own.
     """
-    kind = registry.lookup(str(task.name))
+    kind = registry.get_task(str(task.name))
     tokenizer = tokenizer or kind.tokenizer(**task.fields())
     some = Problems(
         kind.problems("train", min(200, task.examples), task.seed, **task.fields()), tokenizer
