@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 from layermem.config import Data
 from layermem.data.blocks import Prepared
-from layermem.data.sources import Source, hub_name, open_source
+from layermem.data.documents import Source
+from layermem.data.sources import hub_name, open_source
 from layermem.data.staging import claim_folder, explain_write_error, staging_folder
 from layermem.data.tokenizers import fingerprint
 from layermem.lots import lot
