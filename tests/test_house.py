@@ -174,6 +174,7 @@ def test_the_examples_in_the_pages_run(name, tmp_path, monkeypatch):
         ["decode_step.py", "--shapes=4x32", "--repeats=1"],
         ["traffic.py"],
         ["footprint.py"],
+        ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
         pytest.param(
             ["gpu.py", "--smoke", "--repeats=1", "--sections", "check", "training", "decoding"],
             marks=[needs_kernels, pytest.mark.slow],

@@ -8,7 +8,7 @@ from tokenizers import normalizers
 from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals import solving
-from layermem.tasks.registry import TASKS, check_tokenizer, lookup
+from layermem.tasks.registry import TASKS, check_tokenizer, get_task
 from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
 
 SMALL = {"arithmetic": ("operands=3",), "prosqa": ()}
@@ -26,7 +26,7 @@ class Parrot:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_right_and_wrong_solutions_are_unique_names(name, monkeypatch):
-    task, asked = lookup(name), Task(name=name, test=40, options=SMALL[name])
+    task, asked = get_task(name), Task(name=name, test=40, options=SMALL[name])
     tokenizer = task.tokenizer(**asked.fields())
     problems = task.problems("test", 40, 0, **asked.fields())
     texts = [p.solution if i % 4 else "" for i, p in enumerate(problems)]
@@ -46,11 +46,11 @@ def test_right_and_wrong_solutions_are_unique_names(name, monkeypatch):
 
 def test_no_problems():
     with pytest.raises(ValueError, match="no problems to solve"):
-        solving.attempt(None, None, lookup("arithmetic"), [])
+        solving.attempt(None, None, get_task("arithmetic"), [])
 
 
 def test_words_without_a_token_are_named():
-    task = lookup("prosqa")
+    task = get_task("prosqa")
     (record,) = task.problems("test", 1, 0)
     concept = record.idx_to_symbol[record.target]
     foreign = replace(record, question=record.question.replace(f" {concept}", " foobus"))
@@ -66,7 +66,7 @@ def test_words_without_a_token_are_named():
 @pytest.mark.parametrize("name", TASKS)
 def test_a_tokenizer_that_changes_solutions_is_refused(name):
     """Under it every model would have no answer right."""
-    kind, options = lookup(name), Task(name=name, options=SMALL[name]).fields()
+    kind, options = get_task(name), Task(name=name, options=SMALL[name]).fields()
     tokenizer, some = kind.tokenizer(**options), kind.problems("test", 60, 0, **options)
     check_tokenizer(kind, tokenizer, some)
     check_tokenizer(kind, load_tokenizer("bytes"), some)
@@ -82,6 +82,6 @@ def test_a_tokenizer_that_changes_solutions_is_refused(name):
 
 def test_unknown_tasks_and_options():
     with pytest.raises(ValueError, match="unknown task 'algebra'; there are arithmetic, prosqa"):
-        lookup("algebra")
+        get_task("algebra")
     with pytest.raises(ValueError, match="no option operand; there are operands, operators"):
-        lookup("arithmetic").problems("test", 1, 0, operand=3)
+        get_task("arithmetic").problems("test", 1, 0, operand=3)

@@ -29,8 +29,7 @@ from layermem.experiments.analyze_texts import (
 )
 from layermem.results.analysis import AnalysisOptions
 from layermem.tasks import prosqa
-from layermem.tasks.registry import TASKS
-from layermem.tasks.registry import lookup as lookup_task
+from layermem.tasks.registry import TASKS, get_task
 
 
 def a_run_on_sums(folder, **changes):
@@ -40,7 +39,7 @@ def a_run_on_sums(folder, **changes):
     path = record(folder / "run", task=replace(task, **changes))
     transformers.LlamaConfig(**TINY).save_pretrained(path / "final")
     fields = task.fields()
-    own = lookup_task(task.name).tokenizer(**fields)
+    own = get_task(task.name).tokenizer(**fields)
     (load_tokenizer("bytes") if changes else own).save_pretrained(path / "final")
     return path
 

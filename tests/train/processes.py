@@ -89,7 +89,7 @@ def solving(folder):
         def both(model, tokenizer, task, split, found=found):
             result, attempts = evaluate(model, tokenizer, task, split)
             if split == "validation":
-                kind = registry.lookup(task.name)
+                kind = registry.get_task(task.name)
                 problems = kind.problems(split, task.validation, task.seed, **task.fields())
                 whole = attempt(model, tokenizer, kind, problems)
                 found["shared"].append([a.row() for a in attempts])

@@ -42,7 +42,7 @@ def test_problems_have_digests_of_their_own():
         task = Task(name="arithmetic", examples=20, validation=5, **changes)
         options = ("operands=2", "held_out=expression")
         task = Task(**{**task.__dict__, "options": options})
-        tokenizer = registry.lookup("arithmetic").tokenizer(**task.fields())
+        tokenizer = registry.get_task("arithmetic").tokenizer(**task.fields())
         return data_digest(*build_problem_datasets(task, tokenizer))
 
     assert digest() == digest() != digest(seed=1)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from layermem.config import Task
 from layermem.evals.solving import evaluate
 from layermem.runs import RunFolder, step_of
-from layermem.tasks.registry import lookup
+from layermem.tasks.registry import get_task
 from layermem.train.problem_dataset import (
     ProblemDataset,
     build_problem_datasets,
@@ -34,7 +34,7 @@ FEW = {**TASK.__dict__, "examples": 30, "validation": 5, "test": 6}
 
 
 def test_the_loss_is_on_the_solution():
-    task = lookup("arithmetic")
+    task = get_task("arithmetic")
     tokenizer = task.tokenizer(value_max=200)
     made = task.problems("train", 5, 0)
     data = ProblemDataset(made, tokenizer)
@@ -60,7 +60,7 @@ def test_the_loss_is_on_the_solution():
 
 
 def test_splits_and_measures():
-    tokenizer = lookup("arithmetic").tokenizer(**TASK.fields())
+    tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
     few = Task(**FEW)
     learnt, validating = build_problem_datasets(few, tokenizer)
     assert (len(learnt), len(validating)) == (30, 5)

@@ -53,14 +53,14 @@ def test_a_task_that_makes_other_problems_is_refused(tmp_path, monkeypatch):
     task = Task(name="arithmetic", examples=40, validation=8, test=4)
     run = a_run(tmp_path, task=task, max_steps=4, eval_every=4, save_every=2)
     folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "begun", 2)
-    drawn = registry.Task.problems
+    drawn = registry.TaskDefinition.problems
 
     def in_another_order(self, split, *args, **options):
         # Another draw of a later version, say.
         problems = list(drawn(self, split, *args, **options))
         return problems if split == "train" else problems[::-1]
 
-    monkeypatch.setattr(registry.Task, "problems", in_another_order)
+    monkeypatch.setattr(registry.TaskDefinition, "problems", in_another_order)
     with pytest.raises(ValueError, match="the validation data is not what .*checkpoint-2 was"):
         train(run, folder.path, resume=True)
 

@@ -94,10 +94,10 @@ def _print(solved: Solved) -> None:
 
 def _check_split_options(trained_on: Task, options: tuple[str, ...]) -> None:
     """Refuse options under which test problems may be among those of the training set."""
-    from layermem.tasks.registry import lookup as lookup_task
+    from layermem.tasks.registry import get_task
 
     own, wanted = trained_on.fields(), Task(options=options).fields()
-    definition = lookup_task(str(trained_on.name))
+    definition = get_task(str(trained_on.name))
     for name in definition.splits_by(own):
         own_value = own.get(name, definition.options()[name])
         if wanted.get(name, own_value) != own_value:
@@ -110,12 +110,12 @@ def _check_split_options(trained_on: Task, options: tuple[str, ...]) -> None:
 
 def _check_not_trained_on(trained_on: Task, wanted: Task, split: str, count: int) -> None:
     """Refuse a file of problems some of which are in the training set."""
-    from layermem.tasks.registry import lookup as lookup_task
+    from layermem.tasks.registry import get_task
 
     own, new = trained_on.fields(), wanted.fields()
     if not (own.get("train") and new.get(split)):
         return
-    definition = lookup_task(str(trained_on.name))
+    definition = get_task(str(trained_on.name))
     training_set = definition.problems("train", trained_on.examples, trained_on.seed, **own)
     prompts = {problem.prompt for problem in training_set}
     problems = definition.problems(split, count, wanted.seed, **new)

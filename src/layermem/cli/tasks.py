@@ -54,9 +54,9 @@ def _show_task(name: str, options: Tasks) -> None:
     from rich.table import Table
 
     from layermem.config import Task
-    from layermem.tasks.registry import lookup as lookup_task
+    from layermem.tasks.registry import get_task
 
-    task, fields = lookup_task(name), Task(options=options.options).fields()
+    task, fields = get_task(name), Task(options=options.options).fields()
     if options.against and (task.overlap is None or options.split == "train"):
         raise ValueError(
             "--against compares problems of arithmetic, of --split test or validation, with "

@@ -24,8 +24,9 @@ from tqdm import tqdm
 
 from layermem.config import Data
 from layermem.data.blocks import Prepared
-from layermem.data.sources import Source, hub_name, open_source
-from layermem.data.staging import alone, no_room, staged
+from layermem.data.documents import Source
+from layermem.data.sources import hub_name, open_source
+from layermem.data.staging import claim_folder, explain_write_error, staging_folder
 from layermem.data.tokenizers import fingerprint
 from layermem.text_hash import hash_to_unit_interval
 
@@ -50,7 +51,7 @@ def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
     if len(set(texts)) < len(texts):
         raise _same_text(config)
     folder = cache_folder(config.cache) / _key(config, texts, tokenizer)
-    with alone(folder, (folder / _META).exists) as to_make:
+    with claim_folder(folder, (folder / _META).exists) as to_make:
         if to_make:
             _build(folder, config, source, validation, tokenizer, texts)
     train, valid = _read(folder)
@@ -122,7 +123,7 @@ def _build(
     tokenizer: Any,
     texts: Sequence[str],
 ) -> None:
-    with staged(folder) as staging:
+    with staging_folder(folder) as staging:
         logger.info("preparing %s", config.source)
         with ExitStack() as stack:
             writers = {
@@ -146,7 +147,7 @@ def _build(
         try:
             (staging / _META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
         except OSError as error:
-            raise no_room(error, staging / _META) from error
+            raise explain_write_error(error, staging / _META) from error
 
 
 class _Marked:
@@ -198,13 +199,13 @@ class _Writer:
         try:
             self.file: IO[bytes] = path.open("wb")
         except OSError as error:
-            raise no_room(error, path) from error
+            raise explain_write_error(error, path) from error
 
     def add(self, ids: list[int]) -> None:
         try:
             self.file.write(np.asarray([*ids, self.end], dtype=self.dtype).tobytes())
         except OSError as error:
-            raise no_room(error, self.path) from error
+            raise explain_write_error(error, self.path) from error
         self.tokens += len(ids) + 1
         self.documents += 1
 
@@ -212,7 +213,7 @@ class _Writer:
         try:
             self.file.close()
         except OSError as error:
-            raise no_room(error, self.path) from error
+            raise explain_write_error(error, self.path) from error
 
     def meta(self) -> dict[str, Any]:
         return {

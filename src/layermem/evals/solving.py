@@ -18,7 +18,7 @@ from layermem.evals.generation import greedy, shared_greedy
 from layermem.intervals import proportion
 from layermem.results.solved import Shares, Solved
 from layermem.tasks.grading import Grade
-from layermem.tasks.registry import Problem, Task, encode, lookup
+from layermem.tasks.registry import Problem, TaskDefinition, encode, get_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Attempt:
 def attempt(
     model: PreTrainedModel,
     tokenizer: Any,
-    task: Task,
+    task: TaskDefinition,
     problems: Sequence[Problem],
     *,
     batch_size: int = 256,
@@ -75,8 +75,13 @@ def attempt(
     ]
 
 
-def summary(
-    attempts: Sequence[Attempt], task: Task, *, name: str, split: str, model: str | None = None
+def score_attempts(
+    attempts: Sequence[Attempt],
+    task: TaskDefinition,
+    *,
+    name: str,
+    split: str,
+    model: str | None = None,
 ) -> Solved:
     """Return shares with 95% intervals, by level too, and the faults counted."""
     by_level = {
@@ -102,10 +107,10 @@ def evaluate(
     The processes of a run share the validation problems. The test problems each solves all: a run
     may be stopped in them, and then no process must wait for the share of another.
     """
-    kind = lookup(str(task.name))
+    kind = get_task(str(task.name))
     shared = split == "validation"
     attempts = attempt(model, tokenizer, kind, _problems(task, split), shared=shared)
-    return summary(attempts, kind, name=str(task.name), split=split), attempts
+    return score_attempts(attempts, kind, name=str(task.name), split=split), attempts
 
 
 def solve_with(
@@ -118,19 +123,19 @@ def solve_with(
     progress: Callable[[int], None] | None = None,
 ) -> Solved:
     """Have a saved model solve problems of a task."""
-    kind = lookup(str(task.name))
+    kind = get_task(str(task.name))
     problems = kind.problems(split, count, task.seed, **task.fields())
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     attempts = attempt(model, tokenizer, kind, problems, batch_size=batch_size, progress=progress)
-    return summary(attempts, kind, name=str(task.name), split=split, model=str(checkpoint))
+    return score_attempts(attempts, kind, name=str(task.name), split=split, model=str(checkpoint))
 
 
 @lru_cache(maxsize=4)
 def _problems(task: config.Task, split: str) -> Sequence[Problem]:
     count = task.test if split == "test" else task.validation
-    return lookup(str(task.name)).problems(split, count, task.seed, **task.fields())
+    return get_task(str(task.name)).problems(split, count, task.seed, **task.fields())
 
 
 def _shares(attempts: Sequence[Attempt]) -> Shares:

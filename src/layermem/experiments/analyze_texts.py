@@ -23,7 +23,7 @@ from layermem.config import Task
 from layermem.data.sources import open_source
 from layermem.experiments.analyze_checkpoints import Checkpoint
 from layermem.results.analysis import AnalysisOptions
-from layermem.tasks.registry import lookup as lookup_task
+from layermem.tasks.registry import get_task
 
 # Seeds of which problems are drawn in search of rare words, at most.
 _SEEDS = 50
@@ -49,7 +49,7 @@ def choose_words(options: AnalysisOptions, checkpoint: Checkpoint) -> AnalysisOp
     what_is_written = f"what the tokenizer of {checkpoint.name} writes"
     check_words_have_tokens(words, checkpoint.tokenizer, what_is_written)
     if task is not None:
-        definition = lookup_task(str(task.name))
+        definition = get_task(str(task.name))
         where = f"the test problems of {checkpoint.name}"
         check_words_have_tokens(words, definition.tokenizer(**task.fields()), where)
         check_frequency(words, options.each, next(draw_problems(task)), where)
@@ -111,7 +111,7 @@ def draw_problems(task: Task) -> Iterator[list[str]]:
 
     More seeds give more problems of the same split, which rare words need.
     """
-    definition = lookup_task(str(task.name))
+    definition = get_task(str(task.name))
     for seed in range(task.seed, task.seed + _SEEDS):
         problems = definition.problems("test", task.test, seed, **task.fields())
         yield list(dict.fromkeys(f"{problem.prompt} {problem.solution}" for problem in problems))
@@ -131,7 +131,7 @@ def split_documents(documents: Iterable[str], length: int, tokenizer: Any) -> It
 def _get_default_words(task: Task | None) -> tuple[str, ...]:
     if task is None:
         return _WORDS_OF_TEXT
-    return lookup_task(str(task.name)).words(**task.fields())
+    return get_task(str(task.name)).words(**task.fields())
 
 
 def _select_task(options: AnalysisOptions, checkpoint: Checkpoint) -> Task | None:

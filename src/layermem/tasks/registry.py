@@ -33,7 +33,7 @@ class Problem(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TaskDefinition:
     """One kind of problem."""
 
     make: Callable[..., Sequence[Problem]]
@@ -96,7 +96,7 @@ def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[list[list[int]]
     return ids([p.prompt for p in problems]), ids([p.solution for p in problems])
 
 
-def check_tokenizer(task: Task, tokenizer: Any, problems: Sequence[Problem]) -> None:
+def check_tokenizer(task: TaskDefinition, tokenizer: Any, problems: Sequence[Problem]) -> None:
     """Raise where right solutions, as a tokenizer gives them back, would be graded wrong."""
     some = problems[:_READ_BACK]
     _, solutions = encode(tokenizer, some)
@@ -110,7 +110,7 @@ def check_tokenizer(task: Task, tokenizer: Any, problems: Sequence[Problem]) -> 
             )
 
 
-def lookup(name: str) -> Task:
+def get_task(name: str) -> TaskDefinition:
     """Return a task."""
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; there are {', '.join(TASKS)}")
@@ -134,8 +134,8 @@ def _deciding(options: Mapping[str, Any]) -> tuple[str, ...]:
     return ("held_out",) if strict else ("held_out", "parentheses")
 
 
-TASKS = {
-    "arithmetic": Task(
+TASKS: dict[str, TaskDefinition] = {
+    "arithmetic": TaskDefinition(
         make=partial(arithmetic.generate, operands=4),
         tokenizer=arithmetic.tokenizer,
         grade=lambda example, text: arithmetic.grade(example.prompt, text),
@@ -148,7 +148,7 @@ TASKS = {
         splits_by=_deciding,
         words=_numbers,
     ),
-    "prosqa": Task(
+    "prosqa": TaskDefinition(
         make=prosqa.problems,
         tokenizer=prosqa.tokenizer,
         grade=prosqa.grade,

@@ -57,7 +57,7 @@ class ProblemDataset(Dataset[dict[str, Tensor]]):
 
 def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, ProblemDataset]:
     """Return the training set and the validation set of a task."""
-    definition = registry.lookup(str(task.name))
+    definition = registry.get_task(str(task.name))
     train, validation = (
         ProblemDataset(definition.problems(split, count, task.seed, **task.fields()), tokenizer)
         for split, count in (("train", task.examples), ("validation", task.validation))
@@ -71,7 +71,7 @@ def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float
 
     ``tokenizer`` None: the task's own.
     """
-    definition = registry.lookup(str(task.name))
+    definition = registry.get_task(str(task.name))
     tokenizer = tokenizer or definition.tokenizer(**task.fields())
     count = min(_SAMPLE, task.examples)
     problems = definition.problems("train", count, task.seed, **task.fields())

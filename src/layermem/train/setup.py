@@ -66,7 +66,7 @@ def _load_tokenizer(run: Run) -> Any:
                 "save one into it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             ) from error
     if run.task.name and run.task.tokenizer is None:
-        return tasks.lookup(run.task.name).tokenizer(**run.task.fields())
+        return tasks.get_task(run.task.name).tokenizer(**run.task.fields())
     return load_tokenizer(run.task.tokenizer or run.data.tokenizer)
 
 

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from layermem.tasks.arithmetic import HELD_OUT, describe, generate, overlap
+from layermem.tasks.arithmetic import describe, generate, overlap
+from layermem.tasks.arithmetic_drawing import HELD_OUT
+from layermem.tasks.arithmetic_splits import choose_mirror, deciding_key
 from layermem.tasks.expressions import evaluate, parse, write
-from layermem.tasks.held_out import decider, settled
 
 SPLITS = ("train", "validation", "test")
 RANGES = {
@@ -143,20 +144,20 @@ def test_the_draws_and_the_splits_are_alike(operands):
     ],
 )
 def test_the_last_two_operations_decide(text, last):
-    assert unordered(decider(parse(text))) == unordered(last)
+    assert unordered(deciding_key(parse(text))) == unordered(last)
     if "+ 3" not in text:
-        assert decider(parse(text)) == decider(parse(last))
+        assert deciding_key(parse(text)) == deciding_key(parse(last))
 
 
 def test_of_an_expression_and_its_mirror_one_is_drawn():
     for sides in (("2 * 3", "8 / 4"), ("2 * 3", "9 - 1 - 2"), ("(2 + 3) * 4", "8 / 4")):
         trees = [parse(f"({a}) + ({b})") for a, b in (sides, sides[::-1])]
-        first, second = map(settled, trees)
+        first, second = map(choose_mirror, trees)
         assert first == second and first in trees and evaluate(first) == evaluate(trees[0])
     # Where one order needs no parentheses it is that.
-    assert write(settled(parse("2 * 3 + (9 - 1)"))) == "9 - 1 + 2 * 3"
+    assert write(choose_mirror(parse("2 * 3 + (9 - 1)"))) == "9 - 1 + 2 * 3"
     for text in ("9 - 1 - 2 * 3", "4 + 2 * 3", "(2 + 3) / (4 - 3)", "5"):
-        assert settled(parse(text)) == parse(text)
+        assert choose_mirror(parse(text)) == parse(text)
 
 
 def test_an_unknown_way():

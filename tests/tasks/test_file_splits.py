@@ -7,7 +7,7 @@ import pytest
 
 from layermem.config import Task
 from layermem.tasks import prosqa
-from layermem.tasks.registry import lookup
+from layermem.tasks.registry import get_task
 from layermem.train.problem_dataset import build_problem_datasets
 
 RECORDS = prosqa.generate(12, 0)
@@ -69,4 +69,4 @@ def test_a_run_on_one_file_for_everything_is_refused(tmp_path):
     options = tuple(f"{split}={path}" for split in ("train", "validation", "test"))
     task = Task(name="prosqa", options=options)
     with pytest.raises(ValueError, match="does not hold; give each split problems of its own"):
-        build_problem_datasets(task, lookup("prosqa").tokenizer())
+        build_problem_datasets(task, get_task("prosqa").tokenizer())
