@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from layermem.models.memories import plain_memories
-from layermem.models.seams import OwnLayer
+from layermem.models.seams import OwnLayerMemory
 
 
 def mean_heatmap(model: nn.Module) -> np.ndarray:
@@ -106,7 +106,7 @@ def _sizes(model: nn.Module) -> np.ndarray:
         raise ValueError(f"{type(model).__name__} has no memories: it is no model of this library")
     found: list[np.ndarray] = []
     for layer, memory in enumerate(of_layers):
-        if isinstance(memory, OwnLayer):
+        if isinstance(memory, OwnLayerMemory):
             found.append(np.eye(len(of_layers))[layer : layer + 1])
             continue
         sources, weights = memory.static_weights()

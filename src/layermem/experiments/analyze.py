@@ -33,7 +33,7 @@ from layermem.analysis.shelf import Shelf
 from layermem.analysis.words import Place, check_known, pattern, places
 from layermem.config import Run, Task
 from layermem.data.sources import open_source
-from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.seams import WeightsUnknown
 from layermem.runs import RunFolder, told_apart, write_whole
 from layermem.tasks.registry import lookup as lookup_task

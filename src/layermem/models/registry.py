@@ -26,8 +26,9 @@ from transformers.modeling_layers import (
 )
 from transformers.models.auto import modeling_auto as tables
 
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig, check_dtype
-from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.decoder import Decoder
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Variant
 

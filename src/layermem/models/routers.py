@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from layermem.models.memories import plain_memories
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Memory, WeightsUnknown
-from layermem.ops.route.pruning import By, prune
-from layermem.ops.route.pruning import check as check_pruning
+from layermem.ops.route.pruning import By, check_options, prune
 
 # The parameter's name, with what PEFT puts between where it trains routers whole: the copy of one
 # adapter.
@@ -137,7 +136,7 @@ class RouterMethods(PreTrainedDecoder):
         weights set to zero, in less time; the config remembers the layers, so that the model saves
         and loads. The routers are new parameters: prune before building an optimiser.
         """
-        check_pruning(keep, by)
+        check_options(keep, by)
         if self.config.router == "average":
             raise ValueError('router="average" has no learned weights to prune')
         decoder = self.base_model
@@ -156,7 +155,7 @@ class RouterMethods(PreTrainedDecoder):
             decoder.layers[row.layer].self_attn.memory = smaller
             sources[row.layer] = list(row.kept[:-1])
         self.config.router_sources = sources
-        decoder.wire()
+        decoder.update_sources()
         return [row for _, row in pruned]
 
 

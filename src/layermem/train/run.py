@@ -27,8 +27,8 @@ from layermem.config import Run, Task, run_from_dict, to_dict
 from layermem.data.blocks import Blocks
 from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMAS
-from layermem.models.decoder import DecoderForCausalLM
 from layermem.models.registry import build, lookup
 from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks

@@ -26,8 +26,9 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import initialization
 
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.routers import (
     ROUTER_NAME,
@@ -36,7 +37,13 @@ from layermem.models.routers import (
     check_sources,
     router_metrics,
 )
-from layermem.models.seams import Memory, OwnLayer, ParameterOverride, Variant, forked_generator
+from layermem.models.seams import (
+    Memory,
+    OwnLayerMemory,
+    ParameterOverride,
+    Variant,
+    forked_generator,
+)
 from layermem.ops.route import Slot, route, store
 
 RouterInit = Literal["paper", "identity", "average"]
@@ -155,7 +162,7 @@ class Lime(Variant[LimeConfig]):
     @classmethod
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
         if layer_idx == 0:
-            return OwnLayer()
+            return OwnLayerMemory()
         return LimeRouter(
             config.num_key_value_heads,
             (*cls.sources(config, layer_idx), layer_idx),

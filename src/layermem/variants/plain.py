@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from huggingface_hub.dataclasses import strict
 
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.seams import Variant
 
