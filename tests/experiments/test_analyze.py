@@ -103,11 +103,11 @@ def depends_on_input(memory):
         (depends_on_input, "the weights of LimeRouter depend on its input"),
         (
             Memory.static_weights,
-            "LimeRouter does not tell its weights: override static_weights to return them, or to "
-            "raise DependsOnInput if only an input decides them",
+            "LimeRouter has no static_weights that analysis could read: override the method to "
+            "return them, or to raise DependsOnInput if they depend on the input",
         ),
     ],
-    ids=["depends", "untold"],
+    ids=["depends", "undefined"],
 )
 def test_routers_whose_weights_are_not_known_are_said_and_left_out(
     static_weights, why, runs, tmp_path, folder, capsys, caplog, monkeypatch

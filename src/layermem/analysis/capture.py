@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from layermem.models.memories import memories
+from layermem.models.memories import active_memories
 
 Kind = Literal["hidden", "values", "routed"]
 KINDS: tuple[Kind, ...] = ("hidden", "values", "routed")
@@ -104,7 +104,7 @@ def _hooks(
         yield layer.register_forward_hook(keep_hidden)
     if not {"values", "routed"} & set(kinds):
         return
-    memory = next(iter(memories(layer)), None)
+    memory = next(iter(active_memories(layer)), None)
     if memory is not None:
 
         def keep_both(module: nn.Module, given: Any, made: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from layermem.models.memories import plain_memories
+from layermem.models.memories import unadapted_memories
 from layermem.models.seams import OwnLayerMemory
 
 
@@ -101,7 +101,7 @@ def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Ci
 @torch.no_grad()
 def _sizes(model: nn.Module) -> np.ndarray:
     """Return [L, R, L]: absolute weights, averaged over source heads."""
-    of_layers = plain_memories(model)
+    of_layers = unadapted_memories(model)
     if not of_layers:
         raise ValueError(f"{type(model).__name__} has no memories: it is no model of this library")
     found: list[np.ndarray] = []

@@ -21,7 +21,14 @@ from layermem.config import Model as ModelSizes
 from layermem.config import Run
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency.costs import COUNTINGS, cost
-from layermem.efficiency.measuring import Mode, Model, Precision, Shape, machine, measure
+from layermem.efficiency.measuring import (
+    Mode,
+    ModelSpec,
+    Precision,
+    Shape,
+    describe_machine,
+    measure,
+)
 from layermem.experiments import presets
 from layermem.experiments.comparison import arms
 from layermem.models.registry import lookup
@@ -91,7 +98,7 @@ def run(asked: Costs, command: str = "") -> dict[str, Any]:
     result: dict[str, Any] = {
         "asked": json.loads(json.dumps(asdict(asked), default=str)),
         "command": command,
-        "machine": machine(device) if asked.measure else None,
+        "machine": describe_machine(device) if asked.measure else None,
         "precision": precision if asked.measure else None,
         "points": [{"preset": name, **count(models, tokens)} for name, models, tokens in points],
     }
@@ -106,7 +113,7 @@ def run(asked: Costs, command: str = "") -> dict[str, Any]:
     return result
 
 
-def count(models: Mapping[str, Model], tokens: int) -> dict[str, Any]:
+def count(models: Mapping[str, ModelSpec], tokens: int) -> dict[str, Any]:
     """Return sizes, and closed-form costs of each model on one sequence of ``tokens``."""
     variants = {}
     for name, (variant, fields) in models.items():
@@ -181,13 +188,13 @@ def resized(
     return found
 
 
-def _points(asked: Costs) -> Iterator[tuple[str, dict[str, Model], int]]:
+def _points(asked: Costs) -> Iterator[tuple[str, dict[str, ModelSpec], int]]:
     """Yield preset, models and tokens of every point asked for."""
     for preset in asked.presets:
         fields, length = sizes(presets.lookup(preset))
         for layers in asked.layers or (None,):
             for width in asked.widths or (None,):
-                models: dict[str, Model] = {
+                models: dict[str, ModelSpec] = {
                     arm: (
                         variant,
                         resized(fields, layers, width) | ModelSizes(options=own).variant_fields(),
@@ -199,7 +206,7 @@ def _points(asked: Costs) -> Iterator[tuple[str, dict[str, Model], int]]:
 
 def _measured(
     asked: Costs,
-    points: Sequence[tuple[str, Mapping[str, Model], int]],
+    points: Sequence[tuple[str, Mapping[str, ModelSpec], int]],
     device: str,
     precision: Precision,
 ) -> Iterator[dict[str, Any]]:

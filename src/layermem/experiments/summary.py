@@ -21,7 +21,7 @@ import tyro
 import yaml
 
 from layermem.config import Run, to_dict
-from layermem.efficiency.measuring import Model
+from layermem.efficiency.measuring import ModelSpec
 from layermem.experiments import comparison, costs, outcomes, presets
 from layermem.experiments.sweep import ERRORS
 from layermem.runs import RunFolder, told_apart, write_whole
@@ -336,7 +336,7 @@ def _validation(row: Mapping[str, float], flops_per_token: float | None) -> dict
 
 def _costs(arms: Mapping[str, tuple[Run, RunFolder]]) -> dict[str, Any]:
     """Return closed-form costs of the arms at their sizes, and of the first arm's at others."""
-    models: dict[str, Model] = {}
+    models: dict[str, ModelSpec] = {}
     by_sizes: dict[tuple[Any, ...], list[str]] = {}
     for arm, (found, folder) in arms.items():
         with _naming(folder):

@@ -28,7 +28,7 @@ from layermem.data.blocks import Blocks
 from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.checkpoints import LLAMAS
+from layermem.models.checkpoints import LLAMA_MODEL_TYPES
 from layermem.models.registry import build, lookup
 from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks
@@ -163,7 +163,7 @@ def _model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
     if source is None:
         return build(run.variant, **model_fields(run, tokenizer))
     kind, wanted = AutoConfig.from_pretrained(source).model_type, entry.config.model_type
-    if kind != wanted and kind in LLAMAS:
+    if kind != wanted and kind in LLAMA_MODEL_TYPES:
         fields = run.model.variant_fields()
         return entry.causal_lm.from_llama(source, dtype=torch.float32, **fields)
     if kind != wanted:

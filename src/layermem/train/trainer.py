@@ -32,7 +32,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.config import Run
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.counting import forward_flops
+from layermem.models.counting import count_forward_flops
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
 from layermem.train.arguments import arguments
@@ -101,7 +101,7 @@ class Trainer(transformers.Trainer):
         self._clock, self._rates = Clock(), UsedRates()
         self._resumed: Path | None = None
         self._origin = origin_of(run, {"training": train_data, "validation": validation_data})
-        self._flops_per_token = 3 * forward_flops(model.config, model.variant, round(length))
+        self._flops_per_token = 3 * count_forward_flops(model.config, model.variant, round(length))
         if run.compute.checkpoint_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         super().__init__(

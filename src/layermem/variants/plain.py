@@ -1,4 +1,4 @@
-"""The plain decoder: both seams identity. A LLaMA under our roof, and every variant's baseline.
+"""The plain decoder, a LLaMA: both seams are the identity. It is the baseline of every variant.
 
 It does not know: other variants.
 """
@@ -16,9 +16,9 @@ from layermem.models.seams import Variant
 
 @strict
 class PlainConfig(DecoderConfig):
-    """The fields of a LLaMA and no others."""
+    """The fields of a LLaMA."""
 
-    # No memory reads across heads: attention may be shared too.
+    # No memory mixes heads, so that attention can be sharded too.
     base_model_tp_plan: ClassVar[dict[str, str]] = {
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
@@ -38,7 +38,7 @@ class Plain(Variant[PlainConfig]):
 declare("plain", PlainConfig, Plain)
 
 if TYPE_CHECKING:
-    # What the declaration makes, for type checkers.
+    # For type checkers: the classes that the declaration makes.
     class PlainModel(Decoder): ...
 
     class PlainForCausalLM(DecoderForCausalLM): ...
