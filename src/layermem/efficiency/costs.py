@@ -13,32 +13,15 @@ It does not know: time, devices, any particular variant.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.counting import count_forward_flops, count_parameters
 from layermem.models.registry import lookup
 from layermem.models.seams import Variant
+from layermem.results.costs import Cost, Counting
 
-Counting = Literal["honest", "paper"]
 COUNTINGS: tuple[Counting, ...] = get_args(Counting)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """Parameters and FLOPs of one model."""
-
-    parameters: int
-    """Trainable parameters."""
-    forward: float
-    """FLOPs of a forward of one sequence."""
-    training: float
-    """FLOPs of a training step on one sequence."""
-
-    def overhead(self, baseline: "Cost") -> tuple[float, float]:
-        """Return by which share parameters and forward FLOPs exceed those of ``baseline``."""
-        return self.parameters / baseline.parameters - 1, self.forward / baseline.forward - 1
 
 
 def cost(

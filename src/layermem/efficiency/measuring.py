@@ -24,9 +24,7 @@ import torch
 
 from layermem.models.counting import count_parameters
 from layermem.models.registry import build, lookup
-
-Mode = Literal["eager", "default", "reduce-overhead"]
-Precision = Literal["float32", "bfloat16"]
+from layermem.results.costs import Measurement, Mode, Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,20 +46,6 @@ class Shape:
         for name in ("batch", "tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Time and memory of one model's training step."""
-
-    seconds: float
-    """Median time of a step."""
-    low: float
-    """Lower quartile of the time."""
-    high: float
-    """Upper quartile of the time."""
-    peak: int | None
-    """Peak bytes of model, optimiser and step; None where the system does not report them."""
 
 
 ModelSpec = tuple[str, Mapping[str, Any]]
