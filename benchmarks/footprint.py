@@ -14,7 +14,7 @@ import argparse
 from dataclasses import dataclass
 
 from layermem.experiments import presets
-from layermem.models.counting import parameters
+from layermem.models.counting import count_parameters
 from layermem.models.registry import lookup
 
 SEVEN = {
@@ -78,7 +78,7 @@ def parts_of(fields):
     root += config.hidden_size
     routers = entry.variant.extra_parameters(config)
     wide = 2 * config.num_hidden_layers * config.hidden_size + routers
-    linear = parameters(config, entry.variant) - root - wide
+    linear = count_parameters(config, entry.variant) - root - wide
     parts = Parts(linear=linear, wide=wide, root=root, layers=config.num_hidden_layers)
     return parts, routers
 

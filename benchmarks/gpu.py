@@ -236,7 +236,7 @@ def bandwidth(run):
     for heads in (2,) if run.smoke else (8, 32):
         shape = (4, 1, heads, 64, 16) if run.smoke else (16, 4, heads, 2048, 64)
         slots, weight, grads = _inputs(shape, torch.bfloat16, run.device)
-        grads = by_kernels._kernels.flat(grads)
+        grads = by_kernels._backend.flatten(grads)
         columns = weight.unflatten(1, (-1, heads)).permute(1, 2, 0).contiguous()
         slot, n_slots = 2 * grads[0].nbytes, shape[0]
         works = {

@@ -162,7 +162,7 @@ def test_parameters_and_flops_equal_the_closed_form(case, ids):
     parameters = linear + 2 * config.vocab_size * d + (2 * n_layers + 1) * d
     expected = parameters + entry.variant.extra_parameters(config)
     assert sum(p.numel() for p in model.parameters()) == expected
-    assert counting.parameters(config, entry.variant) == expected
+    assert counting.count_parameters(config, entry.variant) == expected
 
     # Two FLOPs a multiply-add; attention without the causal saving; rope's angles, norms and the
     # softmax are left out, as torch's counter leaves them out.
@@ -172,7 +172,7 @@ def test_parameters_and_flops_equal_the_closed_form(case, ids):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(ids, use_cache=False)
     assert counter.get_total_flops() == tokens * per_token
-    assert counting.forward_flops(config, entry.variant, ids.shape[1]) == per_token
+    assert counting.count_forward_flops(config, entry.variant, ids.shape[1]) == per_token
 
 
 @pytest.mark.slow

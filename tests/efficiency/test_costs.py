@@ -1,4 +1,4 @@
-"""Costs: the paper's table in its own counting, and torch's counter."""
+"""Tests of closed-form costs against the paper's table and against torch's FLOP counter."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from tiny import TINY
 from torch.utils.flop_counter import FlopCounterMode
 
 import layermem
-from layermem.efficiency.costs import costs
+from layermem.efficiency.costs import count_costs
 from layermem.experiments import presets
 from layermem.models.registry import variants
 
@@ -22,10 +22,10 @@ from layermem.models.registry import variants
     ],
 )
 def test_the_papers_table(preset, counting, parameters, flops):
-    found = costs(["plain", "lime"], presets.lookup(preset).model.sizes(), 2048, counting)
-    more = found["lime"].against(found["plain"])
-    assert [f"{share:+.2%}" for share in more] == [parameters, flops]
-    assert found["lime"].training == 3 * found["lime"].forward
+    costs = count_costs(["plain", "lime"], presets.lookup(preset).model.sizes(), 2048, counting)
+    overheads = costs["lime"].overhead(costs["plain"])
+    assert [f"{share:+.2%}" for share in overheads] == [parameters, flops]
+    assert costs["lime"].training == 3 * costs["lime"].forward
 
 
 def test_the_papers_absolute_figures():
@@ -34,14 +34,14 @@ def test_the_papers_absolute_figures():
         ("paper-1b-gqa", 1.07607, 2.7615),
         ("paper-1b-full", 1.17674, 2.9679),
     ):
-        found = costs(["plain"], presets.lookup(preset).model.sizes(), 2048, "paper")["plain"]
-        assert found.parameters / 1e9 == pytest.approx(parameters, abs=1e-5)
-        assert found.forward / 1e12 == pytest.approx(flops, rel=5e-3)
+        costs = count_costs(["plain"], presets.lookup(preset).model.sizes(), 2048, "paper")["plain"]
+        assert costs.parameters / 1e9 == pytest.approx(parameters, abs=1e-5)
+        assert costs.forward / 1e12 == pytest.approx(flops, rel=5e-3)
 
 
 @pytest.mark.parametrize("name", variants())
-def test_torchs_counter_counts_the_same(name):
-    """It sees attention to all keys; the causal half is taken off by the formula."""
+def test_the_closed_form_equals_torchs_flop_counter(name):
+    """The counter counts attention to all keys, from which the causal half is subtracted here."""
     tokens = 12
     model = layermem.build(name, **TINY, attn_implementation="eager")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -49,18 +49,18 @@ def test_torchs_counter_counts_the_same(name):
     heads, width = TINY["num_attention_heads"], TINY["hidden_size"] // TINY["num_attention_heads"]
     attention = TINY["num_hidden_layers"] * heads * 4 * width * tokens**2
     honest = counter.get_total_flops() - attention * (tokens - 1) / (2 * tokens)
-    assert costs([name], TINY, tokens)[name].forward == pytest.approx(honest)
-    assert costs([name], TINY, tokens)[name].parameters == model.num_parameters()
+    assert count_costs([name], TINY, tokens)[name].forward == pytest.approx(honest)
+    assert count_costs([name], TINY, tokens)[name].parameters == model.num_parameters()
 
 
-def test_costs_grow_with_depth_as_routers_do():
+def test_the_overhead_of_routers_grows_with_depth():
     def share(depth):
-        found = costs(["plain", "lime"], {**TINY, "num_hidden_layers": depth}, 64)
-        return found["lime"].against(found["plain"])[1]
+        costs = count_costs(["plain", "lime"], {**TINY, "num_hidden_layers": depth}, 64)
+        return costs["lime"].overhead(costs["plain"])[1]
 
     assert share(64) > 6 * share(8) > 0
 
 
-def test_no_tokens():
+def test_zero_tokens_are_refused():
     with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
-        costs(["plain"], TINY, 0)
+        count_costs(["plain"], TINY, 0)

@@ -1,4 +1,4 @@
-"""Measuring: in turn, after a warm-up, memory that is the model's own."""
+"""Tests of measurements: interleaved rounds, the warm-up, peak memory."""
 
 import time
 
@@ -7,7 +7,7 @@ import torch
 from tiny import TINY
 
 from layermem.efficiency import measuring
-from layermem.efficiency.measuring import Shape, in_turn, measure, peak
+from layermem.efficiency.measuring import Shape, measure, measure_peak_memory, time_interleaved
 
 
 def test_rounds_take_each_in_turn_and_leave_the_warm_up_out():
@@ -23,15 +23,15 @@ def test_rounds_take_each_in_turn_and_leave_the_warm_up_out():
 
         return work
 
-    found = in_turn({"a": step("a", 0.01), "b": step("b", 0.03)}, 3, "cpu")
+    found = time_interleaved({"a": step("a", 0.01), "b": step("b", 0.03)}, 3, "cpu")
     assert order == ["a", "b"] * 4
     assert [len(values) for values in found.values()] == [3, 3]
     assert all(0.01 <= a < 0.03 <= b < 0.1 for a, b in zip(*found.values(), strict=True))
-    assert len(in_turn({"a": lambda: None}, 2, "cpu", warm_up=3)["a"]) == 2
+    assert len(time_interleaved({"a": lambda: None}, 2, "cpu", warm_up=3)["a"]) == 2
 
 
 def test_a_slower_model_takes_longer_and_threads_are_left_as_they_were(monkeypatch):
-    monkeypatch.setattr(measuring, "peak", lambda *_: None)
+    monkeypatch.setattr(measuring, "measure_peak_memory", lambda *_: None)
     before = torch.get_num_threads()
     deep = {**TINY, "num_hidden_layers": 4 * TINY["num_hidden_layers"]}
     shape = Shape(batch=2, tokens=16)
@@ -42,35 +42,37 @@ def test_a_slower_model_takes_longer_and_threads_are_left_as_they_were(monkeypat
     assert found["deep"].seconds > 2 * found["shallow"].seconds
 
 
-@pytest.mark.skipif(not measuring._says_peak(), reason="this system does not say its peak memory")
+@pytest.mark.skipif(
+    not measuring._can_measure_peak(), reason="this system does not say its peak memory"
+)
 def test_the_peak_holds_weights_gradients_and_the_optimisers_two_moments():
     model = ("plain", {**TINY, "vocab_size": 20_000, "hidden_size": 128})
     weights = 4 * 2 * 20_000 * 128
-    few = peak(model, Shape(batch=1, tokens=4))
+    few = measure_peak_memory(model, Shape(batch=1, tokens=4))
     # AdamW over lists of tensors makes up to two more copies on its way, and small tensors.
     assert 4 * weights < few < 6.5 * weights
     # 20,000 logits of 4 bytes a token, and their gradient.
-    many = peak(model, Shape(batch=8, tokens=64))
+    many = measure_peak_memory(model, Shape(batch=8, tokens=64))
     assert many - few > 2 * 4 * 20_000 * (8 * 64 - 4)
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="repeats must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="repeats must be at least 2, for quartiles, got 1"):
         measure({"a": ("plain", TINY)}, Shape(batch=1, tokens=4), repeats=1)
     with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
         Shape(batch=0, tokens=4)
-    monkeypatch.setattr(measuring, "_says_peak", lambda: False)
-    assert peak(("plain", TINY), Shape(batch=1, tokens=4)) is None
+    monkeypatch.setattr(measuring, "_can_measure_peak", lambda: False)
+    assert measure_peak_memory(("plain", TINY), Shape(batch=1, tokens=4)) is None
 
 
 def test_what_does_not_fit_is_refused_before_it_is_built(monkeypatch):
     large = {**TINY, "vocab_size": 10_000_000, "hidden_size": 1024}
-    monkeypatch.setattr(measuring, "_free", lambda device: 10**9)
-    with pytest.raises(ValueError, match=r"of a, b take 6\d\d GB, 1 GB are free; take a smaller"):
+    monkeypatch.setattr(measuring, "_free_memory", lambda device: 10**9)
+    with pytest.raises(ValueError, match=r"of a, b need 6\d\d GB, but 1 GB are free; choose"):
         models = {"a": ("plain", large), "b": ("lime", large)}
         measure(models, Shape(batch=1, tokens=4))
     monkeypatch.undo()
-    free = measuring._free("cpu")
+    free = measuring._free_memory("cpu")
     assert free is None or 0 < free < 2**50
 
 

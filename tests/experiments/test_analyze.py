@@ -91,11 +91,11 @@ def depends_on_input(memory):
         (depends_on_input, "the weights of LimeRouter depend on its input"),
         (
             Memory.static_weights,
-            "LimeRouter does not tell its weights: override static_weights to return them, or to "
-            "raise DependsOnInput if only an input decides them",
+            "LimeRouter has no static_weights that analysis could read: override the method to "
+            "return them, or to raise DependsOnInput if they depend on the input",
         ),
     ],
-    ids=["depends", "untold"],
+    ids=["depends", "undefined"],
 )
 def test_routers_of_unknown_weights_are_left_out_with_the_reason(
     static_weights, reason, runs, tmp_path, folder, caplog, monkeypatch

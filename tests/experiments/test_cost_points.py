@@ -95,7 +95,7 @@ def test_options_may_come_before_the_presets(capsys):
 
 def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypatch):
     # Its processes take seconds; test_measuring.py has them.
-    monkeypatch.setattr(measuring, "peak", lambda *_: 10**6)
+    monkeypatch.setattr(measuring, "measure_peak_memory", lambda *_: 10**6)
     out, figure = tmp_path / "new" / "costs.json", tmp_path / "costs.svg"
     asked = ["costs", "tiny-aet-4", "--measure", "--layers", "1", "2", "--tokens", "8"]
     asked += ["--batch", "1", "--repeats", "2", "--out", str(out), "--figure", str(figure)]

@@ -92,7 +92,7 @@ def test_a_config_may_be_given_too(hub, place, by, ids):
     config = AutoConfig.from_pretrained(NAME, **where) if by == "object" else NAME
     for load in loaders(kind):
         if kind == "llama":
-            with pytest.raises(TypeError, match="by name, such as router"):
+            with pytest.raises(TypeError, match="differ by name, such as router"):
                 load(NAME, **where, config=config)
         elif by == "object" or load == LimeForCausalLM.from_pretrained:
             got = load(NAME, **where, config=config)(ids).logits
@@ -132,7 +132,7 @@ def test_a_subfolder_that_is_not_there_is_named(hub):
     load = loaders(kind)[0]
     with pytest.raises(OSError, match="absent is not a checkpoint"):
         load(folder, subfolder="absent")
-    with pytest.raises(OSError, match='holds no config.json; give subfolder=, one of "inner"'):
+    with pytest.raises(OSError, match='has no config.json; pass subfolder=, one of "inner"'):
         load(folder)
 
 

@@ -12,7 +12,7 @@ from layermem import LimeConfig, LimeForCausalLM
 from layermem.analysis.capture import capture
 from layermem.analysis.routing import head_heatmaps, mean_heatmap
 from layermem.config import Optim
-from layermem.models.memories import memories, plain_memories
+from layermem.models.memories import active_memories, unadapted_memories
 from layermem.models.seams import WeightsUnknown
 from layermem.train.optimizer import parameter_groups
 from layermem.variants.lime import Lime, LimeRouter
@@ -52,9 +52,9 @@ def adapted(base, ids):
 def test_one_memory_a_layer_in_order():
     model = make(LimeForCausalLM, LimeConfig(**TINY))
     expected = [layer.self_attn.memory for layer in model.model.layers]
-    assert memories(model) == plain_memories(model) == expected
-    assert memories(model.model.layers[2]) == expected[2:3]
-    assert memories(torch.nn.Linear(2, 2)) == []
+    assert active_memories(model) == unadapted_memories(model) == expected
+    assert active_memories(model.model.layers[2]) == expected[2:3]
+    assert active_memories(torch.nn.Linear(2, 2)) == []
 
 
 def test_the_memories_are_those_that_a_forward_calls(base, adapted, ids):
@@ -78,11 +78,11 @@ def test_the_memories_are_those_that_a_forward_calls(base, adapted, ids):
     for name in ("default", "other", "bare"):
         adapted.set_adapter(name)
         assert len(called()) == 3
-        assert memories(adapted)[1:] == called()
-    assert memories(adapted) == memories(adapted.get_base_model())
+        assert active_memories(adapted)[1:] == called()
+    assert active_memories(adapted) == active_memories(adapted.get_base_model())
     adapted.set_adapter("default")
     with adapted.disable_adapter():
-        assert memories(adapted)[1:] == called()
+        assert active_memories(adapted)[1:] == called()
         np.testing.assert_array_equal(mean_heatmap(adapted), mean_heatmap(base))
 
 

@@ -186,7 +186,7 @@ def test_the_error_says_whose_model_a_folder_holds(family, tmp_path):
     for cls in (LimeForCausalLM, LimeModel, PlainForCausalLM):
         with pytest.raises(ValueError, match=f"{named}.*{cls.__name__} loads 'layermem_") as error:
             cls.from_pretrained(tmp_path)
-        assert "takes no other family" in str(error.value)
+        assert "a LLaMA, no other family" in str(error.value)
         with pytest.raises(ValueError, match=f"takes a LLaMA checkpoint, got one of {named}"):
             cls.from_llama(tmp_path)
 
@@ -221,7 +221,7 @@ def test_names_may_be_mapped(saved, ids):
 def test_what_the_decoder_has_no_place_for_is_refused(name, saved):
     """It would have changed what the model computes, though no layer holds it."""
     edit_weights(saved, lambda w: w.update({name: torch.ones(32)}))
-    with pytest.raises(ValueError, match=f"1 weights .* no place for, such as {name}"):
+    with pytest.raises(ValueError, match=f"1 weights .* does not have, such as {name}"):
         LimeForCausalLM.from_pretrained(saved)
 
 
@@ -235,7 +235,9 @@ def test_from_llama_never_guesses_at_a_head(llama, tmp_path):
 
 def test_a_gguf_file_is_left_to_llama(saved):
     for load in (LimeForCausalLM.from_pretrained, LimeForCausalLM.from_llama):
-        with pytest.raises(ValueError, match="no GGUF file; load it with transformers' LlamaForC"):
+        with pytest.raises(
+            ValueError, match="does not load GGUF files; load it with transformers' Llama"
+        ):
             load(saved, gguf_file="model.gguf")
 
 
@@ -252,7 +254,7 @@ def test_a_missing_weight_is_refused(saved):
 
 
 def test_a_lime_checkpoint_is_no_plain_one(saved):
-    with pytest.raises(ValueError, match="3 weights that PlainForCausalLM has no place for"):
+    with pytest.raises(ValueError, match="3 weights that PlainForCausalLM does not have"):
         PlainForCausalLM.from_pretrained(saved)
 
 
@@ -309,7 +311,7 @@ def test_a_wrong_dtype_is_named(saved):
 def test_a_path_that_is_no_checkpoint_is_named(load, tmp_path):
     with pytest.raises(OSError, match=r"absent does not exist"):
         load(tmp_path / "absent")
-    with pytest.raises(OSError, match=r"holds no config.json"):
+    with pytest.raises(OSError, match=r"has no config.json"):
         load(tmp_path)
     (tmp_path / "file.bin").write_bytes(b"?")
     with pytest.raises(OSError, match=r"file.bin is a file"):
@@ -406,13 +408,13 @@ def test_loading_through_the_stub_does_not_copy_our_sources(saved, tmp_path):
 def test_from_llama_never_gives_weights_another_meaning(fields, llama, tmp_path):
     llama.save_pretrained(tmp_path)
     for source in (llama, tmp_path):
-        with pytest.raises(ValueError, match="its weights fit no other"):
+        with pytest.raises(ValueError, match="its weights cannot be used with another value"):
             LimeForCausalLM.from_llama(source, **fields)
 
 
 def test_ignored_sizes_are_no_other_heads(saved):
     other = {"num_attention_heads": 2, "head_dim": 16, "num_key_value_heads": 1}
-    with pytest.raises(ValueError, match="its weights fit no other"):
+    with pytest.raises(ValueError, match="its weights cannot be used with another value"):
         LimeForCausalLM.from_pretrained(saved, ignore_mismatched_sizes=True, **other)
 
 
@@ -433,7 +435,7 @@ def test_from_llama_takes_the_older_name_of_a_dtype(llama, tmp_path):
 
 
 def test_from_llama_takes_no_other_weights_than_the_llamas(llama):
-    with pytest.raises(TypeError, match="load a state_dict into that first"):
+    with pytest.raises(TypeError, match="no state_dict; load it into the LLaMA first"):
         LimeForCausalLM.from_llama(llama, state_dict=llama.state_dict())
 
 
@@ -462,9 +464,9 @@ def test_an_unknown_part_inside_the_decoder_is_refused(name, llama, saved, tmp_p
     llama.save_pretrained(tmp_path / "llama")
     edit_weights(saved, lambda w: w.update({name: torch.ones(32)}))
     edit_weights(tmp_path / "llama", lambda w: w.update({name: torch.ones(32)}))
-    with pytest.raises(ValueError, match=f"no place for, such as {name}"):
+    with pytest.raises(ValueError, match=f"does not have, such as {name}"):
         LimeForCausalLM.from_pretrained(saved)
-    with pytest.raises(ValueError, match=f"no place for, such as {name}"):
+    with pytest.raises(ValueError, match=f"does not have, such as {name}"):
         LimeForCausalLM.from_llama(tmp_path / "llama")
 
 

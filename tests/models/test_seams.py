@@ -11,8 +11,9 @@ from huggingface_hub.dataclasses import strict
 from tiny import TINY
 from torch import nn
 
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.decoder import Decoder
 from layermem.models.seams import (
     Connection,
     Memory,

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from layermem.ops.route import kernels
-from layermem.ops.route.triton import _sizes
+from layermem.ops.route.triton import _kernel_sizes
 
 TARGET = GPUTarget("cuda", 90, 32)
 # Shared memory of one block: what consumer cards give.
@@ -34,7 +34,7 @@ def kind(name, dtype, count):
 
 
 def built(kernel, dtype, heads, width, count):
-    constants = _sizes(torch.empty(1, heads, 1, width, dtype=dtype), heads)
+    constants = _kernel_sizes(torch.empty(1, heads, 1, width, dtype=dtype), heads)
     constants |= {"COUNT": count, **({"STARTS": False} if kernel is kernels.gather else {})}
     signature, values, aligned = {}, {}, {}
     for i, parameter in enumerate(kernel.params):

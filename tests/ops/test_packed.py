@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from layermem.ops.route import implementations, naive, store, using
 from layermem.ops.route import route as chosen_route
-from layermem.ops.route.packed import Packed
+from layermem.ops.route.packed import PackedBackend
 
 LAYERS, HEADS = 4, 3
 # Tokens enough for slots to be read one by one.
@@ -272,14 +272,14 @@ def test_uninitialised_memory_is_never_read(name, monkeypatch):
 
 def test_stored_slots_keep_their_numbers_and_shape():
     key, value = torch.randn(2, 2, HEADS, 7, 5)
-    slot = Packed().lay(key, value)
+    slot = PackedBackend().lay_out(key, value)
     assert torch.equal(slot[0], key) and torch.equal(slot[1], value)
     assert slot[0].transpose(0, 1).is_contiguous()
 
 
 def test_the_choice_of_implementation():
     assert implementations() == ["naive", "functional", "deferred", "triton"]
-    with pytest.raises(ValueError, match="'fast'; there are naive"), using("fast"):
+    with pytest.raises(ValueError, match="'fast'; choose one of naive"), using("fast"):
         pass
     with using("naive"):
         assert store(1, 2) == (1, 2)

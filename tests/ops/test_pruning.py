@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from layermem.ops.route.pruning import check, prune
+from layermem.ops.route.pruning import check_options, prune
 
 # Two heads, three slots; the absolute weights of the slots are 1, 6 and 3.
 WEIGHT = torch.tensor([[0.5, 0.0, -4.0, 1.0, 1.0, 0.0], [0.0, 0.5, 0.25, 0.75, 0.0, 2.0]])
@@ -68,9 +68,9 @@ def test_pruning_leaves_the_given_weight_alone():
 @pytest.mark.parametrize("keep", [0, 0.0, -1, 1.5, True, float("nan"), "all"])
 def test_a_share_or_a_number_is_asked_for(keep):
     with pytest.raises(ValueError, match="keep must be a share"):
-        check(keep, "layer")
+        check_options(keep, "layer")
 
 
 def test_layers_or_entries():
     with pytest.raises(ValueError, match='"layer" or "entry", got \'head\''):
-        check(0.5, "head")
+        check_options(0.5, "head")

@@ -105,7 +105,9 @@ def test_bad_input_is_named():
     slots, weight = random_slots(3)
     with pytest.raises(ValueError, match="at least one slot"):
         route([], weight)
-    with pytest.raises(ValueError, match=r"3 slots of 3 heads must be \[3, 9\], got \[3, 8\]"):
+    with pytest.raises(
+        ValueError, match=r"3 slots of 3 heads must have the shape \[3, 9\], got \[3, 8\]"
+    ):
         route(slots, weight[:, :8])
 
 

@@ -109,7 +109,7 @@ def test_slots_that_lie_otherwise(layout, device):
 def test_more_slots_than_one_launch_takes(device, monkeypatch):
     from layermem.ops.route import triton
 
-    monkeypatch.setattr(triton, "_MOST", 2)
+    monkeypatch.setattr(triton, "_MAX_SLOTS", 2)
     slots, weight, grads = inputs((7, 1, 2, 2, 5, 4), torch.bfloat16, device)
     exact = [[tensor.double() for tensor in slot] for slot in slots]
     expected = forward_and_gradients(
@@ -127,10 +127,10 @@ def test_a_gradient_in_several_pieces_and_blocks(tokens, pieces, device, monkeyp
     """Blocks of four rows: a piece of the router's gradient is summed over all that it has."""
     from layermem.ops.route import triton
 
-    monkeypatch.setattr(triton, "_TILE", 1024)
-    monkeypatch.setattr(triton, "_PIECES", pieces)
+    monkeypatch.setattr(triton, "_TILE_BYTES", 1024)
+    monkeypatch.setattr(triton, "_MAX_PIECES", pieces)
     slots, weight, grads = inputs((3, 2, 3, 3, tokens, 4), torch.float32, device)
-    assert triton._sizes(slots[0][0], 3)["BLOCK"] == 4
+    assert triton._kernel_sizes(slots[0][0], 3)["BLOCK"] == 4
     expected = forward_and_gradients("naive", slots, weight, grads, stored=True)
     got = forward_and_gradients("triton", slots, weight, grads, stored=True)
     assert_close(got, [tensor.double() for tensor in expected], torch.float32)
@@ -163,8 +163,8 @@ def test_memory_beyond_the_slots_is_neither_read_nor_written(device):
     before = pool.clone()
     out = triton._gather(weight, slots)
     grads = [torch.randn_like(x) for x in out]
-    triton._spread(weight.view(heads, 2, heads).permute(1, 2, 0), triton._kernels.flat(grads))
-    triton._gram(triton._kernels.flat(grads), slots)
+    triton._spread(weight.view(heads, 2, heads).permute(1, 2, 0), triton._backend.flatten(grads))
+    triton._gram(triton._backend.flatten(grads), slots)
     torch.testing.assert_close(pool, before, rtol=0, atol=0, equal_nan=True)
     assert all(x.isfinite().all() for x in out)
     expected = naive.route(slots, weight)
@@ -236,11 +236,11 @@ def test_without_triton_it_is_said_and_matrix_products_do_it(monkeypatch):
     class OnAGpu:
         is_cuda, dtype = True, torch.bfloat16
 
-    with pytest.warns(UserWarning, match="falls back to matrix products.*pip install triton"):
-        assert room._name_for(OnAGpu()) == "deferred"
+    with pytest.warns(UserWarning, match="uses matrix products.*pip install triton"):
+        assert room._choose(OnAGpu()) == "deferred"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert room._name_for(torch.zeros(1, dtype=torch.bfloat16)) == "deferred"
+        assert room._choose(torch.zeros(1, dtype=torch.bfloat16)) == "deferred"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")

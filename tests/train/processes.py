@@ -18,7 +18,7 @@ from layermem.config import Task
 from layermem.evals.generation import greedy, shared_greedy
 from layermem.evals.solving import attempt, evaluate
 from layermem.models import registry as registry_of_models
-from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.tasks import registry
 from layermem.train.run import train
 from layermem.train.sharded import ShardedTrainer

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from layermem.config import Task
-from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.train import sequence_loss
 from layermem.train.run import train
 from layermem.train.sequence_loss import choose_loss_chunk

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from layermem.models.memories import memories
+from layermem.models.memories import active_memories
 
 Kind = Literal["hidden", "values", "routed"]
 KINDS: tuple[Kind, ...] = ("hidden", "values", "routed")
@@ -105,7 +105,7 @@ def _register_hooks(
         yield layer.register_forward_hook(copy_hidden)
     if not {"values", "routed"} & set(kinds):
         return
-    memory = next(iter(memories(layer)), None)
+    memory = next(iter(active_memories(layer)), None)
     if memory is not None:
         # A memory is called with (query, key, value, slots) and returns (key, value).
         def copy_values_and_routed(module: nn.Module, inputs: Any, output: Any) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from layermem.models.memories import plain_memories
-from layermem.models.seams import OwnLayer
+from layermem.models.memories import unadapted_memories
+from layermem.models.seams import OwnLayerMemory
 from layermem.results.analysis import Circuit, Reading
 
 
@@ -77,7 +77,7 @@ def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Ci
 @torch.no_grad()
 def _weight_sizes(model: nn.Module) -> np.ndarray:
     """Return [L, R, L]: absolute weights, averaged over source heads."""
-    memories = plain_memories(model)
+    memories = unadapted_memories(model)
     if not memories:
         raise ValueError(
             f"{type(model).__name__} has no memories: expected a model of this library"
@@ -85,7 +85,7 @@ def _weight_sizes(model: nn.Module) -> np.ndarray:
     depth = len(memories)
     by_layer: list[np.ndarray] = []
     for layer, memory in enumerate(memories):
-        if isinstance(memory, OwnLayer):
+        if isinstance(memory, OwnLayerMemory):
             by_layer.append(np.eye(depth)[layer : layer + 1])
             continue
         sources, weights = memory.static_weights()

@@ -1,4 +1,4 @@
-"""What an architecture costs: parameters, FLOPs, time, memory.
+"""Parameters, FLOPs, step time and peak memory of the variants.
 
-It does not know: what it is worth.
+It does not know: training runs, how well a model does.
 """

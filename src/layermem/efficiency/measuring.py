@@ -1,8 +1,9 @@
-"""Time and memory of a training step, as ratios that hold on a shared machine.
+"""Measurements of a training step's time and peak memory, comparable also on a shared machine.
 
-What is compared runs in one process, in turn, after a warm-up; medians count. On a CPU the clock is
-the process's own time on one thread, which other people's load does not touch; on a GPU it is the
-device's wall time. Peak memory is taken in a process of its own for each.
+The models run in one process, one step of each in every round; the first rounds are a warm-up, and
+the median of the others counts. On a CPU the time is the CPU time of the process on one thread,
+which does not depend on other processes; on a GPU it is wall time. The peak memory of each model is
+measured in a new process.
 
 It does not know: any particular variant, tables.
 """
@@ -21,25 +22,25 @@ from typing import Any, Literal
 
 import torch
 
-from layermem.models.counting import parameters
+from layermem.models.counting import count_parameters
 from layermem.models.registry import build, lookup
 from layermem.results.costs import Measurement, Mode, Precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One training step: what a model is fed, and how it is carried out."""
+    """The input of a training step, and how the step is computed."""
 
     batch: int
-    """Sequences."""
+    """Number of sequences."""
     tokens: int
-    """Tokens of each."""
+    """Tokens of each sequence."""
     device: str = "cpu"
-    """Where it runs."""
+    """Device of the model."""
     precision: Precision = "float32"
-    """Arithmetic; parameters are float32 in both."""
+    """Precision of the computation; parameters are float32 in both."""
     mode: Mode = "eager"
-    """Eager, or how torch.compile is asked."""
+    """Eager, or the mode of torch.compile."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "tokens"):
@@ -47,77 +48,82 @@ class Shape:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-Model = tuple[str, Mapping[str, Any]]
-"""A variant and the fields of its config."""
+ModelSpec = tuple[str, Mapping[str, Any]]
+"""A variant's name and the fields of its config."""
 
 
-def measure(models: Mapping[str, Model], shape: Shape, repeats: int = 9) -> dict[str, Measurement]:
-    """Measure training steps (forward, backward, AdamW) of new models, side by side."""
+def measure(
+    models: Mapping[str, ModelSpec], shape: Shape, repeats: int = 9
+) -> dict[str, Measurement]:
+    """Measure training steps (forward, backward, AdamW) of newly built models."""
     if repeats < 2:
-        raise ValueError(f"repeats must be at least 2, got {repeats}: a median wants several")
-    _check_room(models, shape.device)
+        raise ValueError(f"repeats must be at least 2, for quartiles, got {repeats}")
+    _check_memory(models, shape.device)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        # What was compiled before is another shape or mode.
+        # Drop what was compiled for another shape or mode.
         torch.compiler.reset()
-        steps = {name: training_step(model, shape) for name, model in models.items()}
-        seconds = in_turn(steps, repeats, shape.device, warm_up=1 if shape.mode == "eager" else 3)
+        steps = {name: make_training_step(model, shape) for name, model in models.items()}
+        seconds = time_interleaved(
+            steps, repeats, shape.device, warm_up=1 if shape.mode == "eager" else 3
+        )
     finally:
         torch.set_num_threads(threads)
-    # Their memory is for those that follow, each in a process of its own.
+    # Free their memory for the processes that measure the peaks.
     del steps
     gc.collect()
     if shape.device != "cpu":
         torch.cuda.empty_cache()
-    found = {}
+    measurements = {}
     for name, model in models.items():
         low, middle, high = statistics.quantiles(seconds[name], n=4, method="inclusive")
-        found[name] = Measurement(seconds=middle, low=low, high=high, peak=peak(model, shape))
-    return found
+        peak = measure_peak_memory(model, shape)
+        measurements[name] = Measurement(seconds=middle, low=low, high=high, peak=peak)
+    return measurements
 
 
-def _check_room(models: Mapping[str, Model], device: str) -> None:
-    """Refuse what would not fit: all models at once, with gradients and AdamW's two moments."""
+def _check_memory(models: Mapping[str, ModelSpec], device: str) -> None:
+    """Raise ``ValueError`` if all models with gradients and AdamW's two moments do not fit."""
     needed = 0
     for variant, fields in models.values():
         entry = lookup(variant)
-        needed += 16 * parameters(entry.config(**fields), entry.variant)
-    free = _free(device)
+        needed += 16 * count_parameters(entry.config(**fields), entry.variant)
+    free = _free_memory(device)
     if free is not None and needed > free:
         raise ValueError(
-            f"weights, gradients and optimiser of {', '.join(models)} take {needed / 1e9:.3g} GB, "
-            f"{free / 1e9:.3g} GB are free; take a smaller preset or fewer --layers, or a machine "
-            "with more memory"
+            f"weights, gradients and optimiser states of {', '.join(models)} need "
+            f"{needed / 1e9:.3g} GB, but {free / 1e9:.3g} GB are free; choose a smaller preset or "
+            "fewer --layers, or a machine with more memory"
         )
 
 
-def _free(device: str) -> int | None:
-    """Return the bytes that are free; None: the system does not say."""
+def _free_memory(device: str) -> int | None:
+    """Return the number of free bytes; None where the system does not report it."""
     if device != "cpu":
         return int(torch.cuda.mem_get_info()[0])
-    told = Path("/proc/meminfo")
-    if not told.exists():
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
         return None
-    lines = told.read_text(encoding="ascii").splitlines()
-    found = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return 1024 * found[0] if found else None
+    lines = meminfo.read_text(encoding="ascii").splitlines()
+    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * kilobytes[0] if kilobytes else None
 
 
-def training_step(model: Model, shape: Shape) -> Callable[[], None]:
-    """Return a step of a new model, to be called again and again."""
-    variant, fields = model
+def make_training_step(spec: ModelSpec, shape: Shape) -> Callable[[], None]:
+    """Build a model and return a function that takes one training step of it."""
+    variant, fields = spec
     torch.manual_seed(0)
-    made = build(variant, **fields).to(shape.device)
-    ids = torch.randint(made.config.vocab_size, (shape.batch, shape.tokens), device=shape.device)
-    optimiser = torch.optim.AdamW(made.parameters(), lr=1e-4)
-    run: Any = made if shape.mode == "eager" else torch.compile(made, mode=shape.mode)
+    model = build(variant, **fields).to(shape.device)
+    ids = torch.randint(model.config.vocab_size, (shape.batch, shape.tokens), device=shape.device)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    forward: Any = model if shape.mode == "eager" else torch.compile(model, mode=shape.mode)
     kind = torch.device(shape.device).type
 
     def step() -> None:
         half = shape.precision == "bfloat16"
         with torch.autocast(kind, torch.bfloat16) if half else nullcontext():
-            loss = run(input_ids=ids, labels=ids, use_cache=False).loss
+            loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -125,53 +131,52 @@ def training_step(model: Model, shape: Shape) -> Callable[[], None]:
     return step
 
 
-def in_turn(
+def time_interleaved(
     steps: Mapping[str, Callable[[], None]], repeats: int, device: str, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Run each step once a round; return seconds, the warm-up's rounds left out."""
+    """Run each step once in every round; return the seconds of the rounds after the warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(repeats + warm_up):
         for name, step in steps.items():
-            start = clock(device)
+            start = read_clock(device)
             step()
-            seconds[name].append(clock(device) - start)
+            seconds[name].append(read_clock(device) - start)
     return {name: values[warm_up:] for name, values in seconds.items()}
 
 
-def clock(device: str) -> float:
-    """Return seconds by the clock that counts on this device."""
+def read_clock(device: str) -> float:
+    """Return seconds: CPU time of the process, or on a GPU wall time after its work is done."""
     if device == "cpu":
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
 
 
-def peak(model: Model, shape: Shape) -> int | None:
-    """Return the bytes a model, its optimiser and its second step take at the peak.
+def measure_peak_memory(model: ModelSpec, shape: Shape) -> int | None:
+    """Return the peak bytes of a model, its optimiser and its second step, in a new process.
 
-    The first step makes the optimiser's state. In a process of its own: what others left behind
-    does not count.
+    The first step creates the optimiser's state. None where the system does not report a peak.
     """
-    if shape.device == "cpu" and not _says_peak():
+    if shape.device == "cpu" and not _can_measure_peak():
         return None
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_peak, model, shape).result()
+        return pool.submit(_peak_memory_of_step, model, shape).result()
 
 
-def _peak(model: Model, shape: Shape) -> int:
+def _peak_memory_of_step(model: ModelSpec, shape: Shape) -> int:
     torch.set_num_threads(1)
-    # What a first operator brings in is not the model's.
+    # Memory that torch allocates at its first backward does not count as the model's.
     torch.ones(8, 8, device=shape.device, requires_grad=True).sum().backward()
-    before = held(shape.device, "now")
-    step = training_step(model, shape)
+    before = read_memory(shape.device, "now")
+    step = make_training_step(model, shape)
     step()
-    held(shape.device, "now")
+    read_memory(shape.device, "now")
     step()
-    return held(shape.device, "peak") - before
+    return read_memory(shape.device, "peak") - before
 
 
-def held(device: str, when: Literal["now", "peak"]) -> int:
-    """Return the bytes held now (which starts a new peak) or at the peak since."""
+def read_memory(device: str, when: Literal["now", "peak"]) -> int:
+    """Return the bytes in use now, and restart the peak; or the peak since then."""
     if device != "cpu":
         if when == "now":
             torch.cuda.reset_peak_memory_stats()
@@ -182,13 +187,13 @@ def held(device: str, when: Literal["now", "peak"]) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def machine(device: str) -> str:
-    """Say what ran this."""
+def describe_machine(device: str) -> str:
+    """Return the kind of device and the version of torch, for captions."""
     where = f"{platform.machine()} CPU, 1 thread"
     if device != "cpu":
         where = torch.cuda.get_device_name(device)
     return f"{where}; torch {torch.__version__}"
 
 
-def _says_peak() -> bool:
+def _can_measure_peak() -> bool:
     return Path("/proc/self/clear_refs").exists()

@@ -21,7 +21,7 @@ from layermem.analysis.occurrences import Occurrence
 from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem.analysis.separability import separability
 from layermem.experiments.analyze_checkpoints import Checkpoint
-from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.seams import WeightsUnknown
 from layermem.results.analysis import (
     AnalysisOptions,

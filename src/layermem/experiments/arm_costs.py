@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from layermem.config import Run
-from layermem.efficiency.measuring import Model
+from layermem.efficiency.measuring import ModelSpec
 from layermem.experiments import presets
 from layermem.experiments.cost_points import count_point
 from layermem.experiments.model_sizes import SIZES, model_sizes, resized, saved_sizes
@@ -23,7 +23,7 @@ _WIDTH_FACTORS = (1, 2, 4, 8)
 
 def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     """Return closed-form costs of the arms at their sizes, and of the first size's at others."""
-    models: dict[str, Model] = {}
+    models: dict[str, ModelSpec] = {}
     arms_by_size: dict[tuple[Any, ...], list[str]] = {}
     for arm, (run, folder) in arms.items():
         with naming_damage(folder):

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from layermem.config import Model as ModelConfig
 from layermem.efficiency.costs import COUNTINGS, cost
-from layermem.efficiency.measuring import Model, Shape, machine, measure
+from layermem.efficiency.measuring import ModelSpec, Shape, describe_machine, measure
 from layermem.experiments import presets
 from layermem.experiments.arms import parse_arms
 from layermem.experiments.model_sizes import model_sizes, resized
@@ -68,7 +68,7 @@ def count_costs(
         costs = replace(
             costs,
             points=tuple(replace(p, measured=m) for p, m in zip(points, measured, strict=True)),
-            machine=machine(device),
+            machine=describe_machine(device),
             precision=precision,
             batch=measuring.batch,
             repeats=measuring.repeats,
@@ -79,7 +79,7 @@ def count_costs(
     return costs
 
 
-def count_point(preset: str, models: Mapping[str, Model], tokens: int) -> CostPoint:
+def count_point(preset: str, models: Mapping[str, ModelSpec], tokens: int) -> CostPoint:
     """Return closed-form costs of models of one size on one sequence of ``tokens``."""
     counted = {}
     for name, (variant, fields) in models.items():
@@ -108,13 +108,13 @@ def _models_at_sizes(
     tokens: int | None,
     layers: Sequence[int],
     widths: Sequence[int],
-) -> Iterator[tuple[str, dict[str, Model], int]]:
+) -> Iterator[tuple[str, dict[str, ModelSpec], int]]:
     """Yield preset, models and tokens of a sequence at every size."""
     for preset in names:
         fields, length = model_sizes(presets.lookup(preset))
         for depth in layers or (None,):
             for width in widths or (None,):
-                models: dict[str, Model] = {
+                models: dict[str, ModelSpec] = {
                     arm: (
                         variant,
                         resized(fields, depth, width)
@@ -126,7 +126,7 @@ def _models_at_sizes(
 
 
 def _measure_all(
-    models_and_tokens: Sequence[tuple[Mapping[str, Model], int]],
+    models_and_tokens: Sequence[tuple[Mapping[str, ModelSpec], int]],
     measuring: MeasuringOptions,
     device: str,
     precision: Precision,

@@ -1,4 +1,4 @@
-"""One LLaMA-shaped decoder with two seams, and the registry of the variants that fill them.
+"""The decoder with its two seams, how it is configured and loaded, and the registry of variants.
 
 It does not know: any particular variant.
 """

@@ -1,4 +1,4 @@
-"""The decoder's config: the fields of a LLaMA, under the same names and with the same defaults.
+"""``DecoderConfig``: the fields of a LLaMA's config, with the same names and defaults.
 
 It does not know: what a variant adds.
 """
@@ -13,7 +13,8 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-# Fields that may come as None and are filled in at once: never None to a reader.
+# Types of fields that may be given as None and are filled in by ``__post_init__``. Type checkers
+# see Any, so that readers of the fields need not check for None.
 if TYPE_CHECKING:
     FilledInt = Any
     FilledFloat = Any
@@ -23,7 +24,7 @@ else:
     FilledFloat = int | float | None
     FilledDict = dict | None
 
-# Saved beside the weights, so that a reader without the package learns what is missing.
+# A module saved beside the weights, whose import error names the missing package.
 STUB_NAME = "modeling_layermem"
 _STUB = '''"""This checkpoint is a layermem model. Its classes live in the package of that name."""
 
@@ -38,11 +39,12 @@ except ImportError as error:
 
 @strict
 class DecoderConfig(PreTrainedConfig):
-    """What every variant's decoder is made of."""
+    """The fields that the configs of all variants have."""
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
-    # Fields that fix the meaning of the weights, where shapes alone do not: two heads of width 8
-    # and one of width 16 look alike. A checkpoint is never loaded under other values.
+    # Fields without which the weights cannot be interpreted, even where their shapes agree: two
+    # heads of width 8 and one of width 16 have weights of one shape. Loading a checkpoint with
+    # another value of one of them is refused.
     shape_fields: ClassVar[tuple[str, ...]] = (
         "num_hidden_layers",
         "num_attention_heads",
@@ -51,8 +53,9 @@ class DecoderConfig(PreTrainedConfig):
         "hidden_size",
         "intermediate_size",
     )
-    # What processes share by tensor parallelism. Seams are handed whole heads and whole widths, so
-    # this is right whatever a variant does there; one that needs no whole heads may share more.
+    # The tensor-parallel plan. It gathers heads before the seams, which therefore see all heads and
+    # whole widths in every variant. A variant whose memory treats each head alone may override it
+    # to shard attention too, as the plain decoder does.
     base_model_tp_plan: ClassVar[dict[str, str]] = {
         "layers.*.self_attn.q_proj": "colwise_gather_output",
         "layers.*.self_attn.k_proj": "colwise_gather_output",
@@ -62,9 +65,9 @@ class DecoderConfig(PreTrainedConfig):
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
     }
-    # Tools read it (TRL does), so it is there; empty, for in memory the classes are at hand.
+    # TRL and others read this attribute. It has entries in saved files only.
     auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    # Auto class -> model class name, filled in by `registry.register`.
+    # Auto class -> model class name, set by `registry.declare`.
     auto_classes: ClassVar[dict[str, str]] = {}
 
     vocab_size: int = 32000
@@ -82,15 +85,15 @@ class DecoderConfig(PreTrainedConfig):
     head_dim: FilledInt = None
     """Width E of one head; None means hidden_size / num_attention_heads."""
     hidden_act: str = "silu"
-    """Activation of the mlp's gate."""
+    """Activation function of the mlp's gate."""
     max_position_embeddings: int = 2048
-    """Longest sequence the positions were made for."""
+    """Longest sequence that the position embeddings are meant for."""
     initializer_range: float = 0.02
     """Standard deviation of the initial linear and embedding weights."""
     rms_norm_eps: float = 1e-6
-    """Added to the mean square inside every norm."""
+    """Epsilon of the norms, added to the mean square."""
     use_cache: bool = True
-    """Whether a forward outside training keeps keys and values for the next token."""
+    """Whether a forward outside training returns a cache of keys and values."""
     pad_token_id: int | None = None
     """Id of the padding token."""
     bos_token_id: int | None = 1
@@ -100,7 +103,7 @@ class DecoderConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
     """Whether the output head shares the embedding's weights."""
     rope_parameters: FilledDict = None
-    """Rope's base and scaling as transformers spells them, e.g. {"rope_type": "llama3", ...}."""
+    """Base and scaling of rope in transformers' form, e.g. {"rope_type": "llama3", ...}."""
     attention_bias: bool = False
     """Whether q, k, v and o projections have biases."""
     attention_dropout: FilledFloat = 0.0
@@ -120,12 +123,12 @@ class DecoderConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         self.attention_dropout = self.attention_dropout or 0.0
         check_dtype(self.dtype)
-        # Written anew at every save: a stale map would name another package version's classes.
+        # `save_pretrained` writes it anew; a loaded one may name classes of another version.
         kwargs.pop("auto_map", None)
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Check that the sizes make a decoder."""
+        """Raise ``ValueError`` if the sizes are not those of a decoder."""
         sizes = (
             "vocab_size",
             "hidden_size",
@@ -142,40 +145,42 @@ class DecoderConfig(PreTrainedConfig):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
-                f"num_key_value_heads ({self.num_key_value_heads}); every key-value head "
-                "serves the same number of query heads"
+                f"num_key_value_heads ({self.num_key_value_heads}); every key-value head must "
+                "have the same number of query heads"
             )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even, for rope turns pairs; got {self.head_dim}")
+            raise ValueError(
+                f"head_dim must be even, because rope rotates pairs; got {self.head_dim}"
+            )
         if not 0 <= self.initializer_range <= 1:
             raise ValueError(f"initializer_range must be in [0, 1], got {self.initializer_range}")
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
 
     def validate_attention_span(self) -> None:
-        """Refuse fields after which transformers' caches forget tokens that attention reads."""
+        """Raise ``ValueError`` for fields that make transformers' caches drop tokens."""
         spans = {n: getattr(self, n, None) for n in ("sliding_window", "attention_chunk_size")}
         kinds = set(getattr(self, "layer_types", None) or ()) - {"full_attention"}
         spans["layer_types"] = sorted(kinds) or None
         for name, value in spans.items():
             if value is not None:
                 raise ValueError(
-                    f"{name}={value}: every layer here attends to all earlier tokens, as a LLaMA's "
-                    "does, while transformers' cache would drop some in generation; delete "
+                    f"{name}={value} is not supported: every layer attends to all earlier tokens, "
+                    "but transformers' cache would drop some of them during generation; remove "
                     f"{name} from the config"
                 )
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> None:
-        """Save as transformers does, with an ``auto_map`` and the stub it points to."""
+        """Save as transformers does, with an ``auto_map`` and the module that it names."""
         cls = type(self)
         names = {"AutoConfig": cls.__name__, **self.auto_classes}
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         stub = _STUB.format(module=cls.__module__, names=", ".join(sorted(names.values())))
         (folder / f"{STUB_NAME}.py").write_text(stub, encoding="utf-8")
-        # In the file alone.
+        # Set while the file is written only.
         self.__dict__["auto_map"] = {auto: f"{STUB_NAME}.{name}" for auto, name in names.items()}
         try:
             super().save_pretrained(save_directory, *args, **kwargs)
@@ -184,15 +189,15 @@ class DecoderConfig(PreTrainedConfig):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
-        """Do nothing: transformers would copy our source files into every saved folder."""
+        """Do nothing: otherwise transformers would copy our source files into every checkpoint."""
 
 
 def check_dtype(dtype: Any) -> None:
-    """Raise if ``dtype`` is a string that names no floating dtype of torch."""
+    """Raise ``ValueError`` if ``dtype`` is a string that names no floating dtype of torch."""
     if not isinstance(dtype, str) or dtype == "auto":
         return
-    found = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    named = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(named, torch.dtype) or not named.is_floating_point:
         raise ValueError(
             f"dtype {dtype!r} is not a floating dtype of torch; "
             'try "float32", "bfloat16" or "float16"'

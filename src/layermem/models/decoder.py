@@ -1,30 +1,36 @@
-"""The decoder, written once for every variant: its layers, its two seams, and the causal LM.
+"""The decoder that all variants share: attention, layers, and the loop over them.
+
+The forward of one layer, with the parts that a variant may replace marked:
+
+    x = connection.read(state, norm)                variant
+    q, k, v = projections of x
+    own slot = store(k, v)                          variant
+    k, v = memory(q, k, v, slots of sources + own)  variant; before rope
+    q, k = rope(q), rope(k); the cache; attention; o_proj -> y
+    state = connection.write(carry, y)              variant
+    ... and read, mlp, write once more
 
 Letters: L layers, B batch, T tokens, D width, H query heads, G key-value heads, E head width.
 It does not know: any particular variant, files, training.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.generation import GenerationMixin
-from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import logging
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding, attend
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Variant
-from layermem.ops.loss import IGNORED, chunked
 from layermem.ops.rope import rotate
 from layermem.ops.route import Slot
 
@@ -32,7 +38,7 @@ logger = logging.get_logger(__name__)
 
 
 class Attention(nn.Module):
-    """Attention over time, on the keys and values its memory hands it."""
+    """Attention over the keys and values that the layer's memory returns."""
 
     def __init__(self, config: DecoderConfig, variant: type[Variant[Any]], layer_idx: int) -> None:
         super().__init__()
@@ -63,12 +69,14 @@ class Attention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor | None, ...]:
-        """Return (output, attention weights or None, *the own slot)."""
-        for_q, for_k, for_v = x if isinstance(x, tuple) else (x, x, x)
-        query = self._heads(self.q_proj(for_q))
-        own = self.store(self._heads(self.k_proj(for_k)), self._heads(self.v_proj(for_v)))
+        """Return (output, attention weights or None, *key and value of the own slot)."""
+        query_input, key_input, value_input = x if isinstance(x, tuple) else (x, x, x)
+        query = self._split_heads(self.q_proj(query_input))
+        own_slot = self.store(
+            self._split_heads(self.k_proj(key_input)), self._split_heads(self.v_proj(value_input))
+        )
 
-        key, value = self.memory(query, *own, (*slots, own))
+        key, value = self.memory(query, *own_slot, (*slots, own_slot))
         query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
@@ -85,18 +93,19 @@ class Attention(nn.Module):
             **kwargs,
         )
         y = self.o_proj(y.reshape(*y.shape[:2], -1).contiguous())
-        return y, weights, *own
+        return y, weights, *own_slot
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, T, heads * E] -> [B, heads, T, E], token major in memory."""
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """Return x [B, T, heads * E] as a view [B, heads, T, E]."""
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class DecoderLayer(GradientCheckpointingLayer):
     """One layer: attention and mlp, each read from the stream and written back to it.
 
-    Flat tensors in, flat tensors out: a re-run of the layer (activation checkpointing) must find
-    nothing changed, and re-entrant checkpointing sees only tensors passed by position.
+    Its inputs and outputs are tensors passed by position, and it changes none of them: gradient
+    checkpointing runs a layer twice on the same inputs, and its re-entrant form finds the tensors
+    that need gradients among the positional arguments only, not inside tuples.
     """
 
     def __init__(
@@ -109,7 +118,8 @@ class DecoderLayer(GradientCheckpointingLayer):
     ) -> None:
         super().__init__()
         self.layer_idx = layer_idx
-        # Which slots it reads and whether its own is read: `Decoder.wire` says.
+        # The layers whose slots it reads, and whether a later layer reads its own: set by
+        # `Decoder.update_sources`.
         self.sources: tuple[int, ...] = ()
         self.is_source = False
         self.stream_grows = stream_grows
@@ -121,27 +131,34 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.mlp_connection = variant.connection(config, layer_idx, "mlp")
 
     def forward(self, x: Tensor, *history: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
-        """Run the layer on (x, *rest of the state, *keys and values of ``sources``, flat).
+        """Run the layer on (*state, *slots of ``sources``), all as single tensors.
 
-        Returns (x, *rest of the state), of a growing state only what is new, followed by the own
-        key and value if a later layer reads them. ``kwargs`` are attention's.
+        Returns (*state, *own slot). Of a state that grows (``Stream.grows``) only the first tensor
+        and the new ones are returned, and of the own slot nothing unless a later layer reads it.
+        ``kwargs`` are those of attention.
+
+        An example: layer 2 of LIMe is called with (x, k_0, v_0, k_1, v_1), where x is the whole
+        state, and returns (x, k_2, v_2).
         """
         n_state = len(history) - 2 * len(self.sources)
         state = (x, *history[:n_state])
         slots = tuple(zip(history[n_state::2], history[n_state + 1 :: 2], strict=True))
 
         inputs, carry = self.attn_connection.read(state, self.input_layernorm)
-        y, _, *slot = self.self_attn(inputs, slots, **kwargs)
+        y, _, *own_slot = self.self_attn(inputs, slots, **kwargs)
         state = self.attn_connection.write(carry, y)
 
         inputs, carry = self.mlp_connection.read(state, self.post_attention_layernorm)
         x, *new = self.mlp_connection.write(carry, self.mlp(inputs))
         new = new[n_state:] if self.stream_grows else new
-        return (x, *new, *slot) if self.is_source else (x, *new)
+        return (x, *new, *own_slot) if self.is_source else (x, *new)
 
 
 class Decoder(PreTrainedDecoder):
-    """Token ids to hidden states [B, T, D]. Owns the buffer: the slots of one forward."""
+    """Token ids to hidden states [B, T, D].
+
+    Its forward owns the buffer: the slots of one forward, each kept while a later layer reads it.
+    """
 
     _can_record_outputs = {"hidden_states": DecoderLayer, "attentions": Attention}
 
@@ -158,19 +175,23 @@ class Decoder(PreTrainedDecoder):
         self.rotary_emb = RotaryEmbedding(config)
         self.stream = stream
         self.gradient_checkpointing = False
-        self.wire()
+        self.update_sources()
         self.post_init()
 
-    def wire(self) -> None:
-        """Take from the config which slots each layer reads; a slot is kept while one will."""
+    def update_sources(self) -> None:
+        """Set which slots each layer reads and when each is freed, from ``variant.sources``.
+
+        To be called again when the config has changed what ``sources`` returns.
+        """
         layers = cast("Sequence[DecoderLayer]", self.layers)
         last_reader: dict[int, int] = {}
         for i, layer in enumerate(layers):
             layer.sources = self.variant.sources(self.config, i)
             last_reader.update(dict.fromkeys(layer.sources, i))
-        self._last_reads: list[list[int]] = [[] for _ in layers]
+        # For each layer, the slots that no layer after it reads.
+        self._slots_to_free: list[list[int]] = [[] for _ in layers]
         for j, i in last_reader.items():
-            self._last_reads[i].append(j)
+            self._slots_to_free[i].append(j)
         for j, layer in enumerate(layers):
             layer.is_source = j in last_reader
 
@@ -194,7 +215,7 @@ class Decoder(PreTrainedDecoder):
             start = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = torch.arange(embeds.shape[1], device=embeds.device)[None] + start
 
-        shared = {
+        layer_kwargs = {
             "attention_mask": create_causal_mask(
                 config=self.config,
                 inputs_embeds=embeds,
@@ -209,13 +230,15 @@ class Decoder(PreTrainedDecoder):
         }
         state = self.stream.begin(embeds)
         buffer: dict[int, list[Tensor]] = {}
-        # Assisted generation shortens the model by lowering num_hidden_layers for a while.
+        # A loop over num_hidden_layers: assisted generation lowers it to leave out the last layers.
         for layer in cast("list[DecoderLayer]", self.layers[: self.config.num_hidden_layers]):
-            x, *new = layer(*state, *(t for j in layer.sources for t in buffer[j]), **shared)
+            x, *new = layer(
+                *state, *(tensor for j in layer.sources for tensor in buffer[j]), **layer_kwargs
+            )
             if layer.is_source:
                 *new, key, value = new
                 buffer[layer.layer_idx] = [key, value]
-            for j in self._last_reads[layer.layer_idx]:
+            for j in self._slots_to_free[layer.layer_idx]:
                 del buffer[j]
             state = (x, *state[1:], *new) if self.stream.grows else (x, *new)
 
@@ -226,125 +249,12 @@ class Decoder(PreTrainedDecoder):
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             got = "neither" if input_ids is None else "both"
-            raise ValueError(f"give exactly one of input_ids and inputs_embeds, got {got}")
+            raise ValueError(f"expected exactly one of input_ids and inputs_embeds, got {got}")
         embeds = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         longest = self.config.max_position_embeddings
         if embeds.shape[1] > longest and not torch.compiler.is_compiling():
             logger.warning_once(
                 f"a sequence of {embeds.shape[1]} tokens is longer than max_position_embeddings "
-                f"({longest}), the range the positions were made for; expect worse predictions"
+                f"({longest}); predictions beyond that position get worse"
             )
         return embeds
-
-
-@dataclass
-class LossOutput(CausalLMOutputWithPast):
-    """What there is without logits."""
-
-    token_losses: Tensor | None = None
-    """The loss of each token [B, T], without gradients; zero where there is no label after it."""
-
-
-class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
-    """A decoder with a head over the vocabulary. A variant's subclass names the decoder."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _tp_plan = {"lm_head": "colwise_gather_output"}
-    _fsdp_plan = {"lm_head": "keep_full_weight"}
-    decoder_class: type[Decoder]
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config)
-        self.model = self.decoder_class(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        loss_chunk: int = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Return logits, and the loss where labels are given; see transformers for the rest.
-
-        ``loss_chunk``, with labels: the loss is computed for so many tokens at a time, and there
-        are no logits (``LossOutput``).
-        """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        if labels is not None and loss_chunk:
-            return self._loss(outputs, labels, loss_chunk, **kwargs)
-        logits = self.lm_head(_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
-            )
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-    def _loss(
-        self,
-        outputs: BaseModelOutputWithPast,
-        labels: Tensor,
-        chunk: int,
-        *,
-        num_items_in_batch: Tensor | int | None = None,
-        shift_labels: Tensor | None = None,
-        ignore_index: int = IGNORED,
-        **_: Any,
-    ) -> LossOutput:
-        """Return transformers' loss of a causal model without holding all logits."""
-        if self.loss_function is not ForCausalLMLoss or ignore_index != IGNORED:
-            raise TypeError(
-                "loss_chunk computes transformers' loss of a causal model, and here is another "
-                f"loss_function or ignore_index ({ignore_index}); leave loss_chunk out"
-            )
-        if type(self.lm_head) is not nn.Linear:
-            raise TypeError(
-                f"loss_chunk multiplies with the weights of lm_head itself, which is a "
-                f"{type(self.lm_head).__name__}, not a Linear; leave loss_chunk out"
-            )
-        x = outputs.last_hidden_state
-        if shift_labels is None:
-            shift_labels = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        wanted = shift_labels.to(x.device)
-        total, losses = chunked(x.flatten(0, 1), self.lm_head.weight, wanted.flatten(), chunk)
-        count = (wanted != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        return LossOutput(
-            loss=total / count,
-            token_losses=losses.view_as(wanted),
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-
-def _keep(x: Tensor, which: int | Tensor) -> Tensor:
-    """Keep the last ``which`` tokens (0: all), or those at 1-D or per-row indices or a mask."""
-    if isinstance(which, int):
-        return x[:, -which:] if which else x
-    if which.ndim == 1:
-        return x[:, which]
-    return x[which] if which.dtype == torch.bool else x.take_along_dim(which[..., None], dim=1)

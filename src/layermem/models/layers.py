@@ -1,4 +1,4 @@
-"""The pieces of a LLaMA layer: norm, rope, mlp, attend.
+"""The modules of a LLaMA layer: norm, rotary embedding, mlp, and the call of attention.
 
 Letters: B batch, T tokens, D width, H query heads, G key-value heads, E head width.
 It does not know: depth, slots, variants.
@@ -17,7 +17,7 @@ from layermem.ops.norm import rms_norm
 
 
 class RMSNorm(nn.Module):
-    """Scale to unit mean square, times a learned weight."""
+    """Root-mean-square norm: scale to unit mean square, times a learned weight."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -32,14 +32,14 @@ class RMSNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of the positions, for every rope kind transformers knows."""
+    """Cosines and sines of the positions, for every rope type that transformers has."""
 
     inv_freq: Tensor
     original_inv_freq: Tensor
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        # These names are the ones `dynamic_rope_update` and transformers' initialisation look for.
+        # `dynamic_rope_update` and transformers' initialisation read attributes of these names.
         self.config = config
         self.rope_type = config.rope_parameters["rope_type"]
         self.max_seq_len_cached = config.max_position_embeddings
@@ -60,7 +60,7 @@ class RotaryEmbedding(nn.Module):
     @torch.no_grad()
     @dynamic_rope_update
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        # Angles in float32: in bfloat16, positions beyond 256 would share theirs.
+        # Angles in float32: bfloat16 cannot tell positions beyond 256 apart.
         angles = position_ids[..., None].float() * self.inv_freq.to(x.device, torch.float32)
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
@@ -92,13 +92,13 @@ def eager_attention(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with its weights in hand: returns ([B, T, H, E], [B, H, T, T'])."""
+    """Compute attention and return (output [B, T, H, E], attention weights [B, H, T, T'])."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
-    # The softmax is taken in float32 at least and comes down once.
+    # The softmax is computed in float32 at least and rounded once.
     wide = torch.promote_types(query.dtype, torch.float32)
     weights = nn.functional.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
@@ -114,6 +114,6 @@ def attend(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Call the chosen attention backend, once. ``kwargs`` are transformers' (flash's lengths)."""
+    """Call the attention backend of that name; ``kwargs`` are those transformers passes to it."""
     backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     return backend(module, query, key, value, attention_mask, **kwargs)

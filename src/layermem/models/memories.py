@@ -1,7 +1,7 @@
-"""Which memory each layer of a model calls, also where PEFT keeps several of one layer.
+"""The memories that a model's forward calls, also in models with PEFT adapters.
 
-With ``modules_to_save=["memory"]`` PEFT keeps the original beside a copy for every adapter, and
-calls one of them. Whoever looks at a model's memories wants that one.
+With ``modules_to_save=["memory"]`` PEFT keeps the original of each memory and a copy for each
+adapter, and calls one of them. Analysis, metrics and pruning must read that one.
 
 It does not know: any particular variant, decoders, training.
 """
@@ -14,46 +14,46 @@ from torch import nn
 from layermem.models.seams import Memory, WeightsUnknown
 
 
-def memories(model: nn.Module) -> list[Memory]:
-    """Return the memories that a forward of ``model`` calls now, one a layer, in their order."""
-    return [memory for memory, _ in _walk(model)]
+def active_memories(model: nn.Module) -> list[Memory]:
+    """Return the memories that a forward of ``model`` calls now, one for each layer, in order."""
+    return [memory for memory, _ in _find_active(model)]
 
 
-def plain_memories(model: nn.Module) -> list[Memory]:
-    """As ``memories``; raise if the weights in one of them are not those that its forward uses."""
-    pairs = _walk(model)
+def unadapted_memories(model: nn.Module) -> list[Memory]:
+    """Return ``active_memories``; raise ``WeightsUnknown`` if an adapter changes their weights."""
+    pairs = _find_active(model)
     for memory, wrapper in pairs:
         if wrapper is not None:
             raise WeightsUnknown(
                 f"an adapter ({type(wrapper).__name__} of PEFT) changes the weights of a "
-                f"{type(memory).__name__} as it is called; merge it into the model first "
-                '(merge_and_unload), or train memories whole (modules_to_save=["memory"])'
+                f"{type(memory).__name__} when it is called; merge it into the model first "
+                '(merge_and_unload), or train whole memories (modules_to_save=["memory"])'
             )
     return [memory for memory, _ in pairs]
 
 
-def _walk(model: nn.Module) -> list[tuple[Memory, nn.Module | None]]:
-    """Return each memory that is called, and what changes its weights in the call, if anything."""
-    called: list[tuple[Memory, nn.Module | None]] = []
+def _find_active(model: nn.Module) -> list[tuple[Memory, nn.Module | None]]:
+    """Return each memory that is called, and the adapter that changes its weights, if any."""
+    active: list[tuple[Memory, nn.Module | None]] = []
     seen: set[int] = set()
     waiting: list[tuple[nn.Module, nn.Module | None]] = [(model, None)]
     while waiting:
         module, wrapper = waiting.pop()
-        module = _copy_in_use(module)
+        module = _resolve_wrapper(module)
         if id(module) in seen:
             continue
         seen.add(id(module))
         if isinstance(module, Memory):
-            called.append((module, wrapper))
+            active.append((module, wrapper))
             continue
-        changing = module if _changes_weights(module) else None
-        waiting.extend((child, changing) for child in reversed(list(module.children())))
-    return called
+        adapter = module if _changes_weights(module) else None
+        waiting.extend((child, adapter) for child in reversed(list(module.children())))
+    return active
 
 
-def _copy_in_use(module: nn.Module) -> nn.Module:
-    """Return the copy that PEFT's wrapper hands its calls to; any other module is its own."""
-    peft = _peft()
+def _resolve_wrapper(module: nn.Module) -> nn.Module:
+    """Return the copy that PEFT's ``ModulesToSaveWrapper`` calls; any other module as it is."""
+    peft = _imported_peft()
     if peft is None or not isinstance(module, peft.utils.ModulesToSaveWrapper):
         return module
     wrapper: Any = module
@@ -64,15 +64,15 @@ def _copy_in_use(module: nn.Module) -> nn.Module:
 
 
 def _changes_weights(module: nn.Module) -> bool:
-    """Whether this is an adapter that computes with other weights than its module holds."""
-    peft = _peft()
+    """Whether this is an adapter whose module computes with other weights than it holds."""
+    peft = _imported_peft()
     if peft is None or not isinstance(module, peft.tuners.tuners_utils.BaseTunerLayer):
         return False
     adapter: Any = module
-    # Unmerged it adds its own; merged and switched off it will take them out.
+    # Not merged, it adds its weights in the call; merged and disabled, it subtracts them.
     return bool(adapter.merged == adapter.disable_adapters)
 
 
-def _peft() -> Any:
-    """Return PEFT if somebody has imported it, as whoever wraps a module has."""
+def _imported_peft() -> Any:
+    """Return PEFT if it has been imported (a wrapped module implies that it has), else None."""
     return sys.modules.get("peft")

@@ -1,4 +1,4 @@
-"""The decoder as a citizen of transformers: what it supports, how it loads, what it refuses.
+"""``PreTrainedDecoder``, the base of all model classes: initialisation, loading and ``from_llama``.
 
 It does not know: the forward.
 """
@@ -16,20 +16,20 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from layermem.models.checkpoints import (
-    LLAMAS,
+    LLAMA_MODEL_TYPES,
     adapter_config,
     check_complete,
     check_fields,
     check_path,
-    inner,
-    saved_config,
-    whereabouts,
+    join_subfolder,
+    location_arguments,
+    read_saved_config,
 )
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.seams import Variant
 
-# What a LLaMA's config says about its own file or class, and nothing about the weights.
-_OWN_TO_THE_FILE = (
+# Fields of a LLaMA's config about its file or class, which a config of ours does not take over.
+_FILE_FIELDS = (
     "model_type",
     "architectures",
     "transformers_version",
@@ -60,29 +60,29 @@ class PreTrainedDecoder(PreTrainedModel):
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
-        """Do nothing: transformers would copy our source files into every saved folder."""
+        """Do nothing: otherwise transformers would copy our source files into every checkpoint."""
 
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Load as transformers does, but never leave part of the decoder at random.
+        """Load as transformers does, but raise instead of leaving part of the decoder random.
 
-        A checkpoint whose layers, heads or routers are not those of the config is refused.
+        A checkpoint whose layers, heads or routers are not those of the config is refused too.
         """
-        # A state dict in hand, or none at all, is a caller who knows what is missing.
+        # With a state dict or without a source, missing weights are the caller's intention.
         source = pretrained_model_name_or_path
         if source is None or kwargs.get("state_dict") is not None:
             return super().from_pretrained(source, *args, **kwargs)
         _refuse_gguf(cls, kwargs)
-        adapter = _take_adapter(source, kwargs)
+        adapter = _pop_adapter(source, kwargs)
         if adapter is not None:
             return _load_with_adapter(cls, adapter, args, kwargs)
-        where = whereabouts(kwargs)
-        check_path(source, where)
-        saved = saved_config(cls, source, where)
+        location = location_arguments(kwargs)
+        check_path(source, location)
+        saved = read_saved_config(cls, source, location)
         check_fields(cls, source, saved, kwargs)
-        kwargs["config"] = _at_revision(kwargs.get("config"), saved)
+        kwargs["config"] = _config_of_same_commit(kwargs.get("config"), saved)
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
         check_complete(model, info, str(source), saved.get("model_type"))
@@ -90,42 +90,43 @@ class PreTrainedDecoder(PreTrainedModel):
 
     @classmethod
     def from_llama(cls, source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any) -> Self:
-        """Take over the weights of a Hugging Face LLaMA, as a path, a hub name or a model.
+        """Build a model with the weights of a Hugging Face LLaMA: a path, a hub name or a model.
 
-        The result computes what the LLaMA computes: what the variant adds starts at zero effect
-        (for LIMe, ``router_init="identity"``). Keyword arguments that are fields of the config go
-        there (``router="last", router_window=4``), the others (``revision``, ``subfolder``,
-        ``dtype``, ``device_map``...) to ``from_pretrained``.
+        The new model computes what the LLaMA computes, because the variant's own parameters start
+        without effect (``Variant.plain_fields``; for LIMe ``router_init="identity"``). Keyword
+        arguments that are fields of the config are set there (``router="last",
+        router_window=4``), the others (``revision``, ``subfolder``, ``dtype``, ``device_map``...)
+        are passed to ``from_pretrained``.
         """
         names = {"num_labels", *(field.name for field in dataclass_fields(cls.config_class))}
-        own = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}
-        own = {**(cls.variant.plain_fields or {}), **own}
+        given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}
+        fields = {**(cls.variant.plain_fields or {}), **given}
         _refuse_gguf(cls, kwargs)
-        # Older spelling of transformers, which ignores it where the newer one stands beside.
+        # The older name of dtype, which transformers ignores if both are given.
         if "torch_dtype" in kwargs:
             kwargs.setdefault("dtype", kwargs.pop("torch_dtype"))
         check_dtype(kwargs.get("dtype"))
-        _refuse_what_is_the_llamas(kwargs)
+        _refuse_config_and_state_dict(kwargs)
         if isinstance(source, PreTrainedModel):
             _check_forward(source)
-            llama, name, place = source.config, type(source).__name__, None
-            # Copies: the new model must not write through to the one it came from.
+            llama, name, path = source.config, type(source).__name__, None
+            # Copies: the new model must not share memory with the old one.
             kwargs["state_dict"] = {key: t.clone() for key, t in source.state_dict().items()}
             kwargs.setdefault("dtype", source.dtype)
         else:
-            llama, name, place = _llama_config(source, kwargs), str(source), source
+            llama, name, path = _read_llama_config(source, kwargs), str(source), source
             kwargs.setdefault("dtype", "auto")
 
-        config = _adopt(cls, llama, own)
+        config = _config_from_llama(cls, llama, fields)
         with _without_load_report():
             model, info = super().from_pretrained(
-                place, config=config, **{**kwargs, "output_loading_info": True}
+                path, config=config, **{**kwargs, "output_loading_info": True}
             )
-        check_complete(model, info, name, llama.model_type, but_own=True)
+        check_complete(model, info, name, llama.model_type, allow_missing_own=True)
         if "lm_head.weight" in info["missing_keys"]:
             raise ValueError(
-                f"{name} has no lm_head.weight, without which {cls.__name__} would guess at random;"
-                " take a LLaMA that predicts tokens, or one of our classes without that head"
+                f"{name} has no lm_head.weight, so the head of {cls.__name__} would be random; "
+                "use a LLaMA for causal LM, or one of our classes without that head"
             )
         if isinstance(source, PreTrainedModel):
             if source.can_generate() and model.can_generate():
@@ -134,74 +135,74 @@ class PreTrainedDecoder(PreTrainedModel):
         return model
 
 
-def _adopt(
-    cls: type[PreTrainedDecoder], llama: PreTrainedConfig, own: Mapping[str, Any]
+def _config_from_llama(
+    cls: type[PreTrainedDecoder], llama: PreTrainedConfig, fields: Mapping[str, Any]
 ) -> DecoderConfig:
-    """Turn a LLaMA's config into one of ours."""
-    if llama.model_type not in LLAMAS:
+    """Return the config of ``cls`` with the values of a LLaMA's config, and then ``fields``."""
+    if llama.model_type not in LLAMA_MODEL_TYPES:
         raise ValueError(
             f"from_llama takes a LLaMA checkpoint, got one of model_type {llama.model_type!r} "
             f"({', '.join(llama.architectures or ['no architectures'])}), whose layers may compute "
-            "something else under the same names"
+            "something else from weights of the same names"
         )
     values = llama.to_dict()
-    dropped = _OWN_TO_THE_FILE + (("id2label", "label2id") if "num_labels" in own else ())
+    dropped = _FILE_FIELDS + (("id2label", "label2id") if "num_labels" in fields else ())
     for name in dropped:
         values.pop(name, None)
-    # Two heads of width 8 and one of 16 have weights of one shape.
-    own_shape = (*DecoderConfig.shape_fields, "tie_word_embeddings")
-    for name in [name for name in own_shape if name in own and hasattr(llama, name)]:
-        if own[name] != getattr(llama, name):
+    # Weights of one shape may belong to two heads of width 8 or to one of 16.
+    shape_names = (*DecoderConfig.shape_fields, "tie_word_embeddings")
+    for name in [name for name in shape_names if name in fields and hasattr(llama, name)]:
+        if fields[name] != getattr(llama, name):
             raise ValueError(
-                f"the LLaMA has {name}={getattr(llama, name)}, got {name}={own[name]}; its weights "
-                "fit no other: leave it out"
+                f"the LLaMA has {name}={getattr(llama, name)}, got {name}={fields[name]}; its "
+                f"weights cannot be used with another value: leave {name} out"
             )
-    return cls.config_class(**{**values, **own})
+    return cls.config_class(**{**values, **fields})
 
 
-def _refuse_what_is_the_llamas(kwargs: Mapping[str, Any]) -> None:
+def _refuse_config_and_state_dict(kwargs: Mapping[str, Any]) -> None:
     if "config" in kwargs:
         raise TypeError(
-            "from_llama makes the config from the LLaMA's; give the fields that differ by "
-            'name, such as router="last", not a config'
+            "from_llama makes the config from the LLaMA's and takes none; pass the fields that "
+            'differ by name, such as router="last"'
         )
     if kwargs.get("state_dict") is not None:
         raise TypeError(
-            "from_llama takes the weights of the LLaMA; load a state_dict into that first, and "
-            "give from_llama the model"
+            "from_llama takes the weights of the LLaMA and no state_dict; load it into the LLaMA "
+            "first, and pass that model to from_llama"
         )
 
 
 def _check_forward(source: PreTrainedModel) -> None:
-    """Raise if a model's class has a forward of its own, under the name of a LLaMA."""
+    """Raise ``ValueError`` if a LLaMA's class overrides the forward of transformers."""
     for kind in type(source).__mro__:
         if kind.__module__.split(".")[0] in ("transformers", "layermem"):
             return
         if "forward" in vars(kind):
             raise ValueError(
-                f"{type(source).__name__} has a forward of its own, which a decoder of ours would "
-                "not compute; give from_llama a LlamaForCausalLM"
+                f"{type(source).__name__} has a forward of its own, which the new model would not "
+                "compute; pass a LlamaForCausalLM to from_llama"
             )
 
 
-def _llama_config(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> PreTrainedConfig:
-    """Return the config of a LLaMA's checkpoint, from where its weights will come."""
-    where = whereabouts(kwargs)
-    adapter = adapter_config(source, where) if isinstance(source, (str, os.PathLike)) else None
+def _read_llama_config(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> PreTrainedConfig:
+    """Return the config of a LLaMA's checkpoint, read with the location arguments in ``kwargs``."""
+    location = location_arguments(kwargs)
+    adapter = adapter_config(source, location) if isinstance(source, (str, os.PathLike)) else None
     if adapter is not None:
         raise ValueError(
             f"{source} is a PEFT adapter of {adapter['base_model_name_or_path']}; merge the two "
-            "(merge_and_unload) and give from_llama the model that comes of it"
+            "(merge_and_unload) and pass the merged model to from_llama"
         )
-    check_path(source, where)
+    check_path(source, location)
     code = {"code_revision": kwargs.pop("code_revision", None)}
     code["trust_remote_code"] = kwargs.get("trust_remote_code")
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source, **where, **code)
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source, **location, **code)
     own_code = {name for name in getattr(config, "auto_map", None) or {} if name != "AutoConfig"}
     if code["trust_remote_code"] and own_code and not isinstance(config, DecoderConfig):
         raise ValueError(
-            f"{source} brings code of its own for {min(own_code)}, which a decoder of ours would "
-            "not run; leave trust_remote_code out if it computes what a LLaMA does"
+            f"{source} has code of its own for {min(own_code)}, which the new model would not run; "
+            "leave trust_remote_code out if it computes what a LLaMA does"
         )
     return config
 
@@ -209,15 +210,15 @@ def _llama_config(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> Pre
 def _refuse_gguf(cls: type[PreTrainedModel], kwargs: dict[str, Any]) -> None:
     if kwargs.get("gguf_file") is not None:
         raise ValueError(
-            f"{cls.__name__} loads no GGUF file; load it with transformers' LlamaForCausalLM and "
-            f"give that model to {cls.__name__}.from_llama"
+            f"{cls.__name__} does not load GGUF files; load it with transformers' LlamaForCausalLM "
+            f"and pass that model to {cls.__name__}.from_llama"
         )
 
 
-def _at_revision(config: Any, saved: Mapping[str, Any]) -> Any:
-    """Return the caller's config, of the commit that its weights are to come from.
+def _config_of_same_commit(config: Any, saved: Mapping[str, Any]) -> Any:
+    """Return the caller's config with the commit of the checkpoint's own config.
 
-    Older versions of transformers read them at the config's commit, whatever ``revision`` says.
+    Older versions of transformers load the weights of the config's commit, not of ``revision``.
     """
     commit = saved.get("_commit_hash")
     if commit is None or getattr(config, "_commit_hash", None) in (None, commit):
@@ -228,62 +229,63 @@ def _at_revision(config: Any, saved: Mapping[str, Any]) -> Any:
 
 
 class _Adapter(NamedTuple):
-    """A PEFT adapter, the model it is to be put on, and the arguments that find each."""
+    """A PEFT adapter and its base model, each with its location arguments."""
 
     base: str | os.PathLike[str]
     source: str | os.PathLike[str]
-    base_where: dict[str, Any]
-    where: dict[str, Any]
+    base_location: dict[str, Any]
+    location: dict[str, Any]
 
 
-def _take_adapter(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> _Adapter | None:
-    """Return the adapter that is to be loaded, if one is; its arguments leave ``kwargs``.
+def _pop_adapter(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> _Adapter | None:
+    """Return the adapter to load, if there is one, and remove its arguments from ``kwargs``.
 
-    An Auto class has read the adapter's config already and names the model as ``source``.
+    An Auto class has read the adapter's config already and passes the base model as ``source``.
     """
     options = dict(kwargs.pop("adapter_kwargs", None) or {})
-    named = options.pop("_adapter_model_path", None)
-    where = whereabouts(kwargs)
-    anywhere = {name: where[name] for name in where.keys() - {"revision", "subfolder"}}
-    if named is not None and str(named) != str(source):
-        return _Adapter(source, named, where, {**anywhere, **options})
-    adapter = adapter_config(source, {**where, **options})
+    adapter_path = options.pop("_adapter_model_path", None)
+    location = location_arguments(kwargs)
+    # Revision and subfolder are those of one repository; the others hold for both.
+    shared = {name: location[name] for name in location.keys() - {"revision", "subfolder"}}
+    if adapter_path is not None and str(adapter_path) != str(source):
+        return _Adapter(source, adapter_path, location, {**shared, **options})
+    adapter = adapter_config(source, {**location, **options})
     if adapter is None:
         return None
     if adapter.get("revision"):
-        anywhere["revision"] = adapter["revision"]
-    source, where = inner(source, {**where, **options})
-    return _Adapter(adapter["base_model_name_or_path"], source, anywhere, where)
+        shared["revision"] = adapter["revision"]
+    source, location = join_subfolder(source, {**location, **options})
+    return _Adapter(adapter["base_model_name_or_path"], source, shared, location)
 
 
 def _load_with_adapter(
     cls: type[PreTrainedDecoder], adapter: _Adapter, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Load the model an adapter names, check it as any other, and put the adapter on it."""
+    """Load the base model of an adapter with the usual checks, and add the adapter to it."""
     wants_info = kwargs.pop("output_loading_info", False)
     name = kwargs.pop("adapter_name", "default")
-    others = {key: kwargs[key] for key in kwargs.keys() - whereabouts(kwargs).keys()}
-    model = cls.from_pretrained(adapter.base, *args, **others, **adapter.base_where)
+    others = {key: kwargs[key] for key in kwargs.keys() - location_arguments(kwargs).keys()}
+    model = cls.from_pretrained(adapter.base, *args, **others, **adapter.base_location)
     info = model.load_adapter(
-        str(adapter.source), adapter_name=name, adapter_kwargs=adapter.where, dtype=model.dtype
+        str(adapter.source), adapter_name=name, adapter_kwargs=adapter.location, dtype=model.dtype
     ).to_dict()
     if info["missing_keys"]:
         raise ValueError(
-            f"{adapter.source} lacks {len(info['missing_keys'])} weights of its own adapter, such "
-            f"as {min(info['missing_keys'])}"
+            f"{adapter.source} lacks {len(info['missing_keys'])} weights that its config asks for, "
+            f"such as {min(info['missing_keys'])}; save or download it again"
         )
     if info["unexpected_keys"]:
         raise ValueError(
-            f"{adapter.source} has {len(info['unexpected_keys'])} weights that its own config and "
-            f"model have no place for, such as {min(info['unexpected_keys'])}; is it of another "
-            "model?"
+            f"{adapter.source} has {len(info['unexpected_keys'])} weights that its config and base "
+            f"model do not have, such as {min(info['unexpected_keys'])}; is it an adapter of "
+            "another model?"
         )
     return (model, info) if wants_info else model
 
 
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Keep back transformers' table of missing weights, where we check them ourselves."""
+    """Suppress transformers' table of missing weights, which are checked here."""
     reporter = logging.getLogger("transformers.modeling_utils")
 
     def no_report(record: logging.LogRecord) -> bool:

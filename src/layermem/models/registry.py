@@ -1,4 +1,4 @@
-"""The variants by name: their model classes, made from a declaration, and the Auto classes.
+"""The registry of variants: ``declare`` makes a variant's model classes, ``lookup`` returns them.
 
 It does not know: which variants there are.
 """
@@ -26,15 +26,16 @@ from transformers.modeling_layers import (
 )
 from transformers.models.auto import modeling_auto as tables
 
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig, check_dtype
-from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.decoder import Decoder
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Variant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """One registered variant and its classes."""
+class RegisteredVariant:
+    """A variant with its config and model classes."""
 
     variant: type[Variant[Any]]
     config: type[DecoderConfig]
@@ -45,9 +46,9 @@ class Entry:
     question_answering: type[PreTrainedDecoder]
 
 
-_ENTRIES: dict[str, Entry] = {}
-# transformers' tables of class names, into which registering with an Auto class does not write.
-_NAMES: dict[Any, dict[str, str]] = {
+_REGISTERED: dict[str, RegisteredVariant] = {}
+# transformers' tables of class names, to which ``AutoModel.register`` adds nothing.
+_CLASS_NAME_TABLES: dict[Any, dict[str, str]] = {
     AutoModel: tables.MODEL_MAPPING_NAMES,
     AutoModelForCausalLM: tables.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     AutoModelForSequenceClassification: tables.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -62,61 +63,63 @@ def declare(
     variant: type[Variant[Any]],
     *,
     base: type[PreTrainedDecoder] = PreTrainedDecoder,
-) -> Entry:
-    """Make the classes of a variant, and make them known here and to transformers' Auto classes.
+) -> RegisteredVariant:
+    """Make the model classes of a variant and register them, also with transformers' Auto classes.
 
-    Of a ``NameConfig`` they are called ``NameModel``, ``NameForCausalLM``,
-    ``NameForSequenceClassification`` and so on, and stand in the config's own module; the config's
-    ``model_type`` is ``layermem_`` and the variant's name. ``base``: a subclass of
-    ``PreTrainedDecoder`` with the methods that all of them have.
+    For ``LimeConfig`` they are ``LimeModel``, ``LimeForCausalLM``,
+    ``LimeForSequenceClassification`` and so on, and belong to the module of the config. The
+    config's ``model_type`` becomes ``layermem_`` followed by ``name``. ``base`` is their base
+    class, a subclass of ``PreTrainedDecoder`` where they need methods of their own.
     """
     prefix = config.__name__.removesuffix("Config")
     if prefix == config.__name__:
-        raise ValueError(f"the config of a variant is called ...Config, got {config.__name__}")
-    if name in _ENTRIES:
-        raise ValueError(f"a variant named {name!r} is registered already")
+        raise ValueError(
+            f"the class name of a variant's config must end with Config, got {config.__name__}"
+        )
+    if name in _REGISTERED:
+        raise ValueError(f"a variant named {name!r} is already registered; choose another name")
 
-    def made(ending: str, bases: tuple[type, ...], meaning: str, **fields: Any) -> Any:
-        body = {"__module__": config.__module__, "__doc__": meaning, **fields}
+    def make_class(ending: str, bases: tuple[type, ...], doc: str, **attributes: Any) -> Any:
+        body = {"__module__": config.__module__, "__doc__": doc, **attributes}
         cls = types.new_class(prefix + ending, bases, exec_body=lambda space: space.update(body))
-        # Where pickle looks for it.
+        # Pickle finds a class by its module and name.
         setattr(sys.modules[config.__module__], cls.__name__, cls)
         return cls
 
     config.model_type = f"layermem_{name}"
-    own = {"variant": variant, "__annotations__": {"config": config}}
-    root = made("PreTrained", (base,), "Ties config and variant to the model classes.", **own)
-    decoder = made("Model", (root, Decoder), "Token ids to hidden states.")
-    # Tools look for the mixin among a class's own bases.
+    attributes = {"variant": variant, "__annotations__": {"config": config}}
+    root = make_class("PreTrained", (base,), "Base of the variant's model classes.", **attributes)
+    decoder = make_class("Model", (root, Decoder), "Token ids to hidden states.")
+    # PEFT and others look for GenerationMixin among the direct bases of a class.
     bases = (root, DecoderForCausalLM, GenerationMixin)
-    entry = Entry(
+    entry = RegisteredVariant(
         variant=variant,
         config=config,
         decoder=decoder,
-        causal_lm=made("ForCausalLM", bases, "Next-token prediction.", decoder_class=decoder),
-        sequence_classification=made(
+        causal_lm=make_class("ForCausalLM", bases, "Next-token prediction.", decoder_class=decoder),
+        sequence_classification=make_class(
             "ForSequenceClassification",
             (GenericForSequenceClassification, root),
             "One label for a text.",
         ),
-        token_classification=made(
+        token_classification=make_class(
             "ForTokenClassification",
             (GenericForTokenClassification, root),
             "One label for each token.",
         ),
-        question_answering=made(
+        question_answering=make_class(
             "ForQuestionAnswering",
             (GenericForQuestionAnswering, root),
             "Start and end of an answer in a text.",
         ),
     )
     _register(entry)
-    _ENTRIES[name] = entry
+    _REGISTERED[name] = entry
     return entry
 
 
-def _register(entry: Entry) -> None:
-    """Make the classes of a variant known to transformers' Auto classes."""
+def _register(entry: RegisteredVariant) -> None:
+    """Register the classes of a variant with transformers' Auto classes."""
     auto_classes = {
         AutoModel: entry.decoder,
         AutoModelForCausalLM: entry.causal_lm,
@@ -127,11 +130,13 @@ def _register(entry: Entry) -> None:
     AutoConfig.register(entry.config.model_type, entry.config)
     for auto, model in auto_classes.items():
         auto.register(entry.config, model)
-        # What a class is for is looked up by its name: by Trainer, to shift the labels that it
-        # smooths (a causal LM it does not know learns to copy its input), by model cards and by
-        # ``transformers serve``. FSDP2 puts its own name before the class's.
-        kind = entry.config.model_type
-        _NAMES[auto].update({kind: model.__name__, f"{kind}.fsdp": f"FSDP{model.__name__}"})
+        # transformers looks up by class name what a class is for: Trainer, to shift labels under
+        # label smoothing (an unknown causal LM would learn to copy its input), model cards and
+        # ``transformers serve``. FSDP2 prefixes the class name.
+        model_type = entry.config.model_type
+        _CLASS_NAME_TABLES[auto].update(
+            {model_type: model.__name__, f"{model_type}.fsdp": f"FSDP{model.__name__}"}
+        )
     entry.config.auto_classes = {
         auto.__name__: model.__name__ for auto, model in auto_classes.items()
     }
@@ -139,27 +144,27 @@ def _register(entry: Entry) -> None:
 
 def variants() -> list[str]:
     """Return the names of the registered variants, sorted."""
-    return sorted(_ENTRIES)
+    return sorted(_REGISTERED)
 
 
-def lookup(name: str) -> Entry:
-    """Return the classes of a variant by its name."""
-    if name not in _ENTRIES:
+def lookup(name: str) -> RegisteredVariant:
+    """Return a registered variant and its classes by its name."""
+    if name not in _REGISTERED:
         raise ValueError(f"unknown variant {name!r}; there are {', '.join(variants())}")
-    return _ENTRIES[name]
+    return _REGISTERED[name]
 
 
 def build(name: str, **fields: Any) -> DecoderForCausalLM:
-    """Return a causal LM of the named variant with fresh weights.
+    """Return a causal LM of the named variant with newly initialised weights.
 
-    ``fields`` are those of the variant's config, ``dtype`` and ``attn_implementation``. Weights
-    follow from torch's seed: ``torch.manual_seed(0)`` before each of two builds gives two variants
-    the same shared weights.
+    ``fields`` are those of the variant's config, ``dtype`` and ``attn_implementation``. The weights
+    depend on torch's random state: ``torch.manual_seed(0)`` before each of two calls gives two
+    variants the same shared weights.
     """
     entry = lookup(name)
-    known = {field.name for field in dataclass_fields(entry.config)}
-    for field in fields.keys() - known - {"attn_implementation", "output_attentions"}:
-        close = difflib.get_close_matches(field, known, n=1)
+    names = {field.name for field in dataclass_fields(entry.config)}
+    for field in fields.keys() - names - {"attn_implementation", "output_attentions"}:
+        close = difflib.get_close_matches(field, names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise TypeError(f"{entry.config.__name__} has no field {field!r}{hint}")
     check_dtype(fields.get("dtype"))

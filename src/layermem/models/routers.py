@@ -1,7 +1,8 @@
-"""Routers over depth whose weights are constant: what models that have them can say and do.
+"""Routers over depth with constant weights: the memory, and what models with such routers offer.
 
-``StaticRouter`` is the memory, ``RouterMethods`` the base of the model classes of a variant that
-uses it: a summary of its routers, and pruning. ``router_metrics`` is what training watches.
+``StaticRouter`` is the memory. ``RouterMethods`` is the base of the model classes of a variant with
+such routers: it adds a summary of the routers and their pruning. ``router_metrics`` are the figures
+that training logs.
 
 Letters: R key-value heads, S source layers.
 It does not know: any particular variant, how a product is computed, training.
@@ -17,21 +18,20 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from layermem.models.memories import plain_memories
+from layermem.models.memories import unadapted_memories
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Memory, WeightsUnknown
-from layermem.ops.route.pruning import By, prune
-from layermem.ops.route.pruning import check as check_pruning
+from layermem.ops.route.pruning import By, check_options, prune
 
-# The parameter's name, with what PEFT puts between where it trains routers whole: the copy of one
-# adapter.
+# The parameter's name, also as the copy of an adapter where PEFT trains whole routers.
 ROUTER_NAME = r"\.memory\.(modules_to_save\.[^.]+\.)?weight$"
 
 
 class StaticRouter(Memory):
-    """A memory that reads its sources with one ``weight`` [R, S * R]: source layer major, own last.
+    """A memory with one ``weight`` [R, S * R] for keys and values: source layer major, own last.
 
-    ``sources`` are the indices of the layers it reads, the own one last.
+    ``sources`` are the indices of the layers that it reads, its own last. The weight is a parameter
+    if it is learned and a buffer if it is fixed.
     """
 
     weight: Tensor
@@ -41,13 +41,12 @@ class StaticRouter(Memory):
         self.num_heads, self.sources = num_heads, sources
 
     @property
-    @abstractmethod
     def is_learned(self) -> bool:
-        """Whether the weight is a parameter."""
+        return isinstance(self.weight, nn.Parameter)
 
     @abstractmethod
-    def narrowed(self, sources: tuple[int, ...]) -> Self:
-        """Return a router as this one, with other weights, of fewer sources."""
+    def with_sources(self, sources: tuple[int, ...]) -> Self:
+        """Return a new router like this one that reads other sources, newly initialised."""
 
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
         return self.sources, self.weight.unflatten(1, (len(self.sources), self.num_heads))
@@ -55,18 +54,18 @@ class StaticRouter(Memory):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterRow:
-    """What one router's weights look like."""
+    """Figures about the weights of one router."""
 
     layer: int
     """Index of the layer that reads."""
     sources: tuple[int, ...]
     """Indices of the layers read, the own one last."""
     off_layer_share: float
-    """Share of the absolute weight that lies on earlier layers."""
+    """Share of the absolute weight on earlier layers."""
     largest: float
     """Largest absolute weight."""
     moved: bool
-    """Whether the own-layer block, the identity at the start, has changed."""
+    """Whether the weights on the own layer, initially the identity, have changed."""
 
     def __str__(self) -> str:
         state = "moved" if self.moved else "as initialised"
@@ -78,66 +77,69 @@ class RouterRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrunedRouter:
-    """What pruning took from one router."""
+    """What pruning removed from one router."""
 
     layer: int
     """Index of the layer that reads."""
     kept: tuple[int, ...]
     """Indices of the layers it still reads, the own one last."""
     dropped: tuple[int, ...]
-    """Indices of the layers it reads no more."""
+    """Indices of the layers it no longer reads."""
     zeroed: int
-    """Number of entries set to zero in the layers kept."""
+    """Number of weights set to zero in the layers kept."""
     dropped_share: float
-    """Share of the absolute weight that is gone."""
+    """Share of the absolute weight that was removed."""
 
     def __str__(self) -> str:
         dropped = ", ".join(map(str, self.dropped)) or "none"
         return (
             f"layer {self.layer:3d}  reads {len(self.kept):3d}, dropped layers: {dropped}; "
-            f"{self.zeroed} more entries zeroed; {self.dropped_share:.2%} of the weight gone"
+            f"{self.zeroed} more weights zeroed; {self.dropped_share:.2%} of the weight removed"
         )
 
 
 class RouterMethods(PreTrainedDecoder):
-    """Model classes with static routers."""
+    """Methods of model classes with static routers."""
 
     def router_summary(self, largest: float = 10.0) -> list[RouterRow]:
-        """Return a row for each trainable router, and warn about those gone wrong.
+        """Return a row for each learned router, and warn about those that look wrong.
 
-        A router has not moved if its own-layer block is still exactly the identity; it has exploded
-        if a weight is not finite or beyond ``largest`` (the initial ones are at most 1.23).
+        A router has not moved if its weights on the own layer are still exactly the identity. It
+        has exploded if a weight is not finite or larger than ``largest`` (initially, weights are
+        at most 1.23).
         """
         routers = learned_routers(self)
-        rows = [_describe(router) for router in routers]
-        still = [row.layer for row in rows if not row.moved]
-        burst = [row.layer for row in rows if not row.largest <= largest]
-        if still:
+        rows = [_summarise(router) for router in routers]
+        unmoved = [row.layer for row in rows if not row.moved]
+        exploded = [row.layer for row in rows if not row.largest <= largest]
+        if unmoved:
             warnings.warn(
-                f"the routers of layers {still} have not moved from their initial values: is the "
-                "model untrained, are they frozen, or is their learning rate (1e-2) missing?",
+                f"the routers of layers {unmoved} have not moved from their initial values: is the "
+                "model untrained, are they frozen, or do they lack their learning rate (1e-2)?",
                 stacklevel=2,
             )
-        if burst:
+        if exploded:
             warnings.warn(
-                f"the routers of layers {burst} have exploded (a weight beyond {largest:g} or not "
-                "finite): lower their learning rate, or clip gradients",
+                f"the routers of layers {exploded} have exploded (a weight larger than {largest:g} "
+                "or not finite): lower their learning rate, or clip gradients",
                 stacklevel=2,
             )
         return rows
 
     @torch.no_grad()
     def prune_routers(self, keep: float | int, by: By = "layer") -> list[PrunedRouter]:
-        """Drop what is small from every router; return a row for each that says what went.
+        """Remove small weights from every router, in place; return a row for each router.
 
-        ``keep`` is a share of each router's absolute weight, 0 < keep <= 1, met by the fewest and
-        largest; or, as an int, a number. ``by="layer"`` weighs whole source layers and always keeps
-        the own one; ``by="entry"`` weighs single entries, sets the small ones to zero (training
-        would move them again), and drops the layers with none left. Logits are those of the same
-        weights set to zero, in less time; the config remembers the layers, so that the model saves
-        and loads. The routers are new parameters: prune before building an optimiser.
+        ``keep`` is a share of each router's absolute weight, 0 < keep <= 1, of which the fewest and
+        largest source layers or weights are kept; or, as an int, their number. ``by="layer"``
+        removes whole source layers, never the own one; ``by="entry"`` sets single weights to zero
+        (further training would change them again) and removes the layers that have none left.
+
+        The model computes what it would with these weights set to zero, in less time. The config
+        holds the layers that are left, so that the model saves and loads. The routers become new
+        parameters: prune before creating an optimiser.
         """
-        check_pruning(keep, by)
+        check_options(keep, by)
         if self.config.router == "average":
             raise ValueError('router="average" has no learned weights to prune')
         decoder = self.base_model
@@ -149,41 +151,42 @@ class RouterMethods(PreTrainedDecoder):
                 raise ValueError(
                     f"the router of layer {layer} is wrapped by an adapter (of PEFT, with "
                     'modules_to_save=["memory"]), which would keep the old one; merge it into the '
-                    "model first (merge_and_unload), prune what that returns"
+                    "model first (merge_and_unload) and prune the model that this returns"
                 )
-        pruned = [_pruned(router, keep, by) for router in routers]
-        for smaller, row in pruned:
-            decoder.layers[row.layer].self_attn.memory = smaller
+        pruned = [_prune(router, keep, by) for router in routers]
+        for smaller_router, row in pruned:
+            decoder.layers[row.layer].self_attn.memory = smaller_router
             sources[row.layer] = list(row.kept[:-1])
         self.config.router_sources = sources
-        decoder.wire()
+        decoder.update_sources()
         return [row for _, row in pruned]
 
 
-def check_sources(chosen: Sequence[Sequence[int]], depth: int) -> None:
-    """Raise unless ``chosen`` names earlier layers for each of ``depth`` layers."""
-    if len(chosen) != depth:
+def check_sources(router_sources: Sequence[Sequence[int]], n_layers: int) -> None:
+    """Raise ``ValueError`` unless there is a list of earlier layers for each of ``n_layers``."""
+    if len(router_sources) != n_layers:
         raise ValueError(
-            f"router_sources must hold a list for each of the {depth} layers, got {len(chosen)}"
+            f"router_sources must have a list for each of the {n_layers} layers, got "
+            f"{len(router_sources)} lists"
         )
-    for layer, sources in enumerate(chosen):
+    for layer, sources in enumerate(router_sources):
         if sources != sorted(set(sources) & set(range(layer))):
             raise ValueError(
-                f"router_sources[{layer}] must name layers below {layer}, ascending and each "
-                f"once, got {sources}"
+                f"router_sources[{layer}] must list layers below {layer}, ascending and without "
+                f"repetition, got {sources}"
             )
 
 
 def learned_routers(model: nn.Module) -> list[StaticRouter]:
-    """Return the routers that a forward calls now, but for fixed ones."""
-    return [m for m in plain_memories(model) if isinstance(m, StaticRouter) and m.is_learned]
+    """Return the routers with learned weights that a forward calls now."""
+    return [m for m in unadapted_memories(model) if isinstance(m, StaticRouter) and m.is_learned]
 
 
 @torch.no_grad()
 def router_metrics(model: nn.Module) -> dict[str, float]:
-    """Return the norm of all routers' weights, and the share of them that lies on earlier layers.
+    """Return the norm of all routers' weights, and the share of the weight on earlier layers.
 
-    Nothing where an adapter changes the weights as a router is called.
+    An empty dictionary if an adapter changes the weights when a router is called.
     """
     try:
         routers = learned_routers(model)
@@ -204,19 +207,20 @@ def router_metrics(model: nn.Module) -> dict[str, float]:
     return {"router_norm": math.sqrt(square), "off_layer_share": 1 - own / total}
 
 
-def _pruned(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRouter, PrunedRouter]:
-    """Return a router without what is small, and the row that says what that was."""
+def _prune(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRouter, PrunedRouter]:
+    """Return a router without its small weights, and the row about what was removed."""
     old = router.weight.detach()
     if not old.isfinite().all():
         raise ValueError(
-            f"the router of layer {router.sources[-1]} has weights that are not finite"
+            f"the router of layer {router.sources[-1]} has weights that are not finite; load an "
+            "earlier checkpoint"
         )
     new, read = prune(old, keep, by)
     columns = read.repeat_interleave(router.num_heads)
     old_sum, new_sum = (float(w.abs().sum(dtype=torch.float64)) for w in (old, new))
 
     kept = tuple(j for j, is_read in zip(router.sources, read.tolist(), strict=True) if is_read)
-    smaller = router.narrowed(kept).train(router.training)
+    smaller = router.with_sources(kept).train(router.training)
     kept_part = new[:, columns].contiguous()
     smaller.weight = nn.Parameter(kept_part, requires_grad=router.weight.requires_grad)
     return smaller, PrunedRouter(
@@ -228,7 +232,7 @@ def _pruned(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRout
     )
 
 
-def _describe(router: StaticRouter) -> RouterRow:
+def _summarise(router: StaticRouter) -> RouterRow:
     weight = router.weight.detach().float().cpu()
     own = weight[:, -router.num_heads :]
     size = weight.abs()
@@ -236,7 +240,7 @@ def _describe(router: StaticRouter) -> RouterRow:
         layer=router.sources[-1],
         sources=router.sources,
         off_layer_share=1 - float(own.abs().sum() / size.sum()),
-        # NaN is the largest of all: `max` of torch hands it on.
+        # torch's `max` returns NaN if there is one.
         largest=float(size.max()),
         moved=not torch.equal(own, torch.eye(router.num_heads)),
     )

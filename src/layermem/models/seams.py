@@ -1,11 +1,12 @@
-"""The two places where information crosses layers, and what a variant puts there.
+"""The two seams, where information crosses layers, and ``Variant``, which fills them.
 
-* ``Memory``: what attention reads of earlier layers' keys and values.
-* ``Stream`` and ``Connection``: what a sub-layer reads from and writes to the residual. A stream
-  begins and ends the pass over depth; a connection stands at one sub-layer of one layer.
+* ``Memory``: what attention reads of earlier layers' keys and values. One for each layer.
+* ``Stream`` and ``Connection``: what a sub-layer reads from and writes to the residual stream. The
+  stream turns embeddings into the first state and the last state into the output, once for each
+  model; a connection belongs to one sub-layer (attention or mlp) of one layer.
 
-The state of a stream is a flat tuple of tensors whose first is [B, T, D]: the residual itself, or
-the reduction of several. The plain decoder is the identity at both seams.
+The state of a stream is a flat tuple of tensors. The first is [B, T, D]: the residual itself, or a
+reduction of several. In the plain decoder both seams are the identity.
 
 Letters: B batch, T tokens, D width, G key-value heads, E head width.
 It does not know: attention, rope, caches, any particular variant.
@@ -31,81 +32,87 @@ ConfigT = TypeVar("ConfigT", bound=DecoderConfig)
 
 
 class WeightsUnknown(ValueError):
-    """Weights were asked for that a memory does not tell."""
+    """A memory has no ``static_weights`` that could be returned."""
 
 
 class DependsOnInput(WeightsUnknown):
-    """Weights were asked for that only an input decides."""
+    """A memory has no ``static_weights`` because its weights depend on the input."""
 
 
 class Memory(nn.Module, ABC):
-    """What attention reads of earlier layers."""
+    """What attention reads of earlier layers, at one layer."""
 
     @abstractmethod
     def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
         """Return the key and value to attend to, [B, G, T, E] each, before rope.
 
-        ``slots`` holds the layers named by ``Variant.sources``, oldest first, then the own
-        (key, value).
+        ``query`` [B, H, T, E], ``key`` and ``value`` [B, G, T, E] are those of this layer.
+        ``slots`` are the (key, value) of the layers that ``Variant.sources`` names, in that order,
+        and then of this layer: with sources (0, 2) at layer 3 they are those of layers 0, 2, 3.
         """
 
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
-        """Return source layers and weights [target head, source, source head], if no input is
-        needed to tell them; raise ``DependsOnInput`` if one is."""
+        """Return the source layers and the weights [target head, source, source head].
+
+        The weights must hold for every input, and for keys and values alike. Override it to
+        return them, or to raise ``DependsOnInput``. A memory that has neither one weight for keys
+        and values nor weights that depend on the input keeps this default.
+        """
         raise WeightsUnknown(
-            f"{type(self).__name__} does not tell its weights: override static_weights to return "
-            "them, or to raise DependsOnInput if only an input decides them"
+            f"{type(self).__name__} has no static_weights that analysis could read: override the "
+            "method to return them, or to raise DependsOnInput if they depend on the input"
         )
 
 
 @final
-class OwnLayer(Memory):
-    """The plain decoder's memory: the own layer and no other."""
+class OwnLayerMemory(Memory):
+    """The plain decoder's memory: key and value of the own layer, unchanged."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
         return key, value
 
 
 class Stream(nn.Module, ABC):
-    """How the pass over depth begins and ends. One per model.
+    """The first and the last state of the pass over depth. One for each model.
 
-    Of a stream and of a connection alike: parameters sit in submodules that are called, never in a
-    bare attribute, for offloading brings weights in when a module is called; and construction
-    draws no random numbers (``torch.empty``, then ``Variant.init_weights``).
+    Rules for streams and connections: parameters belong to submodules that are called, never to
+    the stream or connection itself, because offloading loads weights when a module is called; and
+    the constructor draws no random numbers (use ``torch.empty``, then ``Variant.init_weights``).
     """
 
-    # False: a layer's new state replaces the old one. True: the first tensor is replaced and the
-    # rest only grows, so that a layer hands on what it added and nothing is copied per layer.
+    # False: the state that a layer returns replaces the old one. True: the first tensor is replaced
+    # and the others are only appended to, so that a layer returns the first and the new ones.
     grows: ClassVar[bool] = False
 
     @abstractmethod
     def begin(self, embeds: Tensor) -> State:
-        """Turn the embeddings [B, T, D] into the first state."""
+        """Return the first state, from the embeddings [B, T, D]."""
 
     @abstractmethod
     def end(self, state: State) -> Tensor:
-        """Reduce the last state to what the final norm sees, [B, T, D]."""
+        """Return the input of the final norm [B, T, D], from the last state."""
 
 
 class Connection(nn.Module, ABC):
-    """How one sub-layer reads the state and writes to it."""
+    """How one sub-layer reads the state and writes to it; see ``Stream`` for the rules."""
 
     @abstractmethod
     def read(self, state: State, norm: Norm) -> tuple[Inputs, Any]:
-        """Return the sub-layer's input, normed, and a carry for ``write``.
+        """Return the sub-layer's input, normed, and a carry: whatever ``write`` needs.
 
-        ``norm`` is the sub-layer's own; before or after a mixture is the connection's to say. At
-        attention the input may be three tensors, for queries, keys and values.
+        ``norm`` is the sub-layer's norm, which the connection applies where it wants, for instance
+        before or after it mixes tensors of the state. At attention the input may be three tensors,
+        for queries, keys and values.
         """
 
     @abstractmethod
     def write(self, carry: Any, y: Tensor) -> State:
-        """Return the state after the sub-layer's output y [B, T, D]."""
+        """Return the next state, from the carry and the sub-layer's output y [B, T, D]."""
 
 
 @final
-class Residual(Stream):
-    """The plain decoder's stream: one residual."""
+class ResidualStream(Stream):
+    """The plain decoder's stream: the state is the residual alone."""
 
     def begin(self, embeds: Tensor) -> State:
         return (embeds,)
@@ -115,71 +122,73 @@ class Residual(Stream):
 
 
 @final
-class Add(Connection):
-    """The plain decoder's connection: x + y. Whatever else the state holds goes through."""
+class ResidualConnection(Connection):
+    """The plain decoder's connection: x + y, with other tensors of the state unchanged."""
 
     def read(self, state: State, norm: Norm) -> tuple[Tensor, State]:
         return norm(state[0]), state
 
     def write(self, carry: State, y: Tensor) -> State:
-        x, *rest = carry
-        return (x + y, *rest)
+        x, *others = carry
+        return (x + y, *others)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterOverride:
-    """Optimiser settings for the parameters whose name matches, where they differ from the rest."""
+    """Optimiser settings of the parameters whose names match a pattern."""
 
     pattern: str
     """Regular expression searched in the parameter's name."""
     lr: float | None = None
-    """Learning rate; None means the run's."""
+    """Learning rate; None means that of the run."""
     weight_decay: float | None = None
-    """Weight decay; None means the run's."""
+    """Weight decay; None means that of the run."""
 
 
 class Variant(Generic[ConfigT]):
-    """What a cross-layer architecture adds to the plain decoder. Stated as differences from it.
+    """A cross-layer architecture, as its differences from the plain decoder.
 
-    Generic over its config: ``class Lime(Variant[LimeConfig])``.
+    Every method has the plain decoder's answer as its default. A subclass names its config:
+    ``class Lime(Variant[LimeConfig])``.
     """
 
+    # Optimiser settings of the variant's own parameters.
     overrides: ClassVar[tuple[ParameterOverride, ...]] = ()
-    # Config fields under which a fresh model computes what the plain decoder computes; None where
-    # no fields do that.
+    # Values of config fields with which a fresh model computes what the plain decoder computes;
+    # empty if it always does, None if no values make it do so.
     plain_fields: ClassVar[Mapping[str, Any] | None] = {}
 
     @classmethod
     def sources(cls, config: ConfigT, layer_idx: int) -> tuple[int, ...]:
-        """Return the earlier layers whose slots the memory of ``layer_idx`` reads, oldest first."""
+        """Return the earlier layers whose slots the memory of ``layer_idx`` reads, ascending."""
         return ()
 
     @classmethod
     def memory(cls, config: ConfigT, layer_idx: int) -> Memory:
         """Build the memory of one layer."""
-        return OwnLayer()
+        return OwnLayerMemory()
 
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:
-        """Return the slot of a layer: the same key and value, laid out for its readers."""
+        """Return the slot of a layer: the same key and value, in the layout its readers want."""
         return key, value
 
     @classmethod
     def stream(cls, config: ConfigT) -> Stream:
         """Build the model's stream."""
-        return Residual()
+        return ResidualStream()
 
     @classmethod
     def connection(cls, config: ConfigT, layer_idx: int, sub_layer: SubLayer) -> Connection:
         """Build the connection of one sub-layer."""
-        return Add()
+        return ResidualConnection()
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:
-        """Initialise a module of the variant's own; return False for any other.
+        """Initialise a module if it is one of the variant's own; return whether it was.
 
-        Draws come from ``forked_generator``, so that shared weights stay those of the plain
-        decoder.
+        Random numbers come from ``forked_generator``, so that the weights shared with the plain
+        decoder stay the same.
         """
         return False
 
@@ -195,15 +204,15 @@ class Variant(Generic[ConfigT]):
 
     @classmethod
     def metrics(cls, model: nn.Module) -> dict[str, float]:
-        """Return what is worth watching of the variant's own parameters during training."""
+        """Return figures about the variant's own parameters, which training logs by name."""
         return {}
 
 
 def forked_generator(salt: str) -> torch.Generator:
-    """Return a generator that follows from torch's state and ``salt`` and leaves the state alone.
+    """Return a CPU generator seeded by torch's random state and ``salt``.
 
-    Whatever is drawn from it, the draws that follow are the ones that would have come anyway; and
-    the same numbers come on every device.
+    Torch's state is left alone, so that later draws from it are those that would have come anyway.
+    Every device gets the same numbers.
     """
     probe = torch.Generator()
     probe.set_state(torch.get_rng_state())

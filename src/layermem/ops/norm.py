@@ -1,9 +1,15 @@
-"""Root-mean-square norm that keeps its input alone for the backward.
+"""The root-mean-square norm, with a backward that saves its input and one number for each token.
 
-Written as its formula, autograd would keep the input, the scaled input and, in half precision,
-float32 copies of them: two to five times what a norm must remember. Here the forward is the
-formula, operation by operation (so that it equals Hugging Face's LLaMA bit for bit), and the
-backward derives the rest again from the input and one number per token.
+Why this is not the norm of transformers or torch (saved tensors on a CPU, in sizes of the input):
+
+    norm                                  float32    bfloat16    equals Hugging Face's LLaMA
+    transformers' ``LlamaRMSNorm``        2          3           yes
+    ``torch.nn.functional.rms_norm``      2          4           in float32 only: it rounds once,
+                                                                 LLaMA also before the weight
+    this one                              1          1           yes, bit for bit
+
+The forward is LLaMA's formula, operation by operation; the backward computes the scaled input again
+from what was saved.
 
 It does not know: modules, configs.
 """
@@ -16,7 +22,7 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale x [..., D] to unit mean square, times the weight [D]."""
-    # Where gradients are traced by others, they see the formula: a compiler fuses it anyway.
+    # torch.compile and torch.func differentiate the formula; a compiler saves what is best itself.
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     if torch.is_grad_enabled() and not traced:
         return _RMSNorm.apply(x, weight, eps)
@@ -24,7 +30,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _formula(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    # The mean square is taken in float32 at least; the result comes down before the weight.
+    # The mean square is computed in float32 at least; the result is rounded before the weight.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * (wide * scale).to(x.dtype), scale
@@ -43,19 +49,20 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            # Somebody differentiates twice: the formula's own gradients.
-            wanted = [t for t, need in ((x, needs_x), (weight, needs_weight)) if need]
+            # Under create_graph=True: the gradients of the formula, which can be differentiated.
+            inputs = [t for t, need in ((x, needs_x), (weight, needs_weight)) if need]
             y, _ = _formula(x, weight, ctx.eps)
-            found = iter(torch.autograd.grad(y, wanted, d_y, create_graph=True))
-            return next(found) if needs_x else None, next(found) if needs_weight else None, None
+            gradients = iter(torch.autograd.grad(y, inputs, d_y, create_graph=True))
+            d_x = next(gradients) if needs_x else None
+            return d_x, next(gradients) if needs_weight else None, None
 
         unit = x * scale
         product = d_y * unit
         d_weight = product.flatten(0, -2).sum(0).to(weight.dtype) if needs_weight else None
         if not needs_x:
             return None, d_weight, None
-        # d x = scale * (w d_y - unit * mean(w d_y * unit)), in the memory of what is done with.
-        along = (product @ weight.to(product.dtype))[..., None] / x.shape[-1]
+        # d x = scale * (w d_y - unit * mean(w d_y * unit)), in place where that is possible.
+        mean = (product @ weight.to(product.dtype))[..., None] / x.shape[-1]
         d_x = torch.mul(d_y, weight, out=product) if product.dtype == d_y.dtype else d_y * weight
-        d_x = (d_x - unit.mul_(along)).mul_(scale)
+        d_x = (d_x - unit.mul_(mean)).mul_(scale)
         return d_x.to(x.dtype), d_weight, None

@@ -1,4 +1,4 @@
-"""Turning pairs of numbers by angles, forward and back, without the copies autograd would make.
+"""The rotation of rotary position embeddings, with a backward that saves only the angles.
 
 Letters: B batch, T tokens, E head width.
 It does not know: where the angles come from, depth, caches.
@@ -11,12 +11,13 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn x [B, heads, T, E] by the angles whose cosines and sines are [B, T, E].
+    """Rotate x [B, heads, T, E] by the angles whose cosines and sines are [B, T, E].
 
-    The pairs are (i, i + E / 2), and the numbers those of ``x * cos + (-right, left) * sin``.
+    Numbers i and i + E / 2 are a pair, as in Hugging Face's LLaMA: with x = (left, right) the
+    result is ``x * cos + (-right, left) * sin``.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    # Where gradients are traced by others, they see the formula: a compiler fuses it anyway.
+    # torch.compile and torch.func differentiate the formula; a compiler saves what is best itself.
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     if traced or not torch.is_grad_enabled():
         return _formula(x, cos, sin)
@@ -28,8 +29,8 @@ def _formula(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-right, left), dim=-1) * sin
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The formula, term by term in place: the same numbers to the last bit."""
+def _rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Compute the formula with one new tensor, bit for bit the same."""
     half = x.shape[-1] // 2
     out = x * cos
     out[..., :half].sub_(x[..., half:] * sin[..., :half])
@@ -41,13 +42,13 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin)
+        return _rotate_in_place(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         left, right = sin.chunk(2, dim=-1)
-        # The transpose of a turn: by the opposite angle.
-        back = -torch.cat((right, left), dim=-1)
-        turn = _formula if torch.is_grad_enabled() else _turned
-        return turn(d_y, cos, back), None, None
+        # The transpose of a rotation is the rotation by the opposite angle.
+        opposite = -torch.cat((right, left), dim=-1)
+        rotation = _formula if torch.is_grad_enabled() else _rotate_in_place
+        return rotation(d_y, cos, opposite), None, None

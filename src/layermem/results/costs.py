@@ -28,9 +28,9 @@ class Cost:
     training: float
     """FLOPs of a training step on one sequence."""
 
-    def against(self, other: "Cost") -> tuple[float, float]:
-        """Return by which share parameters and FLOPs are more than another's."""
-        return self.parameters / other.parameters - 1, self.forward / other.forward - 1
+    def overhead(self, baseline: "Cost") -> tuple[float, float]:
+        """Return by which share parameters and forward FLOPs exceed those of ``baseline``."""
+        return self.parameters / baseline.parameters - 1, self.forward / baseline.forward - 1
 
 
 @dataclass(frozen=True, kw_only=True)

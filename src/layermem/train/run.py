@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from transformers import TrainingArguments, set_seed
 
 from layermem.config import Run, Task
-from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder, temporary_folder, write_atomically
 from layermem.train.arguments import training_arguments

@@ -16,8 +16,8 @@ from layermem.config import Run
 from layermem.data.blocks import Blocks
 from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
-from layermem.models.checkpoints import LLAMAS
-from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.checkpoints import LLAMA_MODEL_TYPES
 from layermem.models.registry import build, lookup
 from layermem.tasks import registry as tasks
 from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
@@ -77,7 +77,7 @@ def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
         return build(run.variant, **model_fields(run, tokenizer))
     source_type = AutoConfig.from_pretrained(source).model_type
     if source_type != entry.config.model_type:
-        if source_type in LLAMAS:
+        if source_type in LLAMA_MODEL_TYPES:
             fields = run.model.variant_fields()
             return entry.causal_lm.from_llama(source, dtype=torch.float32, **fields)
         raise ValueError(

@@ -29,8 +29,8 @@ from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.config import Run
-from layermem.models.counting import forward_flops
-from layermem.models.decoder import DecoderForCausalLM
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.counting import count_forward_flops
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
 from layermem.train.arguments import training_arguments
@@ -90,7 +90,7 @@ class Trainer(transformers.Trainer):
         self._step_cost = StepCost(
             tokens=run.optim.batch_size * train_data.length,
             flops_per_token=3
-            * forward_flops(model.config, model.variant, round(train_data.length)),
+            * count_forward_flops(model.config, model.variant, round(train_data.length)),
             peak_flops=peak and peak * args.world_size,
         )
         if run.compute.checkpoint_activations:

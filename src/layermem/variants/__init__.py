@@ -1,9 +1,9 @@
-"""One file for each cross-layer architecture. Every module here is imported, and registers itself.
+"""The variants, one module each, which register themselves when this package imports them.
 
-The package is callable: ``layermem.variants()`` lists the names, and ``layermem.variants.lime`` is
-a module, as the one word for both would have it.
+The package is callable, because ``layermem.variants`` is both a package and a public function:
+``layermem.variants()`` returns the names, and ``layermem.variants.lime`` is a module.
 
-It does not know: what its modules hold.
+It does not know: any particular variant.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """LIMe, layer-integrated memory: attention reads keys and values of every earlier layer.
 
-THE MECHANISM. At layer l, a router W in R^{R x SR} mixes the slots of its S source layers, the own
-one last, before rope and with one weight for keys and values:
+The mechanism: at layer l, a router W in R^{R x SR} computes a weighted sum of the slots of its S
+source layers, the own one last, before rope and with one weight for keys and values:
 
     [K~; V~]_l = W_l [slot_0; ...; slot_l]                                      (equation (2))
 
@@ -26,8 +26,9 @@ from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import initialization
 
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.routers import (
     ROUTER_NAME,
@@ -36,7 +37,7 @@ from layermem.models.routers import (
     check_sources,
     router_metrics,
 )
-from layermem.models.seams import Memory, OwnLayer, ParameterOverride, Variant, forked_generator
+from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
 from layermem.ops.route import Slot, route, store
 
 RouterInit = Literal["paper", "identity", "average"]
@@ -44,34 +45,35 @@ RouterInit = Literal["paper", "identity", "average"]
 
 @strict
 class LimeConfig(DecoderConfig):
-    """The fields of a LLaMA, and which layers the routers read."""
+    """The fields of a LLaMA, and those of the routers."""
 
     shape_fields = (*DecoderConfig.shape_fields, "router", "router_window", "router_sources")
 
     router: Literal["full", "average", "last", "first"] = "full"
-    """Source layers: all; all, averaged and not learned; the last ``router_window``, own counted;
-    the first ``router_window``, with the preceding and the own layer."""
+    """Source layers: "full" all; "average" all, with constant weights; "last" the last
+    ``router_window``, own included; "first" the first ``router_window``, the preceding, the own."""
     router_window: int | None = None
     """Number of layers for router="last" and router="first"; None for the others."""
     router_init: Literal["paper", "identity"] = "paper"
-    """Off-layer weights at the start: the paper's random ones, or zero ("identity": the model
-    starts as the plain decoder, as adding memory to a pretrained model requires)."""
+    """Initial weights on earlier layers: random as in the paper, or zero ("identity": a new model
+    computes what the plain decoder does, as needed to add memory to a pretrained model)."""
     router_sources: list[list[int]] | None = None
-    """For each layer the earlier layers it reads, ascending, where they were chosen one by one (as
-    by ``prune_routers``); None: those that ``router`` says."""
+    """The earlier layers that each layer reads, ascending, as ``prune_routers`` sets them; None:
+    those that ``router`` selects."""
 
     def validate_router(self) -> None:
-        """Check that a windowed router has a window and no other has."""
-        name, window, windowed = self.router, self.router_window, self.router in ("last", "first")
-        if windowed and (window is None or window < 1):
-            wanted = "needs router_window, the number of layers, of at least 1"
-            raise ValueError(f'router="{name}" {wanted}; got {window}')
-        if not windowed and window is not None:
-            other = 'leave it None or choose router="last" or "first"'
-            raise ValueError(f'router="{name}" has no window, got router_window={window}; {other}')
+        """Raise ``ValueError`` unless ``router_window`` fits ``router``."""
+        window, needs_window = self.router_window, self.router in ("last", "first")
+        if needs_window and (window is None or window < 1):
+            raise ValueError(f'router="{self.router}" needs router_window >= 1, got {window}')
+        if not needs_window and window is not None:
+            raise ValueError(
+                f'router="{self.router}" has no window, got router_window={window}; '
+                'leave it None or choose router="last" or "first"'
+            )
 
     def validate_router_sources(self) -> None:
-        """Check that every layer has its sources, and that they lie below it."""
+        """Raise ``ValueError`` unless every layer has a list of earlier layers."""
         if self.router_sources is not None:
             check_sources(self.router_sources, self.num_hidden_layers)
 
@@ -80,7 +82,7 @@ class LimeConfig(DecoderConfig):
 class LimeRouter(StaticRouter):
     """The router of one layer: ``weight`` [R, S * R], source layer major, own layer last.
 
-    Usable on its own, in any loop that keeps its slots.
+    It can be used without the rest of the library, in any loop that keeps its slots.
     """
 
     def __init__(
@@ -97,9 +99,9 @@ class LimeRouter(StaticRouter):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the initial weights of the table above, without touching torch's random state."""
+        """Initialise as in the table above, without changing torch's random state."""
         n_sources, heads = len(self.sources), self.num_heads
-        # On the CPU in float32, so that one seed gives the same routers everywhere.
+        # On the CPU in float32, so that a seed gives the same routers on every device.
         own = torch.eye(heads, device="cpu", dtype=torch.float32)
         initial = (own / n_sources).repeat(1, n_sources)
         if self.init != "average":
@@ -109,18 +111,14 @@ class LimeRouter(StaticRouter):
                 generator = forked_generator(f"router {self.sources[-1]}")
                 initial.uniform_(-bound, bound, generator=generator)
             initial[:, -heads:] = own
-        # transformers' copy_ leaves alone what a checkpoint has filled in.
+        # transformers' copy_ does nothing to weights that a checkpoint has filled in.
         initialization.copy_(self.weight, initial)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
-        """Route the slots of ``sources``, [B, R, T, E] each; the own one is (key, value)."""
+        """Route the slots of ``sources``, [B, R, T, E] each; the last is (key, value)."""
         return route(slots, self.weight)
 
-    @property
-    def is_learned(self) -> bool:
-        return self.init != "average"
-
-    def narrowed(self, sources: tuple[int, ...]) -> "LimeRouter":
+    def with_sources(self, sources: tuple[int, ...]) -> "LimeRouter":
         return LimeRouter(self.num_heads, sources, init=self.init)
 
     def extra_repr(self) -> str:
@@ -132,7 +130,7 @@ class Lime(Variant[LimeConfig]):
     """Differences from the plain decoder:
 
     * memory: every layer but the first routes over depth (``LimeRouter``);
-    * optimiser: routers learn at 1e-2 and do not decay.
+    * optimiser: routers have learning rate 1e-2 and no weight decay.
     """
 
     overrides = (ParameterOverride(pattern=ROUTER_NAME, lr=1e-2, weight_decay=0.0),)
@@ -155,7 +153,7 @@ class Lime(Variant[LimeConfig]):
     @classmethod
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
         if layer_idx == 0:
-            return OwnLayer()
+            return super().memory(config, layer_idx)
         return LimeRouter(
             config.num_key_value_heads,
             (*cls.sources(config, layer_idx), layer_idx),
@@ -174,20 +172,20 @@ class Lime(Variant[LimeConfig]):
 
     @classmethod
     def extra_parameters(cls, config: LimeConfig) -> int:
-        """Sum of R x SR over the layers with a router."""
-        return 0 if config.router == "average" else cls._weights(config)
+        """Return the sum of R x SR over the layers with a router."""
+        return 0 if config.router == "average" else cls._count_weights(config)
 
     @classmethod
     def extra_flops(cls, config: LimeConfig) -> int:
-        """Each weight multiplies E numbers of a key and E of a value."""
-        return 4 * config.head_dim * cls._weights(config)
+        """Return 4 E for each weight, which multiplies E numbers of a key and E of a value."""
+        return 4 * config.head_dim * cls._count_weights(config)
 
     @classmethod
     def metrics(cls, model: nn.Module) -> dict[str, float]:
         return router_metrics(model)
 
     @classmethod
-    def _weights(cls, config: LimeConfig) -> int:
+    def _count_weights(cls, config: LimeConfig) -> int:
         layers = range(1, config.num_hidden_layers)
         return config.num_key_value_heads**2 * sum(1 + len(cls.sources(config, i)) for i in layers)
 
@@ -195,7 +193,7 @@ class Lime(Variant[LimeConfig]):
 declare("lime", LimeConfig, Lime, base=RouterMethods)
 
 if TYPE_CHECKING:
-    # What the declaration makes, for type checkers.
+    # For type checkers: the classes that the declaration makes.
     class LimeModel(RouterMethods, Decoder): ...
 
     class LimeForCausalLM(RouterMethods, DecoderForCausalLM): ...

@@ -1,4 +1,4 @@
-"""The plain decoder: both seams identity. A LLaMA under our roof, and every variant's baseline.
+"""The plain decoder, a LLaMA: both seams are the identity. It is the baseline of every variant.
 
 It does not know: other variants.
 """
@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 from huggingface_hub.dataclasses import strict
 
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder, DecoderForCausalLM
+from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.seams import Variant
 
 
 @strict
 class PlainConfig(DecoderConfig):
-    """The fields of a LLaMA and no others."""
+    """The fields of a LLaMA."""
 
-    # No memory reads across heads: attention may be shared too.
+    # No memory mixes heads, so that attention can be sharded too.
     base_model_tp_plan: ClassVar[dict[str, str]] = {
         "layers.*.self_attn.q_proj": "colwise",
         "layers.*.self_attn.k_proj": "colwise",
@@ -37,7 +38,7 @@ class Plain(Variant[PlainConfig]):
 declare("plain", PlainConfig, Plain)
 
 if TYPE_CHECKING:
-    # What the declaration makes, for type checkers.
+    # For type checkers: the classes that the declaration makes.
     class PlainModel(Decoder): ...
 
     class PlainForCausalLM(DecoderForCausalLM): ...

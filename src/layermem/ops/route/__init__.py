@@ -1,11 +1,12 @@
-"""Routing over depth: ``route`` and ``store`` are what the rest of the house calls.
+"""Routing over depth: ``route`` and ``store``, and the choice among four implementations of them.
 
-Four implementations with one signature, equal forward and backward:
+All have one signature and equal forward and backward:
 
-    naive        equation (2) as it is written: the reference
-    functional   packed slots, ordinary gradients: what torch.compile and checkpointing see
-    deferred     packed slots, each slot's gradient computed once; functional where that cannot be
-    triton       the same by kernels that read slots where they lie: half precision on a GPU
+    naive        equation (2) written out: the reference
+    functional   matrix products on packed slots, with autograd's ordinary gradients
+    deferred     the same, and each slot's gradient is computed once; it becomes ``functional``
+                 where that is not possible (torch.compile, re-entrant checkpointing)
+    triton       deferred, with kernels that need no packing: half precision on a GPU
 
 It does not know: who calls it.
 """
@@ -21,26 +22,26 @@ from torch import Tensor
 
 from layermem.ops.route import deferred, naive
 from layermem.ops.route.naive import Slot
-from layermem.ops.route.packed import Packed
+from layermem.ops.route.packed import PackedBackend
 
 _NAMES = ("naive", "functional", "deferred", "triton")
 _NO_TRITON = (
-    "triton is not installed: routing falls back to matrix products, which move more bytes; "
+    "triton is not installed, so routing uses matrix products, which are slower on a GPU; "
     "pip install triton"
 )
-_packed = Packed()
-# None: whichever suits the tensors.
-_chosen: str | None = None
+_packed = PackedBackend()
+# The implementation that ``using`` has forced; None: it depends on the tensors.
+_forced: str | None = None
 
 
 def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
-    """Mix slots: ``out[h] = sum_{s, g} weight[h, s * R + g] * slot_s[g]``.
+    """Compute the weighted sum of slots, ``out[h] = sum_{s, g} weight[h, s * R + g] * slot_s[g]``.
 
     ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
-    head minor, and serves keys and values alike. Returns (key, value), each [B, R, T, E].
+    head minor, and is applied to keys and values alike. Returns (key, value), each [B, R, T, E].
     """
-    naive.check(slots, weight)
-    name = _name_for(slots[0][0])
+    naive.check_shapes(slots, weight)
+    name = _choose(slots[0][0])
     if name == "naive":
         return naive.route(slots, weight)
     if name == "triton":
@@ -49,52 +50,57 @@ def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
 
 
 def store(key: Tensor, value: Tensor) -> Slot:
-    """Return the slot (key, value), [B, R, T, E] each, laid out as ``route`` reads it fastest."""
-    name = _name_for(key)
+    """Return the slot (key, value), [B, R, T, E] each, in the layout ``route`` reads fastest."""
+    name = _choose(key)
     if name == "naive":
         return key, value
     if name == "triton":
         return _kernels().store(key, value)
-    return _packed.lay(key, value) if name == "functional" else deferred.store(_packed, key, value)
+    return (
+        _packed.lay_out(key, value) if name == "functional" else deferred.store(_packed, key, value)
+    )
 
 
 def implementations() -> list[str]:
-    """Return the names ``using`` takes."""
+    """Return the names that ``using`` accepts."""
     return list(_NAMES)
 
 
 @contextmanager
 def using(name: str) -> Iterator[None]:
-    """Have every forward inside the block use one implementation, for tests and measurements."""
-    global _chosen
+    """Force one implementation for every forward inside the block, for tests and measurements."""
+    global _forced
     if name not in _NAMES:
-        raise ValueError(f"no implementation {name!r}; there are {', '.join(_NAMES)}")
+        raise ValueError(f"unknown implementation {name!r}; choose one of {', '.join(_NAMES)}")
     if name == "triton":
         if not _has_triton():
             raise ImportError(_NO_TRITON)
         _kernels()
-    before, _chosen = _chosen, name
+    before, _forced = _forced, name
     try:
         yield
     finally:
-        _chosen = before
+        _forced = before
 
 
-def _name_for(tensor: Tensor) -> str:
-    if _chosen is not None:
-        return _chosen
+def _choose(tensor: Tensor) -> str:
+    """Return the name of the implementation for slots like ``tensor``."""
+    if _forced is not None:
+        return _forced
     half = tensor.dtype in (torch.bfloat16, torch.float16)
     return "triton" if tensor.is_cuda and half and _triton_or_warn() else "deferred"
 
 
 @torch.compiler.assume_constant_result
 def _triton_or_warn() -> bool:
-    if has := _has_triton():
-        # Imported now: a compiler's tracing is no time for it.
+    """Whether triton is installed; warn if it is not (Python shows the warning once)."""
+    has_triton = _has_triton()
+    if has_triton:
+        # Import it before torch.compile traces the code that uses it.
         _kernels()
     else:
-        warnings.warn(_NO_TRITON, stacklevel=2)  # which says it once
-    return has
+        warnings.warn(_NO_TRITON, stacklevel=2)
+    return has_triton
 
 
 def _has_triton() -> bool:
@@ -102,7 +108,7 @@ def _has_triton() -> bool:
 
 
 def _kernels() -> Any:
-    """Return the module of kernels, imported when first needed: it needs triton."""
+    """Import and return the module of kernels, which needs triton."""
     from layermem.ops.route import triton
 
     return triton

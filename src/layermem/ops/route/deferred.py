@@ -1,14 +1,31 @@
-"""Routing with the gradient of a slot computed once, whatever the products are made of.
+"""Routing whose backward computes the gradient of each slot once, for any backend.
 
-Autograd would add one gradient per later layer to every slot. Instead the backward of a route
-leaves its own incoming gradients, as they are, with the slots it read; a slot gathers them all,
-each through the columns of its router, once autograd reaches it. Autograd's order makes this right:
-a slot's node runs after the nodes of all its readers.
+A slot is read by the routers of all later layers. Left to autograd, each of these routes would
+compute a gradient for the slot, and autograd would add them one after the other. Here the backward
+of a route only hands its incoming gradient to the autograd nodes that stored the slots, and each of
+these nodes sums over all its readers when autograd reaches it.
 
-Slots that were not stored here (under re-entrant checkpointing, behind FSDP's wrappers, under
-torch.compile, in a caller's own loop) get an ordinary gradient from the same code.
+An example with L = 3 layers and R = 2 heads. Layers 1 and 2 have routers W_1 [2, 4], W_2 [2, 6]:
 
-Letters: S slots, R heads, M heads that come out, B batch, T tokens, E head width.
+    out_1 = W_1[:, 0:2] slot_0 + W_1[:, 2:4] slot_1
+    out_2 = W_2[:, 0:2] slot_0 + W_2[:, 2:4] slot_1 + W_2[:, 4:6] slot_2
+
+The backward runs these nodes in this order:
+
+    route 2    adds (W_2[:, 2j:2j+2]^T, d out_2) to the pending gradients of slots j = 0, 1, 2
+    store 2    d slot_2 = W_2[:, 4:6]^T d out_2
+    route 1    adds (W_1[:, 2j:2j+2]^T, d out_1) to the pending gradients of slots j = 0, 1
+    store 1    d slot_1 = W_2[:, 2:4]^T d out_2 + W_1[:, 2:4]^T d out_1
+    store 0    d slot_0 = W_2[:, 0:2]^T d out_2 + W_1[:, 0:2]^T d out_1
+
+Autograd guarantees the part of this order that matters: the node that stored a slot runs after the
+nodes of all routes that read it.
+
+A slot that no node of ours stored gets its gradient from the route itself, as autograd would have
+it: under re-entrant checkpointing, behind FSDP's wrappers, under torch.compile, and where a caller
+does not use ``store``.
+
+Letters: S slots, R heads, M output heads, B batch, T tokens, E head width.
 It does not know: how the products are computed, layers, rope, caches, where the weight comes from.
 """
 
@@ -26,25 +43,26 @@ from layermem.ops.route.naive import Slot
 Grads = tuple[Tensor | None, ...]
 
 
-class Products(ABC):
-    """How slots lie in memory, and the sums over them that routing is made of.
+class Backend(ABC):
+    """The memory layout of slots, and the products that routing and its backward are made of.
 
-    A *flat* slot is whatever form the sums take it in; its shape may be the products' own. A node
-    is where a slot was stored, None where that is not known; it keeps what products note there
-    until its gradient has been taken.
+    A *flat* slot (or pair of gradients) is a slot in the shape that the products take; each backend
+    has its own. A *node* is the autograd node that stored a slot, None if there is none. A node has
+    a dictionary ``scratch``, in which a backend may keep what several routes share of the slot; it
+    is emptied when the gradient of the slot has been computed.
     """
 
     @abstractmethod
-    def lay(self, key: Tensor, value: Tensor) -> Slot:
-        """Return the same slot, [B, R, T, E], laid down as it is read fastest."""
+    def lay_out(self, key: Tensor, value: Tensor) -> Slot:
+        """Return the same slot, [B, R, T, E], in the memory layout that is fastest to read."""
 
     @abstractmethod
-    def flat(self, slot: Slot) -> Slot:
-        """Return a slot or a pair of gradients flat: a view, where it was laid."""
+    def flatten(self, slot: Slot) -> Slot:
+        """Return a slot or a pair of gradients flat; a view if it has the backend's layout."""
 
     @abstractmethod
     def route(self, weight: Tensor, slots: Sequence[Slot], nodes: Sequence[Any]) -> Slot:
-        """As ``naive.route``; ``nodes[i]`` is where ``slots[i]`` was stored."""
+        """Compute ``naive.route``; ``nodes[i]`` is the node that stored ``slots[i]``."""
 
     @abstractmethod
     def gather(self, columns: Sequence[Tensor], grads: Sequence[Slot], shape: torch.Size) -> Slot:
@@ -58,68 +76,74 @@ class Products(ABC):
     def weight_gradient(
         self, weight: Tensor, grads: Slot, slots: Sequence[Slot], nodes: Sequence[Any]
     ) -> Tensor:
-        """Sum grads (flat) times every row of ``slots`` over batch, tokens and width: [M, S R]."""
+        """Return the gradient of the weight, [M, S R]: grads (flat) times the rows of ``slots``,
+        summed over batch, tokens and width."""
 
 
-def store(products: Products, key: Tensor, value: Tensor) -> Slot:
-    """Lay a slot down, to be read with a deferred backward."""
+def store(backend: Backend, key: Tensor, value: Tensor) -> Slot:
+    """Return a slot in the backend's layout, whose gradient is computed once for all readers."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return _Store.apply(products, key, value)
-    return products.lay(key, value)
+        return _Store.apply(backend, key, value)
+    return backend.lay_out(key, value)
 
 
-def route(products: Products, slots: Sequence[Slot], weight: Tensor) -> Slot:
-    """As ``naive.route``."""
+def route(backend: Backend, slots: Sequence[Slot], weight: Tensor) -> Slot:
+    """Compute ``naive.route`` with the products of ``backend``."""
     if torch._C._are_functorch_transforms_active():
         return naive.route(slots, weight)
     if torch.is_grad_enabled():
-        return _Route.apply(products, weight, *(tensor for slot in slots for tensor in slot))
-    with exact(weight):
-        return products.route(weight, slots, [None] * len(slots))
+        return _Route.apply(backend, weight, *(tensor for slot in slots for tensor in slot))
+    with autocast_disabled(weight):
+        return backend.route(weight, slots, [None] * len(slots))
 
 
 class _Store(torch.autograd.Function):
-    """Lay a slot down; on the way back, gather what the routes that read it have left."""
+    """Lay out a slot; in the backward, sum the gradients that the routes reading it have left."""
 
     @staticmethod
-    def forward(ctx: Any, products: Products, key: Tensor, value: Tensor) -> Slot:
+    def forward(ctx: Any, backend: Backend, key: Tensor, value: Tensor) -> Slot:
         ctx.set_materialize_grads(False)
-        ctx.products, ctx.shape = products, key.shape
-        slot = products.lay(key, value)
-        # The slot as its readers want it, made once; and what products note of it.
-        ctx.flat, ctx.notes = products.flat(slot), {}
-        # What readers leave: (backward pass, columns, their gradients).
-        ctx.left = []
+        ctx.backend, ctx.shape = backend, key.shape
+        slot = backend.lay_out(key, value)
+        # The slot as the products take it, made once for all readers.
+        ctx.flat = backend.flatten(slot)
+        ctx.scratch = {}
+        # What readers leave in the backward: (id of the backward pass, columns, gradients).
+        ctx.pending = []
         return slot
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> Grads:
-        now = torch._C._current_graph_task_id()
-        left = [entry[1:] for entry in ctx.left if entry[0] == now]
-        # A pass that ended elsewhere has no use for what it left, and the slot is read no more.
-        ctx.left, ctx.flat, ctx.notes = [], None, {}
-        if not left:
-            return None, *given
-        columns, grads = zip(*left, strict=True)
-        with exact(columns[0]):
-            gathered = ctx.products.gather(columns, grads, ctx.shape)
+    def backward(ctx: Any, *direct: Tensor | None) -> Grads:
+        """Add the pending gradients to ``direct``, those that came by autograd's own way."""
+        current_pass = torch._C._current_graph_task_id()
+        # An earlier pass that ended before it reached this node has left gradients of its own.
+        pending = [
+            (columns, grads) for pass_id, columns, grads in ctx.pending if pass_id == current_pass
+        ]
+        # All readers have run: what was kept for them is freed.
+        ctx.pending, ctx.flat, ctx.scratch = [], None, {}
+        if not pending:
+            return None, *direct
+        columns, grads = zip(*pending, strict=True)
+        with autocast_disabled(columns[0]):
+            gathered = ctx.backend.gather(columns, grads, ctx.shape)
         return None, *(
-            more if grad is None else grad + more
-            for grad, more in zip(given, gathered, strict=True)
+            total if grad is None else grad + total
+            for grad, total in zip(direct, gathered, strict=True)
         )
 
 
 class _Route(torch.autograd.Function):
-    """``naive.route`` on flat arguments: the weight, then keys and values in turn."""
+    """``naive.route`` on flat arguments: the weight, then key and value of each slot."""
 
     @staticmethod
-    def forward(ctx: Any, products: Products, weight: Tensor, *tensors: Tensor) -> Slot:
+    def forward(ctx: Any, backend: Backend, weight: Tensor, *tensors: Tensor) -> Slot:
         ctx.save_for_backward(weight, *tensors)
-        slots = _pairs(tensors)
-        ctx.products = products
-        ctx.nodes = [_store_node(slot, products) for slot in slots]
-        with exact(weight):
-            return products.route(weight, slots, ctx.nodes)
+        slots = _pair_up(tensors)
+        ctx.backend = backend
+        ctx.nodes = [_find_store_node(slot, backend) for slot in slots]
+        with autocast_disabled(weight):
+            return backend.route(weight, slots, ctx.nodes)
 
     @staticmethod
     def backward(ctx: Any, d_key: Tensor, d_value: Tensor) -> Grads:
@@ -127,40 +151,41 @@ class _Route(torch.autograd.Function):
             return None, *_differentiable_gradients(ctx, (d_key, d_value))
         weight, *tensors = ctx.saved_tensors
         _, needs_weight, *needs = ctx.needs_input_grad
-        products, shape = ctx.products, tensors[0].shape
-        # Whoever looks at the gradient of a slot's tensor gets it from here, by the ordinary way.
+        backend, shape = ctx.backend, tensors[0].shape
+        # A hook on a slot's tensor sees only gradients that pass through autograd: such a slot
+        # gets its gradient from here.
         nodes = [
             None if _is_watched(slot) else node
-            for slot, node in zip(_pairs(tensors), ctx.nodes, strict=True)
+            for slot, node in zip(_pair_up(tensors), ctx.nodes, strict=True)
         ]
         d_weight = None
-        with exact(weight):
-            grads = products.flat((d_key, d_value))
+        with autocast_disabled(weight):
+            grads = backend.flatten((d_key, d_value))
             if needs_weight:
-                d_weight = products.weight_gradient(weight, grads, _pairs(tensors), nodes)
-            columns = _columns(weight, shape[1], d_key.dtype)
-            d_slots = _ordinary(products, columns, grads, nodes, needs, shape)
-        now = torch._C._current_graph_task_id() if any(nodes) else None
+                d_weight = backend.weight_gradient(weight, grads, _pair_up(tensors), nodes)
+            columns = _transposed_columns(weight, shape[1], d_key.dtype)
+            d_slots = _immediate_gradients(backend, columns, grads, nodes, needs, shape)
+        pass_id = torch._C._current_graph_task_id() if any(nodes) else None
         for node, column in zip(nodes, columns, strict=True):
             if node:
-                node.left.append((now, column, grads))
+                node.pending.append((pass_id, column, grads))
         return None, d_weight, *d_slots
 
 
-def _ordinary(
-    products: Products,
+def _immediate_gradients(
+    backend: Backend,
     columns: Sequence[Tensor],
     grads: Slot,
     nodes: Sequence[Any],
     needs: Sequence[bool],
     shape: torch.Size,
 ) -> list[Tensor | None]:
-    """Return the gradients, flat like ``needs``, of the slots that no node will gather."""
+    """Return the gradients of the slots without a node, flat like ``needs``, None for the rest."""
     d_slots: list[Tensor | None] = [None] * len(needs)
-    mine = [i for i, node in enumerate(nodes) if not node and any(needs[2 * i : 2 * i + 2])]
-    if mine:
-        spread = products.spread([columns[i] for i in mine], grads, shape)
-        for i, pair in zip(mine, spread, strict=True):
+    without_node = [i for i, node in enumerate(nodes) if not node and any(needs[2 * i : 2 * i + 2])]
+    if without_node:
+        spread = backend.spread([columns[i] for i in without_node], grads, shape)
+        for i, pair in zip(without_node, spread, strict=True):
             for k in (0, 1):
                 d_slots[2 * i + k] = pair[k] if needs[2 * i + k] else None
     return d_slots
@@ -169,46 +194,49 @@ def _ordinary(
 _StoreNode = _Store._backward_cls
 
 
-def _store_node(slot: Slot, products: Products) -> Any | None:
-    """Return the autograd node that stored a slot, if one did and nothing has come between."""
+def _find_store_node(slot: Slot, backend: Backend) -> Any | None:
+    """Return the autograd node that stored a slot; None if there is none or another operation has
+    changed the slot since."""
     if torch.compiler.is_compiling():
         return None
     node: Any = slot[0].grad_fn
-    ours = isinstance(node, _StoreNode) and slot[1].grad_fn is node
-    # Key and value as they were stored: another pair of the same tensors has other gradients.
-    ours = ours and slot[0].output_nr == 0 and slot[1].output_nr == 1
-    return node if ours and node.products is products else None
+    stored = isinstance(node, _StoreNode) and slot[1].grad_fn is node
+    # Key and value in their places: in a pair such as (value, key) gradients go to other tensors.
+    stored = stored and slot[0].output_nr == 0 and slot[1].output_nr == 1
+    return node if stored and node.backend is backend else None
 
 
 def _is_watched(slot: Slot) -> bool:
-    """Whether somebody keeps or hooks the gradient of a stored tensor, which a node goes round."""
+    """Whether a tensor of a slot retains its gradient or has hooks on it."""
     if torch.compiler.is_compiling():
         return False
     return any(tensor.retains_grad or tensor._backward_hooks for tensor in slot)
 
 
-def _columns(weight: Tensor, heads: int, dtype: torch.dtype) -> list[Tensor]:
-    """Each slot's columns of the weight, transposed: [R, M] takes a gradient back to the slot."""
+def _transposed_columns(weight: Tensor, heads: int, dtype: torch.dtype) -> list[Tensor]:
+    """Return, for each slot, its columns of the weight, transposed to [R, M]: the matrix that
+    takes a gradient of the output back to the slot."""
     return [block.t() for block in weight.to(dtype).split(heads, dim=1)]
 
 
 def _differentiable_gradients(ctx: Any, grads: Slot) -> Grads:
-    """The gradients as functions of everything, for whoever differentiates twice."""
+    """Return gradients that can themselves be differentiated (``create_graph=True``)."""
     weight, *tensors = ctx.saved_tensors
     needs = ctx.needs_input_grad[1:]
-    wanted = [t for t, need in zip(ctx.saved_tensors, needs, strict=True) if need]
-    out = naive.route(_pairs(tensors), weight)
-    found = iter(torch.autograd.grad(out, wanted, grads, create_graph=True))
-    return tuple(next(found) if need else None for need in needs)
+    inputs = [t for t, need in zip(ctx.saved_tensors, needs, strict=True) if need]
+    out = naive.route(_pair_up(tensors), weight)
+    gradients = iter(torch.autograd.grad(out, inputs, grads, create_graph=True))
+    return tuple(next(gradients) if need else None for need in needs)
 
 
-def exact(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Keep autocast out: it would round float32 slots."""
+def autocast_disabled(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a context without autocast, which would round float32 slots to half precision."""
     kind = tensor.device.type
     if torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
     return nullcontext()
 
 
-def _pairs(tensors: Sequence[Tensor]) -> list[Slot]:
+def _pair_up(tensors: Sequence[Tensor]) -> list[Slot]:
+    """Return (key, value, key, value, ...) as pairs."""
     return list(zip(tensors[::2], tensors[1::2], strict=True))

@@ -1,9 +1,13 @@
-"""Routing's kernels: what runs on the device, tile by tile.
+"""The Triton kernels of routing: the code that runs on the device, one tile at a time.
 
-A slot is token major: a row for each token, [N, R, E]. A tile is [heads, rows x width], padded to
-what tensor cores take; what is padded is never read and never written.
+Slots are token major: [N, R, E] with a row for each token. A tile holds some rows of one slot as a
+matrix [heads, rows * width], whose sizes are padded to what tensor cores multiply; a mask keeps the
+padding from being read or written.
 
-Letters: R heads, M heads that come out, E head width, N rows (batch x tokens).
+An example: R = 6 heads of E = 20 numbers. Heads are padded to 16 and the width to 32, so that a
+tile of BLOCK = 2 rows is a matrix [16, 64]. Its column 33 is number 1 of the second row.
+
+Letters: R heads, M output heads, E head width (WIDTH), N rows (batch x tokens).
 It does not know: torch, who launches it.
 """
 
@@ -13,11 +17,15 @@ import triton.language as tl
 
 @triton.jit
 def _pick(pointers, index, dtype: tl.constexpr, COUNT: tl.constexpr):
-    """Return pointers[index], which a tuple cannot say of an index known at run time alone."""
-    found = pointers[0].to(tl.int64)
+    """Return pointers[index] for an index that is known at run time only.
+
+    Triton indexes tuples by constants alone, so each pointer is compared in turn: of pointers (a,
+    b, c), ``where(index == 2, c, where(index == 1, b, a))``. Every pointer is aligned to 16 bytes.
+    """
+    pointer = pointers[0].to(tl.int64)
     for i in tl.static_range(1, COUNT):
-        found = tl.where(index == i, pointers[i].to(tl.int64), found)
-    return tl.multiple_of(found.to(tl.pointer_type(dtype)), 16)
+        pointer = tl.where(index == i, pointers[i].to(tl.int64), pointer)
+    return tl.multiple_of(pointer.to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
@@ -25,7 +33,7 @@ def _tile(
     first, n_rows, HEADS: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Offsets and mask of a tile [heads, rows x width] that begins at row ``first``."""
+    """Return offsets and mask of the tile [heads, rows * width] that begins at row ``first``."""
     head, column = tl.arange(0, PADDED), tl.arange(0, BLOCK * WIDTH_PADDED)
     row, place = first + column // WIDTH_PADDED, column % WIDTH_PADDED
     start = row.to(tl.int64) * (HEADS * WIDTH)
@@ -53,7 +61,7 @@ def gather(
     BLOCK: tl.constexpr, STARTS: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr,
     DOT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """out[m] = start[m] + sum_i weight[m, i, r] * parts[i][r], for keys or for values."""
+    """out[m] = start[m] + sum_{i, r} weight[m, i, r] * parts[i][r], for keys or for values."""
     first, is_value = tl.program_id(0) * BLOCK, tl.program_id(1)
     offsets, mask = _tile(first, n_rows, R, R_PADDED, WIDTH, BLOCK, WIDTH_PADDED)
     out_at, out_mask = _tile(first, n_rows, M, M_PADDED, WIDTH, BLOCK, WIDTH_PADDED)
@@ -80,7 +88,11 @@ def spread(
     PRECISION: tl.constexpr, dtype: tl.constexpr,
     DOT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """outs[i][r] = weight[i, r, m] * grad[m]: neighbours share a tile of the gradient."""
+    """outs[i][r] = sum_m weight[i, r, m] * grad[m], for keys or for values.
+
+    The slot is the first axis of the grid, so that programs which run at the same time read the
+    same tile of the gradient.
+    """
     i, first, is_value = tl.program_id(0), tl.program_id(1) * BLOCK, tl.program_id(2)
     offsets, mask = _tile(first, n_rows, M, M_PADDED, WIDTH, BLOCK, WIDTH_PADDED)
     out_at, out_mask = _tile(first, n_rows, R, R_PADDED, WIDTH, BLOCK, WIDTH_PADDED)
@@ -100,7 +112,7 @@ def gram(
     PRECISION: tl.constexpr, dtype: tl.constexpr,
     DOT: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    """pieces[p, m, i, r] = sum over the piece's rows and width of grad[m] * parts[i][r]."""
+    """pieces[p, m, i, r] = grad[m] * parts[i][r], summed over the rows of piece p and the width."""
     i, piece, is_value = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     part = _pick(parts, is_value * COUNT + i, dtype, 2 * COUNT)
     grad = key_grad if is_value == 0 else value_grad

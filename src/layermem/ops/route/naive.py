@@ -1,4 +1,4 @@
-"""Equation (2) of the paper, as plainly as it can be said: the reference every faster route equals.
+"""Equation (2) of the paper written out: the reference that every faster implementation equals.
 
 Letters: B batch, T tokens, R key-value heads, E head width, S slots.
 It does not know: layers, rope, caches, where the weight comes from.
@@ -17,31 +17,31 @@ def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
     """Sum over slots and heads: ``out[h] = sum_{s, g} weight[h, s * R + g] * slot_s[g]``.
 
     ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
-    head minor, and serves keys and values alike. Returns (key, value), each [B, R, T, E]. (Fewer or
-    more rows of ``weight`` give fewer or more heads: so a part of the heads can be routed apart.)
+    head minor, and is applied to keys and values alike. Returns (key, value), each [B, R, T, E].
+    ``weight`` may have another number of rows than R, which is then the number of output heads.
     """
-    check(slots, weight)
+    check_shapes(slots, weight)
     heads = slots[0][0].shape[1]
     per_slot = weight.unflatten(1, (len(slots), heads)).unbind(1)
     keys, values = zip(*slots, strict=True)
     return _weighted_sum(keys, per_slot), _weighted_sum(values, per_slot)
 
 
-def check(slots: Sequence[Slot], weight: Tensor) -> None:
-    """Raise if the weight does not fit the slots."""
+def check_shapes(slots: Sequence[Slot], weight: Tensor) -> None:
+    """Raise ``ValueError`` if the weight does not fit the slots."""
     if not slots:
         raise ValueError("route needs at least one slot (a pair of key and value), got none")
     heads = slots[0][0].shape[1]
     if weight.ndim != 2 or weight.shape[1] != len(slots) * heads:
         raise ValueError(
-            f"the weight for {len(slots)} slots of {heads} heads must be "
+            f"the weight for {len(slots)} slots of {heads} heads must have the shape "
             f"[{heads}, {len(slots) * heads}], got {list(weight.shape)}"
         )
 
 
 def _weighted_sum(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     dtype = parts[0].dtype
-    # Sums in float32 at least, whatever autocast says, and comes down to the parts' dtype once.
+    # Sum in float32 at least, also under autocast, and round to the dtype of the parts once.
     wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast(parts[0].device.type, enabled=False):
         products = (

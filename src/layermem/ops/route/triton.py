@@ -1,17 +1,17 @@
-"""The products of routing as Triton kernels, which read slots by pointer, where they lie.
+"""The routing backend made of Triton kernels, and routing as one operator for torch.compile.
 
-A slot stays token major, [B T, R, E], as the projections made it: storing copies nothing, nothing
-is concatenated, and what comes out is token major too, as attention takes it. Three kernels, keys
-and values in one launch each:
+The kernels read slots through pointers, so that a slot stays in the layout of the projections,
+token major [B T, R, E]: storing copies nothing and nothing is concatenated. The result is token
+major too, as attention takes it. There are three kernels, each for keys and values in one launch:
 
-    gather   out[m] = sum_i weight_i[m, r] * part_i[r]      a route; the gradient of a slot
-    spread   out_i[r] = weight_i[r, m] * grad[m]            ordinary gradients, one for each slot
-    gram     out[m, (i, r)] = sum_columns grad[m] * part_i[r]      a router's gradient
+    gather   out[m] = sum_{i, r} weight_i[m, r] * part_i[r]    a route; the gradient of a slot
+    spread   out_i[r] = sum_m weight_i[r, m] * grad[m]         gradients of slots without a node
+    gram     out[m, (i, r)] = sum_{n, e} grad[m] * part_i[r]   the gradient of a router's weight
 
-Sums are in float32 (of float64, in float64) and come down once. The gram's are taken piece by piece
-and the pieces added in one order, so that two runs agree to the last bit.
+Sums are in float32 (of float64 in float64) and rounded once. ``gram`` sums the rows in pieces,
+which are added in a fixed order: the same inputs give the same bits.
 
-Letters: S slots, R heads, M heads that come out, B batch, T tokens, E head width, N = B T rows.
+Letters: S slots, R heads, M output heads, B batch, T tokens, E head width, N = B T rows.
 It does not know: layers, rope, caches, where the weight comes from.
 """
 
@@ -24,27 +24,29 @@ import triton.language as tl
 from torch import Tensor
 
 from layermem.ops.route import deferred, kernels
-from layermem.ops.route.deferred import Products
+from layermem.ops.route.deferred import Backend
 from layermem.ops.route.naive import Slot
 
-# Pointers are kernel arguments, two for each slot: more slots go in several launches.
-_MOST = 128
-_PIECES = 64
-_TILE = 16384
+# Slots of one launch: their pointers are kernel arguments, two for each slot.
+_MAX_SLOTS = 128
+# Pieces in which ``gram`` sums the rows, at most.
+_MAX_PIECES = 64
+# Bytes of a tile.
+_TILE_BYTES = 16384
 
 
 @final
-class Kernels(Products):
-    """Flat slots are the slots themselves, token major."""
+class TritonBackend(Backend):
+    """Triton kernels; flat slots are the slots themselves, token major."""
 
-    def lay(self, key: Tensor, value: Tensor) -> Slot:
+    def lay_out(self, key: Tensor, value: Tensor) -> Slot:
         return _token_major(key), _token_major(value)
 
-    def flat(self, slot: Slot) -> Slot:
+    def flatten(self, slot: Slot) -> Slot:
         return _token_major(slot[0]), _token_major(slot[1])
 
     def route(self, weight: Tensor, slots: Sequence[Slot], nodes: Sequence[Any]) -> Slot:
-        return _gather(weight, [self.flat(slot) for slot in slots])
+        return _gather(weight, [self.flatten(slot) for slot in slots])
 
     def gather(self, columns: Sequence[Tensor], grads: Sequence[Slot], shape: torch.Size) -> Slot:
         return _gather(torch.cat(tuple(columns), dim=1), grads)
@@ -55,23 +57,23 @@ class Kernels(Products):
     def weight_gradient(
         self, weight: Tensor, grads: Slot, slots: Sequence[Slot], nodes: Sequence[Any]
     ) -> Tensor:
-        return _gram(grads, [self.flat(slot) for slot in slots]).to(weight.dtype)
+        return _gram(grads, [self.flatten(slot) for slot in slots]).to(weight.dtype)
 
 
-_kernels = Kernels()
+_backend = TritonBackend()
 
 
 def store(key: Tensor, value: Tensor) -> Slot:
-    """Keep a slot where it lies, to be read with a deferred backward."""
-    return deferred.store(_kernels, key, value)
+    """Return a slot token major, whose gradient is computed once for all readers."""
+    return deferred.store(_backend, key, value)
 
 
 def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
-    """As ``naive.route``."""
+    """Compute ``naive.route`` with Triton kernels."""
     if torch.compiler.is_compiling():
         keys, values = zip(*slots, strict=True)
         return _compiled_route(list(keys), list(values), weight)
-    return deferred.route(_kernels, slots, weight)
+    return deferred.route(_backend, slots, weight)
 
 
 def _gather(weight: Tensor, parts: Sequence[Slot]) -> Slot:
@@ -80,14 +82,14 @@ def _gather(weight: Tensor, parts: Sequence[Slot]) -> Slot:
     batch, heads, tokens, width = key.shape
     shape = (batch, tokens, weight.shape[0], width)
     totals: Sequence[Tensor] = ()
-    for start in range(0, len(parts), _MOST):
-        some = parts[start : start + _MOST]
-        # Between launches totals stay in float32.
-        is_last = start + _MOST >= len(parts)
-        dtype = key.dtype if is_last else _wide(key.dtype)
+    for start in range(0, len(parts), _MAX_SLOTS):
+        chunk = parts[start : start + _MAX_SLOTS]
+        # Between launches the totals stay in float32.
+        is_last = start + _MAX_SLOTS >= len(parts)
+        dtype = key.dtype if is_last else _sum_dtype(key.dtype)
         outs = [torch.empty(shape, dtype=dtype, device=key.device) for _ in range(2)]
-        sizes = _sizes(key, weight.shape[0])
-        pointers, count = _pointers(some)
+        sizes = _kernel_sizes(key, weight.shape[0])
+        pointers, count = _pointers(chunk)
         block = weight[:, start * heads :]
         kernels.gather[triton.cdiv(batch * tokens, sizes["BLOCK"]), 2](
             pointers,
@@ -97,7 +99,7 @@ def _gather(weight: Tensor, parts: Sequence[Slot]) -> Slot:
             heads * block.stride(1),
             *outs,
             *(totals or outs),
-            len(some),
+            len(chunk),
             batch * tokens,
             COUNT=count,
             STARTS=bool(totals),
@@ -110,15 +112,15 @@ def _gather(weight: Tensor, parts: Sequence[Slot]) -> Slot:
 def _spread(columns: Tensor, grads: Slot) -> list[Slot]:
     """Launch ``spread``: columns [S, R, M] times one pair of gradients."""
     batch, _, tokens, width = grads[0].shape
-    n_parts, heads, given = columns.shape
+    n_parts, heads, heads_out = columns.shape
     shape = (batch, tokens, heads, width)
-    # One allocation each: what is handed out must not share its memory.
+    # One allocation for each: gradients that are returned must not share memory.
     outs = [(grads[0].new_empty(shape), grads[1].new_empty(shape)) for _ in range(n_parts)]
-    sizes = _sizes(grads[0], given, heads)
-    for start in range(0, n_parts, _MOST):
-        pointers, count = _pointers(outs[start : start + _MOST])
+    sizes = _kernel_sizes(grads[0], heads_out, heads)
+    for start in range(0, n_parts, _MAX_SLOTS):
+        pointers, count = _pointers(outs[start : start + _MAX_SLOTS])
         block = columns[start:]
-        grid = (min(_MOST, n_parts - start), triton.cdiv(batch * tokens, sizes["BLOCK"]), 2)
+        grid = (min(_MAX_SLOTS, n_parts - start), triton.cdiv(batch * tokens, sizes["BLOCK"]), 2)
         kernels.spread[grid](
             pointers, block, *block.stride(), *grads, batch * tokens, COUNT=count, **sizes
         )
@@ -126,39 +128,39 @@ def _spread(columns: Tensor, grads: Slot) -> list[Slot]:
 
 
 def _gram(grads: Slot, parts: Sequence[Slot]) -> Tensor:
-    """Launch ``gram``: [M, S * R], as wide as it was summed."""
+    """Launch ``gram``: return [M, S * R] in the dtype of the sums."""
     batch, heads, tokens, _ = parts[0][0].shape
-    given, rows = grads[0].shape[1], batch * tokens
-    sizes = _sizes(parts[0][0], given)
-    # Whole blocks to a piece.
-    per_piece = triton.cdiv(triton.cdiv(rows, _PIECES), sizes["BLOCK"]) * sizes["BLOCK"]
+    heads_out, rows = grads[0].shape[1], batch * tokens
+    sizes = _kernel_sizes(parts[0][0], heads_out)
+    # A piece has a whole number of blocks.
+    per_piece = triton.cdiv(triton.cdiv(rows, _MAX_PIECES), sizes["BLOCK"]) * sizes["BLOCK"]
     n_pieces = triton.cdiv(rows, per_piece)
-    found = []
-    for start in range(0, len(parts), _MOST):
-        some = parts[start : start + _MOST]
-        pointers, count = _pointers(some)
-        shape = (2 * n_pieces, given, len(some) * heads)
-        pieces = torch.empty(shape, dtype=_wide(grads[0].dtype), device=grads[0].device)
-        kernels.gram[len(some), n_pieces, 2](
-            pointers, *grads, pieces, len(some), rows, per_piece, COUNT=count, **sizes
+    blocks = []
+    for start in range(0, len(parts), _MAX_SLOTS):
+        chunk = parts[start : start + _MAX_SLOTS]
+        pointers, count = _pointers(chunk)
+        shape = (2 * n_pieces, heads_out, len(chunk) * heads)
+        pieces = torch.empty(shape, dtype=_sum_dtype(grads[0].dtype), device=grads[0].device)
+        kernels.gram[len(chunk), n_pieces, 2](
+            pointers, *grads, pieces, len(chunk), rows, per_piece, COUNT=count, **sizes
         )
-        found.append(pieces.sum(0))
-    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        blocks.append(pieces.sum(0))
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
-def _sizes(part: Tensor, given: int, heads: int | None = None) -> dict[str, Any]:
-    """Return what the kernels are compiled for: M = ``given`` heads, R heads, a tile's rows."""
+def _kernel_sizes(part: Tensor, heads_out: int, heads: int | None = None) -> dict[str, Any]:
+    """Return the constants that a kernel is compiled for, by the names of its arguments."""
     heads, width = heads or part.shape[1], part.shape[3]
-    padded = {"M_PADDED": _padded(given), "R_PADDED": _padded(heads)}
+    padded = {"M_PADDED": _padded(heads_out), "R_PADDED": _padded(heads)}
     width_padded = triton.next_power_of_2(width)
-    # A tile of 16 kB; at least sixteen columns, as for rows.
-    columns = _TILE // part.element_size() // max(padded.values())
+    # Tensor cores multiply sixteen columns at least.
+    columns = _TILE_BYTES // part.element_size() // max(padded.values())
     columns = max(16, width_padded, columns)
     dtype = _DTYPES[part.dtype]
     interpreted = triton.knobs.runtime.interpret
     tf32 = torch.backends.cuda.matmul.allow_tf32
     return {
-        "M": given,
+        "M": heads_out,
         "R": heads,
         **padded,
         "WIDTH": width,
@@ -167,7 +169,7 @@ def _sizes(part: Tensor, given: int, heads: int | None = None) -> dict[str, Any]
         "PRECISION": "tf32" if tf32 else "ieee",
         "dtype": dtype,
         "SUM": tl.float64 if part.dtype == torch.float64 else tl.float32,
-        # The interpreter multiplies bfloat16 by its bits.
+        # The interpreter would multiply the bits of bfloat16 as integers.
         "DOT": tl.float32 if interpreted and part.dtype == torch.bfloat16 else dtype,
     }
 
@@ -180,17 +182,20 @@ _DTYPES = {
 }
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
 def _padded(heads: int) -> int:
-    """Tensor cores take sixteen rows at least."""
+    """Return the number of rows of a tile: tensor cores multiply sixteen at least."""
     return max(16, triton.next_power_of_2(heads))
 
 
 def _pointers(parts: Sequence[Slot]) -> tuple[tuple[Tensor, ...], int]:
-    """Keys, then values, each filled up to a power of two, so that few kernels are compiled."""
+    """Return the keys, then the values, and how many there are of each.
+
+    Each list is filled up to a power of two, so that one compiled kernel serves several depths.
+    """
     count = triton.next_power_of_2(len(parts))
     filled = [*parts, *[parts[0]] * (count - len(parts))]
     keys, values = zip(*filled, strict=True)
@@ -198,7 +203,7 @@ def _pointers(parts: Sequence[Slot]) -> tuple[tuple[Tensor, ...], int]:
 
 
 def _token_major(x: Tensor) -> Tensor:
-    """[B, R, T, E] with heads beside each other for every token: as a projection makes it."""
+    """Return x [B, R, T, E] with its memory in the order [B, T, R, E], as projections make it."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -206,26 +211,28 @@ def _token_major(x: Tensor) -> Tensor:
 def _compiled_route(
     keys: list[Tensor], values: list[Tensor], weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A route as torch.compile sees it: one node."""
-    return _kernels.route(weight, list(zip(keys, values, strict=True)), ())
+    """Compute a route as one operator, which torch.compile does not look into."""
+    return _backend.route(weight, list(zip(keys, values, strict=True)), ())
 
 
 @_compiled_route.register_fake
 def _(keys: list[Tensor], values: list[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
-    return _like(keys[0], weight.shape[0]), _like(keys[0], weight.shape[0])
+    return _empty_token_major(keys[0], weight.shape[0]), _empty_token_major(
+        keys[0], weight.shape[0]
+    )
 
 
 @torch.library.custom_op("layermem::route_backward", mutates_args=())
 def _compiled_backward(
     keys: list[Tensor], values: list[Tensor], weight: Tensor, d_key: Tensor, d_value: Tensor
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The gradients of a route, of every slot an ordinary one."""
+    """Return the gradients of keys, values and weight of one route."""
     slots = list(zip(keys, values, strict=True))
-    grads = _kernels.flat((d_key, d_value))
+    grads = _backend.flatten((d_key, d_value))
     heads = keys[0].shape[1]
     columns = weight.to(d_key.dtype).unflatten(1, (-1, heads)).permute(1, 2, 0)
     d_keys, d_values = zip(*_spread(columns, grads), strict=True)
-    return list(d_keys), list(d_values), _kernels.weight_gradient(weight, grads, slots, ())
+    return list(d_keys), list(d_values), _backend.weight_gradient(weight, grads, slots, ())
 
 
 @_compiled_backward.register_fake
@@ -234,28 +241,28 @@ def _(
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     heads = keys[0].shape[1]
     return (
-        [_like(d_key, heads) for _ in keys],
-        [_like(d_value, heads) for _ in values],
+        [_empty_token_major(d_key, heads) for _ in keys],
+        [_empty_token_major(d_value, heads) for _ in values],
         torch.empty_like(weight),
     )
 
 
-def _remember(ctx: Any, inputs: tuple[list[Tensor], list[Tensor], Tensor], output: Any) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[list[Tensor], list[Tensor], Tensor], output: Any) -> None:
     keys, values, weight = inputs
     ctx.count = len(keys)
     ctx.save_for_backward(*keys, *values, weight)
 
 
-def _backward(ctx: Any, d_key: Tensor, d_value: Tensor) -> tuple[Any, ...]:
+def _route_gradients(ctx: Any, d_key: Tensor, d_value: Tensor) -> tuple[Any, ...]:
     *tensors, weight = ctx.saved_tensors
     keys, values = list(tensors[: ctx.count]), list(tensors[ctx.count :])
     return _compiled_backward(keys, values, weight, d_key, d_value)
 
 
-_compiled_route.register_autograd(_backward, setup_context=_remember)
+_compiled_route.register_autograd(_route_gradients, setup_context=_save_inputs)
 
 
-def _like(x: Tensor, heads: int) -> Tensor:
-    """An empty tensor as the kernels make them: [B, heads, T, E], token major."""
+def _empty_token_major(x: Tensor, heads: int) -> Tensor:
+    """Return an empty tensor [B, heads, T, E], token major, as the kernels make them."""
     batch, _, tokens, width = x.shape
     return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
