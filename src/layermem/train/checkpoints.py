@@ -1,5 +1,6 @@
-"""What of a checkpoint is not the model: the optimiser's moments, the schedule, the loss not yet
-logged. It is read under any number of processes, sharded or not, however it was written.
+"""What a checkpoint holds beside the model: optimizer state, schedule, the loss not yet logged.
+
+It is read under any number of processes, sharded or not, however it was written.
 
 A checkpoint holds the model whole (``model.safetensors``) and the optimiser in one of two layouts:
 ``optimizer.pt``, whole, or ``sharded/``, of which every process wrote its own part

@@ -1,5 +1,6 @@
-"""What a checkpoint came from: the run's config, the data, the model's config. A run goes on only
-from what is its own, with the data it began with.
+"""What a checkpoint came from: the run's config, the data, the model's config.
+
+A run resumes only from its own checkpoints, with the data it began with.
 
 It does not know: the trainer, what else is in a checkpoint.
 """
