@@ -6,7 +6,7 @@ It does not know: how anything is done.
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -16,10 +16,9 @@ from transformers.utils import logging as transformers_logging
 
 from layermem.cli.screen import screen
 from layermem.config import Task, merged
-from layermem.efficiency.costs import cost
-from layermem.experiments import costs
-from layermem.experiments import presets as known
-from layermem.models.registry import lookup, variants
+from layermem.experiments import preset_costs
+from layermem.experiments.presets import description
+from layermem.models.registry import variants
 from layermem.report.costs import short
 from layermem.runs import RunFolder, write_whole
 
@@ -28,28 +27,65 @@ from layermem.runs import RunFolder, write_whole
 class Presets:
     """List presets with what they cost as the plain decoder, and the variants."""
 
+    measure: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Measure training steps of every preset that this machine can train, plain and LIMe, on a GPU
+    if there is one, else on one thread of the CPU; takes minutes."""
+
 
 def presets(rest: list[str]) -> None:
     """Print presets with what they cost, and the variants."""
-    tyro.cli(Presets, prog="layermem presets", args=rest)
-    table = Table("preset", "parameters", "tokens", "FLOPs", "what it is", box=None)
-    for name in known.names():
-        run = known.lookup(name)
-        entry = lookup("plain")
-        sizes, length = costs.sizes(run)
-        config = entry.config(**sizes)
-        tokens = round(run.max_steps * run.optim.batch_size * length)
-        one = cost(config, entry.variant, round(length))
-        table.add_row(
-            name,
-            short(one.parameters, 3),
-            short(tokens, 3),
-            f"{one.training * tokens / round(length):.1e}",
-            known.description(name),
-        )
+    options = tyro.cli(Presets, prog="layermem presets", args=rest)
+    costs = preset_costs.preset_costs()
     console = screen()
+    table = Table("preset", "parameters", "tokens", "FLOPs", "what it is", box=None)
+    for preset in costs:
+        table.add_row(
+            preset.name,
+            short(preset.parameters, 3),
+            short(preset.tokens, 3),
+            f"{preset.flops:.1e}",
+            description(preset.name),
+        )
     console.print(table)
     console.print(f"\nvariants: {', '.join(variants())} (parameters and FLOPs above: plain)")
+    if options.measure:
+        console.print(_measured_presets(costs))
+        console.print(
+            f"\n{preset_costs.conditions()}; time of the whole run, from the median of three "
+            "micro-batches (forward, backward, AdamW), without validation; peak memory of model, "
+            "optimiser and one micro-batch",
+            highlight=False,
+        )
+
+
+def _measured_presets(costs: list[preset_costs.PresetCost]) -> Table:
+    """Return a table of the time and memory of each preset, measured while a bar shows progress."""
+    table = Table("preset", "time: plain", "LIMe", "memory: plain", "LIMe", box=None)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("measuring", total=len(costs))
+        for name, measured in preset_costs.measure_presets(costs):
+            progress.advance(bar)
+            if measured is None:
+                table.add_row(name, "too large for this machine")
+                continue
+            plain, lime = measured["plain"], measured["lime"]
+            table.add_row(
+                name,
+                *(_duration(one.seconds) for one in (plain, lime)),
+                *(
+                    "unknown" if one.peak_bytes is None else f"{short(one.peak_bytes, 3)}B"
+                    for one in (plain, lime)
+                ),
+            )
+    return table
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds in the unit that suits them."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.2g} s"
 
 
 @dataclass(frozen=True, kw_only=True)
