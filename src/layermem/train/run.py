@@ -34,6 +34,7 @@ from layermem.runs import RunFolder, cleared, write_whole
 from layermem.tasks import registry as tasks
 from layermem.train.arguments import arguments
 from layermem.train.learnt import data_digest, problems_digest
+from layermem.train.model_card import write_model_card
 from layermem.train.origin import changes
 from layermem.train.problems import Problems, problems
 from layermem.train.sharded import ShardedTrainer
@@ -369,6 +370,7 @@ def _keep_final(trainer: Trainer, folder: RunFolder) -> None:
         trainer.save_model(str(part))
         trainer.accelerator.wait_for_everyone()
         if is_first:
+            write_model_card(part, trainer.run, folder, trainer.model)
             os.replace(part, folder.final)
     if is_first and not trainer.run.save_every:
         folder.discard(trainer.run.max_steps)
