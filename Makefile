@@ -36,9 +36,10 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) tests/test_contract.py tests/models tests/variants \
 		tests/train/test_run.py
 
-# The site, into site/. Broken links and missing anchors are errors; nothing is fetched.
+# The site, into site/. Broken links and missing anchors are errors (with --quiet they would not be);
+# nothing is fetched.
 docs: $(VENV)/.installed-docs
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	@echo "the site: site/index.html"
 
 wheel: $(VENV)/.installed

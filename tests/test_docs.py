@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pydoc
 import re
 import shlex
 import subprocess
@@ -151,6 +152,13 @@ def test_links_lead_somewhere(page):
 )
 def test_links_are_redirected_on_the_site(folder, link, redirected):
     assert root_pages.redirect_links(f"See [it]({link}).", folder) == f"See [it]({redirected})."
+
+
+def test_the_api_reference_names_what_is_there():
+    names = re.findall(r"^::: (\S+)$", read("docs/api.md"), re.MULTILINE)
+    assert names
+    for name in names:
+        assert pydoc.locate(name) is not None, name
 
 
 def test_the_readme_stays_short():
