@@ -1,5 +1,4 @@
-"""Figures as inline SVG: text and lines in the page's own colour, so that they are read on light
-and on dark.
+"""Figures as inline SVG, in the page's own colours, readable on light and on dark.
 
 It does not know: torch, run folders, pages.
 """

@@ -22,6 +22,7 @@ from layermem.runs import RunFolder, temporary_folder, write_atomically
 from layermem.train.arguments import training_arguments
 from layermem.train.data_digest import data_digest, prompts_digest
 from layermem.train.divergence import NotFiniteError
+from layermem.train.model_card import write_model_card
 from layermem.train.processes import wait_for_all
 from layermem.train.run_config import claim_folder, record_data_and_precision
 from layermem.train.setup import Prepared, build_model, prepare_run
@@ -171,6 +172,7 @@ def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
         trainer.save_model(str(temporary))
         trainer.accelerator.wait_for_everyone()
         if is_first:
+            write_model_card(temporary, trainer.run, folder, trainer.model)
             os.replace(temporary, folder.final)
     if is_first and not trainer.run.save_every:
         folder.delete_checkpoint(trainer.run.max_steps)
