@@ -93,7 +93,7 @@ def plot_curves(
     axes.set_ylabel(_escape_label(up))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if scale != "number":
-        _label_in_percent(axes, whole=scale == "share")
+        _label_in_percent(axes, from_0_to_100=scale == "share")
     axes.legend(frameon=False)
 
 
@@ -112,7 +112,7 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
             range(len(values)), [_escape_label(name).replace(":", ":\n") for name in values]
         )
         axes.set_ylabel(up)
-        _label_in_percent(axes, whole=True)
+        _label_in_percent(axes, from_0_to_100=True)
 
     return _svg(draw, (3.6, 3.4))
 
@@ -196,8 +196,8 @@ def _escape_label(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _label_in_percent(axes: Axes, *, whole: bool) -> None:
-    if whole:
+def _label_in_percent(axes: Axes, *, from_0_to_100: bool) -> None:
+    if from_0_to_100:
         # Some room above, so that a line at 1 is visible.
         axes.set_ylim(0, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
