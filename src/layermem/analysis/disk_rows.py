@@ -37,8 +37,8 @@ class DiskRows:
     def append(self, key: Hashable, row: np.ndarray) -> None:
         """Append a row to those of ``key``; all rows of a key have as many numbers as the first."""
         if key not in self._files:
-            file = tempfile.TemporaryFile(prefix="layermem-")  # noqa: SIM115 (closed in __exit__)
-            self._files[key] = self._open_files.enter_context(file), row.size
+            new = tempfile.TemporaryFile(prefix="layermem-")  # noqa: SIM115 (closed in __exit__)
+            self._files[key] = self._open_files.enter_context(new), row.size
         file, size = self._files[key]
         if row.size != size:
             raise ValueError(f"rows of {key!r} hold {size} numbers, got {row.size}")

@@ -91,15 +91,11 @@ def _accuracies(
     """Return the accuracy on each fold."""
     splits = StratifiedKFold(folds, shuffle=True, random_state=seed).split(features, labels)
     predict = _predict_by_paper_probe if probe == "paper" else _predict_by_converged_probe
-    return [
-        float(
-            (
-                predict(features[fit], labels[fit], features[held], class_count, seed)
-                == labels[held]
-            ).mean()
-        )
-        for fit, held in splits
-    ]
+    accuracies = []
+    for train, test in splits:
+        predicted = predict(features[train], labels[train], features[test], class_count, seed)
+        accuracies.append(float((predicted == labels[test]).mean()))
+    return accuracies
 
 
 def _predict_by_paper_probe(

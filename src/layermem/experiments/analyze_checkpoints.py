@@ -64,7 +64,7 @@ def load_model(checkpoint: Checkpoint) -> Any:
 
 
 def check_same_tokens(first: Checkpoint, second: Checkpoint, texts: Sequence[str]) -> None:
-    """Raise if one vocabulary is used in two ways, so that words stand at different tokens."""
+    """Raise if one vocabulary is used in two ways, so that words are at different tokens."""
     for text in texts:
         first_ids, second_ids = (
             checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]

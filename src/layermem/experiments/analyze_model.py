@@ -110,7 +110,7 @@ def _analyze_words(
     layers = range(model.config.num_hidden_layers)
     with DiskRows() as vectors:
         labels = _collect_vectors(model, tokenizer, occurrences, options.length, vectors)
-        accuracies = {
+        accuracies: dict[Probe, Mapping[Representation, ProbeAccuracy]] = {
             probe: {
                 kind: _fit_probes(
                     (vectors.read((kind, layer)) for layer in layers), labels, probe, options.seed

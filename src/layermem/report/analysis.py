@@ -60,8 +60,8 @@ def sections(
     """
     analysis = _order_models(analysis, list(marks))
     run_ids = {name: model.about.run_id for name, model in analysis.models.items()}
-    own_styles = {name: styles[id_] for name, id_ in run_ids.items() if id_ in styles}
-    line_styles = own_styles if len(own_styles) == len(run_ids) else None
+    model_styles = {name: styles[run] for name, run in run_ids.items() if run and run in styles}
+    line_styles = model_styles if len(model_styles) == len(run_ids) else None
     parts = [
         _models_section(analysis, marks),
         _entropy_section(analysis, line_styles),
