@@ -231,7 +231,7 @@ class Run:
     seed: int = 0
     """Seed of weights and order of the data. Two variants of one seed share both."""
     max_steps: int = 1000
-    """Optimizer steps; the learning-rate schedule is scaled to them."""
+    """Training steps; the schedule is scaled to them."""
     log_every: int = 1
     """Steps between two rows of metrics."""
     eval_every: int = 100
