@@ -205,7 +205,7 @@ def test_help_and_the_list(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
     shown = capsys.readouterr().out
-    assert "--max-steps" in shown and "Optimiser steps; the schedule is scaled to it" in shown
+    assert "--max-steps" in shown and "Training steps; the schedule is scaled to them" in shown
 
 
 def test_one_of_several_processes_ends_at_once():
