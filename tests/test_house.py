@@ -14,7 +14,8 @@ import layermem
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
-    {"config", "intervals", "lots", "runs"},
+    {"typed_dicts"},
+    {"config", "intervals", "lots", "results", "runs"},
     {"ops", "data", "tasks"},
     {"models"},
     {"variants"},

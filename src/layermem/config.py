@@ -1,4 +1,4 @@
-"""A run, as data: frozen dataclasses, their checks, their way to and from dicts, an id.
+"""A run as data: frozen dataclasses whose fields document and check themselves, and a run id.
 
 Every field's docstring is its help text. A preset is a function that returns a ``Run``; a derived
 run is ``dataclasses.replace`` of one.
@@ -9,12 +9,12 @@ It does not know: files, torch, presets, the command line.
 import hashlib
 import json
 import logging
-import types
-import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Literal
+
+from layermem.typed_dicts import checked, from_dict, to_dict
 
 _NOT_SIZES = ("options", "pretrained")
 # What a task's options were before they could be chosen.
@@ -279,49 +279,9 @@ def merged(options: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
     return tuple({option.partition("=")[0]: option for option in (*options, *others)}.values())
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Return a config as plain dicts, lists and scalars."""
-    return dict(json.loads(json.dumps(asdict(config))))
-
-
 def run_from_dict(values: Mapping[str, Any]) -> Run:
     """Return the run that ``to_dict`` took apart; what is missing has its default."""
-    run: Run = _build(Run, values, "")
-    return run
-
-
-def _build(cls: type[Any], values: Any, path: str) -> Any:
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{path or 'the config'} must hold named fields, got {values!r}")
-    hints = typing.get_type_hints(cls)
-    known = [f.name for f in fields(cls)]
-    if unknown := sorted(set(values) - set(known)):
-        names = ", ".join(f"{path}{name}" for name in unknown)
-        raise ValueError(f"unknown {names}; there are {', '.join(known)}")
-    return cls(**{name: checked(hints[name], v, f"{path}{name}") for name, v in values.items()})
-
-
-def checked(hint: Any, value: Any, path: str) -> Any:
-    """Return ``value`` as a ``hint``, or raise what was wanted at ``path``."""
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _build(hint, value, f"{path}.")
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(checked(arguments[0], item, path) for item in value)
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        (hint,) = (a for a in arguments if a is not types.NoneType)
-        return checked(hint, value, path)
-    if origin is Literal:
-        if value in arguments:
-            return value
-        raise ValueError(f"{path} must be one of {', '.join(map(repr, arguments))}, got {value!r}")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, bool) != (hint is bool) or not isinstance(value, hint):
-        raise ValueError(f"{path} must be {getattr(hint, '__name__', hint)}, got {value!r}")
-    return value
+    return from_dict(Run, values, "")
 
 
 def _at_least(config: Any, least: int, *names: str) -> None:

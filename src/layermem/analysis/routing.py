@@ -9,7 +9,6 @@ It does not know: any particular variant, figures.
 """
 
 import heapq
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import nn
 
 from layermem.models.memories import plain_memories
 from layermem.models.seams import OwnLayer
+from layermem.results.analysis import Circuit, Reading
 
 
 def mean_heatmap(model: nn.Module) -> np.ndarray:
@@ -30,20 +30,6 @@ def head_heatmaps(model: nn.Module) -> np.ndarray:
     sizes = _sizes(model)
     whole = sizes.sum(-1, keepdims=True)
     return np.asarray(sizes / np.where(whole, whole, 1.0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What one layer reads."""
-
-    layer: int
-    """Index of the layer."""
-    off_layer_share: float
-    """Share that comes from earlier layers."""
-    sources: tuple[int, ...]
-    """Layers it reads most, the most read first."""
-    effective: float
-    """Effective number of layers it reads: exp of the entropy of its shares."""
 
 
 def readings(heatmap: np.ndarray, most: int = 3) -> list[Reading]:
@@ -61,16 +47,6 @@ def readings(heatmap: np.ndarray, most: int = 3) -> list[Reading]:
             )
         )
     return rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Circuit:
-    """A way through routers: the first layer reads the second, which reads the third, ..."""
-
-    layers: tuple[int, ...]
-    """Layers, the reader first, each below the one before."""
-    weight: float
-    """Product of the shares on the way."""
 
 
 def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Circuit]:

@@ -10,7 +10,6 @@ It does not know: models, where arrays come from.
 
 import warnings
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,7 +20,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-Probe = Literal["paper", "converged"]
+from layermem.results.analysis import Probe
+
 FOLDS = 5
 
 

@@ -12,32 +12,15 @@ It does not know: time, devices, any particular variant.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.counting import forward_flops, parameters
 from layermem.models.registry import lookup
 from layermem.models.seams import Variant
+from layermem.results.costs import Cost, Counting
 
-Counting = Literal["honest", "paper"]
 COUNTINGS: tuple[Counting, ...] = get_args(Counting)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What one model costs."""
-
-    parameters: int
-    """Trainable parameters."""
-    forward: float
-    """FLOPs of a forward of one sequence."""
-    training: float
-    """FLOPs of a training step on one sequence."""
-
-    def against(self, other: "Cost") -> tuple[float, float]:
-        """Return by which share parameters and FLOPs are more than another's."""
-        return self.parameters / other.parameters - 1, self.forward / other.forward - 1
 
 
 def cost(

@@ -23,9 +23,7 @@ import torch
 
 from layermem.models.counting import parameters
 from layermem.models.registry import build, lookup
-
-Mode = Literal["eager", "default", "reduce-overhead"]
-Precision = Literal["float32", "bfloat16"]
+from layermem.results.costs import Measurement, Mode, Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +47,11 @@ class Shape:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What one model took."""
-
-    seconds: float
-    """A step, the median."""
-    low: float
-    """Lower quartile."""
-    high: float
-    """Upper quartile."""
-    peak: int | None
-    """Bytes the model, its optimiser and a step took at the peak; None: the system does not say."""
-
-
 Model = tuple[str, Mapping[str, Any]]
 """A variant and the fields of its config."""
 
 
-def measure(models: Mapping[str, Model], shape: Shape, repeats: int = 9) -> dict[str, Measured]:
+def measure(models: Mapping[str, Model], shape: Shape, repeats: int = 9) -> dict[str, Measurement]:
     """Measure training steps (forward, backward, AdamW) of new models, side by side."""
     if repeats < 2:
         raise ValueError(f"repeats must be at least 2, got {repeats}: a median wants several")
@@ -89,7 +73,7 @@ def measure(models: Mapping[str, Model], shape: Shape, repeats: int = 9) -> dict
     found = {}
     for name, model in models.items():
         low, middle, high = statistics.quantiles(seconds[name], n=4, method="inclusive")
-        found[name] = Measured(seconds=middle, low=low, high=high, peak=peak(model, shape))
+        found[name] = Measurement(seconds=middle, low=low, high=high, peak=peak(model, shape))
     return found
 
 

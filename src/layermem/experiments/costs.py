@@ -21,10 +21,11 @@ from layermem.config import Model as ModelSizes
 from layermem.config import Run
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency.costs import COUNTINGS, cost
-from layermem.efficiency.measuring import Mode, Model, Precision, Shape, machine, measure
+from layermem.efficiency.measuring import Model, Shape, machine, measure
 from layermem.experiments import presets
 from layermem.experiments.comparison import arms
 from layermem.models.registry import lookup
+from layermem.results.costs import Mode, Precision
 from layermem.runs import write_whole
 
 _GPT2 = 50257

@@ -1,0 +1,13 @@
+"""Results as types: frozen dataclasses that cross floors, each with a version and a way to JSON.
+
+    solved       what a model solves of a task: result.json
+    run_record   what one run recorded
+    comparison   runs side by side: report.json
+    analysis     what goes on inside models: analysis.json
+    costs        parameters, FLOPs, time and memory: costs.json
+    quickstart   what came out of a quickstart: quickstart.json
+
+``experiments`` and ``analysis`` make them, ``report`` draws them, the command line prints them.
+
+It does not know: how anything is computed or drawn.
+"""

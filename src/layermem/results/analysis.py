@@ -1,0 +1,168 @@
+"""What goes on inside one model, or two side by side, as numbers by layer.
+
+    Analysis            one command's answer
+      ModelAnalysis       one model: entropy, probes, layouts, routing
+
+Representations are "hidden" (hidden states) and "routed" (the values that attention reads).
+
+It does not know: how anything is computed or drawn.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+Representation = Literal["hidden", "routed"]
+Probe = Literal["paper", "converged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalysisOptions:
+    """What is read, and how it is looked at."""
+
+    text: str | None = None
+    """Text to read, as in --data.source; None: problems of the run's own task, else stdlib."""
+    words: tuple[str, ...] | None = None
+    """Words that a probe is to tell apart; None: numbers or names where a task's problems are read,
+    is, are, was and were in a text."""
+    each: int = 200
+    """Occurrences of each word (the paper: 1668)."""
+    documents: int = 100_000
+    """Documents of a text that are read in search of them, at most."""
+    sequences: int = 64
+    """Sequences whose entropy is taken."""
+    length: int = 128
+    """Tokens of a sequence, at most."""
+    alpha: float = 1.0
+    """Order of the entropy (the paper's code: 0.5)."""
+    seed: int = 0
+    """Seed of folds, layouts and problems."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("length", 2), ("sequences", 1), ("each", 1), ("documents", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
+        if not self.alpha > 0:
+            raise ValueError(f"--alpha must be positive, got {self.alpha}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByLayer:
+    """A quantity with a mean and a standard deviation for every layer."""
+
+    mean: tuple[float, ...]
+    """Mean, layer by layer."""
+    deviation: tuple[float, ...]
+    """Standard deviation, layer by layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeAccuracy(ByLayer):
+    """How well a linear probe tells the words apart; mean and deviation are over folds."""
+
+    shuffled: tuple[float, ...]
+    """Accuracy with labels shuffled, layer by layer."""
+    chance: float
+    """Share of the commonest label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Words laid out on a plane, layer by layer."""
+
+    labels: tuple[int, ...]
+    """Of each point, which of the words it is."""
+    layers: Mapping[int, tuple[tuple[float, ...], ...]]
+    """Layer to the points [x, y]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What one layer reads."""
+
+    layer: int
+    """Index of the layer."""
+    off_layer_share: float
+    """Share that comes from earlier layers."""
+    sources: tuple[int, ...]
+    """Layers it reads most, the most read first."""
+    effective: float
+    """Effective number of layers it reads: exp of the entropy of its shares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circuit:
+    """A path through routers: the first layer reads the second, which reads the third, ..."""
+
+    layers: tuple[int, ...]
+    """Layers, the reader first, each below the one before."""
+    weight: float
+    """Product of the shares along the path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """What a model's routers read, as shares of absolute weights."""
+
+    heatmap: tuple[tuple[float, ...], ...]
+    """[target layer, source layer], averaged over heads."""
+    heads: tuple[tuple[tuple[float, ...], ...], ...]
+    """[target layer, target head, source layer]."""
+    readings: tuple[Reading, ...]
+    """Of each layer, what it reads."""
+    circuits: tuple[Circuit, ...]
+    """The heaviest paths of two steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzedModel:
+    """Which model was looked at."""
+
+    class_name: str
+    """Its class."""
+    layers: int
+    """Number of layers."""
+    width: int
+    """Width of the residual stream."""
+    parameters: int
+    """Number of parameters."""
+    run_id: str | None = None
+    """Run that trained it; None: not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAnalysis:
+    """What goes on inside one model."""
+
+    about: AnalyzedModel
+    """Which model it is."""
+    entropy: Mapping[Representation, ByLayer]
+    """Matrix entropy of a sequence's tokens, in nats; over sequences."""
+    separability: Mapping[Probe, Mapping[Representation, ProbeAccuracy]]
+    """How well each probe tells the words apart."""
+    layout: Layout
+    """Where words lie by the values that attention reads."""
+    routing: Routing | None = None
+    """What its routers read; None: it has none, or it is not known."""
+    routing_unknown: str | None = None
+    """Why it is not known what its routers read; None: it is, or it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What goes on inside one model, or two side by side."""
+
+    KIND: ClassVar[str] = "analysis"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem analyze"
+
+    command: str
+    """What made it."""
+    folder: str
+    """Where it was written."""
+    options: AnalysisOptions
+    """What was read, and how it was looked at; the words as they were chosen."""
+    sequences: int
+    """Sequences whose entropy was taken."""
+    models: Mapping[str, ModelAnalysis]
+    """The models by name, the first one first."""

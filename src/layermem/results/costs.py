@@ -1,0 +1,91 @@
+"""What architectures cost: parameters and FLOPs in closed form, time and memory as measured.
+
+    Costs             one command's answer
+      CostPoint         one preset at one depth, width and length
+        counted           arm -> counting ("honest", "paper") -> Cost
+        measured          mode ("eager", ...) -> arm -> Measurement
+
+It does not know: how anything is counted or measured.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+Counting = Literal["honest", "paper"]
+Mode = Literal["eager", "default", "reduce-overhead"]
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one model costs, counted in closed form."""
+
+    parameters: int
+    """Trainable parameters."""
+    forward: float
+    """FLOPs of a forward of one sequence."""
+    training: float
+    """FLOPs of a training step on one sequence."""
+
+    def against(self, other: "Cost") -> tuple[float, float]:
+        """Return by which share parameters and FLOPs are more than another's."""
+        return self.parameters / other.parameters - 1, self.forward / other.forward - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What a training step of one model took."""
+
+    seconds: float
+    """A step, the median."""
+    low: float
+    """Lower quartile."""
+    high: float
+    """Upper quartile."""
+    peak: int | None
+    """Bytes the model, its optimiser and a step took at the peak; None: the system does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostPoint:
+    """Arms side by side at one size."""
+
+    preset: str
+    """Preset the sizes are of, or started from."""
+    layers: int
+    """Number of layers."""
+    width: int
+    """Width of the residual stream."""
+    heads: int
+    """Number of query heads."""
+    kv_heads: int
+    """Number of key-value heads."""
+    tokens: int
+    """Tokens of a sequence."""
+    counted: Mapping[str, Mapping[Counting, Cost]]
+    """Arm to its closed-form cost under each counting."""
+    measured: Mapping[str, Mapping[str, Measurement]] | None = None
+    """Mode to arm to what was measured; None: nothing was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What arms cost at some sizes."""
+
+    KIND: ClassVar[str] = "costs"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem costs --measure --out"
+
+    command: str
+    """What printed it."""
+    points: tuple[CostPoint, ...]
+    """Sizes, in the order asked for."""
+    machine: str | None = None
+    """What measured; None: nothing was measured."""
+    precision: Precision | None = None
+    """Arithmetic of measured steps."""
+    batch: int = 4
+    """Sequences of a measured step."""
+    repeats: int = 9
+    """Measured rounds."""

@@ -1,0 +1,93 @@
+"""Dataclasses to plain dicts and back, every value checked against the type of its field.
+
+    to_dict(Point(x=1.0, tags=("a",)))              {"x": 1.0, "tags": ["a"]}
+    from_dict(Point, {"x": 1, "tags": ["a"]}, "")   Point(x=1.0, tags=("a",))
+
+Types that are understood: dataclasses, ``tuple[T, ...]``, ``Mapping[str | int, T]``, ``T | None``,
+``Literal``, bool, int, float, str and ``Any``. An int is taken where a float is asked for; nothing
+else is converted.
+
+It does not know: which dataclasses there are, files.
+"""
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from typing import Any, Literal, TypeVar
+
+_T = TypeVar("_T")
+
+
+def to_dict(value: Any) -> dict[str, Any]:
+    """Return a dataclass as plain dicts, lists and scalars, as JSON would hold them."""
+    return dict(json.loads(json.dumps(asdict(value))))
+
+
+def from_dict(cls: type[_T], values: Any, path: str) -> _T:
+    """Return the dataclass of these values; a field that is missing takes its default.
+
+    ``path``: what comes before a field's name in an error, such as ``"model."``.
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{path or 'the config'} must hold named fields, got {values!r}")
+    hints = typing.get_type_hints(cls)
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+    if unknown := sorted(set(values) - set(names)):
+        paths = ", ".join(f"{path}{name}" for name in unknown)
+        raise ValueError(f"unknown {paths}; there are {', '.join(names)}")
+    required = (f for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING)  # type: ignore[arg-type]
+    if missing := [f"{path}{field.name}" for field in required if field.name not in values]:
+        raise ValueError(f"{', '.join(missing)} missing")
+    return cls(**{name: checked(hints[name], v, f"{path}{name}") for name, v in values.items()})
+
+
+def checked(hint: Any, value: Any, path: str) -> Any:
+    """Return ``value`` as the type ``hint``; raise, naming ``path``, if it is of another type."""
+    if hint is Any:
+        return value
+    if isinstance(hint, type) and is_dataclass(hint):
+        return from_dict(hint, value, f"{path}.")
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(checked(arguments[0], item, path) for item in value)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return _checked_mapping(arguments, value, path)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (hint,) = (argument for argument in arguments if argument is not types.NoneType)
+        return checked(hint, value, path)
+    if origin is Literal:
+        if value in arguments:
+            return value
+        raise ValueError(f"{path} must be one of {', '.join(map(repr, arguments))}, got {value!r}")
+    return _checked_scalar(hint, value, path)
+
+
+def _checked_mapping(arguments: tuple[Any, ...], value: Any, path: str) -> dict[Any, Any]:
+    """Return a dict whose keys are of the first type (JSON writes an int key as a text)."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{path} must map names to values, got {value!r}")
+    key_type, value_type = arguments
+    if key_type is int and not all(str(key).lstrip("-").isdecimal() for key in value):
+        raise ValueError(
+            f"{path} must have whole numbers as keys, got {', '.join(map(str, value))}"
+        )
+    return {
+        int(k) if key_type is int else checked(key_type, k, path): checked(
+            value_type, v, f"{path}.{k}"
+        )
+        for k, v in value.items()
+    }
+
+
+def _checked_scalar(hint: Any, value: Any, path: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    # A bool is an int to Python, but a user who writes true does not mean 1.
+    kind = typing.get_origin(hint) or hint
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
+        raise ValueError(f"{path} must be {getattr(hint, '__name__', hint)}, got {value!r}")
+    return value

@@ -1,0 +1,68 @@
+"""Dataclasses from plain dicts: what comes back, and what is refused by name."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from layermem.typed_dicts import from_dict, to_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    x: float
+    label: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    kind: Literal["line", "dots"]
+    points: tuple[Point, ...]
+    by_seed: Mapping[int, Point] = field(default_factory=dict)
+    heatmap: tuple[tuple[float, ...], ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def test_json_gives_back_the_same_dataclass():
+    drawing = Drawing(
+        kind="dots",
+        points=(Point(x=1.5), Point(x=2.0, label="b")),
+        by_seed={0: Point(x=0.0), 10: Point(x=-1.0)},
+        heatmap=((1.0,), (0.25, 0.75)),
+        options={"a": [1, {"b": None}]},
+    )
+    assert from_dict(Drawing, json.loads(json.dumps(to_dict(drawing))), "") == drawing
+
+
+def test_an_int_is_taken_as_a_float():
+    assert isinstance(from_dict(Point, {"x": 1}, "").x, float)
+
+
+GOOD = {"kind": "line", "points": [{"x": 1.0}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "area"}, "kind must be one of 'line', 'dots', got 'area'"),
+        ({"points": [{}]}, "points.x missing"),
+        ({"points": [{"x": True}]}, "points.x must be float, got True"),
+        ({"points": [{"x": 1.0, "y": 2.0}]}, "unknown points.y; there are x, label"),
+        ({"points": {"x": 1.0}}, "points must be tuple, got"),
+        ({"by_seed": {"first": {"x": 1.0}}}, "by_seed must have whole numbers as keys, got first"),
+        ({"by_seed": [1]}, r"by_seed must map names to values, got \[1\]"),
+        ({"by_seed": {"3": {"x": "far"}}}, "by_seed.3.x must be float, got 'far'"),
+        ({"heatmap": [[1.0], ["a"]]}, "heatmap must be float, got 'a'"),
+        ({"label": "a"}, "unknown label"),
+    ],
+)
+def test_what_does_not_fit_its_type_is_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message):
+        from_dict(Drawing, {**GOOD, **change}, "")
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(ValueError, match="a.kind, a.points missing"):
+        from_dict(Drawing, {}, "a.")
