@@ -1,4 +1,4 @@
-"""Preparing: nothing lost, doubled or learnt that validates; found again, whole or absent."""
+"""Preparing text: no document is lost, repeated or in both splits; folders are complete."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Greedy generation in batches: the same as one prompt at a time."""
+"""Greedy generation in batches equals generation of one prompt at a time."""
 
 import pytest
 import torch

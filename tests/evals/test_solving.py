@@ -1,4 +1,4 @@
-"""Solving: shares, intervals and faults of attempts."""
+"""Solving problems: shares, intervals and faults of attempts."""
 
 from dataclasses import replace
 
