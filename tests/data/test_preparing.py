@@ -1,4 +1,4 @@
-"""Preparing: nothing lost, doubled or learnt that validates; found again, whole or absent."""
+"""Preparing text: no document is lost, repeated or in both splits; folders are complete."""
 
 import gzip
 import json
@@ -169,7 +169,7 @@ def test_a_damaged_file_is_noticed(tmp_path, tokenizer):
 def test_documents_are_taken_by_their_length(monkeypatch):
     monkeypatch.setattr(preparing, "_BATCH", 10)
     texts = ["a" * n for n in (3, 3, 3, 3, 50, 1, 9, 2)]
-    batches = preparing._batches((text, text) for text in texts)
+    batches = preparing._batch_parts((text, text) for text in texts)
     assert [[len(text) for text, _ in batch] for batch in batches] == [
         [3, 3, 3, 3],
         [50],

@@ -1,4 +1,4 @@
-"""One process makes a folder, the others wait; whatever ends it, nothing half made stays."""
+"""One process makes a folder while others wait; however it ends, nothing incomplete stays."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Solving: shares, intervals and faults of attempts."""
+"""Solving problems: shares, intervals and faults of attempts."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ class Parrot:
     """Stands for the generation: writes what a function of the problem's number says."""
 
     def __init__(self, monkeypatch, tokenizer, texts):
-        def greedy(model, prompts, **_):
+        def greedy(model, prompts, settings, **_):
             return [tokenizer(text)["input_ids"] for text in texts]
 
         monkeypatch.setattr(solving, "greedy", greedy)
@@ -73,7 +73,7 @@ def test_a_tokenizer_that_changes_solutions_is_refused(name):
     lossy = {"arithmetic": normalizers.Replace("1", "2"), "prosqa": normalizers.Lowercase()}
     broken = load_tokenizer("bytes")
     broken.backend_tokenizer.normalizer = lossy[name]
-    with pytest.raises(ValueError, match="back as .* graded wrong"):
+    with pytest.raises(ValueError, match="decodes .* as .* graded as wrong"):
         check_tokenizer(kind, broken, some)
     asked = Task(name=name, examples=5, validation=30, options=SMALL[name])
     with pytest.raises(ValueError, match=r"no model could solve the task"):

@@ -1,4 +1,4 @@
-"""Arithmetic: every solution is right, every wrong one is noticed, splits do not meet."""
+"""Arithmetic: generated solutions are right, wrong ones are graded so, splits are disjoint."""
 
 import random
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""What is held out of arithmetic: checked on the texts, by code that shares none with the split."""
+"""The splits of arithmetic share no long step, checked on texts with code of its own."""
 
 import ast
 import hashlib
@@ -8,8 +8,8 @@ import pytest
 
 from layermem.tasks.arithmetic import describe, generate, overlap
 from layermem.tasks.arithmetic_drawing import HELD_OUT
-from layermem.tasks.arithmetic_splits import choose_mirror, deciding_key
-from layermem.tasks.expressions import evaluate, parse, write
+from layermem.tasks.arithmetic_splits import choose_mirror, deciding_key, sort_operands
+from layermem.tasks.expressions import evaluate, parse, solve, write
 
 SPLITS = ("train", "validation", "test")
 RANGES = {
@@ -24,13 +24,13 @@ RANGES = {
 def unordered(text):
     """A text that all expressions share that differ in order alone, by Python's own parser."""
 
-    def told(node):
+    def as_text(node):
         if isinstance(node, ast.Constant):
             return str(node.value)
-        name, sides = type(node.op).__name__, [told(node.left), told(node.right)]
+        name, sides = type(node.op).__name__, [as_text(node.left), as_text(node.right)]
         return f"{name}({','.join(sorted(sides) if name in ('Add', 'Mult') else sides)})"
 
-    return told(ast.parse(text.strip(), mode="eval").body)
+    return as_text(ast.parse(text.strip(), mode="eval").body)
 
 
 def long_steps(examples):
@@ -147,6 +147,18 @@ def test_the_last_two_operations_decide(text, last):
     assert unordered(deciding_key(parse(text))) == unordered(last)
     if "+ 3" not in text:
         assert deciding_key(parse(text)) == deciding_key(parse(last))
+
+
+def test_the_worked_examples_of_the_docstrings():
+    texts = ("(2 + 3) * 4 - 1", "(3 + 2) * 4 - 1", "5 * 4 - 1", "10 / 2 * 4 - 1")
+    assert {deciding_key(parse(text)) for text in texts} == {"4 * 5 - 1"}
+    assert sort_operands(parse("(3 + 2) * 4")) == sort_operands(parse("4 * (2 + 3)"))
+    assert sort_operands(parse("4 * (2 + 3)")) == ("*", ("+", 2, 3), 4)
+    assert [write(step) for step in solve(parse("(2 + 3) * (4 - 1)"))] == [
+        "5 * (4 - 1)",
+        "5 * 3",
+        "15",
+    ]
 
 
 def test_of_an_expression_and_its_mirror_one_is_drawn():

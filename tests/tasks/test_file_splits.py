@@ -1,4 +1,4 @@
-"""Files of a task's splits: what is held out is not learnt, and one file is not three splits."""
+"""Files of a task's splits: held-out problems are left out, and one file is not three splits."""
 
 import json
 from dataclasses import asdict
@@ -18,7 +18,7 @@ def write(path, records):
     return str(path)
 
 
-def of(split, **files):
+def load_problems(split, **files):
     return prosqa.problems(split=split, count=100, seed=0, **files)
 
 
@@ -34,7 +34,7 @@ def test_one_file_for_several_splits_is_refused(tmp_path, splits):
         files = dict.fromkeys(splits, path) | {splits[-1]: last}
         for split in splits:
             with pytest.raises(ValueError, match="does not hold; give each split problems of its"):
-                of(split, **files)
+                load_problems(split, **files)
 
 
 def test_what_is_held_out_is_left_out_of_what_comes_before_it(tmp_path, caplog):
@@ -43,9 +43,9 @@ def test_what_is_held_out_is_left_out_of_what_comes_before_it(tmp_path, caplog):
         "validation": write(tmp_path / "validation.json", RECORDS[4:8]),
         "test": write(tmp_path / "test.json", RECORDS[7:10]),
     }
-    assert of("test", **files) == RECORDS[7:10] and not caplog.messages
-    assert of("validation", **files) == RECORDS[4:7]
-    assert of("train", **files) == [*RECORDS[:4], *RECORDS[10:]]
+    assert load_problems("test", **files) == RECORDS[7:10] and not caplog.messages
+    assert load_problems("validation", **files) == RECORDS[4:7]
+    assert load_problems("train", **files) == [*RECORDS[:4], *RECORDS[10:]]
     train, validation, test = files.values()
     assert caplog.messages == [
         f"1 of 4 problems of validation={validation} are in test={test} too: left out of "
@@ -60,8 +60,9 @@ def test_what_is_apart_stays_whole(tmp_path, caplog):
         "train": write(tmp_path / "a.json", RECORDS[:6]),
         "test": write(tmp_path / "b.json", RECORDS[6:]),
     }
-    assert of("train", **files) == RECORDS[:6] and of("test", **files) == RECORDS[6:]
-    assert len(of("validation", **files)) == 100 and not caplog.messages
+    assert load_problems("train", **files) == RECORDS[:6]
+    assert load_problems("test", **files) == RECORDS[6:]
+    assert len(load_problems("validation", **files)) == 100 and not caplog.messages
 
 
 def test_a_run_on_one_file_for_everything_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""ProsQA: drawn records are like the originals, solvable, and give nothing away."""
+"""ProsQA: generated records are like the originals, solvable, and without shortcuts."""
 
 import hashlib
 import json

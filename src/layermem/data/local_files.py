@@ -56,7 +56,7 @@ class LocalFiles(Source):
         return digest.hexdigest()
 
     def _json_lines(self, path: Path) -> Iterator[str]:
-        with compression.opened(path) as file:
+        with compression.open_decompressed(path) as file:
             for number, line in enumerate(file, 1):
                 where = f"{path}, line {number}"
                 if line.strip():
@@ -153,7 +153,7 @@ def _plain_parts(path: Path) -> Iterator[str]:
     """Yield a file's text, cut while it is read."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     text, read, ended = "", 0, False
-    with compression.opened(path) as file:
+    with compression.open_decompressed(path) as file:
         while not ended:
             chunk = file.read(_CHUNK)
             # The decoder still holds the bytes of a character that the last chunk cut in two.
