@@ -15,7 +15,7 @@ import layermem
 from layermem.analysis.capture import capture, sequences_at_once
 from layermem.analysis.disk_rows import DiskRows
 from layermem.analysis.entropy import Standardiser, matrix_entropy
-from layermem.efficiency.measuring import held, machine
+from layermem.efficiency.measuring import describe_machine, read_memory
 from layermem.experiments import presets
 
 TOKENS = 128
@@ -52,15 +52,15 @@ def main():
     )
     args = options.parse_args()
     torch.set_num_threads(1)
-    print(f"{args.preset} ({machine('cpu')})")
+    print(f"{args.preset} ({describe_machine('cpu')})")
     for variant in args.variants:
         sizes = presets.lookup(args.preset).model.sizes() | {"vocab_size": 50257}
         # A small model first, so that the memory of libraries it loads does not count.
         analyze(layermem.build(variant, **{**sizes, "num_hidden_layers": 1}), 1, 16)
         model = layermem.build(variant, **sizes)
-        before, start = held("cpu", "now"), time.process_time()
+        before, start = read_memory("cpu", "now"), time.process_time()
         analyze(model, args.batches, args.words)
-        more = held("cpu", "peak") - before
+        more = read_memory("cpu", "peak") - before
         print(
             f"  {variant}: {model.num_parameters() / 1e9:.3f}B parameters, {before / 1e9:.2f} GB "
             f"before, {more / 1e9:.2f} GB more at the peak, {time.process_time() - start:.0f} s",

@@ -1,9 +1,10 @@
-"""Routing on a GPU: first checked, then measured. One command: ``benchmarks/gpu.sh``.
+"""Checks and measurements of routing on a GPU; ``benchmarks/gpu.sh`` runs them in one command.
 
-Needs torch, transformers, triton and this checkout, nothing else. Sections, each skipped where time
-is up and reported where it fails: correctness against the naive sum in float64; bandwidth of a copy
-and of the kernels; training step eager, compiled, and compiled with CUDA graphs; peak memory;
-decoding through CUDA graphs; depth. bfloat16 weights, ratios to our plain decoder.
+Needs torch, transformers, triton and this checkout. The sections are: correctness compared with the
+naive implementation in float64; bandwidth of a copy and of the kernels; a training step eager,
+compiled, and compiled with CUDA graphs; peak memory; decoding with CUDA graphs; depth. A section
+that fails is reported, and none begins when the time is up. Weights are bfloat16, and ratios are to
+the plain decoder.
 """
 
 import argparse
@@ -19,19 +20,19 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import in_turn, machine
+from measure import describe_machine, median_seconds
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.utils import logging
 
 import layermem
 from layermem.ops.route import route, store, using
 
-BILLION = {"vocab_size": 50257, "hidden_size": 2048, "intermediate_size": 8192}
-BILLION |= {"num_hidden_layers": 16, "num_attention_heads": 32, "tie_word_embeddings": True}
-# name: (fields, batch, tokens). 150M and 30M: sizes assumed, the paper gives none.
+SIZES_1B = {"vocab_size": 50257, "hidden_size": 2048, "intermediate_size": 8192}
+SIZES_1B |= {"num_hidden_layers": 16, "num_attention_heads": 32, "tie_word_embeddings": True}
+# name: (config fields, batch, tokens). The sizes of 150M and 30M are assumed: the paper has none.
 SHAPES = {
-    "1B, 8 kv heads": ({**BILLION, "num_key_value_heads": 8}, 4, 2048),
-    "1B, 32 kv heads": ({**BILLION, "num_key_value_heads": 32}, 4, 2048),
+    "1B, 8 kv heads": ({**SIZES_1B, "num_key_value_heads": 8}, 4, 2048),
+    "1B, 32 kv heads": ({**SIZES_1B, "num_key_value_heads": 32}, 4, 2048),
     "150M": (
         {
             "vocab_size": 50257,
@@ -56,9 +57,9 @@ SHAPES = {
     ),
 }
 DEPTHS = (16, 32, 64, 128)
-DEEP = {"vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 4096}
-DEEP |= {"num_attention_heads": 16, "num_key_value_heads": 16}
-SMALL = {
+SIZES_DEEP = {"vocab_size": 8192, "hidden_size": 1024, "intermediate_size": 4096}
+SIZES_DEEP |= {"num_attention_heads": 16, "num_key_value_heads": 16}
+SIZES_SMOKE = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -69,42 +70,44 @@ SMALL = {
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--minutes", type=float, default=8.5, help="when to begin nothing more")
-    options.add_argument("--repeats", type=int, default=7, help="counted rounds after a warm-up")
+    options.add_argument(
+        "--minutes", type=float, default=8.5, help="time after which no shape is begun"
+    )
+    options.add_argument("--repeats", type=int, default=7, help="measured rounds after a warm-up")
     options.add_argument("--json", type=Path, help="default: benchmarks/results/<device>.json")
     options.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    options.add_argument("--smoke", action="store_true", help="tiny sizes, on a CPU if need be")
+    options.add_argument("--smoke", action="store_true", help="tiny sizes, also on a CPU")
     args = options.parse_args()
     if not args.smoke and not torch.cuda.is_available():
-        sys.exit("no CUDA device; --smoke runs through the script without one")
+        sys.exit("no CUDA device found; --smoke runs the script without one")
     logging.set_verbosity_error()
-    run = Run(args)
+    benchmark = Benchmark(args)
     for name in args.sections:
-        run.section(name, SECTIONS[name])
-    run.write()
-    sys.exit(bool(run.failed))
+        benchmark.run_section(name, SECTIONS[name])
+    benchmark.write()
+    sys.exit(bool(benchmark.failed))
 
 
-class Run:
-    """What the sections share: sizes, the device, the clock, the figures."""
+class Benchmark:
+    """What the sections share: sizes, device, deadline, models, and the figures so far."""
 
     def __init__(self, args):
         self.smoke, self.repeats = args.smoke, args.repeats
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.deadline = time.perf_counter() + 60 * args.minutes
-        self.machine = machine(self.device)
+        self.machine = describe_machine(self.device)
         name = torch.cuda.get_device_name() if self.device == "cuda" else "cpu"
         slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         self.path = args.json or Path(__file__).parent / "results" / f"{slug}.json"
         self.figures, self.failed = {}, []
         print(self.machine)
 
-    def section(self, name, work):
+    def run_section(self, name, section):
         print(f"\n{name}", flush=True)
         started = time.perf_counter()
         try:
-            self.figures[name] = work(self)
-        except Exception as error:  # the other sections are worth having
+            self.figures[name] = section(self)
+        except Exception as error:  # the other sections still run
             traceback.print_exc()
             self.failed.append(name)
             self.figures[name] = {"failed": str(error).splitlines()[0][:300]}
@@ -116,34 +119,34 @@ class Run:
         result = {"machine": self.machine, "failed": self.failed, **self.figures}
         self.path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
-    def in_time(self, what):
+    def has_time(self, name):
         left = self.deadline - time.perf_counter()
         if left < 0:
-            print(f"  {what}: skipped, the time is up")
+            print(f"  {name}: skipped, the time is up")
         return left >= 0
 
     def shapes(self):
-        return {"tiny": (SMALL, 2, 16)} if self.smoke else SHAPES
+        return {"tiny": (SIZES_SMOKE, 2, 16)} if self.smoke else SHAPES
 
     def models(self, fields, *, llama=True):
-        """Return {column: (model, implementation)}."""
+        """Return {column: (model, implementation of routing)}."""
 
-        def on_device(make):
+        def build_on_device(build):
             torch.manual_seed(0)
-            return make().to(self.device, torch.bfloat16)
+            return build().to(self.device, torch.bfloat16)
 
-        plain = on_device(lambda: layermem.build("plain", **fields))
-        lime = on_device(lambda: layermem.build("lime", **fields))
-        found = {"plain": (plain, "deferred")}
+        plain = build_on_device(lambda: layermem.build("plain", **fields))
+        lime = build_on_device(lambda: layermem.build("lime", **fields))
+        models = {"plain": (plain, "deferred")}
         if llama:
-            theirs = on_device(lambda: LlamaForCausalLM(LlamaConfig(**fields)))
-            found = {"llama": (theirs, "deferred"), **found}
-        return found | {"lime deferred": (lime, "deferred"), "lime triton": (lime, "triton")}
+            llama_model = build_on_device(lambda: LlamaForCausalLM(LlamaConfig(**fields)))
+            models = {"llama": (llama_model, "deferred"), **models}
+        return models | {"lime deferred": (lime, "deferred"), "lime triton": (lime, "triton")}
 
     def time(self, models, step, count=1):
-        return in_turn(models, step, self.repeats, self.device, count)
+        return median_seconds(models, step, self.repeats, self.device, count)
 
-    def row(self, name, figures, unit=("ms", 1e3), base="plain"):
+    def print_row(self, name, figures, unit=("ms", 1e3), base="plain"):
         cells = (
             f"{column} {value * unit[1]:.4g} {unit[0]} ({value / figures[base]:.3f})"
             for column, value in figures.items()
@@ -152,11 +155,11 @@ class Run:
         return {"figures": figures, "ratios": {k: v / figures[base] for k, v in figures.items()}}
 
 
-def check(run):
-    """Forward and every gradient against the naive sum in float64; two runs, to the last bit."""
+def check(benchmark):
+    """Compare forward and gradients with naive in float64, and two repetitions bit for bit."""
     worst = {}
     shapes = [(2, 2, 3, 5, 6), (5, 1, 8, 33, 16)]
-    if not run.smoke:
+    if not benchmark.smoke:
         shapes += [
             (16, 2, 8, 300, 64),
             (16, 1, 32, 130, 64),
@@ -166,23 +169,23 @@ def check(run):
     for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 1.5e-2), (torch.float16, 2e-3)):
         for shape in shapes:
             for stored in (True, False):
-                slots, weight, grads = _inputs(shape, dtype, run.device)
+                slots, weight, grads = _inputs(shape, dtype, benchmark.device)
                 exact = [tuple(x.double() for x in slot) for slot in slots]
-                want = _outcome(
+                expected = _forward_and_gradients(
                     "naive", exact, weight.double(), [g.double() for g in grads], stored
                 )
-                got = _outcome("triton", slots, weight, grads, stored)
-                again = _outcome("triton", slots, weight, grads, stored)
+                got = _forward_and_gradients("triton", slots, weight, grads, stored)
+                again = _forward_and_gradients("triton", slots, weight, grads, stored)
                 if not all(torch.equal(a, b) for a, b in zip(got, again, strict=True)):
-                    raise AssertionError(f"two runs differ at {shape} in {dtype}")
+                    raise AssertionError(f"two repetitions differ at {shape} in {dtype}")
                 errors = [
                     ((a.double() - b).norm() / b.norm()).item()
-                    for a, b in zip(got, want, strict=True)
+                    for a, b in zip(got, expected, strict=True)
                 ]
                 if not max(errors) <= limit:
-                    raise AssertionError(f"off by {max(errors):.1e} at {shape} in {dtype}")
+                    raise AssertionError(f"error {max(errors):.1e} at {shape} in {dtype}")
                 worst[str(dtype)] = max(worst.get(str(dtype), 0), *errors)
-    print("  worst error of the norm: " + ", ".join(f"{k} {v:.1e}" for k, v in worst.items()))
+    print("  largest relative error: " + ", ".join(f"{k} {v:.1e}" for k, v in worst.items()))
     return worst
 
 
@@ -201,7 +204,7 @@ def _inputs(shape, dtype, device):
     return slots, weight, [draw(batch, heads, tokens, width) for _ in range(2)]
 
 
-def _outcome(name, slots, weight, grads, stored):
+def _forward_and_gradients(name, slots, weight, grads, stored):
     leaves = [x.detach().requires_grad_() for slot in slots for x in slot]
     weight = weight.detach().requires_grad_()
     with using(name):
@@ -210,99 +213,100 @@ def _outcome(name, slots, weight, grads, stored):
     return [*out, *torch.autograd.grad(out, [weight, *leaves], grads)]
 
 
-def bandwidth(run):
-    """Bytes a second of a copy, and of each kernel at the shape of 1B by the bytes it must move."""
-    from layermem.ops.route import triton as by_kernels
+def bandwidth(benchmark):
+    """Measure bytes per second of a copy and of each kernel, by the bytes it has to move at 1B."""
+    from layermem.ops.route import triton as kernels
 
     def seconds(work):
         work()
         times = []
-        for _ in range(run.repeats):
-            if run.device == "cuda":
+        for _ in range(benchmark.repeats):
+            if benchmark.device == "cuda":
                 torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(10):
                 work()
-            if run.device == "cuda":
+            if benchmark.device == "cuda":
                 torch.cuda.synchronize()
             times.append((time.perf_counter() - start) / 10)
         return statistics.median(times)
 
-    size = 2**20 if run.smoke else 2**31
-    source = torch.randn(size // 2, device=run.device).bfloat16()
+    size = 2**20 if benchmark.smoke else 2**31
+    source = torch.randn(size // 2, device=benchmark.device).bfloat16()
     target = torch.empty_like(source)
-    found = {"copy": 2 * source.nbytes / seconds(partial(target.copy_, source))}
+    figures = {"copy": 2 * source.nbytes / seconds(partial(target.copy_, source))}
     del source, target
-    for heads in (2,) if run.smoke else (8, 32):
-        shape = (4, 1, heads, 64, 16) if run.smoke else (16, 4, heads, 2048, 64)
-        slots, weight, grads = _inputs(shape, torch.bfloat16, run.device)
-        grads = by_kernels._backend.flatten(grads)
+    for heads in (2,) if benchmark.smoke else (8, 32):
+        shape = (4, 1, heads, 64, 16) if benchmark.smoke else (16, 4, heads, 2048, 64)
+        slots, weight, grads = _inputs(shape, torch.bfloat16, benchmark.device)
+        grads = kernels._backend.flatten(grads)
         columns = weight.unflatten(1, (-1, heads)).permute(1, 2, 0).contiguous()
         slot, n_slots = 2 * grads[0].nbytes, shape[0]
         works = {
-            "gather": (partial(by_kernels._gather, weight, slots), n_slots + 1),
-            "spread": (partial(by_kernels._spread, columns, grads), n_slots + 1),
-            "gram": (partial(by_kernels._gram, grads, slots), n_slots + 1),
+            "gather": (partial(kernels._gather, weight, slots), n_slots + 1),
+            "spread": (partial(kernels._spread, columns, grads), n_slots + 1),
+            "gram": (partial(kernels._gram, grads, slots), n_slots + 1),
         }
         for name, (work, transfers) in works.items():
-            found[f"{name}, {heads} heads"] = transfers * slot / seconds(work)
-    for name, value in found.items():
-        print(f"  {name:20s} {value / 1e12:6.2f} TB/s  {value / found['copy']:5.1%} of the copy")
-    return found
+            figures[f"{name}, {heads} heads"] = transfers * slot / seconds(work)
+    for name, value in figures.items():
+        print(f"  {name:20s} {value / 1e12:6.2f} TB/s  {value / figures['copy']:5.1%} of the copy")
+    return figures
 
 
-def _training(run, mode=None):
-    found = {}
-    for name, (fields, batch, tokens) in run.shapes().items():
-        # What compiles, compiles in minutes: the larger shapes alone, without LLaMA.
-        if not run.in_time(name) or (mode and name not in ("1B, 8 kv heads", "30M", "tiny")):
+def _training(benchmark, mode=None):
+    """Measure a training step of each shape, compiled with the options ``mode`` if given."""
+    figures = {}
+    for name, (fields, batch, tokens) in benchmark.shapes().items():
+        # Compiling takes minutes: only some shapes, and without LLaMA.
+        if not benchmark.has_time(name) or (mode and name not in ("1B, 8 kv heads", "30M", "tiny")):
             continue
-        models = run.models(fields, llama=not mode)
+        models = benchmark.models(fields, llama=not mode)
         if mode:
             models = {
                 column: (torch.compile(model, **mode), implementation)
                 for column, (model, implementation) in models.items()
                 if column != "lime deferred"
             }
-        ids = torch.randint(fields["vocab_size"], (batch, tokens), device=run.device)
+        ids = torch.randint(fields["vocab_size"], (batch, tokens), device=benchmark.device)
 
         def step(model, ids=ids):
-            if mode and run.device == "cuda":
+            if mode and benchmark.device == "cuda":
                 torch.compiler.cudagraph_mark_step_begin()
             model(ids, labels=ids, use_cache=False).loss.backward()
             model.zero_grad()
 
-        found[name] = run.row(name, run.time(models, step))
+        figures[name] = benchmark.print_row(name, benchmark.time(models, step))
         del models, step
-        _clear()
-    return found
+        _free_memory()
+    return figures
 
 
-def training(run):
-    """Forward and backward, eager."""
-    return _training(run)
+def training(benchmark):
+    """Measure forward and backward, eager."""
+    return _training(benchmark)
 
 
-def compiled(run):
-    """The same through torch.compile."""
-    return _training(run, {"fullgraph": True})
+def compiled(benchmark):
+    """Measure forward and backward, compiled."""
+    return _training(benchmark, {"fullgraph": True})
 
 
-def captured(run):
-    """The same with CUDA graphs."""
-    return _training(run, {"fullgraph": True, "mode": "reduce-overhead"})
+def captured(benchmark):
+    """Measure forward and backward, compiled with CUDA graphs."""
+    return _training(benchmark, {"fullgraph": True, "mode": "reduce-overhead"})
 
 
-def memory(run):
-    """Peak of a step beyond the weights, and what a forward leaves."""
-    found = {}
-    if run.device != "cuda":
-        return found
-    for name, (fields, batch, tokens) in run.shapes().items():
-        if not run.in_time(name):
+def memory(benchmark):
+    """Measure the peak of a step beyond the weights, and what a forward leaves allocated."""
+    figures = {}
+    if benchmark.device != "cuda":
+        return figures
+    for name, (fields, batch, tokens) in benchmark.shapes().items():
+        if not benchmark.has_time(name):
             continue
-        ids = torch.randint(fields["vocab_size"], (batch, tokens), device=run.device)
-        models, left, peak = run.models(fields), {}, {}
+        ids = torch.randint(fields["vocab_size"], (batch, tokens), device=benchmark.device)
+        models, left, peak = benchmark.models(fields), {}, {}
         for column, (model, implementation) in models.items():
             with using(implementation):
                 before = torch.cuda.memory_allocated()
@@ -313,87 +317,92 @@ def memory(run):
                 peak[column] = torch.cuda.max_memory_allocated() - before
                 del loss
                 model.zero_grad()
-        found[f"{name}: left"] = run.row(f"{name}: left", left, ("GB", 1e-9))
-        found[f"{name}: peak"] = run.row(f"{name}: peak", peak, ("GB", 1e-9))
+        figures[f"{name}: left"] = benchmark.print_row(f"{name}: left", left, ("GB", 1e-9))
+        figures[f"{name}: peak"] = benchmark.print_row(f"{name}: peak", peak, ("GB", 1e-9))
         del models
-        _clear()
-    return found
+        _free_memory()
+    return figures
 
 
-def decoding(run):
-    """A token through a static cache, replayed as a CUDA graph."""
-    found, count = {}, 4 if run.smoke else 50
-    name, (fields, _, _) = next(iter(run.shapes().items()))
-    for batch in (1, 2) if run.smoke else (1, 32):
-        if not run.in_time(f"batch {batch}"):
+def decoding(benchmark):
+    """Measure a token decoded with a static cache and a CUDA graph."""
+    figures, count = {}, 4 if benchmark.smoke else 50
+    name, (fields, _, _) = next(iter(benchmark.shapes().items()))
+    for batch in (1, 2) if benchmark.smoke else (1, 32):
+        if not benchmark.has_time(f"batch {batch}"):
             continue
-        models = run.models(fields)
+        models = benchmark.models(fields)
         steps = {}
         for column, (model, implementation) in models.items():
             with using(implementation), torch.no_grad():
-                steps[column] = (_captured_token(run, model, batch, count), implementation)
+                steps[column] = (
+                    _make_token_decoder(benchmark, model, batch, count),
+                    implementation,
+                )
 
-        def replay(token):
+        def decode_tokens(decode_token):
             for _ in range(count):
-                token()
+                decode_token()
 
-        found[f"batch {batch}"] = run.row(f"{name}, batch {batch}", run.time(steps, replay, count))
+        figures[f"batch {batch}"] = benchmark.print_row(
+            f"{name}, batch {batch}", benchmark.time(steps, decode_tokens, count)
+        )
         del models, steps
-        _clear()
-    return found
+        _free_memory()
+    return figures
 
 
 @torch.no_grad()
-def _captured_token(run, model, batch, count):
-    """Return a call that decodes the next token."""
+def _make_token_decoder(benchmark, model, batch, count):
+    """Return a function that decodes the next token."""
     model.eval()
-    # Room for every round: a static cache goes on where it stopped.
-    length = 256 + 4 + count * (run.repeats + 1)
+    # A static cache has room for all rounds, each of which continues where the last one ended.
+    length = 256 + 4 + count * (benchmark.repeats + 1)
     cache = StaticCache(config=model.config, max_cache_len=length)
-    prompt = torch.randint(32, (batch, 256), device=run.device)
+    prompt = torch.randint(32, (batch, 256), device=benchmark.device)
     model(prompt, past_key_values=cache, use_cache=True)
     token = prompt[:, -1:].clone()
-    positions = torch.full((batch, 1), 256, device=run.device)
+    positions = torch.full((batch, 1), 256, device=benchmark.device)
 
-    def one():
+    def decode_token():
         return model(token, position_ids=positions, past_key_values=cache, use_cache=True).logits
 
-    if run.device != "cuda":
-        return torch.no_grad()(one)
+    if benchmark.device != "cuda":
+        return torch.no_grad()(decode_token)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
-            one()
+            decode_token()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        one()
+        decode_token()
     return graph.replay
 
 
-def depth(run):
-    """Training step by depth, at width 1024."""
-    found = {}
-    for layers in (2, 3) if run.smoke else DEPTHS:
-        if not run.in_time(f"{layers} layers"):
+def depth(benchmark):
+    """Measure a training step by depth, at width 1024."""
+    figures = {}
+    for layers in (2, 3) if benchmark.smoke else DEPTHS:
+        if not benchmark.has_time(f"{layers} layers"):
             continue
-        fields = {**(SMALL if run.smoke else DEEP), "num_hidden_layers": layers}
-        models = run.models(fields, llama=False)
-        shape = (2, 8) if run.smoke else (4, 1024)
-        ids = torch.randint(fields["vocab_size"], shape, device=run.device)
+        fields = {**(SIZES_SMOKE if benchmark.smoke else SIZES_DEEP), "num_hidden_layers": layers}
+        models = benchmark.models(fields, llama=False)
+        shape = (2, 8) if benchmark.smoke else (4, 1024)
+        ids = torch.randint(fields["vocab_size"], shape, device=benchmark.device)
 
         def step(model, ids=ids):
             model(ids, labels=ids, use_cache=False).loss.backward()
             model.zero_grad()
 
-        found[str(layers)] = run.row(f"{layers} layers", run.time(models, step))
+        figures[str(layers)] = benchmark.print_row(f"{layers} layers", benchmark.time(models, step))
         del models, step
-        _clear()
-    return found
+        _free_memory()
+    return figures
 
 
-def _clear():
+def _free_memory():
     gc.collect()
     torch.compiler.reset()
     if torch.cuda.is_available():

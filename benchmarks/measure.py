@@ -1,7 +1,7 @@
-"""How the benchmarks measure: the models side by side, in turn, medians, ratios.
+"""What the benchmarks share: shapes, models to compare, interleaved timing, and tables of ratios.
 
-On a CPU the figure is the process's own time on one thread, which other people's load does not
-touch; on a GPU it is the device's wall time. A ratio is taken within one process and one run.
+On a CPU a figure is the CPU time of the process on one thread, which does not depend on other
+processes; on a GPU it is wall time. The two numbers of a ratio come from the same process.
 """
 
 import argparse
@@ -16,9 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import layermem
 from layermem.efficiency import measuring
-from layermem.ops.route import implementations, using
+from layermem.ops import route
 
-# name: (fields, batch, tokens). The mlp is four times as wide, as in the paper.
+# name: (config fields, batch, tokens). The mlp is four times as wide as the model, as in the paper.
 SHAPES = {
     "4x32": ({"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4}, 64, 128),
     "8x384-gqa": (
@@ -37,65 +37,67 @@ SHAPES = {
 }
 
 
-def parser(document, shapes=tuple(SHAPES)):
-    """Return a parser of what every benchmark takes."""
+def make_parser(document, shapes=tuple(SHAPES)):
+    """Return a parser of the options that all benchmarks have."""
     options = argparse.ArgumentParser(description=document.splitlines()[0])
     options.add_argument("--shapes", nargs="+", choices=SHAPES, default=shapes, metavar="SHAPE")
-    options.add_argument("--repeats", type=int, default=9, help="counted rounds after a warm-up")
+    options.add_argument("--repeats", type=int, default=9, help="measured rounds after a warm-up")
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options.add_argument("--json", type=Path, help="write the figures here as well")
+    options.add_argument("--json", type=Path, help="file to write the figures to")
     return options
 
 
-def arguments(options):
-    """Parse the command line, and keep to one thread."""
+def parse_arguments(options):
+    """Parse the command line, and set torch to one thread."""
     torch.set_num_threads(1)
     return options.parse_args()
 
 
-def full(fields):
-    """Fill in the fields the shapes leave out."""
+def complete_fields(fields):
+    """Return the fields of a shape with the ones that all shapes share."""
     return {"vocab_size": 256, "intermediate_size": 4 * fields["hidden_size"], **fields}
 
 
-def columns(fields, device, routes=None):
-    """Return {column: (model, implementation)}: LLaMA, plain, and LIMe by each implementation."""
-    fields = full(fields)
+def build_models(fields, device, implementations=None):
+    """Return {column: (model, implementation of routing)}: LLaMA, plain, and LIMe for each one."""
+    fields = complete_fields(fields)
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(**fields)).to(device)
     torch.manual_seed(0)
     plain = layermem.build("plain", **fields).to(device)
     torch.manual_seed(0)
     lime = layermem.build("lime", **fields).to(device)
-    # Without a GPU, kernels run in the interpreter alone: nothing to measure.
-    here = [name for name in implementations() if device != "cpu" or name != "triton"]
-    routed = {f"lime {name}": (lime, name) for name in routes or here}
-    return {"llama": (llama, "naive"), "plain": (plain, "naive"), **routed}
+    if implementations is None:
+        # On a CPU, Triton's kernels run in its interpreter, whose time says nothing.
+        names = route.implementations()
+        implementations = [name for name in names if device != "cpu" or name != "triton"]
+    limes = {f"lime {name}": (lime, name) for name in implementations}
+    return {"llama": (llama, "naive"), "plain": (plain, "naive"), **limes}
 
 
-def in_turn(models, step, repeats, device, count=1):
-    """Run every column once per round; return {column: median seconds}, first round dropped.
+def median_seconds(models, step, repeats, device, count=1):
+    """Run the step of every column once in each round; return {column: median seconds}.
 
-    ``count``: how many of what the figure is for one step does.
+    ``count``: how many units one step computes; the figure is for one of them.
     """
 
-    def work(model, implementation):
-        with using(implementation):
+    def run_step(model, implementation):
+        with route.using(implementation):
             step(model)
 
-    steps = {name: partial(work, *column) for name, column in models.items()}
-    seconds = measuring.in_turn(steps, repeats, device)
+    steps = {name: partial(run_step, *column) for name, column in models.items()}
+    seconds = measuring.time_interleaved(steps, repeats, device)
     return {name: statistics.median(values) / count for name, values in seconds.items()}
 
 
-def machine(device):
-    """Say what ran this."""
-    return f"{measuring.machine(device)}, transformers {transformers.__version__}"
+def describe_machine(device):
+    """Return the kind of device and the versions, for captions."""
+    return f"{measuring.describe_machine(device)}, transformers {transformers.__version__}"
 
 
-def show(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):
+def print_table(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):
     """Print a table of figures and ratios to ``base``, and write the figures as JSON."""
-    print(f"{title} ({machine(device)})")
+    print(f"{title} ({describe_machine(device)})")
     names = list(next(iter(rows.values())))
     print("shape".ljust(20) + "".join(name.rjust(24) for name in names))
     for shape, figures in rows.items():
@@ -106,6 +108,11 @@ def show(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):
         print(shape.ljust(20) + "".join(cell.rjust(24) for cell in cells), flush=True)
     if path:
         ratios = {s: {n: v / f[base] for n, v in f.items()} for s, f in rows.items()}
-        result = {"title": title, "machine": machine(device), "figures": rows, "ratios": ratios}
+        result = {
+            "title": title,
+            "machine": describe_machine(device),
+            "figures": rows,
+            "ratios": ratios,
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

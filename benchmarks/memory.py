@@ -1,9 +1,9 @@
-"""What a forward leaves alive for its backward, and what a step takes at its peak.
+"""Memory that a forward leaves allocated for its backward, and the peak of a training step.
 
-Alive: every storage that was not there before the forward and is there after it, parameters apart:
-what autograd saves and whatever a Python object behind it may hold. Peak: what the process (on a
-GPU, the allocator) grows by from before the first training step to the highest point within it,
-gradients of the parameters included; each figure from a process of its own (on a CPU: Linux only).
+Alive: all tensor storages that exist after the forward and did not exist before it: what autograd
+saves, and what Python objects that it refers to may hold. Peak: by how much the memory of the
+process (on a GPU, of the allocator) grows from before the first training step to its highest point,
+gradients of the parameters included; each figure is from a new process (on a CPU: Linux only).
 """
 
 import gc
@@ -13,33 +13,33 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
-from measure import SHAPES, arguments, columns, parser, show
+from measure import SHAPES, build_models, make_parser, parse_arguments, print_table
 
-from layermem.efficiency.measuring import held
+from layermem.efficiency.measuring import read_memory
 from layermem.ops.route import using
 
 
 def storages():
-    """Return {address: bytes} of every storage that a Python tensor or autograd's graph holds."""
+    """Return {address: bytes} of every storage that a tensor known to Python refers to."""
     gc.collect()
-    found = {}
+    sizes = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for thing in gc.get_objects():
-            if isinstance(thing, torch.Tensor) and not thing.is_meta:
-                found[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
-    return found
+        for item in gc.get_objects():
+            if isinstance(item, torch.Tensor) and not item.is_meta:
+                sizes[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+    return sizes
 
 
 def alive_after(model, ids):
-    """Bytes alive after a forward that were not before."""
+    """Return the bytes of storages that a forward leaves allocated."""
     before, saved = storages(), {}
 
-    def note(tensor):
+    def record(tensor):
         saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         loss = model(ids, labels=ids, use_cache=False).loss
     after = {**saved, **storages()}
     del loss
@@ -47,32 +47,32 @@ def alive_after(model, ids):
 
 
 def peak_of_a_step(shape, column, device):
-    """Bytes by which a training step raises the peak. To be called in a fresh process."""
+    """Return the bytes by which a training step raises the peak. To be called in a new process."""
     torch.set_num_threads(1)
     fields, batch, tokens = SHAPES[shape]
-    model, implementation = columns(fields, device)[column]
+    model, implementation = build_models(fields, device)[column]
     ids = torch.randint(256, (batch, tokens), device=device)
-    before = held(device, "now")
+    before = read_memory(device, "now")
     with using(implementation):
         model(ids, labels=ids, use_cache=False).loss.backward()
-    return held(device, "peak") - before
+    return read_memory(device, "peak") - before
 
 
 def main():
-    args, rows = arguments(parser(__doc__)), {}
-    fresh = multiprocessing.get_context("spawn")
+    args, rows = parse_arguments(make_parser(__doc__)), {}
+    spawn = multiprocessing.get_context("spawn")
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
         alive, peak = {}, {}
-        for name, (model, implementation) in columns(fields, args.device).items():
+        for name, (model, implementation) in build_models(fields, args.device).items():
             with using(implementation):
                 alive[name] = alive_after(model, ids)
             if args.device != "cpu" or Path("/proc/self/clear_refs").exists():
-                with ProcessPoolExecutor(1, fresh) as pool:
+                with ProcessPoolExecutor(1, spawn) as pool:
                     peak[name] = pool.submit(peak_of_a_step, shape, name, args.device).result()
         rows |= {f"{shape} alive": alive, **({f"{shape} peak": peak} if peak else {})}
-    show("memory of a step", rows, args.device, args.json, unit=("MB", 1e-6))
+    print_table("memory of a step", rows, args.device, args.json, unit=("MB", 1e-6))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Speed of the products routing could be made of, in GFLOP/s, on one thread of a CPU.
+"""Speed of the matrix products that routing can be made of, in GFLOP/s, on one thread of a CPU.
 
-A layer that reads S slots of R heads, C = tokens x head width columns: all slots in one product,
-one product per slot added in place, one small product per token (token-major slots); and the
-router's gradient per slot, per four slots, and for four layers at once.
+For a layer that reads S slots of R heads with C = tokens x head width columns: all slots in one
+product, one product for each slot added in place, one small product for each token (token-major
+slots); and the router's gradient for each slot, for each four slots, and for four layers at once.
 """
 
 import time
@@ -17,17 +17,17 @@ SHAPES = {
 }
 
 
-def speed(work, flops):
-    """Return GFLOP/s: the median of seven, process time."""
+def measure_speed(work, flops):
+    """Return GFLOP/s by CPU time, the median of seven measurements."""
     work()
-    rates = []
+    speeds = []
     for _ in range(7):
         start, rounds = time.process_time(), 0
         while time.process_time() - start < 0.05:
             work()
             rounds += 1
-        rates.append(flops * rounds / (time.process_time() - start) / 1e9)
-    return sorted(rates)[3]
+        speeds.append(flops * rounds / (time.process_time() - start) / 1e9)
+    return sorted(speeds)[3]
 
 
 def main():
@@ -43,14 +43,14 @@ def main():
         out, grads = torch.empty(heads, columns), torch.randn(4 * heads, columns)
         grad = grads[:heads]
 
-        def added(out=out, blocks=blocks, parts=parts):
+        def route_slot_by_slot(out=out, blocks=blocks, parts=parts):
             torch.mm(blocks[0], parts[0], out=out)
             for block, part in zip(blocks[1:], parts[1:], strict=True):
                 out.addmm_(block, part)
 
         works = {
             "route: one product": (lambda w=weight, s=slots: w @ s, 1),
-            "route: one per slot, added": (added, 1),
+            "route: one per slot, added": (route_slot_by_slot, 1),
             "route: one per token": (lambda w=weight, p=per_token: torch.matmul(w, p), 1),
             "gradient: one per slot": (lambda g=grad, p=parts: [g @ s.t() for s in p], 1),
             "gradient: one per four slots": (lambda g=grad, p=fours: [g @ s.t() for s in p], 1),
@@ -61,7 +61,7 @@ def main():
         }
         print(name)
         for what, (work, layers) in works.items():
-            print(f"  {what:38s} {speed(work, layers * flops):6.1f} GFLOP/s", flush=True)
+            print(f"  {what:38s} {measure_speed(work, layers * flops):6.1f} GFLOP/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Time of routing alone against depth: a forward and backward of all routes of a model.
+"""Time of routing by depth: a forward and backward of all routes of a model, and nothing else.
 
-Width 128, 8 heads, 4 x 256 tokens, float32; the functional form against the deferred one, and
-against routers that read the last four layers alone. The exponent is the slope of log time over log
-depth between the last two depths: where every layer reads every earlier one it tends to 2, with a
-window to 1.
+Width 128, 8 heads, 4 x 256 tokens, float32: the functional and the deferred implementation, and
+routers that read the last four layers only. The exponent is the slope of log time over log depth
+between the last two depths. It tends to 2 where every layer reads all earlier ones, and to 1 with a
+window.
 """
 
 import math
 
 import torch
-from measure import arguments, in_turn, parser, show
+from measure import make_parser, median_seconds, parse_arguments, print_table
 
 from layermem import LimeRouter
 from layermem.ops.route import store
@@ -19,7 +19,7 @@ WINDOW = 4
 
 
 class Routes(torch.nn.Module):
-    """Slots and their routers, with nothing around them."""
+    """The slots and routers of a model without its other parts."""
 
     def __init__(self, depth, window):
         super().__init__()
@@ -37,7 +37,7 @@ class Routes(torch.nn.Module):
 
 
 def main():
-    args, rows = arguments(parser(__doc__, ())), {}
+    args, rows = parse_arguments(make_parser(__doc__, ())), {}
     key, value = torch.randn(2, 4, 256, 8, 16, device=args.device).transpose(2, 3).unbind()
     key, value = key.requires_grad_(), value.requires_grad_()
     for depth in DEPTHS:
@@ -48,9 +48,9 @@ def main():
             f"deferred, last-{WINDOW}": (windowed, "deferred"),
         }
         repeats = args.repeats if depth < 64 else max(1, args.repeats // 4)
-        seconds = in_turn(models, lambda m: m(key, value).backward(), repeats, args.device)
+        seconds = median_seconds(models, lambda m: m(key, value).backward(), repeats, args.device)
         rows[str(depth)] = seconds
-    show("routing alone, by depth", rows, args.device, args.json, base="functional")
+    print_table("routing alone, by depth", rows, args.device, args.json, base="functional")
     for name in rows[str(DEPTHS[0])]:
         (a, b), (x, y) = DEPTHS[-2:], (rows[str(d)][name] for d in DEPTHS[-2:])
         print(f"  {name}: exponent {math.log(y / x) / math.log(b / a):.2f} from {a} to {b} layers")

@@ -1,30 +1,31 @@
-"""Bytes that routing moves through memory in a training step, counted, not measured.
+"""Bytes that routing moves through memory in a training step, in closed form.
 
-The unit is a slot transfer: one layer's keys and values read or written once. Layer 0 has no
-router; a route reads the slots up to its own layer. Projections, rope and attention are not
-counted: the plain decoder has them too.
+The unit is a slot transfer: the keys and values of one layer, read or written once. Layer 0 has no
+router, and a route reads the slots of all layers up to its own. What the plain decoder does too
+(projections, rope, attention) is not counted.
 """
 
 import argparse
 
-# name: layers, key-value heads, head width, batch, tokens; two bytes a number.
+# name: layers, key-value heads, head width, batch, tokens; numbers of two bytes.
 SHAPES = {
     "1B, 8 kv heads": (16, 8, 64, 4, 2048),
     "1B, 32 kv heads": (16, 32, 64, 4, 2048),
 }
 
 
-def transfers(layers):
-    """Return {how: slot transfers of a step}."""
-    # Pairs of a router and a slot that it reads.
+def count_transfers(layers):
+    """Return {implementation: slot transfers of a step}."""
+    # Number of (router, slot that it reads) pairs, and of routers.
     pairs, routers = layers * (layers + 1) // 2 - 1, layers - 1
     return {
-        # Forward: read all, write the copy, read it, write the result. Backward: the copy read for
-        # the router's gradient; its own gradient written, and added to each slot's (three more).
+        # Forward: read all slots, write their concatenation, read it, write the result. Backward:
+        # read the concatenation for the router's gradient, write its gradient, and add that to the
+        # gradient of each slot (three transfers).
         "concatenation and autograd": (3 * pairs + routers) + (pairs + routers) + 4 * pairs,
-        # A slot read once by each product: the route, the router's gradient, the slot's gradient.
+        # Each slot is read once for each route, router's gradient and slot's gradient.
         "deferred backward (ours)": (pairs + routers) + (pairs + routers) + (pairs + layers),
-        # The router's gradient taken while the slot's gradient is: needs it delivered late.
+        # The router's gradient is computed with the slot's: autograd would have to accept it late.
         "the same, router's gradient fused": (pairs + routers) + (pairs + 2 * layers),
         "each slot once each way": 6 * layers,
     }
@@ -37,10 +38,10 @@ def main():
     for name, (layers, heads, width, batch, tokens) in SHAPES.items():
         slot = 2 * 2 * batch * tokens * heads * width
         print(f"{name}: a slot is {slot / 1e6:.1f} MB")
-        for how, count in transfers(layers).items():
+        for implementation, count in count_transfers(layers).items():
             seconds = count * slot / (args.bandwidth * 1e12)
             print(
-                f"  {how:36s} {count:5d} transfers {count * slot / 1e9:7.2f} GB "
+                f"  {implementation:36s} {count:5d} transfers {count * slot / 1e9:7.2f} GB "
                 f"{1e3 * seconds:6.2f} ms at {args.bandwidth:g} TB/s"
             )
 

@@ -1,17 +1,17 @@
-"""Time of a training step (forward and backward, float32, eager) against Hugging Face's LLaMA.
+"""Time of a training step (forward and backward, float32) compared with Hugging Face's LLaMA.
 
-Columns: LLaMA, our plain decoder, LIMe by each implementation of routing. With --compile, both of
-ours through torch.compile, against the compiled plain decoder.
+The columns are LLaMA, the plain decoder, and LIMe with each implementation of routing, eager. With
+--compile they are the compiled plain decoder and the compiled LIMe.
 """
 
 import torch
-from measure import SHAPES, arguments, columns, in_turn, parser, show
+from measure import SHAPES, build_models, make_parser, median_seconds, parse_arguments, print_table
 
 
 def main():
-    options = parser(__doc__)
+    options = make_parser(__doc__)
     options.add_argument("--compile", action="store_true", help="compile plain and LIMe")
-    args, rows = arguments(options), {}
+    args, rows = parse_arguments(options), {}
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
@@ -20,17 +20,17 @@ def main():
             model(ids, labels=ids, use_cache=False).loss.backward()
             model.zero_grad()
 
-        models = columns(fields, args.device, ["functional", "deferred"])
+        models = build_models(fields, args.device, ["functional", "deferred"])
         if args.compile:
             models = {
                 name: (torch.compile(models[name][0], fullgraph=True), "functional")
                 for name in ("plain", "lime functional")
             }
-        rows[shape] = in_turn(models, step, args.repeats, args.device)
+        rows[shape] = median_seconds(models, step, args.repeats, args.device)
     title, base = (
         ("compiled training step", "plain") if args.compile else ("training step", "llama")
     )
-    show(title, rows, args.device, args.json, base)
+    print_table(title, rows, args.device, args.json, base)
 
 
 if __name__ == "__main__":

@@ -91,8 +91,8 @@ def depends_on_input(memory):
         (depends_on_input, "the weights of LimeRouter depend on its input"),
         (
             Memory.static_weights,
-            "LimeRouter has no static_weights that analysis could read: override the method to "
-            "return them, or to raise DependsOnInput if they depend on the input",
+            "LimeRouter does not override static_weights, which a memory does if it has weights "
+            "that hold for every input and for keys and values alike",
         ),
     ],
     ids=["depends", "undefined"],

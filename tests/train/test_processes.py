@@ -114,11 +114,11 @@ def test_what_a_step_sends(case, gathers, sums, seen, footprint, folder):
     precision, kept, micro = case.split()
     # 257 words are split in two as 258.
     sizes = a_run(folder).model.sizes()
-    parts, _ = footprint.parts_of({**sizes, "vocab_size": 258})
+    parts, _ = footprint.count_parts({**sizes, "vocab_size": 258})
     how = {"micro_batches": 4 // int(micro), "kept": kept}
     narrow = precision == "bfloat16"
-    assert sent["gathered"] == footprint.gathered(parts, **how, narrow=narrow)
-    assert sent["summed"] == footprint.scattered(parts, **how)
+    assert sent["gathered"] == footprint.count_gathered_bytes(parts, **how, narrow=narrow)
+    assert sent["summed"] == footprint.count_scattered_bytes(parts, **how)
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,12 @@ class Memory(nn.Module, ABC):
         """Return the source layers and the weights [target head, source, source head].
 
         The weights must hold for every input, and for keys and values alike. Override it to
-        return them, or to raise ``DependsOnInput``. A memory that has neither one weight for keys
-        and values nor weights that depend on the input keeps this default.
+        return them, or to raise ``DependsOnInput`` if the weights depend on the input. A memory
+        that treats keys and values differently does not override it.
         """
         raise WeightsUnknown(
-            f"{type(self).__name__} has no static_weights that analysis could read: override the "
-            "method to return them, or to raise DependsOnInput if they depend on the input"
+            f"{type(self).__name__} does not override static_weights, as a memory does that has "
+            "weights that hold for every input and for keys and values alike"
         )
 
 
