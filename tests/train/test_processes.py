@@ -4,6 +4,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,14 @@ def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, a
     assert copied["timeout"] == 77
     for ours, theirs in zip(copied["curve"], alone["float32"], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_two_processes_write_one_model_card(seen, alone, folder):
+    runs = [folder / "float32", folder / "copied", *(folder / "sharded").iterdir()]
+    cards = [(run / "final" / "README.md").read_text(encoding="utf-8") for run in runs]
+    # A sharded model is counted whole.
+    assert len({re.search(r"[\d,]+ parameters", card)[0] for card in cards}) == 1
+    assert len({re.search(r"\| tokens \| .+", card)[0] for card in cards}) == 1
 
 
 def test_a_timeout_must_be_positive(tmp_path):
