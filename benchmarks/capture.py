@@ -54,7 +54,7 @@ def main():
     torch.set_num_threads(1)
     print(f"{args.preset} ({describe_machine('cpu')})")
     for variant in args.variants:
-        sizes = presets.lookup(args.preset).model.sizes() | {"vocab_size": 50257}
+        sizes = presets.get_preset(args.preset).model.sizes() | {"vocab_size": 50257}
         # A small model first, so that the memory of libraries it loads does not count.
         analyze(layermem.build(variant, **{**sizes, "num_hidden_layers": 1}), 1, 16)
         model = layermem.build(variant, **sizes)

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 import torch
-from layermem.train.groups import parameter_groups
+from layermem.train.optimizer import parameter_groups
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,

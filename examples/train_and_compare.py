@@ -22,7 +22,7 @@ def solve_with_each(variant: str, seeds: int, steps: int, problems: int, out: Pa
     shares = []
     for seed in range(seeds):
         # A run is data: a preset, and what differs from it.
-        run = replace(presets.lookup("tiny-aet-4"), variant=variant, seed=seed, max_steps=steps)
+        run = replace(presets.get_preset("tiny-aet-4"), variant=variant, seed=seed, max_steps=steps)
         run = replace(run, eval_every=steps, save_every=0)
         run = replace(run, task=replace(run.task, validation=problems, test=problems))
         folder = train(run, out / f"{variant}-s{seed}", resume=True, evaluate=evaluate)

@@ -140,7 +140,7 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
     ((run, out, resume),) = seen
     assert (run.preset, run.variant, run.seed, resume) == ("tiny-lm", "plain", 2, True)
     assert out.endswith("tiny-lm-plain-s2")
-    assert run.model == presets.lookup("tiny-lm").model
+    assert run.model == presets.get_preset("tiny-lm").model
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def test_other_sizes_are_points_with_their_own_presets(tmp_path):
 
 
 def test_a_preset_says_how_its_arms_are_measured(tmp_path):
-    base = presets.lookup("tiny-aet-4")
+    base = presets.get_preset("tiny-aet-4")
     options = replace(base.model, options=("router_init=identity",))
     runs = [
         record(tmp_path / "a", variant="plain", preset="tiny-aet-4", model=base.model),

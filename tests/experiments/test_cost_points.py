@@ -30,7 +30,7 @@ FIELDS = {
 def test_sizes_are_those_of_what_a_run_starts_from(tmp_path):
     tokenizer = load_tokenizer("bytes")
     tokenizer.save_pretrained(tmp_path)
-    own = presets.lookup("aet-4")
+    own = presets.get_preset("aet-4")
     fields, length = model_sizes(own)
     bytewise = replace(own, task=replace(own.task, tokenizer="bytes"))
     fields_of_bytes, longer = model_sizes(bytewise)

@@ -36,7 +36,7 @@ def with_base_run(kind: type[_T], command: str, args: Sequence[str]) -> _T:
     """
     config = _config_argument(args)
     if args and not args[0].startswith("-"):
-        return kind(**_fields(presets.lookup(args[0])) | {"preset": args[0]})
+        return kind(**_fields(presets.get_preset(args[0])) | {"preset": args[0]})
     if config is not None:
         return kind(**_fields(_load(Path(config))) | {"preset": ""})
     if "--help" in args or "-h" in args:
@@ -53,7 +53,7 @@ def resolve_run(options: StartingRun) -> Run:
         raise ValueError(
             f"give a preset or --config, got {options.preset} and --config {options.config}"
         )
-    base = presets.lookup(options.preset) if options.config is None else _load(options.config)
+    base = presets.get_preset(options.preset) if options.config is None else _load(options.config)
     run = Run(**_fields(options) | {"preset": base.preset})
     model = replace(run.model, options=merged(base.model.options, run.model.options))
     task = replace(run.task, options=merged(base.task.options, run.task.options))

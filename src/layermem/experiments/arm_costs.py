@@ -62,7 +62,7 @@ def _measure_command(arms: Mapping[str, tuple[Run, RunFolder]]) -> str | None:
     runs = [run for run, _ in arms.values()]
     preset = runs[0].preset
     if preset not in presets.names() or any(
-        run.model.sizes() != presets.lookup(preset).model.sizes() for run in runs
+        run.model.sizes() != presets.get_preset(preset).model.sizes() for run in runs
     ):
         return None
     variants = ",".join(dict.fromkeys(":".join((r.variant, *r.model.options)) for r in runs))

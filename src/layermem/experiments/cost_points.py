@@ -111,7 +111,7 @@ def _models_at_sizes(
 ) -> Iterator[tuple[str, dict[str, ModelSpec], int]]:
     """Yield preset, models and tokens of a sequence at every size."""
     for preset in names:
-        fields, length = model_sizes(presets.lookup(preset))
+        fields, length = model_sizes(presets.get_preset(preset))
         for depth in layers or (None,):
             for width in widths or (None,):
                 models: dict[str, ModelSpec] = {

@@ -70,7 +70,7 @@ def preset_costs() -> list[PresetCost]:
 
 
 def _preset_cost(name: str) -> PresetCost:
-    run, plain = presets.lookup(name), lookup("plain")
+    run, plain = presets.get_preset(name), lookup("plain")
     fields, length = model_sizes(run)
     tokens = round(length)
     step = cost(plain.config(**fields), plain.variant, tokens)

@@ -49,7 +49,7 @@ class QuickstartOptions:
 
 def quickstart_runs(options: QuickstartOptions) -> dict[str, Run]:
     """Return the run of each variant: half of ``tiny-aet-4`` by default."""
-    base = presets.lookup("tiny-aet-4")
+    base = presets.get_preset("tiny-aet-4")
     steps = max(1, options.epochs * options.examples // base.optim.batch_size)
     base = replace(
         base,
