@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 
 import torch
-from layermem.train.optimizer import parameter_groups
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -26,6 +25,7 @@ from transformers import (
 import layermem
 from layermem.config import Optim
 from layermem.data.tokenizers import load_tokenizer
+from layermem.train.optimizer import parameter_groups
 
 
 def tiny_llama(vocab_size: int) -> LlamaForCausalLM:

@@ -1,5 +1,7 @@
 """The run folder: rows survive a kill, checkpoints are whole or absent, damage is noticed."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -222,3 +224,14 @@ def test_a_marker_that_lists_nothing_marks_nothing(marker, tmp_path):
     (checkpoint / "complete.json").write_text(marker)
     with pytest.raises(ValueError, match="checkpoint-2 is not a complete checkpoint; delete it"):
         folder.latest_checkpoint()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS], ids=["ENOLCK", "ENOSYS"])
+def test_a_folder_without_locks_is_refused(number, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(number, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match=r"cannot be locked \(No locks available\), so two processes"):
+        with RunFolder(tmp_path).locked():
+            pass

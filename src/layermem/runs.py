@@ -77,12 +77,18 @@ class RunFolder:
 
         The lock is released when its process ends, also if it is killed. The file stays.
         """
-        lock = FileLock(self.path / ".lock")
+        # A soft lock, which FileLock would fall back to, would outlive a killed process.
+        lock = FileLock(self.path / ".lock", fallback_to_soft=False)
         try:
             lock.acquire(blocking=False)
         except Timeout as error:
             raise RuntimeError(
                 f"another process is training in {self.path}; wait for it or stop it"
+            ) from error
+        except OSError as error:
+            raise OSError(
+                f"the run folder {self.path} cannot be locked ({error.strerror}), so two processes "
+                "could train in it at once; choose an --out on another file system"
             ) from error
         try:
             yield
