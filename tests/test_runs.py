@@ -232,6 +232,6 @@ def test_a_folder_without_locks_is_refused(number, tmp_path, monkeypatch):
         raise OSError(number, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(OSError, match=r"cannot be locked \(No locks available\), so two processes"):
-        with RunFolder(tmp_path).locked():
-            pass
+    refusal = pytest.raises(OSError, match=r"cannot be locked \(No locks available\), so two")
+    with refusal, RunFolder(tmp_path).locked():
+        pass
