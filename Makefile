@@ -9,7 +9,7 @@ PYTEST_FLAGS ?= -n 2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test lint types pytest test-slow test-oldest wheel clean
+.PHONY: quickstart test lint types pytest test-slow test-oldest docs wheel clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m layermem quickstart
@@ -19,7 +19,7 @@ test: lint types pytest
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/codespell src tests docs *.md
+	$(VENV)/bin/codespell src tests docs examples *.md
 
 types: $(VENV)/.installed
 	$(VENV)/bin/mypy
@@ -36,11 +36,17 @@ test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) tests/test_contract.py tests/models tests/variants \
 		tests/train/test_run.py
 
+# The site, into site/. Broken links and missing anchors are errors (with --quiet they would not be);
+# nothing is fetched.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	@echo "the site: site/index.html"
+
 wheel: $(VENV)/.installed
 	$(VENV)/bin/python -m hatchling build
 
 clean:
-	rm -rf $(VENV) $(OLDEST) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch comes first and alone: whatever asks for it later is content with the pinned one.
 define install
@@ -54,6 +60,10 @@ endef
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call install,$(VENV),constraints.txt)
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(VENV)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --editable ".[docs]"
+	touch $@
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	$(call install,$(OLDEST),constraints-oldest.txt)

@@ -1,8 +1,9 @@
-"""Memory that analysis takes in addition to the model's, at the paper's 1B shape.
+"""Measure the memory that an analysis takes beside the model's own, at the paper's 1B shape.
 
-The model has random weights, because memory depends on shapes only. Batches are as large as those
-of ``layermem analyze``, of sequences of 128 tokens, and entropies are computed and vectors of words
-kept as it does. Peaks are those of the process on a CPU (Linux only).
+The weights are random, because memory depends on shapes alone. As in ``layermem analyze``, batches
+are as large as its memory limit allows, of sequences of 128 tokens; entropies are computed, and the
+vectors of words are stored. Peaks are those of the process (Linux); on a GPU the activations of the
+layers are in its memory and are not counted.
 """
 
 import argparse
@@ -12,8 +13,8 @@ import torch
 
 import layermem
 from layermem.analysis.capture import capture, sequences_at_once
-from layermem.analysis.entropy import Moments, matrix_entropy
-from layermem.analysis.shelf import Shelf
+from layermem.analysis.disk_rows import DiskRows
+from layermem.analysis.entropy import Standardiser, matrix_entropy
 from layermem.efficiency.measuring import describe_machine, read_memory
 from layermem.experiments import presets
 
@@ -22,37 +23,39 @@ KINDS = ("hidden", "routed")
 
 
 def analyze(model, batches, words):
-    """Do what ``layermem analyze`` does with a model, except for probes and layouts."""
+    """Do what layermem analyze does with a model, without probes and layouts."""
     rows = min(16, sequences_at_once(model, TOKENS))
-    moments, ids = {}, torch.randint(1000, (rows, TOKENS))
+    standardisers, ids = {}, torch.randint(1000, (rows, TOKENS))
     for captured in capture(model, [ids] * batches, kinds=KINDS):
         for kind in KINDS:
             for layer, array in enumerate(getattr(captured, kind)):
-                moments.setdefault((kind, layer), Moments()).add(array[captured.mask])
-    with Shelf() as shelf:
+                standardisers.setdefault((kind, layer), Standardiser()).add(array[captured.mask])
+    with DiskRows() as stored:
         for captured in capture(model, [ids] * batches, kinds=KINDS):
-            for (kind, layer), layer_moments in moments.items():
+            for (kind, layer), standardiser in standardisers.items():
                 array = getattr(captured, kind)[layer]
                 for tokens in array:
-                    matrix_entropy(layer_moments.standardise(tokens))
+                    matrix_entropy(standardiser.standardise(tokens))
                 for word in range(words // batches):
-                    shelf.put((kind, layer), array[word % rows, word % TOKENS])
-        for key in moments:
-            shelf.get(key)
+                    stored.append((kind, layer), array[word % rows, word % TOKENS])
+        for key in standardisers:
+            stored.read(key)
 
 
 def main():
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--preset", default="paper-1b-full", help="preset that gives the shape")
+    options.add_argument("--preset", default="paper-1b-full", help="preset whose shape is used")
     options.add_argument("--variants", nargs="+", default=["lime"])
     options.add_argument("--batches", type=int, default=3)
-    options.add_argument("--words", type=int, default=4 * 1668, help="vectors kept for each layer")
+    options.add_argument(
+        "--words", type=int, default=4 * 1668, help="vectors stored for each layer"
+    )
     args = options.parse_args()
     torch.set_num_threads(1)
     print(f"{args.preset} ({describe_machine('cpu')})")
     for variant in args.variants:
-        sizes = presets.lookup(args.preset).model.sizes() | {"vocab_size": 50257}
-        # A small model first, so that memory that libraries allocate once does not count.
+        sizes = presets.get_preset(args.preset).model.sizes() | {"vocab_size": 50257}
+        # A small model first, so that the memory of libraries it loads does not count.
         analyze(layermem.build(variant, **{**sizes, "num_hidden_layers": 1}), 1, 16)
         model = layermem.build(variant, **sizes)
         before, start = read_memory("cpu", "now"), time.process_time()

@@ -87,14 +87,14 @@ def count_parts(fields):
 
 def sizes():
     """Return {name: config fields}."""
-    model = presets.lookup("paper-1b-gqa").model
+    model = presets.get_preset("paper-1b-gqa").model
     fields = {name: getattr(model, name) for name in model.__dataclass_fields__}
     fields.pop("options")
     return {"1B, 8 kv heads": fields, "7B": SIZES_7B}
 
 
 def main():
-    run = presets.lookup("paper-1b-gqa")
+    run = presets.get_preset("paper-1b-gqa")
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--processes", type=int, nargs="+", default=[8, 64])
     options.add_argument("--batch-size", type=int, default=run.optim.batch_size)

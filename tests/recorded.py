@@ -6,6 +6,18 @@ from dataclasses import replace
 import yaml
 
 from layermem.config import Model, Run, Task, to_dict
+from layermem.results.analysis import (
+    Analysis,
+    AnalysisOptions,
+    AnalyzedModel,
+    ByLayer,
+    Layout,
+    ModelAnalysis,
+    ProbeAccuracy,
+    Reading,
+    Routing,
+)
+from layermem.results.costs import Cost, CostPoint
 from layermem.runs import RunFolder
 
 SIZES = Model(
@@ -32,12 +44,12 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
     for i in range(1, rows + 1):
         at = {"step": 10 * i, "tokens": 1000 * i}
         speed = {"flops": 7000 * i, "tokens_per_second": 50.0 + i} if counted else {}
-        folder.append({**at, "loss": final + rows - i, **speed})
+        folder.append_row({**at, "loss": final + rows - i, **speed})
         solved = {} if right is None else {"val_accuracy": right * i / rows}
-        folder.append({**at, "val_loss": final + rows - i, **solved})
+        folder.append_row({**at, "val_loss": final + rows - i, **solved})
     ended = ended and diverged is None
     if diverged is not None:
-        folder.note_divergence(run.id, diverged, f"the loss is not finite at step {diverged}")
+        folder.record_divergence(run.id, diverged, f"the loss is not finite at step {diverged}")
     if ended:
         folder.final.mkdir()
     if ended and right is not None:
@@ -48,30 +60,51 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
     return folder.path
 
 
-def an_analysis(words, lime=None, plain=None):
-    """Return what analyze writes, with made-up numbers, of two models of 2 layers."""
-
-    def by_layer(*values):
-        return {"mean": list(values), "deviation": [0.1, 0.1], "shuffled": [0.5], "chance": 0.5}
-
-    def model(name, run_id):
-        kinds = {"hidden": by_layer(0.4, 0.5), "routed": by_layer(0.6, 0.7)}
-        return {
-            "about": {"class": name, "layers": 2, "width": 16, "parameters": 9, "run_id": run_id},
-            "entropy": kinds,
-            "separability": {"paper": kinds, "converged": kinds},
-            "layout": {
-                "labels": [0, 1],
-                "layers": {"0": [[0, 0], [1, 1]], "1": [[0, 1], [1, 0]]},
-            },
-        }
-
-    routing = {
-        "heatmap": [[1, 0], [0.5, 0.5]],
-        "heads": [[[1, 0]], [[0.5, 0.5]]],
-        "readings": [{"layer": 1, "off_layer_share": 0.5, "effective": 2.0, "sources": [0]}],
-        "circuits": [],
+def a_point(layers, width=8, preset="p", **more):
+    """Return costs at one size: "a" takes ``layers`` FLOPs more than plain, "b" twice as many."""
+    flops = {"plain": 100.0, "a": 100.0 + layers, "b": 100.0 + 2 * layers}
+    counted = {
+        arm: dict.fromkeys(
+            ("honest", "paper"), Cost(parameters=1000, forward=forward, training=3 * forward)
+        )
+        for arm, forward in flops.items()
     }
-    asked = {"words": words, "each": 10, "alpha": 1.0, "text": None, "length": 8, "seed": 0}
-    models = {"lime": {**model("Lime", lime), "routing": routing}, "plain": model("Plain", plain)}
-    return {"asked": asked, "sequences": 4, "command": "layermem analyze", "models": models}
+    sizes = {"heads": 2, "kv_heads": 2, "tokens": 4, "counted": counted, **more}
+    return CostPoint(preset=preset, layers=layers, width=width, **sizes)
+
+
+def an_analysis(words, lime=None, plain=None):
+    """Return an analysis of two models of 2 layers, with made-up numbers and these run ids."""
+    spread = {"deviation": (0.1, 0.1), "shuffled": (0.5,), "chance": 0.5}
+    hidden = ProbeAccuracy(mean=(0.4, 0.5), **spread)
+    routed = ProbeAccuracy(mean=(0.6, 0.7), **spread)
+    routing = Routing(
+        heatmap=((1.0, 0.0), (0.5, 0.5)),
+        heads=(((1.0, 0.0),), ((0.5, 0.5),)),
+        readings=(Reading(layer=1, off_layer_share=0.5, effective=2.0, sources=(0,)),),
+        circuits=(),
+    )
+
+    def model(name, run_id, routing=None):
+        by_representation = {"hidden": hidden, "routed": routed}
+        return ModelAnalysis(
+            about=AnalyzedModel(class_name=name, layers=2, width=16, parameters=9, run_id=run_id),
+            entropy={
+                kind: ByLayer(mean=accuracy.mean, deviation=accuracy.deviation)
+                for kind, accuracy in by_representation.items()
+            },
+            separability={"paper": by_representation, "converged": by_representation},
+            layout=Layout(
+                labels=(0, 1),
+                layers={0: ((0.0, 0.0), (1.0, 1.0)), 1: ((0.0, 1.0), (1.0, 0.0))},
+            ),
+            routing=routing,
+        )
+
+    return Analysis(
+        command="layermem analyze",
+        folder="analysis",
+        options=AnalysisOptions(words=tuple(words), each=10, length=8),
+        sequences=4,
+        models={"lime": model("Lime", lime, routing), "plain": model("Plain", plain)},
+    )

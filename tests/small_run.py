@@ -1,8 +1,11 @@
-"""A run of seconds, for the tests of training."""
+"""A run of seconds for the tests of training, and how it is interrupted and compared."""
 
 import json
 import shutil
 from dataclasses import replace
+
+import torch
+from safetensors.torch import load_file
 
 from layermem.config import Compute, Data, Model, Optim, Run
 from layermem.runs import RunFolder, step_of
@@ -61,7 +64,40 @@ def rewound(begun, to, step=4):
     shutil.copytree(begun, to)
     folder = RunFolder(to)
     shutil.rmtree(folder.final)
-    for path in folder.completed():
+    for path in folder.complete_checkpoints():
         if step_of(path) > step:
             shutil.rmtree(path)
     return folder
+
+
+def weights(folder):
+    """Return the weights of a run's final model."""
+    return load_file(folder.final / "model.safetensors")
+
+
+def assert_same_end(a, b):
+    """Compare the curves and the final weights of two runs, bit for bit."""
+    assert curve(a) == curve(b)
+    ours, theirs = weights(a), weights(b)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+class Interrupted(BaseException):
+    """Not an Exception: nothing on the way may catch it."""
+
+
+def interrupt():
+    raise Interrupted
+
+
+def stop_at(monkeypatch, step, act):
+    """Have ``act`` called when the row of a step is written."""
+    append_row = RunFolder.append_row
+
+    def watched(self, row):
+        append_row(self, row)
+        if row["step"] == step and "loss" in row:
+            act()
+
+    monkeypatch.setattr(RunFolder, "append_row", watched)

@@ -17,7 +17,7 @@ from layermem.config import Run, Task, to_dict
 from layermem.experiments import presets
 from layermem.runs import RunFolder
 from layermem.tasks import prosqa
-from layermem.train.run import load_run
+from layermem.train.run_config import load_run
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, end
     asked = ["solve", run, "--options", f"test{mixed}"]
     # Whatever is given in place of the file that was learnt.
     for more in ([], ["train=null"], [f"train{new}"]):
-        with pytest.raises(SystemExit, match=r"learnt 2 of the 6 problems of .*mixed.json"):
+        with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems of .*mixed.json"):
             cli.main([*asked, *more])
     for fine in ([f"test{new}"], ["test=null"]):
         with pytest.raises(LookupError):
@@ -107,10 +107,10 @@ def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, end
 
 def test_parentheses_that_change_nothing_make_no_test_problems(ended, solved):
     run = ended("arithmetic", "operands=3", "held_out=expression")
-    with pytest.raises(SystemExit, match=r"learnt problems of parentheses=needed; .*all some"):
+    with pytest.raises(SystemExit, match=r"trained on problems of parentheses=needed; .*all some"):
         cli.main(["solve", run, "--options", "parentheses=all"])
     strict = ended("arithmetic", "operands=3", "held_out=strict")
-    with pytest.raises(SystemExit, match=r"learnt problems of held_out=strict"):
+    with pytest.raises(SystemExit, match=r"trained on problems of held_out=strict"):
         cli.main(["solve", strict, "--options", "held_out=expression", "parentheses=all"])
     with pytest.raises(LookupError):
         cli.main(["solve", strict, "--options", "parentheses=all"])
@@ -140,13 +140,16 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
     ((run, out, resume),) = seen
     assert (run.preset, run.variant, run.seed, resume) == ("tiny-lm", "plain", 2, True)
     assert out.endswith("tiny-lm-plain-s2")
-    assert run.model == presets.lookup("tiny-lm").model
+    assert run.model == presets.get_preset("tiny-lm").model
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["fly"], "unknown command 'fly'"),
+        (["fly"], "unknown command 'fly'; there are quickstart, train"),
+        (["trian"], "unknown command 'trian'; did you mean train?"),
+        (["train", "--seed", "1", "tiny-lm"], "name a preset first (layermem train PRESET"),
+        (["train", "tiny-lm", "--config", "x.yaml"], "give a preset or --config, got tiny-lm and"),
         (["train"], "name a preset first (layermem train PRESET [--option ...]) or give --config"),
         (["train", "tiny-ml"], "unknown preset 'tiny-ml'; did you mean tiny-lm"),
         (["train", "tiny-lm", "--variant", "lame"], "unknown variant 'lame'; there are lime"),
@@ -161,10 +164,10 @@ def test_errors_are_one_line_and_say_what_would_be_right(argv, message, monkeypa
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
-    def interrupted(rest):
+    def interrupted(options, command):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli._COMMANDS, "tasks", interrupted)
+    monkeypatch.setitem(cli.COMMANDS, "tasks", (cli.Tasks, interrupted))
     with pytest.raises(SystemExit) as ended:
         cli.main(["tasks"])
     assert ended.value.code == 130
@@ -183,12 +186,17 @@ def test_an_option_that_cannot_be_is_refused(option, value, message, capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "tiny-lm", option, value])
     shown = capsys.readouterr()
-    assert message in shown.err + shown.out
+    # The box that it stands in breaks it into lines.
+    assert message in " ".join((shown.err + shown.out).replace("│", " ").split())
+    assert "dummy" not in shown.err
 
 
 def test_help_and_the_list(capsys, monkeypatch):
-    cli.main([])
-    assert "layermem presets" in capsys.readouterr().out
+    for argv in ([], ["help"], ["--help"]):
+        with pytest.raises(SystemExit) as left:
+            cli.main(argv)
+        shown = capsys.readouterr().out
+        assert left.value.code == 0 and all(command in shown for command in cli.COMMANDS)
     monkeypatch.setenv("COLUMNS", "200")
     cli.main(["presets"])
     shown = capsys.readouterr().out
@@ -197,7 +205,7 @@ def test_help_and_the_list(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
     shown = capsys.readouterr().out
-    assert "--max-steps" in shown and "Optimiser steps; the schedule is scaled to it" in shown
+    assert "--max-steps" in shown and "Training steps; the schedule is scaled to them" in shown
 
 
 def test_one_of_several_processes_ends_at_once():

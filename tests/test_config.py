@@ -73,18 +73,18 @@ def test_refusals_name_the_value_and_what_would_be_right(values, message):
 
 
 def test_a_config_from_before_an_option_means_what_it_meant(caplog):
-    config._warn_of.cache_clear()
+    config._warn_once.cache_clear()
     old = run_from_dict({"task": {"name": "arithmetic", "options": ["operands=5"]}})
     for _ in range(2):
         assert old.task.fields() == {"operands": 5, "held_out": "expression"}
-    (said,) = caplog.messages
-    assert "do not name held_out" in said and "held_out=expression is taken" in said
+    (warning,) = caplog.messages
+    assert "do not name held_out" in warning and "held_out=expression is used" in warning
     # Nothing is written into it: its id is what it was.
     assert old.task.options == ("operands=5",)
     assert Task(name="arithmetic", options=("held_out=strict",)).fields() == {"held_out": "strict"}
     assert Task(options=("operands=5",)).fields() == {"operands": 5}
     assert Task(name="prosqa").fields() == {"graphs": "bridged"}
-    assert "graphs=bridged is taken" in caplog.messages[-1]
+    assert "graphs=bridged is used" in caplog.messages[-1]
 
 
 def test_every_field_has_its_help():
@@ -94,9 +94,9 @@ def test_every_field_has_its_help():
     documented = set()
     for node in ast.walk(ast.parse(inspect.getsource(config))):
         if isinstance(node, ast.ClassDef):
-            for one, after in zip(node.body, node.body[1:], strict=False):
-                if isinstance(one, ast.AnnAssign) and isinstance(after, ast.Expr):
-                    documented.add((node.name, one.target.id))
+            for statement, following in zip(node.body, node.body[1:], strict=False):
+                if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
+                    documented.add((node.name, statement.target.id))
     for cls in classes():
         for field in dataclasses.fields(cls):
             assert (cls.__name__, field.name) in documented

@@ -1,5 +1,7 @@
 """The run folder: rows survive a kill, checkpoints are whole or absent, damage is noticed."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -9,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from layermem.runs import RunFolder, check_complete, told_apart, write_whole
+from layermem.runs import RunFolder, check_complete, unique_names, write_atomically
 
 
 def a_folder(tmp_path):
@@ -19,7 +21,7 @@ def a_folder(tmp_path):
 
 
 def save(folder, step, content=b"weights"):
-    with folder.staged() as staging:
+    with folder.stage_checkpoint() as staging:
         made = staging / f"checkpoint-{step}"
         (made / "inner").mkdir(parents=True)
         (made / "model.bin").write_bytes(content)
@@ -28,15 +30,15 @@ def save(folder, step, content=b"weights"):
 
 def test_rows_and_a_line_cut_short(tmp_path):
     folder = a_folder(tmp_path)
-    assert folder.rows() == [] and folder.last() == {}
+    assert folder.rows() == [] and folder.last_row() == {}
     for step in (1, 2, 3):
-        folder.append({"step": step, "loss": 1 / step})
+        folder.append_row({"step": step, "loss": 1 / step})
     with folder.metrics.open("a") as file:
         file.write('{"step": 4, "lo')
     assert [row["step"] for row in folder.rows()] == [1, 2, 3]
-    assert folder.last() == {"step": 3, "loss": 1 / 3}
-    folder.forget_after(2)
-    folder.append({"step": 3})
+    assert folder.last_row() == {"step": 3, "loss": 1 / 3}
+    folder.drop_rows_after(2)
+    folder.append_row({"step": 3})
     assert [json.loads(line)["step"] for line in folder.metrics.read_text().splitlines()] == [
         1,
         2,
@@ -47,28 +49,28 @@ def test_rows_and_a_line_cut_short(tmp_path):
 @pytest.mark.parametrize("line", [b'{"step": 2, "lo', b"\x00\xff"], ids=["cut", "binary"])
 def test_a_damaged_line_with_more_after_it_is_named(tmp_path, line):
     folder = a_folder(tmp_path)
-    folder.append({"step": 1})
+    folder.append_row({"step": 1})
     with folder.metrics.open("ab") as file:
         file.write(line + b"\n")
-    folder.append({"step": 3})
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is no row .*: mend or delete it"):
+    folder.append_row({"step": 3})
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is not a JSON row .*: mend or"):
         folder.rows()
 
 
 def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path):
     folder = a_folder(tmp_path)
-    assert folder.latest() is None
+    assert folder.latest_checkpoint() is None
     save(folder, 10)
-    with pytest.raises(KeyboardInterrupt), folder.staged() as staging:
+    with pytest.raises(KeyboardInterrupt), folder.stage_checkpoint() as staging:
         (staging / "checkpoint-20").mkdir()
         (staging / "checkpoint-20" / "model.bin").write_bytes(b"half")
         raise KeyboardInterrupt
     # An empty folder and one without its marker are what other trainers leave behind.
     (folder.checkpoints / "checkpoint-30").mkdir()
-    assert folder.latest().name == "checkpoint-10"
+    assert folder.latest_checkpoint().name == "checkpoint-10"
     save(folder, 30)
-    assert [p.name for p in folder.completed()] == ["checkpoint-10", "checkpoint-30"]
-    assert (folder.latest() / "inner" / "more.txt").read_text() == "x"
+    assert [p.name for p in folder.complete_checkpoints()] == ["checkpoint-10", "checkpoint-30"]
+    assert (folder.latest_checkpoint() / "inner" / "more.txt").read_text() == "x"
     assert sorted(os.listdir(folder.checkpoints)) == ["checkpoint-10", "checkpoint-30"]
 
 
@@ -76,14 +78,14 @@ def test_a_second_save_of_a_step_changes_nothing(tmp_path):
     folder = a_folder(tmp_path)
     save(folder, 5, b"first")
     save(folder, 5, b"second")
-    assert (folder.latest() / "model.bin").read_bytes() == b"first"
+    assert (folder.latest_checkpoint() / "model.bin").read_bytes() == b"first"
 
 
 @pytest.mark.parametrize("harm", ["truncate", "change", "remove", "marker"])
 def test_damage_is_named_with_the_mend(tmp_path, harm):
     folder = a_folder(tmp_path)
     save(folder, 5)
-    path = folder.latest() / "model.bin"
+    path = folder.latest_checkpoint() / "model.bin"
     if harm == "truncate":
         path.write_bytes(b"wei")
     elif harm == "change":
@@ -91,9 +93,9 @@ def test_damage_is_named_with_the_mend(tmp_path, harm):
     elif harm == "remove":
         path.unlink()
     else:
-        (folder.latest() / "complete.json").write_text("{")
+        (folder.latest_checkpoint() / "complete.json").write_text("{")
     with pytest.raises(ValueError, match="delete .*checkpoint-5|checkpoint-5 .*delete it"):
-        folder.latest()
+        folder.latest_checkpoint()
     assert path.parent.exists()
 
 
@@ -101,13 +103,13 @@ def test_steps_are_numbers_and_the_best_stays(tmp_path):
     folder = a_folder(tmp_path)
     for step in (9, 10, 100, 20):
         save(folder, step)
-    assert [p.name for p in folder.completed()] == [
+    assert [p.name for p in folder.complete_checkpoints()] == [
         f"checkpoint-{step}" for step in (9, 10, 20, 100)
     ]
-    folder.rotate(1, best=10)
-    assert [p.name for p in folder.completed()] == ["checkpoint-10", "checkpoint-100"]
+    folder.delete_old_checkpoints(1, best=10)
+    assert [p.name for p in folder.complete_checkpoints()] == ["checkpoint-10", "checkpoint-100"]
     assert not list(folder.checkpoints.glob(".*"))
-    for path in folder.completed():
+    for path in folder.complete_checkpoints():
         check_complete(path)
 
 
@@ -119,10 +121,10 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 def test_a_file_is_replaced_whole(tmp_path):
     path = tmp_path / "a.txt"
-    write_whole(path, "one")
-    write_whole(path, "two")
+    write_atomically(path, "one")
+    write_atomically(path, "two")
     assert path.read_text() == "two" and os.listdir(tmp_path) == ["a.txt"]
-    write_whole(tmp_path / "new" / "b.txt", "three")
+    write_atomically(tmp_path / "new" / "b.txt", "three")
     assert (tmp_path / "new" / "b.txt").read_text() == "three"
 
 
@@ -131,13 +133,42 @@ def test_two_writers_of_one_file_leave_the_text_of_one(tmp_path):
 
     def write(text):
         for _ in range(50):
-            write_whole(path, text)
+            write_atomically(path, text)
             assert path.read_text() in texts
 
     with ThreadPoolExecutor() as both:
         for ended in [both.submit(write, text) for text in texts]:
             ended.result()
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+LOCKING = """
+import sys
+from layermem.runs import RunFolder
+with RunFolder(sys.argv[1]).locked():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_is_of_the_folder_by_any_name_and_goes_with_a_killed_process(tmp_path):
+    folder, alias = a_folder(tmp_path), tmp_path / "alias"
+    alias.symlink_to(folder.path)
+    command = [sys.executable, "-c", LOCKING, str(alias)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(RuntimeError, match="another process is training in .*; wait for it"):
+            folder.locked().__enter__()
+    finally:
+        holder.kill()
+        holder.communicate()
+    with folder.locked(), pytest.raises(RuntimeError, match="another process is training in"):
+        # Not even this process has it twice.
+        RunFolder(alias).locked().__enter__()
+    with RunFolder(alias).locked():
+        pass
+    assert (folder.path / ".lock").exists()
 
 
 def test_two_processes_cannot_write_one_run(tmp_path):
@@ -167,13 +198,13 @@ def test_two_processes_cannot_write_one_run(tmp_path):
     ],
 )
 def test_paths_are_called_by_what_tells_them_apart(paths, names):
-    assert told_apart([Path(path).parts for path in paths]) == names
+    assert unique_names([Path(path).parts for path in paths]) == names
 
 
 def test_a_divergence_is_of_one_run_and_not_of_one_that_has_ended(tmp_path):
     folder = RunFolder(tmp_path / "run")
     assert folder.divergence("abc") is None
-    folder.note_divergence("abc", 7, "the loss is not finite")
+    folder.record_divergence("abc", 7, "the loss is not finite")
     noted = {"run_id": "abc", "step": 7, "message": "the loss is not finite"}
     assert folder.divergence("abc") == noted and folder.divergence("def") is None
     folder.final.mkdir()
@@ -192,4 +223,15 @@ def test_a_marker_that_lists_nothing_marks_nothing(marker, tmp_path):
     checkpoint.mkdir(parents=True)
     (checkpoint / "complete.json").write_text(marker)
     with pytest.raises(ValueError, match="checkpoint-2 is not a complete checkpoint; delete it"):
-        folder.latest()
+        folder.latest_checkpoint()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS], ids=["ENOLCK", "ENOSYS"])
+def test_a_folder_without_locks_is_refused(number, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(number, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    refusal = pytest.raises(OSError, match=r"cannot be locked \(No locks available\), so two")
+    with refusal, RunFolder(tmp_path).locked():
+        pass

@@ -17,13 +17,13 @@ from typing import Any, Literal
 from layermem.typed_dicts import checked, from_dict, to_dict
 
 _NOT_SIZES = ("options", "pretrained")
-# What a task's options were before they could be chosen.
-_BEFORE = {"arithmetic": {"held_out": "expression"}, "prosqa": {"graphs": "bridged"}}
+# The values of task options in runs recorded before these options existed.
+_EARLIER_OPTIONS = {"arithmetic": {"held_out": "expression"}, "prosqa": {"graphs": "bridged"}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Sizes of the decoder, under LLaMA's names, and what is the variant's own."""
+    """Sizes of the decoder, under LLaMA's names, and the options of the variant."""
 
     hidden_size: int = 128
     """Width of the residual stream."""
@@ -38,53 +38,54 @@ class Model:
     vocab_size: int | None = None
     """Number of token ids; None: the tokenizer's."""
     pretrained: str | None = None
-    """Folder of a saved model of the variant or of a LLaMA, or hub name: the run starts from its
-    weights, sizes and tokenizer, what the variant adds at zero effect; None: new weights."""
+    """Folder of a saved model of the variant or of a LLaMA, or a hub name: the run starts from its
+    weights, sizes and tokenizer, and what the variant adds has no effect at first; None: new
+    weights."""
     tie_word_embeddings: bool = False
     """Whether the output head shares the embedding's weights."""
     options: tuple[str, ...] = ()
     """Further fields of the variant's config, each NAME=VALUE (router_init=identity), added to the
-    preset's; one of the same name takes its place."""
+    preset's; an option replaces the preset's option of the same name."""
 
     def __post_init__(self) -> None:
         _check_options(self)
 
     def sizes(self) -> dict[str, Any]:
-        """Return the sizes, under the names of the model's config."""
+        """Return the sizes under the names that they have in the model's config."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_SIZES}
 
     def variant_fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict; values are read as JSON where they are JSON."""
-        return _options(self)
+        return _parse_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Where text comes from, and how it becomes blocks of tokens."""
+    """The text of a run, and how it is cut into blocks of tokens."""
 
     source: str = "stdlib"
     """"stdlib" (the Python standard library's own sources), a file or folder of JSON lines, Parquet
     or text (plain, .xz, .gz, .bz2 or .zst), or a Hugging Face dataset: NAME, or NAME:SPLIT for
     another split than train."""
     validation: str | None = None
-    """Source of the validation split, as in --data.source and of other text (wikitext:validation);
-    documents that both hold are left out of training. None: a share of the documents is set
-    apart."""
+    """Source of the validation set, as in --data.source, with other text (wikitext:validation);
+    documents that are in both are left out of training. None: a share of the documents is held out
+    for validation."""
     validation_share: float = 0.02
-    """Share of the documents set apart for validation, where no source is given for it."""
+    """Share of the documents held out for validation, where it has no source of its own."""
     subset: str | None = None
     """Configuration of a Hugging Face dataset, such as sample-10BT; of --data.validation too where
-    it is a split of the same."""
+    it is a split of the same dataset."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face dataset; of --data.validation too where it is a split
-    of the same. None: the newest."""
+    of the same dataset. None: the newest."""
     text_field: str = "text"
     """Column that holds the text."""
     streaming: bool = False
     """Whether a Hugging Face dataset is read without downloading it whole."""
     max_documents: int | None = None
-    """Read no more documents than this; None: all. Of a document beyond a million characters each
-    part counts."""
+    """Most documents that are read; None: all. A document of more than a million characters is
+    split, and each part counts as one."""
     tokenizer: str = "bytes"
     """"bytes", a folder of GPT-2 files (vocab.json, merges.txt) or of a saved tokenizer, or a hub
     name."""
@@ -96,9 +97,9 @@ class Data:
     """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 2, "block_size")
+        _check_at_least(self, 2, "block_size")
         if self.max_documents is not None:
-            _at_least(self, 1, "max_documents")
+            _check_at_least(self, 1, "max_documents")
         if not 0 < self.validation_share < 1:
             raise ValueError(
                 f"data.validation_share must be between 0 and 1, got {self.validation_share}"
@@ -107,75 +108,76 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Problems to learn in place of text: made, not read."""
+    """Generated problems that the run is trained on in place of text."""
 
     name: Literal["arithmetic", "prosqa"] | None = None
-    """Which; None: the run learns text."""
+    """Name of the task; None: the run is trained on text."""
     examples: int = 50_000
-    """Problems to learn from."""
+    """Problems in the training set."""
     validation: int = 500
-    """Problems solved at every validation."""
+    """Problems in the validation set, solved at every validation."""
     test: int = 2_000
-    """Problems solved at the end."""
+    """Problems in the test set, solved at the end."""
     seed: int = 0
-    """Seed of the problems, the same for every seed of the run."""
+    """Seed of the problems; it does not depend on the run's seed."""
     tokenizer: str | None = None
     """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
     options: tuple[str, ...] = ()
-    """What the task is made of, each NAME=VALUE (operands=6), added to the preset's; one of the
-    same name takes its place. `layermem tasks` lists them. A config that does not name
-    held_out (arithmetic) or graphs (prosqa) is one from before they could be chosen: it means
-    held_out=expression, graphs=bridged, as then."""
+    """Options of the task, each NAME=VALUE (operands=6), added to the preset's; an option replaces
+    the preset's option of the same name. `layermem tasks` lists them. A config that does not name
+    held_out (arithmetic) or graphs (prosqa) was recorded before these options existed and means
+    held_out=expression, graphs=bridged."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "examples", "validation", "test")
-        _at_least(self, 0, "seed")
+        _check_at_least(self, 1, "examples", "validation", "test")
+        _check_at_least(self, 0, "seed")
         _check_options(self)
 
     def fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict; values are read as JSON where they are JSON.
 
-        An option younger than recorded configs is added as it was before, so that a recorded run
-        that goes on, or solves more, meets the problems it began with.
+        An option that a recorded config lacks, because it did not exist then, is added with the
+        value that it had in effect, so that a recorded run has the same problems when it is resumed
+        or solves more of them.
         """
-        options = _options(self)
-        for name, before in _BEFORE.get(str(self.name), {}).items():
+        options = _parse_options(self)
+        for name, before in _EARLIER_OPTIONS.get(str(self.name), {}).items():
             if name not in options:
-                _warn_of(f"task.options of {self.name} do not name {name}", f"{name}={before}")
+                _warn_once(f"task.options of {self.name} do not name {name}", f"{name}={before}")
                 options[name] = before
         return options
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """AdamW, a warm-up, a decay. What a variant overrides (a router's rate) comes on top."""
+    """AdamW with a learning-rate schedule. A variant may override both for its own parameters."""
 
     lr: float = 1e-3
     """Peak learning rate of everything the variant does not override."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How rates fall after the warm-up."""
+    """How learning rates fall after the warm-up."""
     min_lr: float = 1e-6
-    """What rates fall to: an absolute number, the same in every parameter group."""
+    """Learning rate at the end: an absolute number, the same in every parameter group."""
     warmup_steps: int = 200
-    """Steps over which rates rise from zero; shortened to a tenth of a shorter run."""
+    """Steps over which learning rates rise from zero; at most a tenth of the run's steps."""
     router_lr: float | None = None
     """Learning rate of the variant's own parameters; None: what the variant says."""
     weight_decay: float = 0.1
-    """Decay of weight matrices; norms, embeddings and routers have none."""
+    """Weight decay of weight matrices; norms, embeddings and routers have none."""
     beta1: float = 0.9
-    """Decay of the gradient's running mean."""
+    """Decay of the running mean of gradients."""
     beta2: float = 0.95
-    """Decay of its running square."""
+    """Decay of the running mean of squared gradients."""
     eps: float = 1e-8
-    """Added to the root of the running square."""
+    """Added to the square root of that mean."""
     clip: float = 1.0
     """Norm that gradients are clipped to; 0: not clipped."""
     batch_size: int = 32
-    """Sequences in one optimiser step, over all processes."""
+    """Sequences in one optimizer step, over all processes."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_size")
-        _at_least(self, 0, "lr", "min_lr", "warmup_steps", "weight_decay", "eps", "clip")
+        _check_at_least(self, 1, "batch_size")
+        _check_at_least(self, 0, "lr", "min_lr", "warmup_steps", "weight_decay", "eps", "clip")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optim.{name} must be in [0, 1), got {getattr(self, name)}")
@@ -183,43 +185,44 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """How the run is carried out: none of it changes what is computed, but for rounding."""
+    """How the run is carried out; except for rounding this does not change what is computed."""
 
     micro_batch: int = 32
-    """Sequences a process handles at once; what is missing to optim.batch_size is accumulated."""
+    """Sequences that a process computes at once; gradients are accumulated to optim.batch_size."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Arithmetic; "auto": bfloat16 on a GPU that has it, else float32."""
+    """Floating-point format; "auto": bfloat16 on a GPU that supports it, else float32."""
     compile: bool = False
-    """Whether the model goes through torch.compile."""
+    """Whether the model is compiled with torch.compile."""
     checkpoint_activations: bool = False
-    """Whether layers are run again in the backward, in place of keeping their activations."""
+    """Gradient checkpointing: layers are computed again in the backward pass instead of keeping
+    their activations."""
     shard: bool = False
     """Whether parameters are sharded over processes (FSDP2) or copied to each (DDP)."""
     keep_whole: Literal["nothing", "gradients", "all"] = "nothing"
-    """Of a sharded run, what a process keeps whole between two micro-batches of a step. "nothing":
-    the least memory; each micro-batch gathers all weights twice and scatters all gradients.
-    "gradients" (4 bytes a parameter): they are scattered once a step. "all" (8 bytes, 6 in
-    bfloat16): weights are gathered once a step too."""
+    """What each process of a sharded run keeps unsharded between two micro-batches of a step.
+    "nothing": the least memory; each micro-batch gathers all weights twice and scatters all
+    gradients. "gradients" (4 bytes a parameter): they are scattered once a step. "all" (8 bytes, 6
+    in bfloat16): weights are gathered once a step too."""
     loss_chunk: int | None = None
-    """Tokens of a micro-batch whose logits are held at once in the loss; 0: all; None: all where
-    they take 1 GiB in float32 at most, else as many as take a quarter of that."""
+    """Tokens of a micro-batch whose logits are in memory at once; 0: all; None: all where they take
+    at most 1 GiB in float32, else as many as take a quarter of that."""
     ddp_timeout: int = 1800
-    """Seconds that a process waits for the others, copied or sharded, before the run fails."""
+    """Seconds that a process waits for the others (DDP or FSDP2) before the run fails."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "micro_batch", "ddp_timeout")
+        _check_at_least(self, 1, "micro_batch", "ddp_timeout")
         if self.keep_whole != "nothing" and not self.shard:
             raise ValueError(
-                f"compute.keep_whole={self.keep_whole!r} says what a sharded run keeps whole; "
-                "without compute.shard all is: add it, or leave keep_whole out"
+                f"compute.keep_whole={self.keep_whole!r} is for sharded runs, and compute.shard is "
+                "off: add it, or leave keep_whole out"
             )
         if self.loss_chunk is not None:
-            _at_least(self, 0, "loss_chunk")
+            _check_at_least(self, 0, "loss_chunk")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training, whole."""
+    """The full config of one training."""
 
     preset: str = "custom"
     """Name of the preset it came from."""
@@ -228,7 +231,7 @@ class Run:
     seed: int = 0
     """Seed of weights and order of the data. Two variants of one seed share both."""
     max_steps: int = 1000
-    """Optimiser steps; the schedule is scaled to it."""
+    """Training steps; the schedule is scaled to them."""
     log_every: int = 1
     """Steps between two rows of metrics."""
     eval_every: int = 100
@@ -238,31 +241,32 @@ class Run:
     save_every: int = 0
     """Steps between two checkpoints; 0: none but the final model."""
     keep: int = 2
-    """Checkpoints kept: the last so many, and that of the lowest validation loss, if the run saved
-    at that step (at each validation it does where save_every divides eval_every)."""
+    """Number of newest checkpoints that are kept. The one with the lowest validation loss is kept
+    too, if the run saved at that step (it does at each validation where save_every divides
+    eval_every)."""
     track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """Trackers to write to beside metrics.jsonl (pip install layermem[track]); TensorBoard's files
-    go to the run folder."""
+    """Trackers that get the metrics as metrics.jsonl does (pip install layermem[track]);
+    TensorBoard's files are in the run folder."""
     model: Model = field(default_factory=Model)
-    """Sizes."""
+    """Sizes and options of the model."""
     data: Data = field(default_factory=Data)
-    """Text."""
+    """Text and its tokenization."""
     task: Task = field(default_factory=Task)
-    """Problems in place of text."""
+    """Generated problems in place of text."""
     optim: Optim = field(default_factory=Optim)
-    """Optimiser."""
+    """Optimizer and learning-rate schedule."""
     compute: Compute = field(default_factory=Compute)
-    """Precision, compilation, memory."""
+    """Precision, compilation and memory."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "max_steps", "log_every", "eval_every", "keep")
-        _at_least(self, 0, "save_every", "seed")
+        _check_at_least(self, 1, "max_steps", "log_every", "eval_every", "keep")
+        _check_at_least(self, 0, "save_every", "seed")
         if self.eval_blocks is not None:
-            _at_least(self, 1, "eval_blocks")
+            _check_at_least(self, 1, "eval_blocks")
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens in one optimiser step of a run on text."""
+        """Tokens in one optimizer step of a run on text."""
         return self.optim.batch_size * self.data.block_size
 
     @property
@@ -275,16 +279,16 @@ class Run:
 
 
 def merged(options: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
-    """Return options, each NAME=VALUE, and others, which take the place of those of their name."""
+    """Return options, each NAME=VALUE, with ``others`` added or in place of those of one name."""
     return tuple({option.partition("=")[0]: option for option in (*options, *others)}.values())
 
 
 def run_from_dict(values: Mapping[str, Any]) -> Run:
-    """Return the run that ``to_dict`` took apart; what is missing has its default."""
+    """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults."""
     return from_dict(Run, values, "")
 
 
-def _at_least(config: Any, least: int, *names: str) -> None:
+def _check_at_least(config: Any, least: int, *names: str) -> None:
     for name in names:
         if not getattr(config, name) >= least:
             label = name if isinstance(config, Run) else f"{type(config).__name__.lower()}.{name}"
@@ -294,26 +298,27 @@ def _at_least(config: Any, least: int, *names: str) -> None:
 def _check_options(config: Model | Task) -> None:
     for option in config.options:
         if not option.partition("=")[1] or not option.partition("=")[0].isidentifier():
-            room = type(config).__name__.lower()
-            raise ValueError(f"{room}.options must be NAME=VALUE each, got {option!r}")
+            section = type(config).__name__.lower()
+            raise ValueError(f"{section}.options must be NAME=VALUE each, got {option!r}")
 
 
 @cache
-def _warn_of(what: str, taken: str) -> None:
-    """Say it once in a process."""
+def _warn_once(problem: str, option: str) -> None:
+    """Warn once in a process that an option of earlier runs is used."""
     logging.getLogger(__name__).warning(
-        "%s: as in runs from before it could be chosen, %s is taken; for a new run name another "
-        "(docs/tasks.md)",
-        what,
-        taken,
+        "%s: %s is used, as in runs recorded before this option existed; for a new run choose a "
+        "value (docs/tasks.md)",
+        problem,
+        option,
     )
 
 
-def _options(config: Model | Task) -> dict[str, Any]:
-    return {name: _value(text) for name, _, text in (o.partition("=") for o in config.options)}
+def _parse_options(config: Model | Task) -> dict[str, Any]:
+    pairs = (option.partition("=") for option in config.options)
+    return {name: _parse_value(text) for name, _, text in pairs}
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""The run folder: what lies where, metrics row by row, files written whole or not at all.
+"""The run folder: the place of each file, rows of metrics, and checkpoints complete or absent.
 
     config.yaml      the resolved config, and under ``about`` versions, commit and command
     metrics.jsonl    one object for each logged step and each validation
@@ -6,7 +6,8 @@
     final/           the trained model and its tokenizer
     result.json      of a task: what the trained model solves of the test problems
     attempts.jsonl   of a task: each test problem, what the model wrote, its grade
-    diverged.json    of a run whose numbers were no longer finite: the step, and what was seen
+    diverged.json    of a run with numbers that were not finite: the step, and what was seen
+    .lock            locked by the process that trains
 
 It does not know: torch, models, what is in a checkpoint.
 """
@@ -19,21 +20,27 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from filelock import FileLock, Timeout
+
+# Lists the files of a complete checkpoint with their digests; written last.
 _MARKER = "complete.json"
 _STAGING = ".staging"
-# More bytes than a row and one cut short have together.
-_ROW = 4096
+# The end of metrics.jsonl that is read for its last row: it has room for more than two rows.
+_TAIL_BYTES = 4096
 
 
-def told_apart(paths: Sequence[Sequence[str]]) -> list[str]:
-    """Return the last part of each path, with as many before it as no other path ends in."""
+def unique_names(paths: Sequence[Sequence[str]]) -> list[str]:
+    """Return a short name of each path, given in parts: its shortest end that no other path has.
+
+    ``a/x``, ``b/x`` and ``b/y`` are named ``a/x``, ``b/x`` and ``y``.
+    """
     names = []
     for path in paths:
         ends = (path[-count:] for count in range(1, len(path) + 1))
-        alone = (end for end in ends if sum(other[-len(end) :] == end for other in paths) == 1)
-        names.append(str(Path(*next(alone, path))))
+        unique = (end for end in ends if sum(other[-len(end) :] == end for other in paths) == 1)
+        names.append(str(Path(*next(unique, path))))
     return names
 
 
@@ -52,7 +59,7 @@ class RunFolder:
         self.diverged = self.path / "diverged.json"
 
     def create(self) -> None:
-        """Make the folder, and say early if it cannot be written to."""
+        """Create the folder, and raise if it cannot be written to."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
@@ -66,23 +73,35 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from writing to the same run; the lock goes with the process."""
-        with (self.path / ".lock").open("w", encoding="utf-8") as file:
-            try:
-                _lock(file)
-            except OSError as error:
-                raise RuntimeError(
-                    f"another process is training in {self.path}; wait for it or stop it"
-                ) from error
-            yield
+        """Lock the folder during the block, so that no other process trains in it.
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the metrics."""
+        The lock is released when its process ends, also if it is killed. The file stays.
+        """
+        # A soft lock, which FileLock would fall back to, would outlive a killed process.
+        lock = FileLock(self.path / ".lock", fallback_to_soft=False)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise RuntimeError(
+                f"another process is training in {self.path}; wait for it or stop it"
+            ) from error
+        except OSError as error:
+            raise OSError(
+                f"the run folder {self.path} cannot be locked ({error.strerror}), so two processes "
+                "could train in it at once; choose an --out on another file system"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def append_row(self, row: Mapping[str, Any]) -> None:
+        """Append a row to the metrics."""
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the metrics; a last line cut short by a kill is left out."""
+        """Return the rows of metrics, without a last line that a kill has cut short."""
         if not self.metrics.exists():
             return []
         rows = []
@@ -93,15 +112,16 @@ class RunFolder:
             except ValueError as error:
                 if number < len(lines):
                     raise ValueError(
-                        f"{self.metrics}, line {number} is no row ({error}): mend or delete it"
+                        f"{self.metrics}, line {number} is not a JSON row ({error}): mend or "
+                        "delete it"
                     ) from error
         return rows
 
-    def last(self) -> dict[str, Any]:
-        """Return the newest row, without reading the others; empty if there is none."""
+    def last_row(self) -> dict[str, Any]:
+        """Return the newest row without reading the others, or an empty one if there is none."""
         try:
             with self.metrics.open("rb") as file:
-                file.seek(max(0, self.metrics.stat().st_size - _ROW))
+                file.seek(max(0, self.metrics.stat().st_size - _TAIL_BYTES))
                 lines = file.read().decode("utf-8", errors="replace").splitlines()
         except OSError:
             return {}
@@ -112,81 +132,81 @@ class RunFolder:
                 continue
         return {}
 
-    def forget_after(self, step: int) -> None:
-        """Drop rows of steps after ``step``, which are about to be run again."""
-        self.rewrite([row for row in self.rows() if row.get("step", 0) <= step])
+    def drop_rows_after(self, step: int) -> None:
+        """Delete the rows of steps after ``step``, which will be trained again."""
+        self.write_rows([row for row in self.rows() if row.get("step", 0) <= step])
 
-    def rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write the metrics anew."""
-        write_whole(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace all rows of the metrics."""
+        write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
-    def note_divergence(self, run_id: str, step: int, message: str) -> None:
+    def record_divergence(self, run_id: str, step: int, message: str) -> None:
         """Record that a run diverged at a step."""
-        noted = {"run_id": run_id, "step": step, "message": message}
-        write_whole(self.diverged, json.dumps(noted, indent=1) + "\n")
+        record = {"run_id": run_id, "step": step, "message": message}
+        write_atomically(self.diverged, json.dumps(record, indent=1) + "\n")
 
     def divergence(self, run_id: str) -> dict[str, Any] | None:
-        """Return the record of where the run diverged; None: there is none, or it has ended since.
+        """Return the record of the run's divergence; None if it has none or has ended since.
 
-        The record of another run, which the folder held with another config, says nothing of this.
+        The record of another run, which the folder held before under another config, is ignored.
         """
         if not self.diverged.exists() or self.final.exists():
             return None
         try:
-            noted = json.loads(self.diverged.read_text(encoding="utf-8"))
-            known = {"run_id": noted["run_id"], "step": noted["step"], "message": noted["message"]}
+            content = json.loads(self.diverged.read_text(encoding="utf-8"))
+            record = {name: content[name] for name in ("run_id", "step", "message")}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{self.diverged} is damaged ({type(error).__name__}: {error}); delete it, and the "
                 "run is tried again"
             ) from error
-        return known if known["run_id"] == run_id else None
+        return record if record["run_id"] == run_id else None
 
-    def completed(self) -> list[Path]:
-        """Return the checkpoints, oldest first."""
-        found = [p for p in self.checkpoints.glob("checkpoint-*") if (p / _MARKER).exists()]
-        return sorted(found, key=step_of)
+    def complete_checkpoints(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        paths = [p for p in self.checkpoints.glob("checkpoint-*") if (p / _MARKER).exists()]
+        return sorted(paths, key=step_of)
 
-    def latest(self) -> Path | None:
-        """Return the newest checkpoint, once its files are found as they were written."""
-        found = self.completed()
-        if not found:
+    def latest_checkpoint(self) -> Path | None:
+        """Return the newest checkpoint, or None; raise if one of its files is damaged."""
+        paths = self.complete_checkpoints()
+        if not paths:
             return None
-        check_complete(found[-1])
-        return found[-1]
+        check_complete(paths[-1])
+        return paths[-1]
 
     @contextmanager
-    def staged(self) -> Iterator[Path]:
-        """Yield a folder to write ``checkpoint-STEP`` in; it is in its place once the block ends.
+    def stage_checkpoint(self) -> Iterator[Path]:
+        """Yield a folder to write ``checkpoint-STEP`` in, and move that to its place at the end.
 
-        A process killed at any moment leaves either the whole checkpoint or a staging folder, which
-        the next one clears away.
+        A process killed at any moment leaves either the complete checkpoint or a staging folder,
+        which the next save deletes.
         """
-        with cleared(self.staging, f"a checkpoint in {self.checkpoints}"):
+        with temporary_folder(self.staging, f"a checkpoint in {self.checkpoints}"):
             self.staging.mkdir(parents=True)
             yield self.staging
-            for made in self.staging.iterdir():
-                _seal(made)
-                place = self.checkpoints / made.name
-                if (place / _MARKER).exists():
-                    # A run that was resumed from before it: the same step, and nothing to gain.
+            for checkpoint in self.staging.iterdir():
+                _write_marker(checkpoint)
+                target = self.checkpoints / checkpoint.name
+                if (target / _MARKER).exists():
+                    # The run was resumed from an earlier step: this checkpoint exists already.
                     continue
-                shutil.rmtree(place, ignore_errors=True)
-                os.replace(made, place)
-            _sync(self.checkpoints)
+                shutil.rmtree(target, ignore_errors=True)
+                os.replace(checkpoint, target)
+            _flush_to_disk(self.checkpoints)
 
-    def rotate(self, keep: int, best: int | None) -> None:
+    def delete_old_checkpoints(self, keep: int, best: int | None) -> None:
         """Delete all checkpoints but the last ``keep`` and that of step ``best``."""
-        for path in self.completed()[:-keep]:
+        for path in self.complete_checkpoints()[:-keep]:
             if step_of(path) != best:
-                self.discard(step_of(path))
+                self.delete_checkpoint(step_of(path))
         for hidden in self.checkpoints.glob(".deleted-*"):
             shutil.rmtree(hidden, ignore_errors=True)
 
-    def discard(self, step: int) -> None:
+    def delete_checkpoint(self, step: int) -> None:
         """Delete the checkpoint of a step, if there is one."""
         path = self.checkpoints / f"checkpoint-{step}"
-        # Out of sight first: half a deletion must not look like a checkpoint.
+        # Renamed first, so that a deletion cut short does not look like a checkpoint.
         hidden = self.checkpoints / f".deleted-{path.name}"
         if path.exists():
             os.replace(path, hidden)
@@ -199,7 +219,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def check_complete(checkpoint: Path) -> None:
-    """Raise if a file of a checkpoint is not as it was written."""
+    """Raise if a file of a checkpoint is missing or differs from what was written."""
     try:
         listed = dict(json.loads((checkpoint / _MARKER).read_text(encoding="utf-8")))
         if not listed:
@@ -208,7 +228,7 @@ def check_complete(checkpoint: Path) -> None:
         raise ValueError(f"{checkpoint} is not a complete checkpoint; delete it") from error
     for name, digest in listed.items():
         path = checkpoint / name
-        if not path.is_file() or _digest(path) != digest:
+        if not path.is_file() or _file_digest(path) != digest:
             raise ValueError(
                 f"{path} is missing or damaged; delete {checkpoint} to go on from the checkpoint "
                 "before it"
@@ -216,9 +236,12 @@ def check_complete(checkpoint: Path) -> None:
 
 
 @contextmanager
-def cleared(staging: Path, what: str) -> Iterator[None]:
-    """Begin without ``staging`` and leave without it; say what could not be written, and where."""
-    shutil.rmtree(staging, ignore_errors=True)
+def temporary_folder(path: Path, what: str) -> Iterator[None]:
+    """Delete a folder before and after the block; an error says that ``what`` was not written.
+
+    The block creates the folder and moves what it has written there to its place.
+    """
+    shutil.rmtree(path, ignore_errors=True)
     try:
         yield
     except Exception as error:
@@ -227,13 +250,13 @@ def cleared(staging: Path, what: str) -> Iterator[None]:
             "--resume goes on"
         ) from error
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or as it was, its folder too."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file, which is then complete or as it was before; create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Each writer has its own: two at once leave what one or what the other has written.
+    # Every writer has a part file of its own, so that two at once leave the text of one of them.
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -245,34 +268,25 @@ def write_whole(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def _seal(folder: Path) -> None:
-    """Bring every file to the disk, then write the marker with their digests."""
+def _write_marker(checkpoint: Path) -> None:
+    """Flush every file of a checkpoint to the disk, then write the marker with their digests."""
     digests = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        _sync(path)
-        digests[str(path.relative_to(folder))] = _digest(path)
-    marker = folder / _MARKER
+    for path in sorted(p for p in checkpoint.rglob("*") if p.is_file()):
+        _flush_to_disk(path)
+        digests[str(path.relative_to(checkpoint))] = _file_digest(path)
+    marker = checkpoint / _MARKER
     marker.write_text(json.dumps(digests, indent=1), encoding="utf-8")
-    _sync(marker)
-    _sync(folder)
+    _flush_to_disk(marker)
+    _flush_to_disk(checkpoint)
 
 
-def _lock(file: IO[str]) -> None:
-    """Take the file for this process or raise; where the system has no such locks, do nothing."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
-    # Folders cannot be opened everywhere (Windows): then their order is the file system's own.
+def _flush_to_disk(path: Path) -> None:
+    # Windows cannot open folders; the file system then decides when their entries are written.
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Capture: outputs unaltered, bit for bit; values against the projections themselves."""
+"""Test that capture alters no output and copies what layers compute, for ours and for others."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tiny import CASES, TINY, make
 from layermem.analysis.capture import capture, sequences_at_once
 from layermem.models.registry import lookup
 
-OTHERS = {
+HF_MODELS = {
     "llama": (transformers.LlamaConfig, TINY),
     "qwen2": (transformers.Qwen2Config, TINY),
     "qwen3": (transformers.Qwen3Config, {**TINY, "head_dim": 8}),
@@ -26,13 +26,13 @@ OTHERS = {
 }
 
 
-def ours(variant, fields):
+def our_model(variant, fields):
     entry = lookup(variant)
     return make(entry.causal_lm, entry.config(**{**TINY, **fields}))
 
 
-def theirs(name):
-    config, fields = OTHERS[name]
+def hf_model(name):
+    config, fields = HF_MODELS[name]
     torch.manual_seed(0)
     return transformers.AutoModelForCausalLM.from_config(config(**fields)).eval()
 
@@ -45,48 +45,48 @@ def batches():
     return [ids, {"input_ids": ids[:2], "attention_mask": mask[:2]}]
 
 
-def check(model):
-    """Compare with the model's own hidden states, and logits with and without capture."""
-    found = list(capture(model, batches()))
-    assert len(found) == 2
-    for batch, got in zip(batches(), found, strict=True):
+def check_hidden_states(model):
+    """Capture, compare with the model's own hidden states, and return what was captured."""
+    results = list(capture(model, batches()))
+    assert len(results) == 2
+    for batch, captured in zip(batches(), results, strict=True):
         inputs = batch if isinstance(batch, dict) else {"input_ids": batch}
         with torch.no_grad():
             out = model(**inputs, output_hidden_states=True, use_cache=False)
-        np.testing.assert_array_equal(got.ids, inputs["input_ids"])
-        assert got.mask.sum() == inputs.get("attention_mask", inputs["input_ids"] > 0).sum()
-        # The last of theirs has gone through the final norm.
-        for mine, own in zip(got.hidden[:-1], out.hidden_states[1:-1], strict=True):
-            np.testing.assert_array_equal(mine, own)
-        assert len(got.hidden) == len(got.values) == len(got.routed) == 4
-        for values, routed in zip(got.values, got.routed, strict=True):
-            assert values.shape == routed.shape == (*got.ids.shape, values.shape[-1])
+        np.testing.assert_array_equal(captured.ids, inputs["input_ids"])
+        assert captured.mask.sum() == inputs.get("attention_mask", inputs["input_ids"] > 0).sum()
+        # The last of the model's own hidden states has gone through the final norm.
+        for hidden, expected in zip(captured.hidden[:-1], out.hidden_states[1:-1], strict=True):
+            np.testing.assert_array_equal(hidden, expected)
+        assert len(captured.hidden) == len(captured.values) == len(captured.routed) == 4
+        for values, routed in zip(captured.values, captured.routed, strict=True):
+            assert values.shape == routed.shape == (*captured.ids.shape, values.shape[-1])
             assert values.dtype == np.float32
-    return found
+    return results
 
 
 @pytest.mark.parametrize(
     ("variant", "fields"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )
 def test_our_variants(variant, fields):
-    model = ours(variant, fields)
-    for got in check(model):
-        for i, (values, routed) in enumerate(zip(got.values, got.routed, strict=True)):
+    model = our_model(variant, fields)
+    for captured in check_hidden_states(model):
+        for i, (values, routed) in enumerate(zip(captured.values, captured.routed, strict=True)):
             memory = model.model.layers[i].self_attn.memory
             if variant == "plain" or i == 0:
                 np.testing.assert_array_equal(values, routed)
                 continue
             # The routed values are the router's sum of the raw ones.
             sources, weights = memory.static_weights()
-            raw = torch.stack([torch.from_numpy(got.values[j]) for j in sources])
+            raw = torch.stack([torch.from_numpy(captured.values[j]) for j in sources])
             raw = raw.unflatten(-1, (weights.shape[0], -1))
             expected = torch.einsum("rsq,sbtqe->btre", weights, raw).flatten(2)
             np.testing.assert_allclose(routed, expected.detach(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", HF_MODELS)
 def test_decoders_of_transformers(name):
-    model = theirs(name)
+    model = hf_model(name)
     seen = {}
     interface = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
     original = interface["sdpa"]
@@ -96,16 +96,16 @@ def test_decoders_of_transformers(name):
         seen[module.layer_idx] = value.transpose(1, 2).flatten(2)
         return original(module, query, key, value, *args, **kwargs)
 
-    for got in check(model):
+    for captured in check_hidden_states(model):
         interface["sdpa"] = spy
         try:
-            mask = torch.from_numpy(got.mask).long()
-            model(torch.from_numpy(got.ids), attention_mask=mask, use_cache=False)
+            mask = torch.from_numpy(captured.mask).long()
+            model(torch.from_numpy(captured.ids), attention_mask=mask, use_cache=False)
         finally:
             del interface["sdpa"]
         for i in range(4):
-            np.testing.assert_array_equal(got.values[i], got.routed[i])
-            np.testing.assert_allclose(got.values[i], seen[i].detach(), rtol=1e-5, atol=1e-7)
+            np.testing.assert_array_equal(captured.values[i], captured.routed[i])
+            np.testing.assert_allclose(captured.values[i], seen[i].detach(), rtol=1e-5, atol=1e-7)
 
 
 FALCON = {
@@ -113,8 +113,8 @@ FALCON = {
     "alibi": False,
 }
 FUSED = {
-    "bigcode-mqa": (transformers.GPTBigCodeConfig, {**OTHERS["gpt2"][1], "multi_query": True}),
-    "bigcode-mha": (transformers.GPTBigCodeConfig, {**OTHERS["gpt2"][1], "multi_query": False}),
+    "bigcode-mqa": (transformers.GPTBigCodeConfig, {**HF_MODELS["gpt2"][1], "multi_query": True}),
+    "bigcode-mha": (transformers.GPTBigCodeConfig, {**HF_MODELS["gpt2"][1], "multi_query": False}),
     "falcon-mqa": (transformers.FalconConfig, {**FALCON, "multi_query": True}),
     "falcon-mha": (transformers.FalconConfig, {**FALCON, "multi_query": False}),
     "falcon-gqa": (
@@ -138,9 +138,9 @@ def test_fused_projections_of_fewer_key_value_heads(name, monkeypatch):
         return attention(query, key, value, *args, **kwargs)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-    for got in capture(model, batches()[:1]):
+    for captured in capture(model, batches()[:1]):
         assert len(seen) == 4
-        for values, own in zip(got.values, seen, strict=True):
+        for values, own in zip(captured.values, seen, strict=True):
             # Theirs may be repeated for the query heads.
             heads = own.unflatten(2, (values.shape[-1] // 8, -1))
             expected = torch.from_numpy(values).unflatten(-1, (-1, 1, 8)).expand_as(heads)
@@ -148,14 +148,16 @@ def test_fused_projections_of_fewer_key_value_heads(name, monkeypatch):
 
 
 def test_a_fused_projection_of_another_layout_is_refused():
-    model = theirs("gpt2")
+    model = hf_model("gpt2")
     for layer in model.transformer.h:
         layer.attn.c_attn = torch.nn.Linear(32, 32 + 2 * 8)
-    with pytest.raises(ValueError, match="layer 0 .* laid out as GPT-2, .* c_attn or query_key"):
+    with pytest.raises(
+        ValueError, match="layer 0 .* c_attn or query_key_value with the layout of GPT-2"
+    ):
         next(capture(model, batches()[:1]))
 
 
-@pytest.mark.parametrize("model", [ours("lime", {}), theirs("gpt2")], ids=["lime", "gpt2"])
+@pytest.mark.parametrize("model", [our_model("lime", {}), hf_model("gpt2")], ids=["lime", "gpt2"])
 def test_outputs_are_not_altered_and_nothing_is_left_behind(model):
     model.train()
     ids = batches()[0]
@@ -176,10 +178,10 @@ def test_outputs_are_not_altered_and_nothing_is_left_behind(model):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_some_kinds_alone_and_what_is_refused():
-    model = ours("lime", {})
-    (got,) = capture(model, batches()[:1], kinds=("routed",))
-    assert len(got.routed) == 4 and not got.hidden and not got.values
+def test_some_kinds_alone_and_bad_arguments():
+    model = our_model("lime", {})
+    (captured,) = capture(model, batches()[:1], kinds=("routed",))
+    assert len(captured.routed) == 4 and not captured.hidden and not captured.values
     with pytest.raises(ValueError, match="unknown kinds keys; there are hidden, values, routed"):
         next(capture(model, batches(), kinds=("keys",)))
     with pytest.raises(ValueError, match="has no list of layers"):
@@ -192,8 +194,8 @@ def test_some_kinds_alone_and_what_is_refused():
 
 
 def test_lower_precision_is_captured_in_float32():
-    (got,) = capture(ours("lime", {}).bfloat16(), batches()[:1])
-    assert got.routed[3].dtype == np.float32 and np.isfinite(got.routed[3]).all()
+    (captured,) = capture(our_model("lime", {}).bfloat16(), batches()[:1])
+    assert captured.routed[3].dtype == np.float32 and np.isfinite(captured.routed[3]).all()
 
 
 def test_a_batch_holds_as_many_sequences_as_memory_allows():

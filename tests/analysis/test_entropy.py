@@ -1,4 +1,4 @@
-"""Matrix entropy in cases one knows, and against the definition written out."""
+"""Test matrix entropy against known cases and its written-out definition, and standardisation."""
 
 import math
 
@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from layermem.analysis.entropy import Moments, matrix_entropy, sequence_entropies, standardise
+from layermem.analysis.entropy import (
+    Standardiser,
+    matrix_entropy,
+    sequence_entropies,
+    standardise,
+)
 
 ALPHAS = (0.5, 0.99, 1.0, 2.0, math.inf)
 
@@ -56,35 +61,51 @@ def test_the_order_is_shannons_unless_asked_otherwise():
 def test_bounds_and_order(z):
     if not np.abs(z).max() > 1e-6:
         return
-    found = [matrix_entropy(z, alpha) for alpha in ALPHAS]
-    assert all(-1e-9 <= h <= math.log(min(z.shape)) + 1e-9 for h in found)
+    entropies = [matrix_entropy(z, alpha) for alpha in ALPHAS]
+    assert all(-1e-9 <= h <= math.log(min(z.shape)) + 1e-9 for h in entropies)
     # Entropy falls as alpha grows.
-    assert all(a >= b - 1e-6 for a, b in zip(found, found[1:], strict=False))
+    assert all(a >= b - 1e-6 for a, b in zip(entropies, entropies[1:], strict=False))
 
 
 def test_standardising_in_parts_is_standardising_at_once():
     z = np.random.default_rng(2).normal(3.0, 5.0, size=(4, 10, 6))
-    moments = Moments()
+    standardiser = Standardiser()
     for part in (z[:1], z[1:3], z[3:]):
-        moments.add(part.reshape(-1, 6))
-    np.testing.assert_allclose(moments.standardise(z), standardise(z), rtol=1e-12)
+        standardiser.add(part.reshape(-1, 6))
+    np.testing.assert_allclose(standardiser.standardise(z), standardise(z), rtol=1e-12)
     flat = standardise(z).reshape(-1, 6)
     np.testing.assert_allclose(flat.mean(0), 0, atol=1e-12)
     np.testing.assert_allclose(flat.std(0), 1, atol=1e-4)
-    found = sequence_entropies(standardise(z), 0.5)
-    assert found.shape == (4,) and (found > 0).all()
+    entropies = sequence_entropies(standardise(z), 0.5)
+    assert entropies.shape == (4,) and (entropies > 0).all()
+
+
+def test_standardising_is_in_float64_with_a_small_number_added_to_the_deviation():
+    # A feature far from zero, one that is constant, and one that hardly varies.
+    draw = np.random.default_rng(4).normal(size=100)
+    z = np.stack([1e6 + draw, np.full(100, 0.1), 1e-6 * draw], axis=-1).astype(np.float32)
+    exact = z.astype(np.float64)
+    expected = (exact - exact.mean(0)) / (exact.std(0) + 1e-5)
+    np.testing.assert_allclose(standardise(z), expected, rtol=1e-9, atol=1e-12)
+    assert standardise(z).dtype == np.float64 and not standardise(z)[:, 1].any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_standardising_refuses_what_is_not_finite(value):
+    with pytest.raises(ValueError, match="token 1 holds a number that is not finite"):
+        standardise(np.array([[1.0, 2.0], [value, 1.0]]))
 
 
 @pytest.mark.parametrize(
     ("z", "alpha", "message"),
     [
         (np.zeros((3, 2)), 1.0, "every number is zero"),
-        (np.ones(3), 1.0, r"one array \[tokens, features\], got shape \(3,\)"),
+        (np.ones(3), 1.0, r"expected one array \[tokens, features\], got shape \(3,\)"),
         (np.ones((0, 3)), 1.0, "got shape"),
         (np.array([[1.0], [np.nan]]), 1.0, "token 1 holds a number that is not finite"),
         (np.ones((2, 2)), 0.0, "alpha must be positive, got 0.0"),
     ],
 )
-def test_what_has_no_entropy(z, alpha, message):
+def test_arrays_without_an_entropy_are_refused(z, alpha, message):
     with pytest.raises(ValueError, match=message):
         matrix_entropy(z, alpha)

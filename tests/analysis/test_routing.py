@@ -1,4 +1,4 @@
-"""Maps of what routers read, against loops over indices."""
+"""Test heatmaps of what routers read, and paths through them, against loops over indices."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def a_model(name="lime", **fields):
 @pytest.mark.parametrize("fields", [{}, {"router": "first", "router_window": 1}])
 def test_against_a_loop(fields):
     model = a_model(**fields)
-    found = mean_heatmap(model)
+    heatmap = mean_heatmap(model)
     expected = np.zeros((4, 4))
     expected[0, 0] = 1
     for i in range(1, 4):
@@ -28,9 +28,9 @@ def test_against_a_loop(fields):
                 for source in range(2):
                     expected[i, j] += abs(float(router.weight[target, 2 * place + source]))
         expected[i] /= expected[i].sum()
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    np.testing.assert_allclose(found.sum(1), 1)
-    assert found[1, 2] == 0 and (np.triu(found, 1) == 0).all()
+    np.testing.assert_allclose(heatmap, expected, rtol=1e-6)
+    np.testing.assert_allclose(heatmap.sum(1), 1)
+    assert heatmap[1, 2] == 0 and (np.triu(heatmap, 1) == 0).all()
 
 
 def test_own_layer_only_is_a_diagonal():
@@ -40,27 +40,27 @@ def test_own_layer_only_is_a_diagonal():
     np.testing.assert_array_equal(mean_heatmap(a_model("plain")), np.eye(4))
 
 
-def test_what_has_no_map():
+def test_models_without_a_heatmap_are_refused():
     with pytest.raises(ValueError, match="Linear has no memories"):
         mean_heatmap(torch.nn.Linear(2, 2))
     model = a_model()
     weight = model.model.layers[2].self_attn.memory.weight
     weight.data.zero_()
-    with pytest.raises(ValueError, match="layer 2 has weights of zero alone"):
+    with pytest.raises(ValueError, match="all weights of the router of layer 2 are zero"):
         mean_heatmap(model)
     weight.data[0, 0] = float("nan")
     with pytest.raises(ValueError, match="layer 2 has weights that are not finite"):
         mean_heatmap(model)
 
 
-def test_heads_one_by_one():
+def test_heatmaps_by_head():
     model = a_model()
-    found = head_heatmaps(model)
-    assert found.shape == (4, 2, 4)
-    np.testing.assert_allclose(found.sum(-1), 1)
+    heatmaps = head_heatmaps(model)
+    assert heatmaps.shape == (4, 2, 4)
+    np.testing.assert_allclose(heatmaps.sum(-1), 1)
     weight = model.model.layers[2].self_attn.memory.weight.detach().abs().numpy()
     expected = weight[1].reshape(3, 2).sum(1)
-    np.testing.assert_allclose(found[2, 1, :3], expected / expected.sum(), rtol=1e-6)
+    np.testing.assert_allclose(heatmaps[2, 1, :3], expected / expected.sum(), rtol=1e-6)
     # A head that reads nothing has no shares.
     model.model.layers[2].self_attn.memory.weight.data[1] = 0
     assert (head_heatmaps(model)[2, 1] == 0).all()
@@ -77,20 +77,20 @@ def test_readings():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_circuits_against_all_ways(steps):
+def test_circuits_against_all_paths(steps):
     import itertools
 
     heatmap = mean_heatmap(a_model())
     heatmap[3, 1] = 0
-    ways = {
-        way: float(np.prod([heatmap[a, b] for a, b in itertools.pairwise(way)]))
-        for way in itertools.permutations(range(4), steps + 1)
-        if list(way) == sorted(way, reverse=True)
+    paths = {
+        path: float(np.prod([heatmap[a, b] for a, b in itertools.pairwise(path)]))
+        for path in itertools.permutations(range(4), steps + 1)
+        if list(path) == sorted(path, reverse=True)
     }
-    expected = sorted((w for w in ways.values() if w > 0), reverse=True)[:3]
-    found = circuits(heatmap, steps=steps, count=3)
-    assert [c.weight for c in found] == pytest.approx(expected)
-    assert all(ways[c.layers] == pytest.approx(c.weight) for c in found)
+    expected = sorted((w for w in paths.values() if w > 0), reverse=True)[:3]
+    heaviest = circuits(heatmap, steps=steps, count=3)
+    assert [c.weight for c in heaviest] == pytest.approx(expected)
+    assert all(paths[c.layers] == pytest.approx(c.weight) for c in heaviest)
 
 
 def test_circuits_of_a_deep_model_take_no_time():

@@ -1,4 +1,4 @@
-"""Probes on clouds one knows."""
+"""Test both probes on clouds of points whose separability is known."""
 
 import numpy as np
 import pytest
@@ -7,21 +7,23 @@ from sklearn.linear_model import LogisticRegression
 from layermem.analysis.separability import separability
 
 
-def clouds(apart, n=200, features=12, kinds=4):
+def clouds(distance, n=200, features=12, classes=4):
     draw = np.random.default_rng(0)
-    labels = np.repeat(np.arange(kinds), n)
-    return draw.normal(size=(n * kinds, features)) + apart * np.eye(kinds, features)[labels], labels
+    labels = np.repeat(np.arange(classes), n)
+    return draw.normal(size=(n * classes, features)) + distance * np.eye(classes, features)[
+        labels
+    ], labels
 
 
-# One epoch of few occurrences would be too few steps for the paper's.
+# With few occurrences one epoch would be too few steps for the paper's probe.
 @pytest.mark.parametrize(("probe", "n"), [("paper", 1000), ("converged", 200)])
 def test_clouds_apart_and_in_one_place(probe, n):
     far = separability(*clouds(8.0, n), probe=probe)
     assert far.mean > 0.97 and len(far.folds) == 5 and far.deviation < 0.03
-    one = separability(*clouds(0.0, n), probe=probe)
-    assert abs(one.mean - 0.25) < 0.07 and one.chance == 0.25
-    for found in (far, one):
-        assert abs(found.shuffled - 0.25) < 0.07
+    near = separability(*clouds(0.0, n), probe=probe)
+    assert abs(near.mean - 0.25) < 0.07 and near.chance == 0.25
+    for result in (far, near):
+        assert abs(result.shuffled - 0.25) < 0.07
     again = separability(*clouds(8.0, n), probe=probe)
     assert again == far
 
@@ -32,8 +34,8 @@ def test_the_converged_probe_is_logistic_regression():
     half = len(order) // 2
     seen, unseen = order[:half], order[half:]
     expected = LogisticRegression(max_iter=2000).fit(features[seen], labels[seen])
-    found = separability(features, labels, probe="converged", folds=2)
-    assert found.mean == pytest.approx(expected.score(features[unseen], labels[unseen]), abs=0.05)
+    result = separability(features, labels, probe="converged", folds=2)
+    assert result.mean == pytest.approx(expected.score(features[unseen], labels[unseen]), abs=0.05)
 
 
 def test_the_random_state_is_left_alone():
@@ -57,6 +59,6 @@ def test_the_random_state_is_left_alone():
         (np.full((10, 2), np.nan), np.arange(10) % 2, "occurrence 0 holds a number that is not"),
     ],
 )
-def test_what_cannot_be_probed(features, labels, message):
+def test_arrays_that_cannot_be_probed_are_refused(features, labels, message):
     with pytest.raises(ValueError, match=message):
         separability(features, labels)

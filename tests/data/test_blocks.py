@@ -1,4 +1,4 @@
-"""Blocks of a file of tokens: in order, whole, documents apart."""
+"""Blocks of a file of tokens: in order, complete, documents separated."""
 
 import numpy as np
 import pytest

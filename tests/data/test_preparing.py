@@ -1,4 +1,4 @@
-"""Preparing: nothing lost, doubled or learnt that validates; found again, whole or absent."""
+"""Preparing text: no document is lost, repeated or in both splits; folders are complete."""
 
 import gzip
 import json
@@ -14,7 +14,8 @@ import zstandard
 from pyarrow import parquet
 
 from layermem.config import Data
-from layermem.data import preparing, sources
+from layermem.data import documents as documents_module
+from layermem.data import preparing
 from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
 
@@ -168,7 +169,7 @@ def test_a_damaged_file_is_noticed(tmp_path, tokenizer):
 def test_documents_are_taken_by_their_length(monkeypatch):
     monkeypatch.setattr(preparing, "_BATCH", 10)
     texts = ["a" * n for n in (3, 3, 3, 3, 50, 1, 9, 2)]
-    batches = preparing._batches((text, text) for text in texts)
+    batches = preparing._batch_parts((text, text) for text in texts)
     assert [[len(text) for text, _ in batch] for batch in batches] == [
         [3, 3, 3, 3],
         [50],
@@ -254,7 +255,7 @@ def test_validation_without_text_is_named(tmp_path, tokenizer):
 
 
 def test_a_file_longer_than_a_document_can_be_is_several(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(sources, "LONGEST", 50)
+    monkeypatch.setattr(documents_module, "MAX_CHARACTERS", 50)
     text = "".join(f"line {i}\n" for i in range(400))
     path = tmp_path / "a.txt"
     path.write_text(text)
@@ -266,7 +267,7 @@ def test_a_file_longer_than_a_document_can_be_is_several(tmp_path, tokenizer, mo
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
 def test_parts_of_a_document_fall_to_one_split(tmp_path, tokenizer, monkeypatch, kind):
-    monkeypatch.setattr(sources, "LONGEST", 50)
+    monkeypatch.setattr(documents_module, "MAX_CHARACTERS", 50)
     texts = [f"document {i}\n" + f"of {i}, a line\n" * 30 for i in range(60)]
     folder = tmp_path / "texts"
     folder.mkdir()

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from layermem.data import sources
+from layermem.data import documents, local_files
 from layermem.data.sources import open_source
 
 PACKED = {
@@ -89,7 +89,7 @@ def test_a_compressed_file_that_is_damaged_is_refused(tmp_path, suffix):
 
 
 def test_a_plain_file_is_cut_at_ends_of_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LONGEST", 100)
+    monkeypatch.setattr(documents, "MAX_CHARACTERS", 100)
     path = tmp_path / "a.txt"
     texts = {
         "lines": "".join(f"line {i} ∞\r\n" for i in range(200)),
@@ -102,7 +102,7 @@ def test_a_plain_file_is_cut_at_ends_of_lines(tmp_path, monkeypatch):
         path.write_bytes(text.encode())
         parts = {}
         for chunk in (1, 7, 10**6):
-            monkeypatch.setattr(sources, "_CHUNK", chunk)
+            monkeypatch.setattr(local_files, "_CHUNK", chunk)
             parts[chunk] = list(open_source(str(path)))
         assert parts[1] == parts[7] == parts[10**6]
         assert "".join(parts[1]) == text and max(map(len, parts[1])) <= 100
@@ -146,14 +146,14 @@ def test_what_is_no_text_of_ours_is_refused(tmp_path, monkeypatch):
         open_source(str(archive))
     wide.write_bytes("ab".encode("utf-16-le"))
     for chunk in (1, 10**6):
-        monkeypatch.setattr(sources, "_CHUNK", chunk)
+        monkeypatch.setattr(local_files, "_CHUNK", chunk)
         with pytest.raises(ValueError, match=r"b.txt holds a NUL at byte 1: .*UTF-16"):
             list(open_source(str(wide)))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 10**6])
 def test_what_is_not_utf8_is_named_by_its_byte(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(sources, "_CHUNK", chunk)
+    monkeypatch.setattr(local_files, "_CHUNK", chunk)
     path = tmp_path / "a.txt"
     for content in ("∞".encode() * 10 + b"\xff more", "∞".encode() * 10 + b"\xe2\x88"):
         path.write_bytes(content)
@@ -292,7 +292,7 @@ def test_a_hugging_face_dataset_by_name(hub):
     ]
 
 
-def test_splits_and_revisions_of_one_streamed_dataset_are_told_apart(hub):
+def test_splits_and_revisions_of_one_streamed_dataset_are_unique_names(hub):
     marks = [open_source(name, streaming=True).fingerprint() for name in ("a:test", "a:train", "a")]
     assert marks[0] != marks[1] == marks[2]
     older = open_source("a", streaming=True, revision="v1").fingerprint()
@@ -317,10 +317,12 @@ def test_a_streamed_dataset_that_names_no_commit_is_not_prepared(hub, monkeypatc
         raise ConnectionError("no network")
 
     hub.commits[None] = None
-    with pytest.raises(ValueError, match="names no commit of a, but None"):
+    with pytest.raises(ValueError, match="must name a commit of a, got None"):
         open_source("a", streaming=True).fingerprint()
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-    with pytest.raises(ValueError, match=r"commit .* cannot be told \(no network\).*data.revision"):
+    with pytest.raises(
+        ValueError, match=r"commit .* cannot be determined \(no network\).*data.revision"
+    ):
         open_source("a", streaming=True).fingerprint()
     assert len(open_source("a", streaming=True, revision=COMMIT).fingerprint()) == 64
 

@@ -1,4 +1,4 @@
-"""One process makes a folder, the others wait; whatever ends it, nothing half made stays."""
+"""One process makes a folder while others wait; however it ends, nothing incomplete stays."""
 
 import errno
 import fcntl
@@ -100,7 +100,7 @@ def test_where_one_fails_who_waits_takes_over(tmp_path, tokenizer, asked, monkey
 
 def test_what_was_made_between_the_look_and_the_lock_is_not_made_again(tmp_path):
     looks = iter([False, True])
-    with staging.alone(tmp_path / "a", lambda: next(looks)) as to_make:
+    with staging.claim_folder(tmp_path / "a", lambda: next(looks)) as to_make:
         assert not to_make
     assert not list(tmp_path.iterdir())
 
@@ -210,15 +210,15 @@ def test_a_lock_that_went_with_its_file_is_no_lock(tmp_path, monkeypatch):
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with staging._holding(lock) as held, staging._holding(lock) as other:
+    with staging._try_lock(lock) as held, staging._try_lock(lock) as other:
         assert (held, other, len(taken)) == (True, False, 3)
     assert not lock.exists()
 
 
-@pytest.fixture
-def no_locks(monkeypatch):
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS], ids=["ENOLCK", "ENOSYS"])
+def no_locks(monkeypatch, request):
     def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(request.param, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
 

@@ -1,4 +1,4 @@
-"""Tokenizers: every byte its own number, GPT-2 from its two files, whatever was saved."""
+"""Tokenizers: of bytes, of GPT-2's two files, and of a saved folder."""
 
 from pathlib import Path
 

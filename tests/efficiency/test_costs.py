@@ -22,7 +22,7 @@ from layermem.models.registry import variants
     ],
 )
 def test_the_papers_table(preset, counting, parameters, flops):
-    costs = count_costs(["plain", "lime"], presets.lookup(preset).model.sizes(), 2048, counting)
+    costs = count_costs(["plain", "lime"], presets.get_preset(preset).model.sizes(), 2048, counting)
     overheads = costs["lime"].overhead(costs["plain"])
     assert [f"{share:+.2%}" for share in overheads] == [parameters, flops]
     assert costs["lime"].training == 3 * costs["lime"].forward
@@ -34,7 +34,8 @@ def test_the_papers_absolute_figures():
         ("paper-1b-gqa", 1.07607, 2.7615),
         ("paper-1b-full", 1.17674, 2.9679),
     ):
-        costs = count_costs(["plain"], presets.lookup(preset).model.sizes(), 2048, "paper")["plain"]
+        sizes = presets.get_preset(preset).model.sizes()
+        costs = count_costs(["plain"], sizes, 2048, "paper")["plain"]
         assert costs.parameters / 1e9 == pytest.approx(parameters, abs=1e-5)
         assert costs.forward / 1e12 == pytest.approx(flops, rel=5e-3)
 

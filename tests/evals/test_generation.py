@@ -1,13 +1,13 @@
-"""Greedy generation in batches: the same as one prompt at a time."""
+"""Greedy generation in batches equals generation of one prompt at a time."""
 
 import pytest
 import torch
 from tiny import TINY, make
 
-from layermem.evals.generation import greedy
+from layermem.evals.generation import GreedySettings, greedy
 from layermem.models.registry import lookup
 
-SETTINGS = {"end": 1, "padding": 0, "max_new_tokens": 12}
+SETTINGS = GreedySettings(end=1, padding=0, max_new_tokens=12, batch_size=4)
 
 
 def a_model(name):
@@ -18,10 +18,10 @@ def a_model(name):
 def one_at_a_time(model, prompt):
     """Without cache, padding or batches."""
     ids = list(prompt)
-    for _ in range(SETTINGS["max_new_tokens"]):
+    for _ in range(SETTINGS.max_new_tokens):
         logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
         ids.append(int(logits.argmax()))
-        if ids[-1] == SETTINGS["end"]:
+        if ids[-1] == SETTINGS.end:
             return ids[len(prompt) : -1]
     return ids[len(prompt) :]
 
@@ -40,8 +40,7 @@ def test_batches_generate_what_prompts_alone_do(variant):
     expected = [one_at_a_time(model, prompt) for prompt in prompts]
     model.train()
     done = []
-    found = greedy(model, prompts, **SETTINGS, batch_size=4, progress=done.append)
-    assert found == expected
+    assert greedy(model, prompts, SETTINGS, progress=done.append) == expected
     assert done == [4, 8, 11]
     assert model.training
     assert len({len(row) for row in expected}) > 1, "some end early"
@@ -49,6 +48,6 @@ def test_batches_generate_what_prompts_alone_do(variant):
 
 def test_no_prompts_and_an_empty_one():
     model = a_model("lime")
-    assert greedy(model, [], **SETTINGS) == []
+    assert greedy(model, [], SETTINGS) == []
     with pytest.raises(ValueError, match="prompt 1 has no tokens"):
-        greedy(model, [[2], []], **SETTINGS)
+        greedy(model, [[2], []], SETTINGS)

@@ -1,4 +1,4 @@
-"""Solving: shares, intervals and faults of attempts."""
+"""Solving problems: shares, intervals and faults of attempts."""
 
 from dataclasses import replace
 
@@ -8,9 +8,8 @@ from tokenizers import normalizers
 from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals import solving
-from layermem.tasks.registry import TASKS, check_tokenizer, lookup
-from layermem.train.problems import Problems
-from layermem.train.problems import problems as learnt_and_validating
+from layermem.tasks.registry import TASKS, check_tokenizer, get_task
+from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
 
 SMALL = {"arithmetic": ("operands=3",), "prosqa": ()}
 
@@ -19,27 +18,27 @@ class Parrot:
     """Stands for the generation: writes what a function of the problem's number says."""
 
     def __init__(self, monkeypatch, tokenizer, texts):
-        def greedy(model, prompts, **_):
+        def greedy(model, prompts, settings, **_):
             return [tokenizer(text)["input_ids"] for text in texts]
 
         monkeypatch.setattr(solving, "greedy", greedy)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
-    task, asked = lookup(name), Task(name=name, test=40, options=SMALL[name])
+def test_right_and_wrong_solutions_are_unique_names(name, monkeypatch):
+    task, asked = get_task(name), Task(name=name, test=40, options=SMALL[name])
     tokenizer = task.tokenizer(**asked.fields())
     problems = task.problems("test", 40, 0, **asked.fields())
     texts = [p.solution if i % 4 else "" for i, p in enumerate(problems)]
     Parrot(monkeypatch, tokenizer, texts)
-    found, attempts = solving.evaluate(None, tokenizer, asked, "test")
-    assert (found["accuracy"], found["steps"], found["count"]) == (0.75, 0.75, 40)
-    low, high = found["interval"]
+    solved, attempts = solving.evaluate(None, tokenizer, asked, "test")
+    assert (solved.accuracy, solved.steps, solved.count) == (0.75, 0.75, 40)
+    low, high = solved.interval
     assert 0.55 < low < 0.75 < high < 0.9
-    assert sum(found["faults"].values()) == 10
-    (levels,) = found["by"].values()
-    assert sum(level["count"] for level in levels.values()) == 40
-    assert found["chance"] <= 0.5
+    assert sum(solved.faults.values()) == 10
+    (levels,) = solved.by.values()
+    assert sum(level.count for level in levels.values()) == 40
+    assert solved.chance <= 0.5
     rows = [attempt.row() for attempt in attempts]
     assert [row["answer"] for row in rows] == [bool(i % 4) for i in range(40)]
     assert {"prompt", "solution", "text", "level", "answer", "steps", "fault", "at"} == set(rows[0])
@@ -47,17 +46,17 @@ def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
 
 def test_no_problems():
     with pytest.raises(ValueError, match="no problems to solve"):
-        solving.attempt(None, None, lookup("arithmetic"), [])
+        solving.attempt(None, None, get_task("arithmetic"), [])
 
 
 def test_words_without_a_token_are_named():
-    task = lookup("prosqa")
+    task = get_task("prosqa")
     (record,) = task.problems("test", 1, 0)
     concept = record.idx_to_symbol[record.target]
     foreign = replace(record, question=record.question.replace(f" {concept}", " foobus"))
-    Problems([record], task.tokenizer())
+    ProblemDataset([record], task.tokenizer())
     for use in (
-        lambda: Problems([record, foreign], task.tokenizer()),
+        lambda: ProblemDataset([record, foreign], task.tokenizer()),
         lambda: solving.attempt(None, task.tokenizer(), task, [record, foreign]),
     ):
         with pytest.raises(ValueError, match="has no token for ' foobus' in .*--task.tokenizer"):
@@ -67,22 +66,22 @@ def test_words_without_a_token_are_named():
 @pytest.mark.parametrize("name", TASKS)
 def test_a_tokenizer_that_changes_solutions_is_refused(name):
     """Under it every model would have no answer right."""
-    kind, options = lookup(name), Task(name=name, options=SMALL[name]).fields()
+    kind, options = get_task(name), Task(name=name, options=SMALL[name]).fields()
     tokenizer, some = kind.tokenizer(**options), kind.problems("test", 60, 0, **options)
     check_tokenizer(kind, tokenizer, some)
     check_tokenizer(kind, load_tokenizer("bytes"), some)
     lossy = {"arithmetic": normalizers.Replace("1", "2"), "prosqa": normalizers.Lowercase()}
     broken = load_tokenizer("bytes")
     broken.backend_tokenizer.normalizer = lossy[name]
-    with pytest.raises(ValueError, match="back as .* graded wrong"):
+    with pytest.raises(ValueError, match="decodes .* as .* graded as wrong"):
         check_tokenizer(kind, broken, some)
     asked = Task(name=name, examples=5, validation=30, options=SMALL[name])
     with pytest.raises(ValueError, match=r"no model could solve the task"):
-        learnt_and_validating(asked, broken)
+        build_problem_datasets(asked, broken)
 
 
 def test_unknown_tasks_and_options():
     with pytest.raises(ValueError, match="unknown task 'algebra'; there are arithmetic, prosqa"):
-        lookup("algebra")
+        get_task("algebra")
     with pytest.raises(ValueError, match="no option operand; there are operands, operators"):
-        lookup("arithmetic").problems("test", 1, 0, operand=3)
+        get_task("arithmetic").problems("test", 1, 0, operand=3)

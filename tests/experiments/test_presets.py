@@ -11,7 +11,7 @@ from layermem.experiments import presets
 @pytest.mark.parametrize("name", presets.names())
 @pytest.mark.parametrize("variant", layermem.variants())
 def test_every_preset_is_a_run_of_every_variant(name, variant):
-    run = presets.lookup(name)
+    run = presets.get_preset(name)
     assert run.preset == name and run_from_dict(to_dict(run)) == run
     assert presets.description(name)
     sizes = run.model.sizes()
@@ -24,29 +24,29 @@ def test_every_preset_is_a_run_of_every_variant(name, variant):
 
 
 def test_the_papers_numbers():
-    run = presets.lookup("paper-1b-gqa")
+    run = presets.get_preset("paper-1b-gqa")
     assert run.tokens_per_step * run.max_steps == 2048 * 1024 * 20_000
     assert (run.optim.lr, run.optim.min_lr, run.optim.warmup_steps) == (1e-3, 1e-6, 200)
     assert (run.optim.beta1, run.optim.beta2, run.optim.eps) == (0.9, 0.95, 1e-8)
     assert (run.optim.weight_decay, run.optim.clip) == (0.1, 1.0)
-    full = presets.lookup("paper-1b-full")
+    full = presets.get_preset("paper-1b-full")
     assert (run.model.num_key_value_heads, full.model.num_key_value_heads) == (8, None)
-    deep = presets.lookup("paper-depth-128")
+    deep = presets.get_preset("paper-depth-128")
     assert (deep.seed, deep.max_steps, deep.model.num_hidden_layers) == (42, 5000, 128)
 
 
 @pytest.mark.parametrize("name", presets.names())
 def test_a_preset_names_how_problems_are_drawn(name):
-    task = presets.lookup(name).task
+    task = presets.get_preset(name).task
     named = {"arithmetic": "held_out=strict", "prosqa": "graphs=crossed"}
     assert task.name is None or named[task.name] in task.options
 
 
 def test_an_unknown_preset():
     with pytest.raises(ValueError, match="unknown preset 'tiny_lm'; did you mean tiny-lm"):
-        presets.lookup("tiny_lm")
-    assert presets.lookup("aet-4") == presets.lookup("tiny-aet-4")
+        presets.get_preset("tiny_lm")
+    assert presets.get_preset("aet-4") == presets.get_preset("tiny-aet-4")
     with pytest.raises(ValueError, match="did you mean aet-4"):
-        presets.lookup("aet4")
+        presets.get_preset("aet4")
     with pytest.raises(ValueError, match="there are tiny-lm"):
-        presets.lookup("zzz")
+        presets.get_preset("zzz")

@@ -75,7 +75,10 @@ def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
     for more, message in (
         (["--options", "operand_max=300", "value_max=300"], "the tokenizer has no token for"),
         (["--options", "operand=3"], "no option operand"),
-        (["--options", "held_out=expression"], "learnt problems of held_out=strict; of .*leave"),
+        (
+            ["--options", "held_out=expression"],
+            "trained on problems of held_out=strict; of .*leave",
+        ),
     ):
         with pytest.raises(SystemExit, match=message):
             cli.main(["solve", str(run), "--count", "20", *more])

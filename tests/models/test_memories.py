@@ -14,7 +14,7 @@ from layermem.analysis.routing import head_heatmaps, mean_heatmap
 from layermem.config import Optim
 from layermem.models.memories import active_memories, unadapted_memories
 from layermem.models.seams import WeightsUnknown
-from layermem.train.groups import parameter_groups
+from layermem.train.optimizer import parameter_groups
 from layermem.variants.lime import Lime, LimeRouter
 
 peft = pytest.importorskip("peft")

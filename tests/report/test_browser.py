@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from recorded import an_analysis, record
 
-from layermem.experiments.summary import Report, run
-from layermem.report import figures, page, summary
+from layermem.experiments.comparison import compare_runs
+from layermem.report import comparison, figures, page
+from layermem.results.files import to_json
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # What the test adds: errors are gathered from the start, switches are used at the end.
@@ -106,9 +107,10 @@ def test_the_page_about_runs(width, tmp_path):
         for seed in (0, 1)
     ]
     runs.append(record(tmp_path / "lime-s2", seed=2, right=0.5, ended=False))
-    (tmp_path / "analysis.json").write_text(json.dumps(an_analysis(["a", "b"])))
-    asked = Report(runs=tuple(runs), analysis=(tmp_path,), out=tmp_path / "out")
-    content = summary.build(run(asked, "layermem report"))
+    (tmp_path / "analysis.json").write_text(to_json(an_analysis(["a", "b"])))
+    content = comparison.build(
+        compare_runs(runs, tmp_path / "out", analyses=[tmp_path], command="layermem report")
+    )
     report = used(content, width, tmp_path)
     # A switch of layouts for each model, one of heads for the one with routers.
     assert report["before"] == [[False, True], [False, True], [True]]

@@ -5,7 +5,8 @@ import math
 import pytest
 import yaml
 
-from layermem.report.curves import draw_curves, of_arms
+from layermem.report.curves import curves_of_arms, draw_curves
+from layermem.results.run_record import Validation
 from layermem.runs import RunFolder
 
 
@@ -15,9 +16,9 @@ def a_folder(path, variant="lime", rows=20, validates=True):
     config = {"variant": variant, "seed": 3, "model": {"options": ["router=full"]}}
     folder.config.write_text(yaml.safe_dump(config))
     for step in range(1, rows + 1):
-        folder.append({"step": step, "tokens": 100 * step, "loss": 5 / step})
+        folder.append_row({"step": step, "tokens": 100 * step, "loss": 5 / step})
         if validates and step % 5 == 0:
-            folder.append({"step": step, "tokens": 100 * step, "val_loss": 6 / step})
+            folder.append_row({"step": step, "tokens": 100 * step, "val_loss": 6 / step})
     return path
 
 
@@ -44,11 +45,11 @@ def test_what_has_not_ended_or_has_diverged_is_said(tmp_path):
     ended, going, lost, old = (a_folder(tmp_path / v, v) for v in ("e", "g", "l", "o"))
     for path in (ended, old):
         (path / "final").mkdir()
-    RunFolder(lost).note_divergence("abc", 21, "not finite")
-    RunFolder(old).append({"step": 30, "tokens": 3000, "val_loss": math.nan})
+    RunFolder(lost).record_divergence("abc", 21, "not finite")
+    RunFolder(old).append_row({"step": 30, "tokens": 3000, "val_loss": math.nan})
     draw_curves([ended, going, lost, old], tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
-    last = RunFolder(going).last()["step"]
+    last = RunFolder(going).last_row()["step"]
     assert "e router=full, seed 3: validation loss 0.300<" in text
     assert f"g router=full, seed 3: validation loss 0.300 (at step {last})" in text
     assert f"l router=full, seed 3: validation loss 0.300 (diverged by step {last})" in text
@@ -71,11 +72,13 @@ def test_what_is_no_run(tmp_path):
 
 def test_an_arm_is_the_mean_of_its_seeds_between_the_lowest_and_the_highest():
     def rows(*values, tokens=10):
-        return [{"step": i, "tokens": tokens * i, "loss": v} for i, v in enumerate(values, 1)]
+        return [
+            Validation(step=i, tokens=tokens * i, val_loss=loss) for i, loss in enumerate(values, 1)
+        ]
 
     three = [rows(3.0, 2.0, 1.0), rows(6.0, 5.0, tokens=12), rows(9.0, 2.0, tokens=14)]
-    series, bands = of_arms({"a": three, "b": [rows(4.0)], "c": [[]]}, "tokens", "loss")
+    series, bands = curves_of_arms({"a": three, "b": [rows(4.0)], "c": [[]]}, "tokens", "val_loss")
     # The third step is of one seed alone; nothing is known of c.
     assert series == {"a": ([12, 24], [6.0, 3.0]), "b": ([10], [4.0])}
     assert bands == {"a": ([3.0, 2.0], [9.0, 5.0]), "b": ([4.0], [4.0])}
-    assert of_arms({"a": three}, "tokens", "accuracy") == ({}, {})
+    assert curves_of_arms({"a": three}, "tokens", "val_accuracy") == ({}, {})

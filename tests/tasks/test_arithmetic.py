@@ -1,4 +1,4 @@
-"""Arithmetic: every solution is right, every wrong one is noticed, splits do not meet."""
+"""Arithmetic: generated solutions are right, wrong ones are graded so, splits are disjoint."""
 
 import random
 from fractions import Fraction
@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layermem.tasks import arithmetic
-from layermem.tasks.arithmetic import OPERANDS, PARENTHESES, describe, generate, grade
+from layermem.tasks.arithmetic import OPERANDS, describe, generate, grade
+from layermem.tasks.arithmetic_drawing import PARENTHESES
 from layermem.tasks.expressions import evaluate, parse, rewrites, solve, write
 from layermem.tasks.grading import Grade
 
@@ -229,7 +230,7 @@ def test_what_cannot_be(wrong, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "1 to 200 signs, got 0"),
+        ("", "1 to 200 numbers, operators and parentheses, got 0"),
         ("2 + ", "lacks a number before end"),
         ("2 3", "lacks an operator before 3"),
         ("(2 + 3", "leaves a parenthesis open"),

@@ -1,4 +1,4 @@
-"""ProsQA: drawn records are like the originals, solvable, and give nothing away."""
+"""ProsQA: generated records are like the originals, solvable, and without shortcuts."""
 
 import hashlib
 import json
@@ -6,24 +6,18 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import networkx
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
 from layermem.tasks import prosqa
-from layermem.tasks.crossed import _Pairs
 from layermem.tasks.grading import Grade
-from layermem.tasks.graphs import distances, draw_sizes
-from layermem.tasks.prosqa import (
-    CONCEPTS,
-    NAMES,
-    SHORTCUTS,
-    farther_from_others,
-    generate,
-    grade,
-    load,
-)
+from layermem.tasks.prosqa import CONCEPTS, NAMES, generate, grade, load
+from layermem.tasks.prosqa_crossed import UndirectedPairs
+from layermem.tasks.prosqa_graphs import distances, draw_sizes, shortest_path
+from layermem.tasks.prosqa_shortcuts import SHORTCUTS, farther_from_others
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "prosqa"
 RIGHT = Grade(answer=True, steps=True)
@@ -115,11 +109,11 @@ def test_records_of_another_size(size, steps, statements):
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        ({"steps": 2}, "steps must be 3 to 6, got 2: fewer give the answer away"),
+        ({"steps": 2}, "steps must be 3 to 6, got 2: with fewer, the distance"),
         ({"steps": 7}, "steps must be 3 to 6, got 7"),
-        ({"nodes": 9}, r"nodes must be 10 \(two ways of 3 steps, two people, two more\) to 40"),
+        ({"nodes": 9}, r"nodes must be 10 \(two paths of 3 steps, two people, two more\) to 40"),
         ({"nodes": 41}, r"to 40 \(as many as have names\), got 41"),
-        ({"nodes": 12, "steps": 5}, r"nodes must be 14 \(two ways of 5 steps.*got 12"),
+        ({"nodes": 12, "steps": 5}, r"nodes must be 14 \(two paths of 5 steps.*got 12"),
         ({"statements": 0}, "statements must be at least 1, got 0"),
     ],
 )
@@ -162,7 +156,7 @@ def test_nor_are_all_shortcuts_together(by_size, size):
 def test_the_draw_before_has_shortcuts():
     before = generate(300, 0, graphs="bridged", **TINY)
     found = prosqa.describe(before)["right answers by shortcut"]
-    assert found["the likelier end of a walk, arrows forgotten"] > 0.9
+    assert found["the likelier end of a walk, directions ignored"] > 0.9
     assert learnt(before) > 0.9
 
 
@@ -178,15 +172,25 @@ def test_the_same_statements_have_either_answer():
     draw = random.Random(0)
     for _ in range(200):
         steps, people, size, statements = draw_sizes(draw)
-        pairs = _Pairs(people, size, steps, draw)
+        pairs = UndirectedPairs(people, size, steps, draw)
         pairs.fill(statements, draw)
-        one, other = (setting.edges for setting in pairs.settings)
+        one, other = (orientation.edges for orientation in pairs.orientations)
         assert {frozenset(edge) for edge in one} == {frozenset(edge) for edge in other}
         assert len(one) == len(other)
         for edges, ends in ((one, pairs.ends), (other, pairs.ends[::-1])):
             for person in (0, 1):
                 far = distances(sorted(edges), person)
                 assert far[ends[person]] == steps and ends[1 - person] not in far
+
+
+def test_distances_are_those_of_networkx(records):
+    for record in records[:100]:
+        graph = networkx.DiGraph(record.edges)
+        for node in graph:
+            expected = networkx.single_source_shortest_path_length(graph, node)
+            assert distances(record.edges, node) == expected
+        path = shortest_path(record.edges, record.root, record.target)
+        assert path in networkx.all_shortest_paths(graph, record.root, record.target)
 
 
 def test_the_originals(originals):
@@ -197,7 +201,7 @@ def test_the_originals(originals):
         record.idx_to_symbol[record.neg_target] not in follows(record) for record in originals
     )
     found = prosqa.describe(originals)["right answers by shortcut"]
-    assert found["the nearer option, arrows forgotten"] > 0.85
+    assert found["the nearer option, directions ignored"] > 0.85
     assert found["the option named first"] == pytest.approx(0.5, abs=0.05)
 
 
@@ -285,10 +289,10 @@ def test_a_split_comes_from_a_file_where_one_is_given(tmp_path):
         ("{}", "must hold a list of records, got dict"),
         ("[1]", "record 0 must hold named fields, got 1"),
         ({"steps": None}, "record 0: steps must be a list, got None"),
-        ({"question": 3}, "question, answer, steps and idx_to_symbol must be texts"),
+        ({"question": 3}, "question, answer, steps and idx_to_symbol must be non-empty strings"),
         ({"edges": [[0]]}, r"record 0: an edge must be \[from, to\], got \(0,\)"),
-        ({"target": 99}, "record 0: 99 is no place in idx_to_symbol"),
-        ({"root": "Tom"}, "record 0: 'Tom' is no place in idx_to_symbol"),
+        ({"target": 99}, "record 0: 99 is not an index of idx_to_symbol"),
+        ({"root": "Tom"}, "record 0: 'Tom' is not an index of idx_to_symbol"),
         ({"answer": ...}, "record 0 lacks answer"),
     ],
 )

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from layermem.config import Task
-from layermem.evals.generation import greedy, shared_greedy
+from layermem.evals.generation import GreedySettings, greedy, shared_greedy
 from layermem.evals.solving import attempt, evaluate
 from layermem.models import registry as registry_of_models
 from layermem.models.causal_lm import DecoderForCausalLM
@@ -89,7 +89,7 @@ def solving(folder):
         def both(model, tokenizer, task, split, found=found):
             result, attempts = evaluate(model, tokenizer, task, split)
             if split == "validation":
-                kind = registry.lookup(task.name)
+                kind = registry.get_task(task.name)
                 problems = kind.problems(split, task.validation, task.seed, **task.fields())
                 whole = attempt(model, tokenizer, kind, problems)
                 found["shared"].append([a.row() for a in attempts])
@@ -112,14 +112,14 @@ def generating(folder):
     draw = torch.Generator().manual_seed(0)
     lengths = [3, 9, 1, 5, 5, 2, 7, 9, 4, 6, 3]
     prompts = [torch.randint(2, 61, (n,), generator=draw).tolist() for n in lengths]
-    settings = {"end": 1, "padding": 0, "max_new_tokens": 12, "batch_size": 2}
-    seen = {"alone": greedy(model, prompts, **settings)}
-    seen["copied"] = shared_greedy(model, prompts, **settings)
+    settings = GreedySettings(end=1, padding=0, max_new_tokens=12, batch_size=2)
+    seen = {"alone": greedy(model, prompts, settings)}
+    seen["copied"] = shared_greedy(model, prompts, settings)
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model)
-    seen["sharded"] = shared_greedy(model, prompts, **settings)
-    seen["none"] = shared_greedy(model, [], **settings)
+    seen["sharded"] = shared_greedy(model, prompts, settings)
+    seen["none"] = shared_greedy(model, [], settings)
     return seen
 
 

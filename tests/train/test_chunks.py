@@ -8,9 +8,9 @@ from torch.utils._pytree import tree_leaves
 
 from layermem.config import Task
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.train import losses
-from layermem.train.losses import loss_chunk
+from layermem.train import sequence_loss
 from layermem.train.run import train
+from layermem.train.sequence_loss import choose_loss_chunk
 
 # Of a micro-batch of four sequences of 24 tokens, over bytes and an end token.
 LOGITS = 4 * 24 * 257
@@ -72,7 +72,7 @@ def test_many_logits_are_in_chunks_unless_the_run_says_otherwise(tmp_path, monke
         ("never", 4 * LOGITS - 1, {"loss_chunk": 0}, 0),
         ("said", 4 * LOGITS, {"loss_chunk": 5}, 5),
     ):
-        monkeypatch.setattr(losses, "_LOGITS", bytes_)
+        monkeypatch.setattr(sequence_loss, "_MAX_LOGITS_BYTES", bytes_)
         run = a_run(tmp_path, max_steps=1, eval_every=1, save_every=0, compute=compute)
         train(run, tmp_path / name)
         # One step and its validation.
@@ -83,11 +83,11 @@ def test_many_logits_are_in_chunks_unless_the_run_says_otherwise(tmp_path, monke
 def test_what_is_held_at_most():
     # The 150M and 1B presets' micro-batches over GPT-2's vocabulary.
     for sequences in (4, 32):
-        chunk = loss_chunk(None, sequences * 2048, 50_257)
+        chunk = choose_loss_chunk(None, sequences * 2048, 50_257)
         assert 2**27 < 4 * chunk * 50_257 <= 2**28
-    assert loss_chunk(None, 32 * 128, 257) == 0
+    assert choose_loss_chunk(None, 32 * 128, 257) == 0
     # One token's logits are more than the bound.
-    assert loss_chunk(None, 64, 2**30) == 1
+    assert choose_loss_chunk(None, 64, 2**30) == 1
 
 
 def test_a_chunk_is_no_less_than_nothing(tmp_path):

@@ -4,6 +4,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from small_run import UNEVEN, a_run, curve
 
 from layermem.runs import RunFolder
-from layermem.train.arguments import arguments
+from layermem.train.arguments import training_arguments
 from layermem.train.run import train
 
 TESTS = Path(__file__).parents[1]
@@ -78,8 +79,17 @@ def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, a
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
+def test_two_processes_write_one_model_card(seen, alone, folder):
+    runs = [folder / "float32", folder / "copied", *(folder / "sharded").iterdir()]
+    cards = [(run / "final" / "README.md").read_text(encoding="utf-8") for run in runs]
+    # A sharded model is counted whole.
+    assert len({re.search(r"[\d,]+ parameters", card)[0] for card in cards}) == 1
+    assert len({re.search(r"\| tokens \| .+", card)[0] for card in cards}) == 1
+
+
 def test_a_timeout_must_be_positive(tmp_path):
-    assert arguments(a_run(tmp_path), RunFolder(tmp_path), validates=True).ddp_timeout == 1800
+    args = training_arguments(a_run(tmp_path), RunFolder(tmp_path), validates=True)
+    assert args.ddp_timeout == 1800
     with pytest.raises(ValueError, match="compute.ddp_timeout must be at least 1, got 0"):
         a_run(tmp_path, compute={"ddp_timeout": 0})
 

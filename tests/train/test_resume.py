@@ -16,7 +16,8 @@ from small_run import a_run, curve, rewound
 
 from layermem.config import to_dict
 from layermem.runs import RunFolder
-from layermem.train.run import load_run, recorded_run, train
+from layermem.train.run import train
+from layermem.train.run_config import load_run, recorded_run
 from layermem.train.trainer import Trainer
 
 TESTS = Path(__file__).parents[1]
@@ -60,7 +61,7 @@ def test_any_checkpoint_goes_on_under_any_processes(tmp_path):
         assert_alike(RunFolder(path), whole, sharded="fsdp" in path.name)
 
 
-def test_the_rate_in_a_row_is_the_one_the_optimiser_used(tmp_path, monkeypatch):
+def test_the_rate_in_a_row_is_the_one_the_optimizer_used(tmp_path, monkeypatch):
     run = a_run(tmp_path)
     whole = train(run, tmp_path / "whole")
     created = Trainer.create_optimizer
@@ -94,19 +95,19 @@ def drop_a_weight(checkpoint):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda c: (c / "optimizer.pt").unlink(), "holds no optimiser state"),
+        (lambda c: (c / "optimizer.pt").unlink(), "holds no optimizer state"),
         (
             lambda c: torch.save({"last_epoch": 0, "base_lrs": []}, c / "scheduler.pt"),
             "is of step 4, its schedule of step 0",
         ),
-        (drop_a_weight, r"lacks the weights \['model.norm.weight'\]"),
+        (drop_a_weight, r"missing are \['model.norm.weight'\]"),
     ],
-    ids=["no optimiser", "another schedule", "a weight less"],
+    ids=["no optimizer", "another schedule", "a weight less"],
 )
-def test_a_checkpoint_that_lost_its_optimiser_or_schedule(damage, message, tmp_path, monkeypatch):
+def test_a_checkpoint_that_lost_its_optimizer_or_schedule(damage, message, tmp_path, monkeypatch):
     run = a_run(tmp_path, keep=9)
     folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "damaged")
-    damage(folder.latest())
+    damage(folder.latest_checkpoint())
     monkeypatch.setattr("layermem.runs.check_complete", lambda checkpoint: None)
     with pytest.raises(ValueError, match=message):
         train(run, folder.path, resume=True)
@@ -127,7 +128,7 @@ def test_going_on_says_nothing_of_a_best_checkpoint_in_staging(tmp_path, caplog)
     with caplog.at_level(logging.WARNING):
         train(run, folder.path, resume=True)
     assert "best checkpoint" not in caplog.text
-    state = json.loads((folder.latest() / "trainer_state.json").read_text())
+    state = json.loads((folder.latest_checkpoint() / "trainer_state.json").read_text())
     assert state["best_global_step"] == 8 and state["best_model_checkpoint"] is None
 
 
@@ -175,7 +176,9 @@ def test_dropout_goes_on_only_as_it_was_begun(dropout, tmp_path):
     other, folder = replace(run, compute=replace(run.compute, micro_batch=8)), tmp_path / "other"
     rewound(whole.path, folder)
     if dropout:
-        with pytest.raises(ValueError, match="by 1 processes of 4 sequences .* 1 of 8: attention"):
+        with pytest.raises(
+            ValueError, match="by 1 processes .* 4 sequences, .* 1 with 8: attention"
+        ):
             train(other, folder, resume=True)
     else:
         assert_alike(train(other, folder, resume=True), whole, sharded=False)
@@ -183,7 +186,7 @@ def test_dropout_goes_on_only_as_it_was_begun(dropout, tmp_path):
 
 def test_a_save_longer_than_torchrun_waits_is_said(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setattr("layermem.train.trainer._GRACE", 0.0)
+    monkeypatch.setattr("layermem.train.trainer._SHUTDOWN_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING):
         train(a_run(tmp_path, max_steps=2), tmp_path / "slow")
     assert "torchrun kills its processes 0 seconds after SIGTERM" in caplog.text

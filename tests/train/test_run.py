@@ -1,60 +1,22 @@
-"""Runs: what they leave, the curve after a kill, and what is refused with nothing lost."""
+"""One run: what it writes, what decides its numbers, one process or two, and what is refused."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
-from small_run import a_run, curve
+from small_run import Interrupted, a_run, curve, interrupt, stop_at, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
-from layermem.config import Run
 from layermem.runs import RunFolder
-from layermem.train.arguments import arguments
-from layermem.train.run import load_run, train
-from layermem.train.trainer import NotFiniteError, Trainer
-
-
-def weights(folder):
-    return load_file(folder.final / "model.safetensors")
-
-
-def assert_same_end(a, b):
-    assert curve(a) == curve(b)
-    ours, theirs = weights(a), weights(b)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def about(folder):
-    return yaml.safe_load(folder.config.read_text())["about"]
-
-
-class Interrupted(BaseException):
-    """Not an Exception: nothing on the way may catch it."""
-
-
-def stop_at(monkeypatch, step, act):
-    """Have ``act`` called when the row of a step is written."""
-    append = RunFolder.append
-
-    def watched(self, row):
-        append(self, row)
-        if row["step"] == step and "loss" in row:
-            act()
-
-    monkeypatch.setattr(RunFolder, "append", watched)
-
-
-def interrupt():
-    raise Interrupted
+from layermem.train.arguments import training_arguments
+from layermem.train.run import train
+from layermem.train.run_config import load_run
+from layermem.train.trainer import Trainer
 
 
 @pytest.fixture
@@ -87,8 +49,8 @@ def test_what_a_run_leaves(whole, tmp_path):
 
 
 def test_checkpoints_are_few_safe_and_whole(whole):
-    assert [path.name for path in whole.completed()] == ["checkpoint-6", "checkpoint-8"]
-    for path in whole.completed():
+    assert [path.name for path in whole.complete_checkpoints()] == ["checkpoint-6", "checkpoint-8"]
+    for path in whole.complete_checkpoints():
         names = {p.name for p in path.iterdir()}
         assert {"model.safetensors", "optimizer.pt", "trainer_state.json"} <= names
         assert not {"training_args.bin", "pytorch_model.bin"} & names
@@ -96,94 +58,6 @@ def test_checkpoints_are_few_safe_and_whole(whole):
         torch.load(path / "scheduler.pt", weights_only=True)
     assert not (whole.final / "training_args.bin").exists()
     assert not list(whole.path.rglob(".staging")) and not (whole.path / ".final").exists()
-
-
-@pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
-def test_a_killed_run_goes_on_as_if_nothing_had_been(step, whole, tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "killed"
-    with monkeypatch.context() as patch:
-        stop_at(patch, step, interrupt)
-        with pytest.raises(Interrupted):
-            train(run, out)
-    folder = train(run, out, resume=True)
-    assert_same_end(folder, whole)
-
-
-def test_a_kill_while_saving_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "killed"
-    save = Trainer._save_rng_state
-
-    def torn(self, output_dir):
-        if self.state.global_step == 4:
-            raise Interrupted
-        save(self, output_dir)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_save_rng_state", torn)
-        with pytest.raises(Interrupted):
-            train(run, out)
-    assert RunFolder(out).latest().name == "checkpoint-2"
-    assert_same_end(train(run, out, resume=True), whole)
-
-
-def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "full"
-    save = Trainer._save_rng_state
-
-    def full(self, output_dir):
-        if self.state.global_step == 6:
-            raise OSError(28, "No space left on device", output_dir)
-        save(self, output_dir)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_save_rng_state", full)
-        with pytest.raises(OSError, match="No space left"):
-            train(run, out)
-    assert RunFolder(out).latest().name == "checkpoint-4"
-    assert_same_end(train(run, out, resume=True), whole)
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_asked_to_stop_it_saves_and_stops(name, whole, tmp_path, monkeypatch, interruptible):
-    run, out = a_run(tmp_path), tmp_path / "stopped"
-    raised = pytest.raises(KeyboardInterrupt) if name == "SIGINT" else nullcontext()
-    with monkeypatch.context() as patch, raised:
-        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.Signals[name]))
-        train(run, out)
-    folder = RunFolder(out)
-    # Asked for while step 3 was written down: it ends with the step after.
-    assert folder.latest().name == "checkpoint-4" and not folder.final.exists()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    assert_same_end(train(run, out, resume=True), whole)
-
-
-def interrupt_twice():
-    for _ in range(2):
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch, interruptible):
-    stop_at(monkeypatch, 3, interrupt_twice)
-    with pytest.raises(KeyboardInterrupt):
-        train(a_run(tmp_path), tmp_path / "stopped")
-    assert RunFolder(tmp_path / "stopped").latest().name == "checkpoint-2"
-    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-
-
-def test_a_ctrl_c_that_is_ignored_stays_so(tmp_path, monkeypatch, interruptible):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stop_at(monkeypatch, 3, interrupt_twice)
-    assert train(a_run(tmp_path), tmp_path / "whole").final.exists()
-
-
-def test_a_run_that_has_ended_is_left_alone(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "go", None)
-    assert train(a_run(tmp_path), whole.path, resume=True).path == whole.path
-
-
-def test_resuming_from_nothing_begins(whole, tmp_path):
-    assert_same_end(train(a_run(tmp_path), tmp_path / "new", resume=True), whole)
 
 
 @pytest.mark.parametrize("field", ["compute", "save_every", "isolate"])
@@ -224,7 +98,7 @@ def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypa
         monkeypatch.setattr(Trainer, method.__name__, slow)
 
     clock = SimpleNamespace(perf_counter=lambda: seconds[0])
-    monkeypatch.setattr("layermem.train.clock.time", clock)
+    monkeypatch.setattr("layermem.train.step_timer.time", clock)
     # A step is two micro-batches.
     taking(Trainer.training_step, 0.5)
     taking(Trainer.evaluation_loop, 100.0)
@@ -263,84 +137,6 @@ def test_two_variants_see_the_same_batches_from_the_same_weights(tmp_path, monke
     assert all(torch.equal(shared[name], others[name]) for name in shared)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "burst"
-    compute = Trainer.compute_loss
-
-    def burst(self, model, *args, **kwargs):
-        loss = compute(self, model, *args, **kwargs)
-        return loss * torch.nan if model.training and self.state.global_step == 4 else loss
-
-    monkeypatch.setattr(Trainer, "compute_loss", burst)
-    with pytest.raises(
-        NotFiniteError, match="not finite at step 5; .*checkpoint-4.* Lower optim.lr"
-    ):
-        train(run, out)
-    folder = RunFolder(out)
-    assert folder.latest().name == "checkpoint-4" and not folder.final.exists()
-    assert [row["step"] for row in folder.rows() if "loss" in row] == [1, 2, 3, 4]
-    state = load_file(folder.latest() / "model.safetensors")
-    assert all(tensor.isfinite().all() for tensor in state.values())
-    # What a sweep goes by.
-    noted = folder.divergence(run.id)
-    assert noted["step"] == 5 and "not finite at step 5" in noted["message"]
-    assert folder.divergence(a_run(tmp_path, seed=1).id) is None
-    # Whoever goes on past it, by whatever means, has not diverged.
-    monkeypatch.undo()
-    train(run, out, resume=True)
-    assert folder.final.exists() and not folder.diverged.exists()
-
-
-def test_a_failure_that_is_no_divergence_leaves_no_record_of_one(tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise RuntimeError("CUDA out of memory")
-
-    monkeypatch.setattr(Trainer, "compute_loss", full)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        train(a_run(tmp_path), tmp_path / "full")
-    assert not RunFolder(tmp_path / "full").diverged.exists()
-
-
-def test_a_folder_that_holds_a_run(whole, tmp_path):
-    before = whole.metrics.read_text()
-    with pytest.raises(FileExistsError, match="holds a run already; add --resume"):
-        train(a_run(tmp_path), whole.path)
-    with pytest.raises(ValueError, match=r"another config: optim.lr was 0.01, is 0.5\. Resume it"):
-        train(a_run(tmp_path, optim={"lr": 0.5}), whole.path, resume=True)
-    assert whole.metrics.read_text() == before
-
-
-def test_the_config_says_what_the_run_last_ran_with(tmp_path, monkeypatch):
-    out = tmp_path / "changed"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, interrupt)
-        with pytest.raises(Interrupted):
-            train(a_run(tmp_path), out)
-    begun = about(RunFolder(out))
-    with pytest.raises(ValueError, match="another config: eval_blocks was None, is 3"):
-        train(a_run(tmp_path, eval_blocks=3), out, resume=True)
-    run = a_run(tmp_path, eval_every=2, compute={"micro_batch": 8})
-    folder = train(run, out, resume=True)
-    assert load_run(folder.config) == run
-    changed = {"run_id": run.id, "digest": about(folder)["digest"]}
-    assert about(folder) == {**begun, **changed} and changed["digest"] != begun["digest"]
-    # What has ended is not what was asked for later.
-    train(a_run(tmp_path), out, resume=True)
-    assert load_run(folder.config) == run
-
-
-def test_a_damaged_checkpoint(tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "damaged"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5, interrupt)
-        with pytest.raises(Interrupted):
-            train(run, out)
-    path = RunFolder(out).latest() / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="damaged; delete .*checkpoint-4 to go on from"):
-        train(run, out, resume=True)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -358,56 +154,11 @@ def test_what_cannot_be_trained_is_refused(tmp_path, changes, message):
         train(a_run(tmp_path, **changes), tmp_path / "refused")
 
 
-def test_a_run_refused_before_its_first_step_leaves_the_folder_free(tmp_path):
-    out = tmp_path / "mended"
-    with pytest.raises(FileNotFoundError):
-        train(a_run(tmp_path, data={"source": "typo.jsonl"}), out)
-    run = a_run(tmp_path, max_steps=1)
-    assert load_run(train(run, out).config) == run
-
-
-def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
-    def git(*arguments):
-        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    package = tmp_path / "package"
-    package.mkdir()
-    for name in ("__init__.py", "more.py"):
-        (package / name).write_text("")
-    monkeypatch.setattr("layermem.__file__", str(package / "__init__.py"))
-    runs = (train(a_run(tmp_path, max_steps=1), tmp_path / "run" / name) for name in "abcd")
-    git("init", "-q")
-    git("commit", "-q", "--allow-empty", "-m", "before")
-    assert about(next(runs))["commit"] == "not a git checkout"
-    git("add", "package")
-    git("commit", "-q", "-m", "with it")
-    commit = git("rev-parse", "HEAD")
-    assert about(next(runs))["commit"] == commit
-    (package / "more.py").write_text("1")
-    assert about(next(runs))["commit"] == f"{commit}+changes"
-    monkeypatch.setenv("PATH", "")
-    assert about(next(runs))["commit"] == "not a git checkout"
-
-
 def test_options_of_the_variant_reach_its_config(tmp_path):
     run = a_run(tmp_path, max_steps=1, model={"options": ("router=last", "router_window=2")})
     folder = train(run, tmp_path / "windowed")
     config = json.loads((folder.final / "config.json").read_text())
     assert (config["router"], config["router_window"]) == ("last", 2)
-
-
-def test_a_config_that_is_no_run(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("a: [")
-    with pytest.raises(ValueError, match="is not YAML"):
-        load_run(path)
-    path.write_text("- 1")
-    with pytest.raises(ValueError, match="must hold named fields"):
-        load_run(path)
-    path.write_text("{}")
-    assert load_run(path) == Run()
 
 
 def command(run_config, out, *more):
@@ -455,7 +206,7 @@ def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
     for name, tensor in weights(alone).items():
         torch.testing.assert_close(weights(folder)[name], tensor, rtol=1e-3, atol=1e-5)
     if sharded:
-        last = folder.completed()[-1]
+        last = folder.complete_checkpoints()[-1]
         parts = list((last / "sharded").glob("*.distcp"))
         assert len(parts) == 2, "every process writes its own part"
 
@@ -468,7 +219,7 @@ def test_a_process_that_sees_several_gpus_uses_one(tmp_path, monkeypatch):
         self._n_gpu = 2
 
     monkeypatch.setattr(TrainingArguments, "__post_init__", with_two)
-    said = arguments(a_run(tmp_path), RunFolder(tmp_path / "run"), validates=True)
+    said = training_arguments(a_run(tmp_path), RunFolder(tmp_path / "run"), validates=True)
     assert (said.train_batch_size, said.eval_batch_size) == (4, 4)
     assert said.train_batch_size * said.gradient_accumulation_steps == 8
 

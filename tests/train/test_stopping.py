@@ -43,7 +43,7 @@ def test_a_job_about_to_end_saves_and_ends_well(tmp_path):
         process.send_signal(signal.SIGTERM)
     said = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
-    assert f"stopped at step {int(folder.latest().name.rpartition('-')[2])}" in said[0]
+    assert f"stopped at step {int(folder.latest_checkpoint().name.rpartition('-')[2])}" in said[0]
     assert not folder.final.exists() and not folder.staging.exists()
 
 
@@ -66,18 +66,20 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(
 ):
     run, out = a_run(tmp_path, save_every=save_every), tmp_path / "full"
     whole = train(run, tmp_path / "whole")
-    append = RunFolder.append
+    append = RunFolder.append_row
 
     def filling(self, row):
         append(self, row)
         small_disk(size) if row["step"] == 3 else None
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "append", filling)
+        patch.setattr(RunFolder, "append_row", filling)
         with pytest.raises(OSError, match=f"{what} could not be written .*make room, and --resume"):
             train(run, out)
     small_disk(resource.RLIM_INFINITY)
     folder = RunFolder(out)
     assert not folder.staging.exists() and not (out / ".final").exists()
-    assert [path.name for path in folder.completed()] == (["checkpoint-2"] if save_every else [])
+    assert [path.name for path in folder.complete_checkpoints()] == (
+        ["checkpoint-2"] if save_every else []
+    )
     assert curve(train(run, out, resume=True)) == curve(whole)

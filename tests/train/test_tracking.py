@@ -54,7 +54,7 @@ def wandb(monkeypatch):
 
 
 def interrupted(run, out, monkeypatch):
-    append = RunFolder.append
+    append = RunFolder.append_row
 
     def watched(self, row):
         append(self, row)
@@ -62,7 +62,7 @@ def interrupted(run, out, monkeypatch):
             raise RuntimeError("interrupted")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="interrupted"):
-        patch.setattr(RunFolder, "append", watched)
+        patch.setattr(RunFolder, "append_row", watched)
         train(run, out)
 
 

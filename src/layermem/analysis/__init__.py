@@ -1,4 +1,4 @@
-"""What goes on inside a model: arrays in, arrays out.
+"""Analysis of what a model computes inside: arrays in, arrays out.
 
 It does not know: figures, pages, how a model was trained.
 """

@@ -1,4 +1,4 @@
-"""Vectors laid out on a plane: PCA, and t-SNE as the paper draws it.
+"""Two-dimensional embeddings of vectors: t-SNE, as in the paper's figure, and PCA.
 
 It does not know: models, figures.
 """
@@ -17,27 +17,27 @@ def embed(
     seed: int = 0,
     perplexity: float = 30.0,
 ) -> np.ndarray:
-    """Return [N, 2] of [N, F]: each vector divided by its length, then laid out.
+    """Normalise vectors [N, F] to length 1 and embed them in the plane; return [N, 2].
 
-    ``perplexity`` is lowered where there are too few vectors for it.
+    ``perplexity`` is that of t-SNE, lowered if there are too few vectors for it.
     """
     vectors = np.asarray(vectors, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) < 3:
-        raise ValueError(f"at least 3 vectors [N, F] are laid out, got shape {vectors.shape}")
+        raise ValueError(f"expected at least 3 vectors [N, F], got shape {vectors.shape}")
     if not np.isfinite(vectors).all():
         bad = int(np.argwhere(~np.isfinite(vectors))[0, 0])
         raise ValueError(f"vector {bad} holds a number that is not finite")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(lengths, lengths, 1.0)
     if not np.ptp(unit, axis=0).any():
-        # All in one place.
+        # All vectors are the same, so there is nothing to embed.
         return np.zeros((len(unit), 2))
     if by == "pca" or unit.shape[1] < 2:
         width = min(2, unit.shape[1])
-        flat = PCA(width, random_state=seed).fit_transform(unit)
-        return np.pad(flat, ((0, 0), (0, 2 - width)))
+        components = PCA(width, random_state=seed).fit_transform(unit)
+        return np.pad(components, ((0, 0), (0, 2 - width)))
     perplexity = min(perplexity, (len(unit) - 1) / 3)
-    found: np.ndarray = TSNE(
+    points: np.ndarray = TSNE(
         2, perplexity=perplexity, init="pca", random_state=seed, n_jobs=1
     ).fit_transform(unit)
-    return found
+    return points

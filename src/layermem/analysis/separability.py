@@ -1,8 +1,8 @@
-"""How well a linear probe tells words apart by what a layer holds at them.
+"""Linear probes: how well words can be classified by a layer's activations at their tokens.
 
-Five folds; accuracy on the fold left out. Two probes: the paper's (a linear layer, Adam at 1e-2,
-batches of 64, one epoch) and a converged one (logistic regression). A control with labels shuffled
-says what chance looks like with these arrays.
+Accuracy by five-fold cross-validation. There are two probes: the paper's (a linear layer, Adam at
+1e-2, batches of 64, one epoch) and a converged one (logistic regression). The accuracy with
+shuffled labels is a control: what chance looks like with the same arrays.
 
 Letters: N occurrences, F features.
 It does not know: models, where arrays come from.
@@ -30,15 +30,15 @@ class Separability:
     """Accuracy of one probe."""
 
     folds: tuple[float, ...]
-    """Accuracy on each fold left out."""
+    """Accuracy on each fold, by a probe fitted to the others."""
     shuffled: float
-    """The same, over all folds, with labels shuffled: what chance looks like."""
+    """Mean accuracy over folds with labels shuffled: what chance looks like."""
     chance: float
-    """Share of the commonest label."""
+    """Share of the most frequent label."""
 
     @property
     def mean(self) -> float:
-        """Mean over folds."""
+        """Mean accuracy over folds."""
         return float(np.mean(self.folds))
 
     @property
@@ -55,20 +55,19 @@ def separability(
     folds: int = FOLDS,
     seed: int = 0,
 ) -> Separability:
-    """Probe arrays [N, F] for labels [N]."""
+    """Fit a probe that predicts labels [N] from features [N, F]; return its accuracy."""
     features, labels = np.asarray(features, dtype=np.float32), np.asarray(labels)
-    _check(features, labels, folds)
-    kinds, labels = np.unique(labels, return_inverse=True)
-    draw = np.random.default_rng(seed)
-    shuffled = draw.permutation(labels)
+    _check_arrays(features, labels, folds)
+    classes, labels = np.unique(labels, return_inverse=True)
+    shuffled = np.random.default_rng(seed).permutation(labels)
     return Separability(
-        folds=tuple(_accuracies(features, labels, probe, folds, seed, len(kinds))),
-        shuffled=float(np.mean(_accuracies(features, shuffled, probe, folds, seed, len(kinds)))),
+        folds=tuple(_accuracies(features, labels, probe, folds, seed, len(classes))),
+        shuffled=float(np.mean(_accuracies(features, shuffled, probe, folds, seed, len(classes)))),
         chance=float(np.bincount(labels).max() / len(labels)),
     )
 
 
-def _check(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
+def _check_arrays(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
     if features.ndim != 2 or len(features) != len(labels):
         raise ValueError(
             f"a probe needs features [N, F] and labels [N], got {features.shape} and {labels.shape}"
@@ -76,37 +75,39 @@ def _check(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
     if not np.isfinite(features).all():
         bad = int(np.argwhere(~np.isfinite(features))[0, 0])
         raise ValueError(f"occurrence {bad} holds a number that is not finite")
-    kinds, counts = np.unique(labels, return_counts=True)
-    if len(kinds) < 2:
+    classes, counts = np.unique(labels, return_counts=True)
+    if len(classes) < 2:
         raise ValueError("a probe needs at least two different labels")
     if counts.min() < folds:
         raise ValueError(
-            f"label {kinds[counts.argmin()]} occurs {counts.min()} times, fewer than the {folds} "
+            f"label {classes[counts.argmin()]} occurs {counts.min()} times, fewer than the {folds} "
             "folds; ask for fewer folds or give more occurrences"
         )
 
 
 def _accuracies(
-    features: np.ndarray, labels: np.ndarray, probe: Probe, folds: int, seed: int, kinds: int
+    features: np.ndarray, labels: np.ndarray, probe: Probe, folds: int, seed: int, class_count: int
 ) -> list[float]:
+    """Return the accuracy on each fold."""
     splits = StratifiedKFold(folds, shuffle=True, random_state=seed).split(features, labels)
-    guess = _paper if probe == "paper" else _converged
-    return [
-        float((guess(features[a], labels[a], features[b], kinds, seed) == labels[b]).mean())
-        for a, b in splits
-    ]
+    predict = _predict_by_paper_probe if probe == "paper" else _predict_by_converged_probe
+    accuracies = []
+    for train, test in splits:
+        predicted = predict(features[train], labels[train], features[test], class_count, seed)
+        accuracies.append(float((predicted == labels[test]).mean()))
+    return accuracies
 
 
-def _paper(
-    features: np.ndarray, labels: np.ndarray, unseen: np.ndarray, kinds: int, seed: int
+def _predict_by_paper_probe(
+    features: np.ndarray, labels: np.ndarray, unseen: np.ndarray, class_count: int, seed: int
 ) -> np.ndarray:
-    """Guess by a linear layer after one epoch of Adam."""
+    """Return the classes of ``unseen`` by a linear layer after one epoch of Adam."""
     generator = torch.Generator().manual_seed(seed)
     with torch.enable_grad():
-        weight = torch.empty(kinds, features.shape[1])
+        weight = torch.empty(class_count, features.shape[1])
         bound = features.shape[1] ** -0.5
         weight.uniform_(-bound, bound, generator=generator)
-        layer = nn.utils.skip_init(nn.Linear, features.shape[1], kinds)
+        layer = nn.utils.skip_init(nn.Linear, features.shape[1], class_count)
         layer.weight.data.copy_(weight)
         layer.bias.data.zero_()
         optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
@@ -116,16 +117,16 @@ def _paper(
             nn.functional.cross_entropy(layer(x[batch]), y[batch]).backward()
             optimizer.step()
     with torch.no_grad():
-        guesses: np.ndarray = layer(torch.from_numpy(unseen)).argmax(1).numpy()
-    return guesses
+        predictions: np.ndarray = layer(torch.from_numpy(unseen)).argmax(1).numpy()
+    return predictions
 
 
-def _converged(
-    features: np.ndarray, labels: np.ndarray, unseen: np.ndarray, kinds: int, seed: int
+def _predict_by_converged_probe(
+    features: np.ndarray, labels: np.ndarray, unseen: np.ndarray, class_count: int, seed: int
 ) -> np.ndarray:
-    """Guess by logistic regression on standardised features, weakly regularised."""
+    """Return the classes of ``unseen`` by weakly regularised logistic regression."""
     model = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=2000))
     with warnings.catch_warnings():
-        # What has not quite converged after so many steps is still a probe.
+        # A probe that has not quite converged after 2000 steps is used all the same.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return np.asarray(model.fit(features, labels).predict(unseen))

@@ -1,98 +1,102 @@
-"""The command line, a function for each command. Options are fields of frozen configs.
+"""The command line: one tyro application, a file for each command, errors as one line.
+
+    layermem COMMAND [options]      options are the fields of the command's dataclass
+
+Options are read before anything heavy is imported: importing a command's file must not import torch
+beyond what ``import layermem`` does.
 
 It does not know: how anything is done.
 """
 
-import atexit
+import difflib
 import logging
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import make_dataclass
+from typing import Annotated, Any, Union
 
+import tyro
 from huggingface_hub.errors import StrictDataclassError
 
-from layermem.cli import reporting, running, showing
+from layermem.cli.analyze import Analyze, analyze
+from layermem.cli.costs import Costs, costs
+from layermem.cli.curves import Curves, curves
+from layermem.cli.presets import Presets, presets
+from layermem.cli.quickstart import Quickstart, quickstart
+from layermem.cli.report import Report, report
+from layermem.cli.solve import Solve, solve
+from layermem.cli.starting_run import StartingRun, with_base_run
+from layermem.cli.sweep import Sweep, sweep
+from layermem.cli.tasks import Tasks, tasks
+from layermem.cli.train import Train, train
 
-_USAGE = """layermem COMMAND
-
-  layermem quickstart [--out DIR] [--seed N]               plain and LIMe side by side, in minutes
-  layermem train PRESET [--variant NAME] [--out DIR] [--seed N] [--max-steps N] [--save-every N]
-                        [--resume] [--optim.lr X ...]      train; --help lists every option
-  layermem train --config DIR/config.yaml [...]            repeat a run
-  layermem sweep PRESET [--variants plain,lime] [--seeds 5] [--rates 1e-3 3e-3] [--jobs N]
-                        [--out DIR] [...]                  compare variants, with intervals
-  layermem presets                                         list presets and variants
-  layermem tasks [NAME] [--options operands=6 ...]         show problems and what they are like
-  layermem solve RUN [--count N] [--options operands=6 ...] solve problems with a trained model
-  layermem costs [PRESET ...] [--variants plain,lime] [--measure] [--layers 4 8 16]
-                                                           parameters and FLOPs, time and memory
-  layermem analyze CHECKPOINT [--against CHECKPOINT] [--text PATH] [--words is are was were]
-                                                           entropy, probes, layouts, routers
-  layermem report RUN [RUN ...] [--against ARM] [--analysis DIR] [--costs FILE] [--out DIR]
-                                                           one page: results, curves, costs, insides
-  layermem curves RUN [RUN ...] --out FILE.svg              draw learning curves side by side
-"""
-
-_COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "quickstart": running.quickstart,
-    "train": running.train,
-    "sweep": running.sweep,
-    "presets": showing.presets,
-    "tasks": showing.tasks,
-    "solve": showing.solve,
-    "costs": reporting.costs,
-    "analyze": reporting.analyze,
-    "report": reporting.report,
-    "curves": reporting.curves,
+DESCRIPTION = "Train, compare and look inside transformers whose attention reads earlier layers."
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
+    "quickstart": (Quickstart, quickstart),
+    "train": (Train, train),
+    "sweep": (Sweep, sweep),
+    "presets": (Presets, presets),
+    "tasks": (Tasks, tasks),
+    "solve": (Solve, solve),
+    "costs": (Costs, costs),
+    "analyze": (Analyze, analyze),
+    "report": (Report, report),
+    "curves": (Curves, curves),
 }
+"""Name of each command to its options and what it does, given them and the command as typed."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; errors a user can mend are one line."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    command, rest = (given[0], given[1:]) if given else ("--help", [])
-    if command in ("-h", "--help", "help"):
-        sys.stdout.write(_USAGE)
-        return
-    if command not in _COMMANDS:
-        sys.exit(f"layermem: unknown command {command!r}\n\n{_USAGE}")
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] == "help":
+        args = ["--help"]
+    if not args[0].startswith("-") and args[0] not in COMMANDS:
+        close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
+        sys.exit(f"layermem: unknown command {args[0]!r}; {hint}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "filelock", "fsspec", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        _COMMANDS[command](rest)
+        options = parse(args)
+        execute = dict(COMMANDS.values())[type(options)]
+        execute(options, shlex.join(["layermem", *args]))
     except BrokenPipeError:
-        # Whoever read the output has gone (| head): what is left of it has nowhere to go.
+        # Whoever read the output has gone (| head): the rest of it has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (ValueError, TypeError, OSError, RuntimeError, StrictDataclassError) as error:
         if os.environ.get("LAYERMEM_DEBUG"):
             raise
-        # What a config's own check says is the cause of the error that is raised.
-        said = error.__cause__ if isinstance(error, StrictDataclassError) else None
-        sys.exit(f"layermem: {said or error} (LAYERMEM_DEBUG=1 shows where)")
+        # The message of a config's own check is the cause of the error that is raised.
+        cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        sys.exit(f"layermem: {cause or error} (LAYERMEM_DEBUG=1 shows where)")
     except KeyboardInterrupt:
         sys.stderr.write("layermem: interrupted\n")
         # What shells expect of a program that Ctrl-C has ended.
         sys.exit(128 + signal.SIGINT)
-    _leave_others()
+    from layermem.train.processes import exit_if_distributed
+
+    exit_if_distributed()
 
 
-def _leave_others() -> None:
-    """End a process that is one of several here, without the interpreter's shutdown.
-
-    Gloo's threads may still hold what belongs to Python (torch 2.13): freed while the interpreter
-    shuts down it aborts the process, and freed while the main thread takes the group apart the two
-    wait for each other for ever. Both are rare. So what is due at exit is done, and no more.
-    """
-    from torch import distributed
-
-    if not distributed.is_available() or not distributed.is_initialized():
-        return
-    if distributed.get_world_size() > 1:
-        atexit._run_exitfuncs()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+def parse(args: Sequence[str]) -> Any:
+    """Return the options of a command, an instance of its dataclass."""
+    command, rest = args[0], list(args[1:])
+    subcommands: list[Any] = []
+    for name, (kind, _) in COMMANDS.items():
+        settings = tyro.conf.subcommand(name)
+        if name == command and issubclass(kind, StartingRun):
+            # Its defaults are those of the preset, or of the config, that it starts from.
+            settings = tyro.conf.subcommand(name, default=with_base_run(kind, name, rest))
+        subcommands.append(Annotated[kind, settings])
+    any_command: Any = Union[tuple(subcommands)]  # noqa: UP007  (of a list that is made here)
+    # A field of its own, so that errors name "command.optim"; its name is in no option.
+    field = Annotated[any_command, tyro.conf.arg(name="")]
+    application = make_dataclass("Application", [("command", field)])
+    parsed: Any = tyro.cli(application, prog="layermem", description=DESCRIPTION, args=args)
+    return parsed.command

@@ -1,39 +1,55 @@
-"""Where commands print, how tables look there, and where pages go.
+"""Where commands print, how tables and values look there, and where pages go.
 
 It does not know: what is printed.
 """
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as Drawn
+if TYPE_CHECKING:
+    from rich.console import Console
 
-from layermem.report.page import Page, Table, write_page
+    from layermem.report.page import Page, Table
 
 logger = logging.getLogger(__name__)
 
 
-def screen() -> Console:
+def screen() -> "Console":
     """Return a console as wide as its terminal, or wide enough for tables where there is none."""
+    from rich.console import Console
+
     console = Console()
     return console if console.is_terminal else Console(width=120)
 
 
-def show(table: Table) -> None:
+def show(table: "Table") -> None:
     """Print a page's table."""
-    drawn = Drawn(*map(escape, table.header), box=None)
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    printed = RichTable(*map(escape, table.header), box=None)
     for row in table.texts():
-        drawn.add_row(*map(escape, row))
+        printed.add_row(*map(escape, row))
     console = screen()
-    console.print(drawn)
+    console.print(printed)
     if table.caption:
         console.print(table.caption, markup=False, highlight=False)
 
 
-def write(page: Page, folder: Path) -> None:
+def write(page: "Page", folder: Path) -> None:
     """Write a page into a folder, and say where it is."""
+    from layermem.report.page import write_page
+
     path = folder / "index.html"
     write_page(page, path)
     logger.info("the page: %s", path.resolve())
+
+
+def format_plainly(value: Any) -> str:
+    """Write numbers, lists and dicts of them."""
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {format_plainly(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(format_plainly, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Text to blocks of tokens: where it comes from, tokenizers, the prepared file, the blocks.
+"""From text to blocks of tokens: sources of documents, tokenizers, prepared files, blocks.
 
 It does not know: models, optimisers, runs.
 """

@@ -1,10 +1,10 @@
-"""A file of tokens as blocks.
+"""A prepared file of tokens as a dataset of blocks.
 
-It is cut into blocks only as it is read, so one file serves every block size, and nothing is lost
-but a last partial block.
+The file is cut into blocks as it is read, so one file serves every block size, and only an
+incomplete last block is not used.
 
 Letters: N tokens, T tokens of a block.
-It does not know: documents, how the file was made, models, batches, the order of training.
+It does not know: documents, how the file was prepared, models, batches, the order of training.
 """
 
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ from torch.utils.data import Dataset
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """One split's tokens on disk."""
+    """The file of tokens of one split."""
 
     path: Path
     """The file of tokens."""
     dtype: str
     """uint16 or uint32."""
     tokens: int
-    """How many."""
+    """Number of tokens in the file."""
     documents: int
-    """Of how many documents."""
+    """Number of documents in the file."""
     end: int
-    """Id of the end token."""
+    """Id of the end token, which follows every document."""
     left_out: int = 0
-    """Documents that the validation split holds too, so that this one does not."""
+    """Documents that are not in this split because the validation split holds them."""
 
     def array(self) -> np.ndarray[Any, Any]:
         """Return the tokens, mapped into memory."""
@@ -58,8 +58,8 @@ class Blocks(Dataset[dict[str, Tensor]]):
         self.prepared, self.block_size, self.isolate = prepared, block_size, isolate
         self.length = float(block_size)
         self.tokens = prepared.array()
-        whole = prepared.tokens // block_size
-        self.count = whole if at_most is None else min(whole, at_most)
+        complete = prepared.tokens // block_size
+        self.count = complete if at_most is None else min(complete, at_most)
 
     def __len__(self) -> int:
         return self.count
@@ -71,14 +71,14 @@ class Blocks(Dataset[dict[str, Tensor]]):
         ids = torch.from_numpy(self.tokens[start : start + self.block_size].astype(np.int64))
         if not self.isolate:
             return {"input_ids": ids, "labels": ids.clone()}
-        positions = _positions(ids == self.prepared.end)
-        # Nothing in a document's first token can be told from the document before it.
+        positions = _positions_in_documents(ids == self.prepared.end)
+        # A document's first token cannot be predicted from the document before it.
         labels = ids.masked_fill(positions == 0, -100)
         return {"input_ids": ids, "labels": labels, "position_ids": positions}
 
 
-def _positions(is_end: Tensor) -> Tensor:
-    """Count from zero anew after every end token."""
+def _positions_in_documents(is_end: Tensor) -> Tensor:
+    """Return positions that count from zero again after every end token."""
     places = torch.arange(len(is_end))
     starts = torch.zeros_like(places)
     starts[1:] = torch.where(is_end[:-1], places[1:], 0)

@@ -1,8 +1,8 @@
-"""Files as bytes, plain or compressed, whole or not at all.
+"""The content of files, plain or compressed; incomplete compressed data is an error.
 
-The standard library's readers take what follows a whole .xz or .bz2 for the end, and zstandard's
-takes half a frame for a whole one. Here every member of a file is read to its own end mark, and
-what is missing, damaged or left over is an error.
+The standard library's readers ignore what follows the end of a complete .xz or .bz2, and
+zstandard's accepts half a frame. Here every member of a file (``cat a.gz b.gz`` has two) is read to
+its own end mark, and what is missing, damaged or left over is an error.
 
 It does not know: what the bytes mean.
 """
@@ -18,7 +18,7 @@ from typing import IO, Any, cast, final
 
 import zstandard
 
-# Compressed bytes opened at once: a block of one letter is a hundred thousand times as long.
+# Compressed bytes decompressed at once: repeated text can be a hundred thousand times as long.
 _PIECE = 4096
 _MEMBERS: dict[str, Callable[[], Any]] = {
     ".xz": lzma.LZMADecompressor,
@@ -27,16 +27,16 @@ _MEMBERS: dict[str, Callable[[], Any]] = {
     ".bz2": bz2.BZ2Decompressor,
     ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
 }
-# Their tools fill up with zeros after a member.
+# Of these, the tools pad members with zeros.
 _PADDED = {".xz", ".gz"}
 SUFFIXES = frozenset(_MEMBERS)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file's content, decompressed where its suffix says so.
 
-    Reading raises ``ValueError`` where compressed data is cut short or damaged, at the latest at
+    Reading raises ``ValueError`` where compressed data is incomplete or damaged, at the latest at
     the end of the file.
     """
     with path.open("rb") as file:
@@ -48,46 +48,47 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 @final
 class _Members(io.RawIOBase):
-    """What the members of a compressed file hold, one after the other."""
+    """The decompressed content of all members of a file, one after the other."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self.file, self.path, self.suffix = file, path, path.suffix.lower()
         self.member = _MEMBERS[self.suffix]()
-        self.begun = False
-        self.whole = 0
+        self.in_member = False
+        self.complete_members = 0
         self.packed, self.plain = b"", memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self.plain and self._fill():
-            self.plain = memoryview(self._next())
+        while not self.plain and self._read_packed():
+            self.plain = memoryview(self._decompress())
         count = min(len(buffer), len(self.plain))
         buffer[:count], self.plain = self.plain[:count], self.plain[count:]
         return count
 
-    def _fill(self) -> bool:
-        """See that there are compressed bytes to open; return whether there are any left."""
+    def _read_packed(self) -> bool:
+        """Read compressed bytes where none are at hand; return whether there are any."""
         self.packed = self.packed or self.file.read(_PIECE)
-        if self.whole and not self.begun and self.suffix in _PADDED:
+        if self.complete_members and not self.in_member and self.suffix in _PADDED:
             while self.packed and not self.packed.strip(b"\0"):
                 self.packed = self.file.read(_PIECE)
             self.packed = self.packed.lstrip(b"\0")
-        if not self.packed and (self.begun or not self.whole):
+        if not self.packed and (self.in_member or not self.complete_members):
             raise ValueError(
                 f"{self.path} is cut short: it ends before its compressed data does; fetch it or "
                 "compress it again"
             )
         return bool(self.packed)
 
-    def _next(self) -> bytes:
-        """Open the compressed bytes at hand."""
-        self.begun = True
+    def _decompress(self) -> bytes:
+        """Decompress the bytes at hand."""
+        self.in_member = True
         try:
             plain: bytes = self.member.decompress(self.packed)
         except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
-            after = f" after {self.whole} whole members" if self.whole else ""
+            count = self.complete_members
+            after = f" after {count} complete members" if count else ""
             raise ValueError(
                 f"{self.path} is damaged before byte {self.file.tell()}{after}, or holds what is "
                 f"not {self.suffix[1:]} ({error}); fetch it or compress it again"
@@ -95,5 +96,6 @@ class _Members(io.RawIOBase):
         self.packed = b""
         if self.member.eof:
             self.packed = self.member.unused_data
-            self.member, self.begun, self.whole = _MEMBERS[self.suffix](), False, self.whole + 1
+            self.member, self.in_member = _MEMBERS[self.suffix](), False
+            self.complete_members += 1
         return plain

@@ -1,11 +1,16 @@
-"""A folder that one process makes, whole or not at all, while the others wait for it.
+"""A prepared folder that one process makes, complete or not at all, while the others wait for it.
 
-Whoever makes it holds a lock, which the system takes back from a process that has ended, however
-it ended; who waits looks every second. No process group takes part, so no time-out of one ends the
-waiting. Locks hold between the processes of a machine, and between machines where the file system
-passes them on; where it has none, several may make the same folder, and one copy stays.
+``claim_folder`` decides which process makes the folder, ``staging_folder`` is where it writes:
 
-It does not know: what is made.
+    .lock-NAME                  held by the process that makes NAME; deleted when it is done
+    .staging-NAME-HOST-PID      what it has written so far; renamed to NAME once complete
+
+The operating system releases a lock when its process ends, however it ends. Processes that wait
+look every second. No process group takes part, so no time-out of one ends the waiting. Locks hold
+between the processes of a machine, and between machines where the file system supports it; where
+it has no locks, several processes may make the same folder, and one copy stays.
+
+It does not know: what is in the folder.
 """
 
 import errno
@@ -18,19 +23,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 logger = logging.getLogger(__name__)
-# Seconds between two looks, and between two lines that say so.
+# Seconds between two attempts to take the lock, and between two lines of the log that say so.
 _POLL = 1.0
-_SAY = 60.0
+_LOG_EVERY = 60.0
 _STAGING, _LOCK = ".staging-", ".lock-"
 _HOST = socket.gethostname()
-# Seconds after which a folder of another machine, in which nothing is written, is nobody's.
-_QUIET = 3600.0
-_TAKEN = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
+# A staging folder of another machine to which nothing was written for so many seconds is abandoned.
+_ABANDONED_AFTER = 3600.0
 
 
 class _NoLocksError(OSError):
@@ -38,19 +43,23 @@ class _NoLocksError(OSError):
 
 
 @contextmanager
-def alone(folder: Path, done: Callable[[], bool]) -> Iterator[bool]:
-    """Wait until ``done``, or until no other process makes the folder; yield whether to make it."""
+def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool]:
+    """Wait while another process makes the folder; yield whether this process is to make it.
+
+    It yields False as soon as ``is_complete``, and True while it holds the lock of an incomplete
+    folder.
+    """
     lock, waited = folder.with_name(f"{_LOCK}{folder.name}"), 0.0
-    _make(folder.parent)
-    while not done():
-        with _holding(lock) as held:
+    _make_folder(folder.parent)
+    while not is_complete():
+        with _try_lock(lock) as held:
             if held:
-                # Whoever held the lock before may have ended its work in between.
-                yield not done()
+                # The process that held the lock before may have completed the folder meanwhile.
+                yield not is_complete()
                 return
-        if waited % _SAY < _POLL:
+        if waited % _LOG_EVERY < _POLL:
             logger.info(
-                "waiting, for %.0f s so far: %s is made by %s", waited, folder, _holder(lock)
+                "waiting, for %.0f s so far: %s is made by %s", waited, folder, _lock_holder(lock)
             )
         time.sleep(_POLL)
         waited += _POLL
@@ -58,27 +67,27 @@ def alone(folder: Path, done: Callable[[], bool]) -> Iterator[bool]:
 
 
 @contextmanager
-def staged(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write in, which takes the place of ``folder`` once the block ends.
+def staging_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write in, which is renamed to ``folder`` once the block ends.
 
-    Where the block fails, or SIGTERM comes, it is deleted; what a killed process left is deleted by
-    the next one that makes anything beside it. To be called by who is ``alone``.
+    It is deleted where the block fails or SIGTERM comes; what a killed process left is deleted by
+    the next one that makes any folder beside it. Use it under ``claim_folder``.
     """
-    _clear(folder)
+    _delete_abandoned(folder)
     staging = folder.with_name(f"{_STAGING}{folder.name}-{_HOST}-{os.getpid()}")
-    with _raised_on_sigterm():
+    with _sigterm_as_exception():
         try:
-            _make(staging)
+            _make_folder(staging)
             yield staging
             for path in staging.iterdir():
-                _sync(path)
-            _move(staging, folder)
+                _write_to_disk(path)
+            _rename(staging, folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def no_room(error: OSError, path: Path) -> OSError:
-    """Return the error of a file that cannot be written, with what to do."""
+def explain_write_error(error: OSError, path: Path) -> OSError:
+    """Return the error of a file that cannot be written, with how to mend it."""
     return OSError(
         error.errno,
         f"{error.strerror}: prepared text cannot be written; free room, or choose another folder "
@@ -87,47 +96,48 @@ def no_room(error: OSError, path: Path) -> OSError:
     )
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise no_room(error, folder) from error
+        raise explain_write_error(error, folder) from error
 
 
-def _move(staging: Path, folder: Path) -> None:
+def _rename(staging: Path, folder: Path) -> None:
     try:
         os.replace(staging, folder)
     except OSError as error:
-        # Without locks somebody else may have made the same meanwhile.
+        # Without locks another process may have made the same folder meanwhile.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise no_room(error, folder) from error
+            raise explain_write_error(error, folder) from error
 
 
-def _sync(path: Path) -> None:
+def _write_to_disk(path: Path) -> None:
     try:
         with path.open("rb") as file:
             os.fsync(file.fileno())
     except OSError as error:
-        raise no_room(error, path) from error
+        raise explain_write_error(error, path) from error
 
 
-def _clear(folder: Path) -> None:
+def _delete_abandoned(folder: Path) -> None:
     """Delete what processes that have ended left: staging folders whose lock nobody holds."""
     for path in folder.parent.glob(f"{_STAGING}*"):
         name, _, process = path.name.removeprefix(_STAGING).partition("-")
+        host = process.rpartition("-")[0]
         try:
-            # Its own lock is held already.
-            with _holding(folder.with_name(f"{_LOCK}{name}"), strict=True) as held:
-                if (held or name == folder.name) and _is_left(path, process.rpartition("-")[0]):
+            # The lock of ``folder`` itself is held by this process.
+            with _try_lock(folder.with_name(f"{_LOCK}{name}"), strict=True) as held:
+                if (held or name == folder.name) and _is_abandoned(path, host):
                     shutil.rmtree(path, ignore_errors=True)
         except _NoLocksError:
             return
 
 
-def _is_left(staging: Path, host: str) -> bool:
-    """Return whether a folder that no lock protects is nobody's.
+def _is_abandoned(staging: Path, host: str) -> bool:
+    """Return whether no process writes to a staging folder whose lock is free.
 
-    Some file systems keep locks within a machine: of another one only a quiet folder is.
+    Some file systems keep locks within a machine, so one of another machine must also be old.
     """
     if host == _HOST:
         return True
@@ -135,72 +145,60 @@ def _is_left(staging: Path, host: str) -> bool:
         written = max(path.stat().st_mtime for path in (staging, *staging.iterdir()))
     except OSError:
         return False
-    return time.time() - written > _QUIET
+    return time.time() - written > _ABANDONED_AFTER
 
 
 @contextmanager
-def _holding(lock: Path, *, strict: bool = False) -> Iterator[bool]:
-    """Try to hold a lock, and yield whether it is held; without locks it is, unless ``strict``."""
-    file = None
+def _try_lock(path: Path, *, strict: bool = False) -> Iterator[bool]:
+    """Yield whether a lock could be taken; where there are no locks True, or an error if strict."""
     try:
-        file = _take(lock)
+        lock = _take_lock(path)
     except _NoLocksError as error:
         if strict:
             raise
         logger.warning(
             "%s cannot be locked (%s): other processes may prepare the same text meanwhile",
-            lock.parent,
+            path.parent,
             error,
         )
         yield True
         return
-    if file is None:
+    if lock is None:
         yield False
         return
-    with file:
+    with lock:
         try:
             yield True
         finally:
-            # While it is held: nobody who opened it before will take it for the lock.
-            lock.unlink(missing_ok=True)
+            # Deleted while it is held: FileLock takes no file that was deleted since it was opened.
+            path.unlink(missing_ok=True)
 
 
-def _take(lock: Path) -> IO[str] | None:
-    """Return the lock's file, locked, or None where another process holds it."""
-    try:
-        import fcntl
-    except ImportError as error:
-        raise _NoLocksError(0, "this system has none") from error
+def _take_lock(path: Path) -> AbstractContextManager[object] | None:
+    """Return the lock, taken, or None where another process holds it."""
+    # A soft lock, which FileLock would fall back to, would outlive a killed process.
+    lock = FileLock(path, fallback_to_soft=False)
     while True:
         try:
-            file = lock.open("a", encoding="utf-8")
+            path.touch()
         except OSError as error:
-            raise no_room(error, lock) from error
+            raise explain_write_error(error, path) from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            if error.errno in _TAKEN:
+            held = lock.acquire(blocking=False)
+        except Timeout:
+            if path.exists():
                 return None
+            # Its holder deleted the file before this process could lock it: the lock is free.
+            continue
+        except OSError as error:
             raise _NoLocksError(error.errno, error.strerror) from error
-        if _is_at(file, lock):
-            # Who waits likes to know for whom; on a full disk it need not.
-            with suppress(OSError):
-                os.truncate(file.fileno(), 0)
-                os.write(file.fileno(), f"process {os.getpid()} on {_HOST}".encode())
-            return file
-        file.close()
+        # For the log of those who wait; on a full disk they do without.
+        with suppress(OSError):
+            path.write_text(f"process {os.getpid()} on {_HOST}", encoding="utf-8")
+        return held
 
 
-def _is_at(file: IO[str], path: Path) -> bool:
-    """Return whether an open file is still the one at a path."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _holder(lock: Path) -> str:
+def _lock_holder(lock: Path) -> str:
     try:
         return lock.read_text(encoding="utf-8") or "another process"
     except OSError:
@@ -208,20 +206,20 @@ def _holder(lock: Path) -> str:
 
 
 @contextmanager
-def _raised_on_sigterm() -> Iterator[None]:
-    """Have SIGTERM end the block as an exception does, where nobody else listens for it."""
-    here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+def _sigterm_as_exception() -> Iterator[None]:
+    """Have SIGTERM end the block as an exception does, unless it has a handler already."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _exit_once)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _end(*_: object) -> None:
-    # Once: a second one must not end the clearing away.
+def _exit_once(*_: object) -> None:
+    # A second SIGTERM must not interrupt the clean-up.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(128 + signal.SIGTERM)

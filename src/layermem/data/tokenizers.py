@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, GPT-2's two files, or anything transformers loads. All are fast ones.
+"""Tokenizers: of bytes, of GPT-2's two files, or any that transformers loads; all are fast ones.
 
 It does not know: documents, blocks.
 """
@@ -13,13 +13,13 @@ END = "<|endoftext|>"
 
 
 def load_tokenizer(name: str) -> Any:
-    """Return "bytes", the tokenizer of a folder, or one from the hub; it has an end token."""
+    """Return the tokenizer "bytes", that of a folder, or one from the hub, with an end token."""
     if name == "bytes":
-        return _fast(models.BPE(_byte_vocabulary(), []))
+        return _fast_tokenizer(models.BPE(_byte_vocabulary(), []))
     path = Path(name).expanduser()
     vocabulary, merges = path / "vocab.json", path / "merges.txt"
     if vocabulary.is_file() and merges.is_file() and not (path / "tokenizer.json").exists():
-        return _fast(models.BPE.from_file(str(vocabulary), str(merges)))
+        return _fast_tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~"))):
         raise FileNotFoundError(
             f'{name} does not exist; data.tokenizer is "bytes", a folder, or a hub name'
@@ -37,21 +37,20 @@ def load_tokenizer(name: str) -> Any:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """Return what changes when any text would be split otherwise, or end in another token."""
+    """Return a text that changes when the tokens of any text, or the end token, would."""
     return f"{tokenizer.eos_token_id} {tokenizer.backend_tokenizer.to_str()}"
 
 
 def _byte_vocabulary() -> dict[str, int]:
-    """One token for each byte, in their order, by the letters byte-level BPE writes for them."""
+    """Return one token for each byte, in order, named by the letter that byte-level BPE uses."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # Printable bytes stand for themselves; the others, in their order, for the letters from 256 on.
-    own = [letter for letter in letters if ord(letter) < 256]
-    rest = iter(letter for letter in letters if ord(letter) >= 256)
-    printable = set(map(ord, own))
-    return {chr(b) if b in printable else next(rest): b for b in range(256)}
+    # Printable bytes are named by themselves; the others, in order, by the letters from 256 on.
+    printable = {ord(letter) for letter in letters if ord(letter) < 256}
+    other_letters = iter(letter for letter in letters if ord(letter) >= 256)
+    return {chr(byte) if byte in printable else next(other_letters): byte for byte in range(256)}
 
 
-def _fast(model: Any) -> PreTrainedTokenizerFast:
+def _fast_tokenizer(model: Any) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""What a trained model can do.
+"""Evaluation of a trained model: generation, and solving a task's problems.
 
-It does not know: how it was trained, how results are shown.
+It does not know: how the model was trained, how results are displayed.
 """

@@ -1,12 +1,12 @@
-"""How many problems of a task a model solves, and how it fails at the others.
+"""How many problems of a task a model solves, and which faults its other attempts have.
 
-It does not know: any particular task, how results are shown.
+It does not know: any particular task, how results are displayed.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from layermem import config
-from layermem.evals.generation import greedy, shared_greedy
+from layermem.evals.generation import GreedySettings, greedy, shared_greedy
 from layermem.intervals import proportion
+from layermem.results.solved import Shares, Solved
 from layermem.tasks.grading import Grade
-from layermem.tasks.registry import Problem, Task, encode, lookup
+from layermem.tasks.registry import Problem, TaskDefinition, encode, get_task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A problem, what the model wrote, what that is worth."""
+    """A problem, the text that the model generated for it, and its grade."""
 
     problem: Problem
     text: str
@@ -30,7 +31,7 @@ class Attempt:
     level: int
 
     def row(self) -> dict[str, Any]:
-        """Return it as one object of attempts.jsonl."""
+        """Return the attempt as an object of attempts.jsonl."""
         return {
             "prompt": self.problem.prompt,
             "solution": self.problem.solution,
@@ -43,63 +44,75 @@ class Attempt:
 def attempt(
     model: PreTrainedModel,
     tokenizer: Any,
-    task: Task,
+    task: TaskDefinition,
     problems: Sequence[Problem],
     *,
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
     shared: bool = False,
 ) -> list[Attempt]:
-    """Have a model solve problems; what is longer than any right solution is cut.
+    """Let a model solve problems; a solution much longer than the longest right one is cut.
 
-    ``shared``: the processes of a run share them, and all must call this; no progress is told.
+    ``shared``: the processes of a run share the problems, and all must call this; ``progress`` is
+    not called then.
     """
     if not problems:
         raise ValueError("there are no problems to solve")
     prompts, solutions = encode(tokenizer, problems)
     end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
-    generate = shared_greedy if shared else partial(greedy, progress=progress)
-    written = generate(
-        model,
-        prompts,
+    settings = GreedySettings(
         end=end,
         padding=end if padding is None else padding,
-        max_new_tokens=max(map(len, solutions)) + task.spare,
+        max_new_tokens=max(map(len, solutions)) + task.extra_tokens,
         batch_size=batch_size,
     )
-    texts = tokenizer.batch_decode(written, skip_special_tokens=True)
+    if shared:
+        generated = shared_greedy(model, prompts, settings)
+    else:
+        generated = greedy(model, prompts, settings, progress=progress)
+    texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     return [
         Attempt(problem=p, text=text, grade=task.grade(p, text), level=task.level(p))
         for p, text in zip(problems, texts, strict=True)
     ]
 
 
-def summary(attempts: Sequence[Attempt], task: Task) -> dict[str, Any]:
-    """Return shares with 95% intervals, by level too, and the faults counted."""
+def score_attempts(
+    attempts: Sequence[Attempt],
+    task: TaskDefinition,
+    *,
+    name: str,
+    split: str,
+    model: str | None = None,
+) -> Solved:
+    """Return the shares of right attempts with 95% intervals, also by level, and the faults."""
     by_level = {
         str(level): _shares([a for a in attempts if a.level == level])
         for level in sorted({a.level for a in attempts})
     }
-    return {
-        **_shares(attempts),
-        "chance": task.chance([a.problem for a in attempts]),
-        "by": {task.levels: by_level},
-        "faults": dict(Counter(a.grade.fault for a in attempts if a.grade.fault)),
-    }
+    return Solved(
+        **vars(_shares(attempts)),
+        task=name,
+        split=split,
+        model=model,
+        chance=task.chance([a.problem for a in attempts]),
+        by={task.level_name: by_level},
+        faults=dict(Counter(a.grade.fault for a in attempts if a.grade.fault)),
+    )
 
 
 def evaluate(
     model: PreTrainedModel, tokenizer: Any, task: config.Task, split: str = "validation"
-) -> tuple[dict[str, Any], list[Attempt]]:
-    """Have a model solve a split of a run's task.
+) -> tuple[Solved, list[Attempt]]:
+    """Let a model solve a split of a run's task.
 
-    The processes of a run share the validation problems. The test problems each solves all: a run
-    may be stopped in them, and then no process must wait for the share of another.
+    The processes of a run share the validation problems. Each solves all of the test problems,
+    since a run may be stopped there, and then no process may wait for the share of another.
     """
-    kind = lookup(str(task.name))
+    definition = get_task(str(task.name))
     shared = split == "validation"
-    attempts = attempt(model, tokenizer, kind, _problems(task, split), shared=shared)
-    return {"task": task.name, "split": split, **summary(attempts, kind)}, attempts
+    attempts = attempt(model, tokenizer, definition, _problems(task, split), shared=shared)
+    return score_attempts(attempts, definition, name=str(task.name), split=split), attempts
 
 
 def solve_with(
@@ -110,31 +123,35 @@ def solve_with(
     count: int = 10_000,
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
-    """Have a saved model solve problems of a task."""
-    kind = lookup(str(task.name))
-    problems = kind.problems(split, count, task.seed, **task.fields())
+) -> Solved:
+    """Let a saved model solve problems of a task."""
+    definition = get_task(str(task.name))
+    problems = definition.problems(split, count, task.seed, **task.fields())
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    attempts = attempt(model, tokenizer, kind, problems, batch_size=batch_size, progress=progress)
-    return {"model": str(checkpoint), "task": task.name, "split": split, **summary(attempts, kind)}
+    attempts = attempt(
+        model, tokenizer, definition, problems, batch_size=batch_size, progress=progress
+    )
+    return score_attempts(
+        attempts, definition, name=str(task.name), split=split, model=str(checkpoint)
+    )
 
 
 @lru_cache(maxsize=4)
 def _problems(task: config.Task, split: str) -> Sequence[Problem]:
     count = task.test if split == "test" else task.validation
-    return lookup(str(task.name)).problems(split, count, task.seed, **task.fields())
+    return get_task(str(task.name)).problems(split, count, task.seed, **task.fields())
 
 
-def _shares(attempts: Sequence[Attempt]) -> dict[str, Any]:
+def _shares(attempts: Sequence[Attempt]) -> Shares:
     count = len(attempts)
     right = sum(a.grade.answer for a in attempts)
-    proved = sum(a.grade.steps for a in attempts)
-    return {
-        "count": count,
-        "accuracy": right / count,
-        "interval": list(proportion(right, count)),
-        "steps": proved / count,
-        "steps_interval": list(proportion(proved, count)),
-    }
+    every_step_right = sum(a.grade.steps for a in attempts)
+    return Shares(
+        count=count,
+        accuracy=right / count,
+        interval=proportion(right, count),
+        steps=every_step_right / count,
+        steps_interval=proportion(every_step_right, count),
+    )

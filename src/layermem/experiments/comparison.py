@@ -1,142 +1,109 @@
-"""Several architectures on one preset, seed by seed: what is missing is run.
+"""Recorded runs side by side: what each recorded, which are compared, what their arms cost.
 
-An arm is a variant, with options of its own after colons: ``lime:router=last:router_window=4``.
-
-It does not know: how a run is done, the command line.
+It does not know: how runs are told apart, tables, figures, pages.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
-from layermem.config import Run
-from layermem.experiments.outcomes import LOSS, divergence, measures
-from layermem.experiments.sweep import complete
-from layermem.models.registry import lookup
-from layermem.runs import RunFolder
-
-# A seed that rates are chosen with, and nothing else.
-CHOOSING_SEED = 1000
-_Key = TypeVar("_Key", int, float)
-_UNFIT = re.compile(r"[^\w.=-]")
-
-
-def arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return variant and options of each arm in ``plain,lime,lime:router_init=identity``.
-
-    A comma within brackets belongs to an option: ``lime:router_sources=[[],[0]]``.
-    """
-    found, open_brackets, arm = {}, 0, ""
-    for letter in f"{names},":
-        open_brackets += (letter in "[{") - (letter in "]}")
-        if letter != "," or open_brackets:
-            arm += letter
-            continue
-        variant, *options = arm.strip().split(":")
-        lookup(variant)
-        found[arm.strip()], arm = (variant, tuple(options)), ""
-    if open_brackets:
-        raise ValueError(f"a bracket is open or closed too often in {names!r}")
-    return found
+from layermem.config import to_dict
+from layermem.experiments.arm_costs import costs_of_arms
+from layermem.experiments.arms import best_learning_rate
+from layermem.experiments.records import read_record, recorded_about
+from layermem.experiments.run_folders import Runs, find_runs, group_by_data, group_into_arms
+from layermem.results.analysis import Analysis
+from layermem.results.comparison import Comparison, ComparisonSetting, TriedRates
+from layermem.results.costs import Costs
+from layermem.results.files import read_result, to_json
+from layermem.results.run_record import RunRecord
+from layermem.runs import write_atomically
 
 
-def choose(
-    base: Run, names: str, rates: Sequence[float], out: Path, jobs: int
-) -> dict[str, dict[float, float]]:
-    """Try rates with every arm on a seed kept for that; return validation losses by arm and rate.
-
-    Infinite where a run diverged: a rate too high for an arm is a finding. A run that failed in any
-    other way is an error, and nothing is chosen: it would be without that rate by accident.
-    """
-    runs = {
-        (arm, rate): replace(one, optim=replace(one.optim, lr=rate))
-        for arm, one in _by_arm(base, names, CHOOSING_SEED).items()
-        for rate in _different(rates)
-    }
-    labels = _told_apart({key: _label(key[0], CHOOSING_SEED, key[1]) for key in runs})
-    folders = complete(
-        {labels[key]: run for key, run in runs.items()}, out / "rates", jobs, may_diverge=True
-    )
-    tried: dict[str, dict[float, float]] = {}
-    for (arm, rate), run in runs.items():
-        folder = folders[labels[arm, rate]]
-        diverged = divergence(folder, run.id)
-        loss = math.inf if diverged else measures(folder, run)[LOSS]
-        tried.setdefault(arm, {})[rate] = loss
-    for arm, losses in tried.items():
-        if not any(map(math.isfinite, losses.values())):
-            raise RuntimeError(
-                f"{arm} diverged at every rate ({', '.join(f'{rate:g}' for rate in losses)}); try "
-                "lower ones"
-            )
-    return tried
-
-
-def best(losses: Mapping[float, float]) -> float:
-    """Return the rate of the lowest loss; one whose loss is not finite has diverged."""
-    finite = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
-    if not finite:
-        raise ValueError(f"there is no rate to choose: all losses are not finite, of {losses}")
-    return min(finite, key=lambda rate: finite[rate])
-
-
-def compare(
-    base: Run,
-    names: str,
-    seeds: Sequence[int],
+def compare_runs(
+    paths: Sequence[Path],
     out: Path,
-    jobs: int,
-    rates: Mapping[str, float],
-) -> list[RunFolder]:
-    """Bring all runs to their end; return them arm by arm, in the seeds' order.
+    *,
+    against: str | None = None,
+    analyses: Sequence[Path] = (),
+    costs: Path | None = None,
+    learning_rates: Mapping[str, Mapping[float, float]] | None = None,
+    command: str = "",
+) -> Comparison:
+    """Gather what runs recorded; return it, and write it to report.json in ``out``.
 
-    A seed may have diverged: that is a result, and stands in its folder.
-    ``rates``: the learning rate of each arm; of one it does not name, the preset's.
+    ``against``: the arm the others are compared with; None: the first run's. ``analyses``,
+    ``costs``: files that other commands wrote. ``learning_rates``: validation loss by arm and
+    learning rate, where some were tried. ``command``: what asked for it.
     """
-    runs = {(arm, seed): one for seed in seeds for arm, one in _by_arm(base, names, seed).items()}
-    for (arm, seed), one in runs.items():
-        if arm in rates:
-            runs[arm, seed] = replace(one, optim=replace(one.optim, lr=rates[arm]))
-    labels = _told_apart({key: _label(*key, rates.get(key[0])) for key in runs})
-    folders = complete({labels[key]: run for key, run in runs.items()}, out, jobs, may_diverge=True)
-    return [folders[labels[arm, seed]] for arm in arms(names) for seed in seeds]
+    runs = find_runs(paths)
+    settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
+    compared = tuple(_compare(setting, against) for setting in settings)
+    arms = dict.fromkeys(arm for setting in compared for arm in setting.arms)
+    if against is not None and against not in arms:
+        raise ValueError(f"no arm is called {against!r}; there are {', '.join(arms)}")
+    records = {name: read_record(name, run, folder) for name, (run, folder) in runs.items()}
+    for setting in settings:
+        _check_test_problems({name: records[name] for name in setting})
+    comparison = Comparison(
+        command=command,
+        runs=records,
+        settings=compared,
+        learning_rates=_tried(learning_rates or {}),
+        analyses=tuple(read_result(Analysis, path) for path in analyses),
+        costs=None if costs is None else read_result(Costs, costs),
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "report.json", to_json(comparison))
+    return comparison
 
 
-def _by_arm(base: Run, names: str, seed: int) -> dict[str, Run]:
-    return {
-        arm: replace(
-            base,
-            variant=variant,
-            seed=seed,
-            model=replace(base.model, options=(*base.model.options, *options)),
+def _tried(losses: Mapping[str, Mapping[float, float]]) -> tuple[TriedRates, ...]:
+    return tuple(
+        TriedRates(
+            arm=arm,
+            rates=tuple(by_rate),
+            losses=tuple(loss if math.isfinite(loss) else None for loss in by_rate.values()),
+            chosen=best_learning_rate(by_rate),
         )
-        for arm, (variant, options) in arms(names).items()
-    }
+        for arm, by_rate in losses.items()
+    )
 
 
-def _label(arm: str, seed: int, rate: float | None) -> str:
-    """Return what a run's folder is called."""
-    tuned = "" if rate is None else f"-lr{rate:g}"
-    return _UNFIT.sub("-", arm) + f"{tuned}-s{seed}"
+def _compare(runs: Runs, against: str | None) -> ComparisonSetting:
+    """Return one setting: its arms in the order of their runs, and what they cost."""
+    arms = group_into_arms(runs)
+    if against in arms:
+        arms = {against: arms.pop(against), **arms}
+    first, _ = next(iter(runs.values()))
+    digests = (recorded_about(folder).get("data") for _, folder in runs.values())
+    return ComparisonSetting(
+        presets=tuple(dict.fromkeys(run.preset for run, _ in runs.values())),
+        task=first.task.name,
+        trained_on={
+            **to_dict(first)["task" if first.task.name else "data"],
+            "digest": next(filter(None, digests), None),
+        },
+        arms={arm: tuple(by[seed] for seed in sorted(by)) for arm, by in arms.items()},
+        costs=costs_of_arms({arm: runs[by[min(by)]] for arm, by in arms.items()}),
+    )
 
 
-def _different(rates: Sequence[float]) -> Sequence[float]:
-    if len(set(rates)) < len(rates):
-        raise ValueError(f"rates must differ, got {', '.join(f'{rate:g}' for rate in rates)}")
-    return rates
-
-
-def _told_apart(labels: dict[tuple[str, _Key], str]) -> dict[tuple[str, _Key], str]:
-    """Return folder names, of which no two may be one: a run would stand for another."""
-    keys: dict[str, tuple[str, _Key]] = {}
-    for key, label in labels.items():
-        if label in keys:
+def _check_test_problems(records: Mapping[str, RunRecord]) -> None:
+    """Raise where models of one setting solved different test problems."""
+    solved = {name: record.solved for name, record in records.items() if record.solved}
+    counts = {name: result.count for name, result in solved.items()}
+    (first, count), *others = counts.items() or [("", 0)]
+    for name, other in others:
+        if other != count:
             raise ValueError(
-                f"{keys[label]} and {key} would have one folder, {label}; let arms "
-                "and rates differ in more than punctuation or a seventh digit"
+                f"{first} solved {count} test problems and {name} {other}; their shares cannot be "
+                "compared: name runs that were tested on the same problems"
             )
-        keys[label] = key
-    return labels
+    by_digest = {result.problems: name for name, result in solved.items() if result.problems}
+    if len(by_digest) > 1:
+        raise ValueError(
+            f"{' and '.join(by_digest.values())} solved different test problems, by their "
+            "result.json; their shares cannot be compared: name runs that were tested on the same "
+            "problems"
+        )

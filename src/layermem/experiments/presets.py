@@ -27,7 +27,7 @@ def names() -> list[str]:
     return list(_PRESETS)
 
 
-def lookup(name: str) -> Run:
+def get_preset(name: str) -> Run:
     """Return the run of a preset; "aet-4" alone is "tiny-aet-4"."""
     if f"tiny-{name}" in _PRESETS:
         name = f"tiny-{name}"

@@ -1,18 +1,18 @@
-"""The effect in minutes: a plain decoder and LIMe learn arithmetic from the same seed and data.
+"""Trains a plain decoder and LIMe on arithmetic from the same seed and data, in minutes.
 
     layermem quickstart
 
-Both are trained at once and solve the same expressions they have not seen. One seed is a
-demonstration; what holds over seeds is in docs/results.md.
+Both are trained at once and solve the same test set. One seed is a demonstration; what holds over
+seeds is in docs/results.md.
 
-It does not know: how a run is done, tables, pages.
+It does not know: how a run is trained, tables, pages.
 """
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -20,8 +20,12 @@ from transformers.utils import logging as transformers_logging
 from layermem.analysis.routing import mean_heatmap
 from layermem.config import Run
 from layermem.experiments import presets
-from layermem.experiments.sweep import complete
-from layermem.runs import RunFolder, write_whole
+from layermem.experiments.many_runs import train_missing
+from layermem.experiments.records import read_record
+from layermem.results.files import to_json
+from layermem.results.quickstart import Attempt, QuickstartResult
+from layermem.runs import RunFolder, write_atomically
+from layermem.typed_dicts import from_dict
 
 logger = logging.getLogger(__name__)
 VARIANTS = ("plain", "lime")
@@ -30,81 +34,80 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quickstart:
-    """Train a plain decoder and LIMe on arithmetic side by side, and write a page about it."""
+class QuickstartOptions:
+    """Sizes of a quickstart."""
 
-    out: Path | None = None
-    """Folder of runs and page; default: runs/quickstart-sSEED."""
     seed: int = 0
     """Seed of weights and order of the data, the same for both; 0 was not searched for."""
     epochs: int = 6
     """Passes over the expressions."""
     examples: int = 20_000
-    """Expressions to learn from."""
+    """Expressions in the training set."""
     test: int = 2_000
-    """Expressions to solve at the end."""
-    jobs: int = 2
-    """Runs at once."""
-
-    @property
-    def folder(self) -> Path:
-        """Where runs, result and page lie."""
-        return self.out or Path("runs") / f"quickstart-s{self.seed}"
-
-    def runs(self) -> dict[str, Run]:
-        """Return both runs: half of ``tiny-aet-4`` by default."""
-        base = presets.lookup("tiny-aet-4")
-        steps = max(1, self.epochs * self.examples // base.optim.batch_size)
-        task = replace(base.task, examples=self.examples, test=self.test)
-        base = replace(
-            base, seed=self.seed, max_steps=steps, eval_every=max(1, steps // 12), task=task
-        )
-        return {variant: replace(base, variant=variant) for variant in VARIANTS}
+    """Expressions in the test set."""
 
 
-def run(asked: Quickstart) -> dict[str, Any]:
-    """Train what is not trained yet; return, and write to quickstart.json, what came out."""
-    runs = asked.runs()
+def quickstart_runs(options: QuickstartOptions) -> dict[str, Run]:
+    """Return the run of each variant: half of ``tiny-aet-4`` by default."""
+    base = presets.get_preset("tiny-aet-4")
+    steps = max(1, options.epochs * options.examples // base.optim.batch_size)
+    base = replace(
+        base,
+        seed=options.seed,
+        max_steps=steps,
+        eval_every=max(1, steps // 12),
+        task=replace(base.task, examples=options.examples, test=options.test),
+    )
+    return {variant: replace(base, variant=variant) for variant in VARIANTS}
+
+
+def train_quickstart(
+    options: QuickstartOptions, out: Path, *, jobs: int = 2, command: str = ""
+) -> QuickstartResult:
+    """Train the runs that have not ended; return the result, and write it to quickstart.json."""
+    runs = quickstart_runs(options)
     logger.info(
         "training both on %s expressions of 4 operands, %d epochs; some minutes on two cores",
-        f"{asked.examples:,}",
-        asked.epochs,
+        f"{options.examples:,}",
+        options.epochs,
     )
     transformers_logging.disable_progress_bar()
-    folders = complete(runs, asked.folder, asked.jobs)
-    attempts = {
-        variant: [json.loads(line) for line in folder.attempts.read_text("utf-8").splitlines()]
-        for variant, folder in folders.items()
-    }
-    asked_of = [[attempt["prompt"] for attempt in each] for each in attempts.values()]
-    if any(prompts != asked_of[0] for prompts in asked_of):
+    folders = train_missing(runs, out, jobs)
+    attempts = {variant: _read_attempts(folder) for variant, folder in folders.items()}
+    prompts = [[attempt.prompt for attempt in each] for each in attempts.values()]
+    if any(others != prompts[0] for others in prompts):
         raise ValueError(
-            f"the runs in {asked.folder} did not solve the same problems, by their attempts.jsonl; "
-            "choose another --out"
+            f"the runs in {out} did not solve the same problems, by their attempts.jsonl; choose "
+            "another --out"
         )
+    records = {name: read_record(name, runs[name], folders[name]) for name in VARIANTS}
     model = AutoModelForCausalLM.from_pretrained(folders["lime"].final)
-    result = {
-        "seed": asked.seed,
-        "epochs": asked.epochs,
-        "examples": asked.examples,
-        "results": {
-            variant: json.loads(folder.result.read_text(encoding="utf-8"))
-            for variant, folder in folders.items()
-        },
-        "validations": {variant: _validations(folder) for variant, folder in folders.items()},
-        "heatmap": mean_heatmap(model).tolist(),
-        "solved": _first(attempts, True),
-        "failed": _first(attempts, False),
-    }
-    write_whole(asked.folder / "quickstart.json", json.dumps(result, indent=1) + "\n")
+    result = QuickstartResult(
+        command=command,
+        seed=options.seed,
+        epochs=options.epochs,
+        examples=options.examples,
+        results={variant: record.solved for variant, record in records.items() if record.solved},
+        validations={variant: record.validations for variant, record in records.items()},
+        heatmap=tuple(map(tuple, mean_heatmap(model).tolist())),
+        solved=_first_problems(attempts, solved=True),
+        failed=_first_problems(attempts, solved=False),
+    )
+    write_atomically(out / "quickstart.json", to_json(result))
     return result
 
 
-def _first(attempts: dict[str, list[Any]], solved: bool) -> list[dict[str, Any]]:
-    """Return every model's attempts at the first problems that LIMe solved, or failed."""
-    chosen = [i for i, attempt in enumerate(attempts["lime"]) if attempt["steps"] is solved]
-    return [{variant: all_[i] for variant, all_ in attempts.items()} for i in chosen[:_SHOWN]]
+def _read_attempts(folder: RunFolder) -> list[Attempt]:
+    lines = folder.attempts.read_text(encoding="utf-8").splitlines()
+    return [from_dict(Attempt, json.loads(line), "") for line in lines]
 
 
-def _validations(folder: RunFolder) -> list[dict[str, Any]]:
-    return [row for row in folder.rows() if "val_loss" in row]
+def _first_problems(
+    attempts: Mapping[str, list[Attempt]], *, solved: bool
+) -> tuple[dict[str, Attempt], ...]:
+    """Return both models' attempts at the first problems that LIMe solved, or failed."""
+    chosen = [i for i, attempt in enumerate(attempts["lime"]) if attempt.steps is solved]
+    return tuple(
+        {variant: of_variant[i] for variant, of_variant in attempts.items()}
+        for i in chosen[:_SHOWN]
+    )

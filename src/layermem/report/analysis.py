@@ -1,6 +1,10 @@
-"""The page about what goes on inside checkpoints, from analysis.json alone.
+"""The page about an analysis, its table on the screen, and its figure as a file.
 
-What a model has no figure for is said, and not left out.
+    What was analyzed          the models, with links to their runs
+    Entropy by layer           curves
+    Separability of words      curves of both probes
+    Layout of words            a scatter plot for each layer
+    What MODEL reads           see report/routing.py
 
 It does not know: torch, models, how anything was computed.
 """
@@ -9,320 +13,259 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from matplotlib.axes import Axes
 
 from layermem.report import figures
 from layermem.report.page import Cell, Figure, Link, Page, Section, Switch, Table
+from layermem.report.routing import routing_section
+from layermem.results.analysis import Analysis, ByLayer, ModelAnalysis, Probe, Representation
 
-_KINDS = {"routed": "values that attention reads", "hidden": "hidden states"}
-_PROBES = {
+_REPRESENTATIONS: dict[Representation, str] = {
+    "routed": "values that attention reads",
+    "hidden": "hidden states",
+}
+_PROBES: dict[Probe, str] = {
     "paper": "the paper's probe: a linear layer, one epoch of Adam",
     "converged": "a converged probe: logistic regression",
 }
+# The paper's probe, as in analysis/separability.py: the share of the occurrences that it is fitted
+# to (four folds of five), and its batch size.
+_FITTED, _BATCH = 0.8, 64
 
 
-def build(found: Mapping[str, Any]) -> Page:
-    """Return the page."""
-    names = " against ".join(found["models"])
+def build(analysis: Analysis) -> Page:
+    """Return the page about an analysis alone."""
     return Page(
-        title=f"Inside {names}",
+        title=f"Inside {' against '.join(analysis.models)}",
         lead=(
-            "How many directions each layer's representations spread over, how well words are told "
-            "apart by them, where words lie, and what routers read."
+            "How many directions each layer's representations spread over, how well a probe tells "
+            "words apart by them, where words lie, and what routers read."
         ),
-        sections=sections(found, {}),
+        sections=sections(analysis, {}, {}),
     )
 
 
 def sections(
-    found: Mapping[str, Any],
+    analysis: Analysis,
     marks: Mapping[str, str],
-    styles: Mapping[str, int] | None = None,
-    said: str = "",
+    styles: Mapping[str, int],
+    title_suffix: str = "",
 ) -> list[Section]:
-    """Return the parts of a page, their titles followed by what is ``said``.
+    """Return the sections of a page that show an analysis.
 
-    ``marks``: run id to where its run stands on the same page; ``styles``: run id to the style of
-    its lines there.
+    ``marks``: run id to the table row on the same page that describes the run. The models are shown
+    in the order of these runs. ``styles``: run id to the index of its line style on the page; used
+    if every model has one. ``title_suffix`` is added to every title.
     """
-    # In the page's order and colours.
-    order = list(marks)
-    ids = {name: model["about"].get("run_id") for name, model in found["models"].items()}
-    names = sorted(ids, key=lambda name: order.index(ids[name]) if ids[name] in marks else -1)
-    chosen = {name: (styles or {})[ids[name]] for name in names if ids[name] in (styles or {})}
-    found = {
-        **found,
-        "models": {name: found["models"][name] for name in names},
-        "styles": chosen if len(chosen) == len(names) else None,
-    }
+    analysis = _order_models(analysis, list(marks))
+    run_ids = {name: model.about.run_id for name, model in analysis.models.items()}
+    model_styles = {name: styles[run] for name, run in run_ids.items() if run and run in styles}
+    line_styles = model_styles if len(model_styles) == len(run_ids) else None
     parts = [
-        _models(found, marks),
-        _entropy(found),
-        _separability(found),
-        _layout(found),
-        *_routing(found),
+        _models_section(analysis, marks),
+        _entropy_section(analysis, line_styles),
+        _separability_section(analysis, line_styles),
+        _layout_section(analysis),
+        *(routing_section(name, model) for name, model in analysis.models.items()),
     ]
-    return [replace(part, title=f"{part.title}{said}") for part in parts]
+    return [replace(part, title=f"{part.title}{title_suffix}") for part in parts]
 
 
-def table(found: Mapping[str, Any]) -> Table:
-    """Return the values attention reads, layer by layer: entropy and both probes, of each model."""
-    models = found["models"]
+def table(analysis: Analysis) -> Table:
+    """Return entropy and both probes' accuracies of the routed values, layer by layer."""
     columns = [
+        *((f"entropy, {name}", v, ".2f") for name, v in _entropies(analysis, "routed").items()),
         *(
-            (f"entropy, {name}", model["entropy"]["routed"]["mean"], ".2f")
-            for name, model in models.items()
-        ),
-        *(
-            (f"{probe} probe, {name}", model["separability"][probe]["routed"]["mean"], ".1%")
+            (f"{probe} probe, {name}", values, ".1%")
             for probe in _PROBES
-            for name, model in models.items()
+            for name, values in _accuracies(analysis, probe, "routed").items()
         ),
     ]
-    depth = max(len(values) for _, values, _ in columns)
+    depth = max(len(values.mean) for _, values, _ in columns)
     return Table(
-        header=["layer", *(name for name, _, _ in columns)],
+        header=["layer", *(header for header, _, _ in columns)],
         rows=[
-            [str(i), *(format(v[i], how) if i < len(v) else "" for _, v, how in columns)]
+            [
+                str(i),
+                *(format(v.mean[i], spec) if i < len(v.mean) else "" for _, v, spec in columns),
+            ]
             for i in range(depth)
         ],
         caption="Of the values that attention reads.",
     )
 
 
-def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Draw entropy, the paper's probe and the last layers' layouts into one file."""
-    figures.save(
-        [
-            lambda axes: figures.plot_curves(
-                axes,
-                _series(found, "entropy", "routed"),
-                across="layer",
-                up="entropy of values (nats)",
-                bands=_bands(found, "entropy", "routed"),
-            ),
-            lambda axes: figures.plot_curves(
-                axes,
-                _series(found, "separability", "paper", "routed"),
-                across="layer",
-                up=f"{', '.join(found['asked']['words'])} told apart",
-                scale="share",
-                bands=_bands(found, "separability", "paper", "routed"),
-            ),
-            *(
-                _last_layout(name, model, found["asked"]["words"])
-                for name, model in found["models"].items()
-            ),
-        ],
-        path,
+def draw(analysis: Analysis, path: Path) -> None:
+    """Draw entropy, the paper's probe and the last layer's layout of each model into one file."""
+    words = analysis.options.words or ()
+    entropy = _plot_by_layer(_entropies(analysis, "routed"), up="entropy of values (nats)")
+    accuracy = _plot_by_layer(
+        _accuracies(analysis, "paper", "routed"),
+        up=f"accuracy for {', '.join(words)}",
+        scale="share",
     )
+    layouts = [_plot_last_layout(name, model, words) for name, model in analysis.models.items()]
+    figures.save([entropy, accuracy, *layouts], path)
 
 
-def _last_layout(
-    name: str, model: Mapping[str, Any], words: Sequence[str]
-) -> Callable[[Any], None]:
-    layers = model["layout"]["layers"]
-    last = list(layers)[-1]
+def _plot_last_layout(
+    name: str, model: ModelAnalysis, words: Sequence[str]
+) -> Callable[[Axes], None]:
+    last = max(model.layout.layers)
 
-    def plot(axes: Any) -> None:
-        figures.plot_points(axes, layers[last], model["layout"]["labels"], words)
+    def plot(axes: Axes) -> None:
+        figures.plot_points(axes, model.layout.layers[last], model.layout.labels, words)
         axes.set_title(f"{name}, layer {last}", fontsize=10)
 
     return plot
 
 
-def _models(found: Mapping[str, Any], marks: Mapping[str, str]) -> Section:
-    rows = []
-    for name, model in found["models"].items():
-        about = model["about"]
-        run_id = about.get("run_id")
-        source: Cell = Link(run_id, marks[run_id]) if run_id in marks else run_id or "no run"
-        sizes = str(about["layers"]), str(about["width"]), f"{about['parameters']:,}"
-        rows.append([name, source, about["class"], *sizes])
-    asked = found["asked"]
-    text = asked["text"] or "the run's own problems, or the standard library's sources"
+def _order_models(analysis: Analysis, run_ids: list[str]) -> Analysis:
+    """Sort the models by the order of their runs; models of no such run come first."""
+
+    def position(name: str) -> int:
+        run_id = analysis.models[name].about.run_id
+        return run_ids.index(run_id) if run_id in run_ids else -1
+
+    names = sorted(analysis.models, key=position)
+    return replace(analysis, models={name: analysis.models[name] for name in names})
+
+
+def _entropies(analysis: Analysis, kind: Representation) -> dict[str, ByLayer]:
+    return {name: model.entropy[kind] for name, model in analysis.models.items()}
+
+
+def _accuracies(analysis: Analysis, probe: Probe, kind: Representation) -> dict[str, ByLayer]:
+    return {name: model.separability[probe][kind] for name, model in analysis.models.items()}
+
+
+def _plot_by_layer(
+    values: Mapping[str, ByLayer],
+    *,
+    up: str,
+    scale: figures.Scale = "number",
+    styles: Mapping[str, int] | None = None,
+) -> Callable[[Axes], None]:
+    """Return what plots a line for each model, in a band of one standard deviation."""
+    series = {name: (range(len(v.mean)), v.mean) for name, v in values.items()}
+    bands = {
+        name: (
+            [mean - deviation for mean, deviation in zip(v.mean, v.deviation, strict=True)],
+            [mean + deviation for mean, deviation in zip(v.mean, v.deviation, strict=True)],
+        )
+        for name, v in values.items()
+    }
+    return lambda axes: figures.plot_curves(
+        axes, series, across="layer", up=up, scale=scale, bands=bands, styles=styles
+    )
+
+
+def _models_section(analysis: Analysis, marks: Mapping[str, str]) -> Section:
+    rows: list[list[Cell]] = []
+    for name, model in analysis.models.items():
+        about = model.about
+        run: Cell = about.run_id or "no run"
+        if about.run_id is not None and about.run_id in marks:
+            run = Link(about.run_id, marks[about.run_id])
+        sizes = str(about.layers), str(about.width), f"{about.parameters:,}"
+        rows.append([name, run, about.class_name, *sizes])
+    options = analysis.options
+    text = options.text or "the run's own problems, or the standard library's sources"
     return Section(
-        title="What was looked at",
+        title="What was analyzed",
         tables=[
             Table(
                 header=["", "run", "class", "layers", "width", "parameters"],
                 rows=rows,
-                caption=f"Text: {text}; {found['sequences']} sequences of at most "
-                f"{asked['length']} tokens; seed {asked['seed']}.",
+                caption=f"Text: {text}; {analysis.sequences} sequences of at most "
+                f"{options.length} tokens; seed {options.seed}.",
             )
         ],
-        commands=[found["command"]] if found.get("command") else [],
+        commands=[analysis.command] if analysis.command else [],
     )
 
 
-def _series(found: Mapping[str, Any], *path: str) -> dict[str, tuple[list[int], list[float]]]:
-    """Return layers and means of each model, from where ``path`` leads."""
-    series = {}
-    for name, model in found["models"].items():
-        part = model
-        for step in path:
-            part = part[step]
-        series[name] = (list(range(len(part["mean"]))), part["mean"])
-    return series
+def _entropy_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Section:
+    def draw_entropy(kind: Representation) -> str:
+        values = _entropies(analysis, kind)
+        return figures.drawing(_plot_by_layer(values, up="entropy (nats)", styles=styles))
 
-
-def _bands(found: Mapping[str, Any], *path: str) -> dict[str, tuple[list[float], list[float]]]:
-    """Return one deviation below and above the means of each model."""
-    bands = {}
-    for name, model in found["models"].items():
-        part = model
-        for step in path:
-            part = part[step]
-        both = list(zip(part["mean"], part["deviation"], strict=True))
-        bands[name] = [m - d for m, d in both], [m + d for m, d in both]
-    return bands
-
-
-def _entropy(found: Mapping[str, Any]) -> Section:
-    alpha = found["asked"]["alpha"]
     return Section(
         title="Entropy by layer",
         paragraphs=[
-            "Matrix entropy in nats of each sequence's tokens: 0 if all are one vector, the "
-            "logarithm of the number of tokens if all are at right angles. Where it is low, "
+            "Matrix entropy in nats of each sequence's tokens: 0 if all are the same vector, the "
+            "logarithm of the number of tokens if all are orthogonal. Where it is low, "
             "representations have collapsed."
         ],
         figures=[
             Figure(
-                svg=figures.curves(
-                    _series(found, "entropy", kind),
-                    across="layer",
-                    up="entropy (nats)",
-                    bands=_bands(found, "entropy", kind),
-                    styles=found["styles"],
-                ),
-                caption=f"Of {said}; order {alpha:g}, features standardised; bands: deviation over "
-                f"{found['sequences']} sequences.",
+                svg=draw_entropy(kind),
+                caption=f"Of {name}; order {analysis.options.alpha:g}, features standardised; "
+                f"bands: standard deviation over {analysis.sequences} sequences.",
             )
-            for kind, said in _KINDS.items()
+            for kind, name in _REPRESENTATIONS.items()
         ],
     )
 
 
-def _separability(found: Mapping[str, Any]) -> Section:
-    words = ", ".join(found["asked"]["words"])
-    first = next(iter(found["models"].values()))["separability"]
-    # Four folds of five, in batches of 64.
-    steps = math.ceil(0.8 * len(found["asked"]["words"]) * found["asked"]["each"] / 64)
-    lines = [
-        f"Of {said}, {probe}: chance {first[probe][kind]['chance']:.1%}, with labels shuffled "
-        f"{min(first[probe][kind]['shuffled']):.1%} to {max(first[probe][kind]['shuffled']):.1%}."
-        for probe in _PROBES
-        for kind, said in _KINDS.items()
-    ]
+def _separability_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Section:
+    words, each = analysis.options.words or (), analysis.options.each
+    steps = math.ceil(_FITTED * len(words) * each / _BATCH)
+
+    def draw_accuracy(probe: Probe, kind: Representation) -> str:
+        values = _accuracies(analysis, probe, kind)
+        plot = _plot_by_layer(values, up="accuracy", scale="share", styles=styles)
+        return figures.drawing(plot)
+
     return Section(
-        title="Words told apart",
+        title="Separability of words",
         paragraphs=[
-            f"Accuracy of a linear probe for {words}, by layer, {found['asked']['each']} "
-            f"occurrences each, five folds. The paper's probe takes {steps} steps here: with few "
-            "occurrences it says more about itself than about the values.",
-            " ".join(lines),
+            f"Accuracy of a linear probe for {', '.join(words)}, by layer, {each} occurrences "
+            f"each, five folds. The paper's probe takes {steps} steps here: with few occurrences "
+            "it says more about itself than about the values.",
+            _describe_controls(analysis),
         ],
         figures=[
             Figure(
-                svg=figures.curves(
-                    _series(found, "separability", probe, kind),
-                    across="layer",
-                    up="accuracy",
-                    scale="share",
-                    bands=_bands(found, "separability", probe, kind),
-                    styles=found["styles"],
-                ),
-                caption=f"By {said}; {how}. Bands: deviation over folds.",
+                svg=draw_accuracy(probe, kind),
+                caption=f"By {name}; {description}. Bands: standard deviation over folds.",
             )
-            for probe, how in _PROBES.items()
-            for kind, said in _KINDS.items()
+            for probe, description in _PROBES.items()
+            for kind, name in _REPRESENTATIONS.items()
         ],
     )
 
 
-def _layout(found: Mapping[str, Any]) -> Section:
-    words = found["asked"]["words"]
+def _describe_controls(analysis: Analysis) -> str:
+    """Return sentences with chance and the accuracies for shuffled labels, of the first model."""
+    first = next(iter(analysis.models.values()))
+    sentences = []
+    for probe in _PROBES:
+        for kind, name in _REPRESENTATIONS.items():
+            accuracy = first.separability[probe][kind]
+            low, high = min(accuracy.shuffled), max(accuracy.shuffled)
+            sentences.append(
+                f"Of {name}, {probe}: chance {accuracy.chance:.1%}, with labels shuffled "
+                f"{low:.1%} to {high:.1%}."
+            )
+    return " ".join(sentences)
+
+
+def _layout_section(analysis: Analysis) -> Section:
+    words = analysis.options.words or ()
     switches = []
-    for name, model in found["models"].items():
-        layout = model["layout"]
+    for name, model in analysis.models.items():
         options = [
             (
                 f"layer {layer}",
                 Figure(
-                    svg=figures.scatter(points, layout["labels"], words),
+                    svg=figures.scatter(points, model.layout.labels, words),
                     caption=f"{name}, values that attention reads at layer {layer}: t-SNE of "
-                    "vectors divided by their length.",
+                    "vectors normalised to length 1.",
                 ),
             )
-            for layer, points in layout["layers"].items()
+            for layer, points in model.layout.layers.items()
         ]
         switches.append(Switch(label=name, options=options, first=len(options) - 1))
-    return Section(title="Where words lie", switches=switches)
-
-
-def _routing(found: Mapping[str, Any]) -> list[Section]:
-    sections = []
-    for name, model in found["models"].items():
-        if "routing" not in model:
-            why = "It has no routers: every layer reads its own keys and values."
-            if "routing_unknown" in model:
-                why = f"It is not shown: {model['routing_unknown']}."
-            sections.append(Section(title=f"What {name} reads", paragraphs=[why]))
-            continue
-        routing = model["routing"]
-        heads = np.array(routing["heads"])
-        by_layer = [
-            (
-                f"layer {layer}",
-                Figure(
-                    svg=figures.rows(heads[layer], across="source layer", up="head"),
-                    caption=f"{name}, layer {layer}: what each key-value head reads.",
-                ),
-            )
-            for layer in range(1, len(heads))
-        ]
-        sections.append(
-            Section(
-                title=f"What {name} reads",
-                tables=[_readings(routing)],
-                figures=[
-                    Figure(
-                        svg=figures.heatmap(
-                            np.array(routing["heatmap"]), across="source layer", up="layer"
-                        ),
-                        caption="Absolute router weights, averaged over heads, each row divided by "
-                        "its sum.",
-                    )
-                ],
-                switches=[Switch(label="Heads of", options=by_layer)],
-                paragraphs=[_circuits(routing)],
-            )
-        )
-    return sections
-
-
-def _readings(routing: Mapping[str, Any]) -> Table:
-    return Table(
-        header=["layer", "from earlier layers", "effective number of layers", "most read"],
-        rows=[
-            [
-                str(row["layer"]),
-                f"{row['off_layer_share']:.1%}",
-                f"{row['effective']:.2f}",
-                ", ".join(map(str, row["sources"])),
-            ]
-            for row in routing["readings"]
-        ],
-        caption="Shares of absolute router weights; the effective number is exp of their entropy.",
-    )
-
-
-def _circuits(routing: Mapping[str, Any]) -> str:
-    ways = [
-        f"{' from '.join(map(str, way['layers']))} ({way['weight']:.1%})"
-        for way in routing["circuits"][:5]
-    ]
-    return f"Heaviest ways of two steps: {'; '.join(ways)}." if ways else "Too few layers for ways."
+    return Section(title="Layout of words", switches=switches)

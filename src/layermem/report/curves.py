@@ -1,11 +1,12 @@
-"""Learning curves: of runs as they are, and of arms with their seeds as bands.
+"""Draws learning curves: of runs as they are, and of arms with their seeds as bands.
 
-It does not know: torch, models, how a run was made.
+It does not know: torch, models, how a run was trained.
 """
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +14,52 @@ import yaml
 from matplotlib.axes import Axes
 
 from layermem.report import figures
-from layermem.runs import RunFolder, told_apart
-
-Rows = Sequence[Mapping[str, float]]
-"""What a run's validations recorded."""
+from layermem.results.run_record import Validation
+from layermem.runs import RunFolder, unique_names
 
 
-def of_arms(
-    arms: Mapping[str, Sequence[Rows]], across: str, up: str
+def curves_of_arms(
+    arms: Mapping[str, Sequence[Sequence[Validation]]], across: str, up: str
 ) -> tuple[figures.Series, figures.Bands]:
     """Return each arm's mean over its runs, in a band from the lowest to the highest of them.
 
-    Only steps that all of an arm's runs have validated at count.
+    ``across``, ``up``: fields of a validation. Only steps that all of an arm's runs have validated
+    at count.
     """
     series, bands = {}, {}
     for arm, runs in arms.items():
         by_step = [
-            {row["step"]: row for row in rows if across in row and up in row} for rows in runs
+            {
+                validation.step: (getattr(validation, across), getattr(validation, up))
+                for validation in validations
+                if None not in (getattr(validation, across), getattr(validation, up))
+            }
+            for validations in runs
         ]
         steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
         if not steps:
             continue
-        values = [[rows[step][up] for rows in by_step] for step in steps]
-        where = [statistics.fmean(rows[step][across] for rows in by_step) for step in steps]
-        series[arm] = where, [statistics.fmean(each) for each in values]
-        bands[arm] = [min(each) for each in values], [max(each) for each in values]
+        values = [[points[step][1] for points in by_step] for step in steps]
+        where = [statistics.fmean(points[step][0] for points in by_step) for step in steps]
+        series[arm] = where, [statistics.fmean(of_seeds) for of_seeds in values]
+        bands[arm] = [min(of_seeds) for of_seeds in values], [max(v) for v in values]
     return series, bands
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Curve:
+    """The rows of one run."""
+
+    name: str
+    """Its variant, options and seed."""
+    state: str
+    """How far it is, if not at its end."""
+    rows: Sequence[Mapping[str, Any]]
+    """Its metrics."""
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """Return tokens and value of the rows that have this value."""
+        return [(row["tokens"], row[name]) for row in self.rows if name in row]
 
 
 def draw_curves(runs: Sequence[Path], out: Path) -> None:
@@ -46,26 +67,28 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     figures.check(out)
     if not runs:
         raise ValueError("name at least one run folder")
-    found = [_read(path) for path in runs]
-    names = [name for name, _, _ in found]
-    # What is called alike (it differs in a rate, or in its data) is told apart by its folder.
-    folders = told_apart([path.resolve().parts for path in runs])
+    curves = [_read_curve(path) for path in runs]
+    names = [curve.name for curve in curves]
+    # Runs of one name (they differ in a learning rate, or in their data) show their folder too.
+    folders = unique_names([path.resolve().parts for path in runs])
     labels = [
         f"{name} ({folder})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)
     ]
 
     def plot(axes: Axes) -> None:
-        for i, (label, (_, state, rows)) in enumerate(zip(labels, found, strict=True)):
+        for i, (label, curve) in enumerate(zip(labels, curves, strict=True)):
             colour, dashes, _ = figures.STYLES[i % len(figures.STYLES)]
-            trained = [(row["tokens"], row["loss"]) for row in rows if "loss" in row]
-            held = [(row["tokens"], row["val_loss"]) for row in rows if "val_loss" in row]
+            trained = [(row["tokens"], row["loss"]) for row in curve.rows if "loss" in row]
+            validated = [
+                (row["tokens"], row["val_loss"]) for row in curve.rows if "val_loss" in row
+            ]
             axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=0.8)
-            if held:
-                said = f"{label}: validation loss {held[-1][1]:.3f}{state}"
-                axes.plot(*zip(*held, strict=True), color=colour, linestyle=dashes, label=said)
+            if validated:
+                text = f"{label}: validation loss {validated[-1][1]:.3f}{curve.state}"
+                axes.plot(*zip(*validated, strict=True), color=colour, linestyle=dashes, label=text)
             else:
-                axes.plot([], [], color=colour, label=f"{label}{state}")
+                axes.plot([], [], color=colour, label=f"{label}{curve.state}")
         axes.set_xlabel("tokens")
         axes.set_ylabel("loss (thin: training)")
         axes.legend(frameon=False)
@@ -74,8 +97,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     figures.save([plot], out, size=(7.0, 4.0))
 
 
-def _read(path: Path) -> tuple[str, str, list[dict[str, Any]]]:
-    """Return what a run is called, how far it is if not at its end, and its rows."""
+def _read_curve(path: Path) -> _Curve:
     folder = RunFolder(path)
     rows = folder.rows()
     if not any("loss" in row for row in rows):
@@ -83,9 +105,9 @@ def _read(path: Path) -> tuple[str, str, list[dict[str, Any]]]:
     config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
     options = " ".join(config["model"]["options"])
     name = f"{config['variant']}{' ' * bool(options)}{options}, seed {config['seed']}"
-    lost = any(not math.isfinite(row.get(key, 0.0)) for row in rows for key in ("loss", "val_loss"))
-    if folder.diverged.exists() or lost:
+    losses = [row[key] for row in rows for key in ("loss", "val_loss") if key in row]
+    if folder.diverged.exists() or not all(map(math.isfinite, losses)):
         state = f" (diverged by step {rows[-1]['step']})"
     else:
         state = "" if folder.final.exists() else f" (at step {rows[-1]['step']})"
-    return name, state, rows
+    return _Curve(name=name, state=state, rows=rows)

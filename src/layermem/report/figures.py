@@ -1,5 +1,4 @@
-"""Figures as inline SVG: text and lines in the page's own colour, so that they are read on light
-and on dark.
+"""Draw figures as inline SVG, with text and lines in the page's colour for light and dark themes.
 
 It does not know: torch, run folders, pages.
 """
@@ -17,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-# Told apart without colour too: by dashes and markers. Read on light and on dark.
+# (colour, dashes, marker): lines differ without colour too, and are visible on light and on dark.
 STYLES = (
     ("#2f7fc4", "-", "o"),
     ("#d9622b", "--", "s"),
@@ -29,12 +28,12 @@ STYLES = (
     ("#a37f1c", ":", "*"),
 )
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Name to where a line goes: across, up."""
+"""Name to the x and y values of its line."""
 Bands = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Name to lower and upper edge of its band."""
+"""Name to the lower and upper edge of its band."""
 Scale = Literal["number", "share", "percent"]
-"""How the upward axis reads: as it is, from 0% to 100%, in percent of any size."""
-# Stands for the page's own colour, and occurs nowhere else.
+"""Labels of the y axis: plain numbers, percent from 0% to 100%, or percent of any size."""
+# A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
 _INK = "#010203"
 _RC = {
     "svg.hashsalt": "layermem",
@@ -57,7 +56,10 @@ def curves(
     bands: Bands | None = None,
     styles: Mapping[str, int] | None = None,
 ) -> str:
-    """Draw one line for each name, in its band; ``styles``: which style is whose."""
+    """Return an SVG of one line for each name, in its band.
+
+    ``across`` and ``up`` label the axes; ``styles``: name to the index of its style, else in order.
+    """
     return drawing(
         lambda axes: plot_curves(
             axes, series, across=across, up=up, scale=scale, bands=bands, styles=styles
@@ -66,7 +68,7 @@ def curves(
 
 
 def drawing(plot: Callable[[Axes], None]) -> str:
-    """Draw what ``plot`` draws."""
+    """Return an SVG of what ``plot`` draws into the axes it is given."""
     return _svg(plot, (6.0, 3.4))
 
 
@@ -80,23 +82,23 @@ def plot_curves(
     bands: Bands | None = None,
     styles: Mapping[str, int] | None = None,
 ) -> None:
-    """Draw the same into given axes."""
+    """Draw the lines of ``curves`` into ``axes``."""
     for i, (name, (x, y)) in enumerate(series.items()):
         colour, dashes, marker = STYLES[(styles or {}).get(name, i) % len(STYLES)]
         axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3)
-        axes.lines[-1].set_label(_plain(name))
+        axes.lines[-1].set_label(_escape_label(name))
         if bands is not None:
             axes.fill_between(x, *bands[name], color=colour, alpha=0.15, linewidth=0)
     axes.set_xlabel(across)
-    axes.set_ylabel(_plain(up))
+    axes.set_ylabel(_escape_label(up))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if scale != "number":
-        _in_percent(axes, whole=scale == "share")
+        _label_in_percent(axes, from_0_to_100=scale == "share")
     axes.legend(frameon=False)
 
 
 def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: float) -> str:
-    """Draw shares with their intervals (low, middle, high), and what a guess is worth."""
+    """Return an SVG of shares with intervals (low, middle, high) and a line at ``chance``."""
 
     def draw(axes: Axes) -> None:
         for i, (low, middle, high) in enumerate(values.values()):
@@ -106,34 +108,38 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
         axes.axhline(chance, color=_INK, linewidth=0.8, linestyle=":")
         axes.text(-0.5, chance, "guess ", va="center", ha="right", fontsize=8)
         axes.set_xlim(-0.5, len(values) - 0.5)
-        axes.set_xticks(range(len(values)), [_plain(name).replace(":", ":\n") for name in values])
+        axes.set_xticks(
+            range(len(values)), [_escape_label(name).replace(":", ":\n") for name in values]
+        )
         axes.set_ylabel(up)
-        _in_percent(axes, whole=True)
+        _label_in_percent(axes, from_0_to_100=True)
 
     return _svg(draw, (3.6, 3.4))
 
 
 def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> str:
-    """Draw labelled points; the axes mean nothing and are left out."""
+    """Return an SVG of labelled points, without axes, because they have no meaning."""
     return _svg(lambda axes: plot_points(axes, points, labels, names), (4.2, 3.8), spines=True)
 
 
 def plot_points(
     axes: Axes, points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]
 ) -> None:
-    """Draw the same into given axes."""
-    where, kinds = np.array(points), np.array(labels)
+    """Draw the points of ``scatter`` into ``axes``."""
+    positions, label_array = np.array(points), np.array(labels)
     for i, name in enumerate(names):
         colour, _, marker = STYLES[i % len(STYLES)]
-        x, y = where[kinds == i].T
-        axes.scatter(x, y, s=9, color=colour, marker=marker, label=_plain(name), linewidths=0)
+        x, y = positions[label_array == i].T
+        axes.scatter(
+            x, y, s=9, color=colour, marker=marker, label=_escape_label(name), linewidths=0
+        )
     axes.set_xticks([])
     axes.set_yticks([])
     axes.legend(frameon=False, markerscale=1.8, fontsize=8)
 
 
 def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
-    """Draw a matrix of shares of any shape."""
+    """Return an SVG of a matrix of shares of any shape."""
 
     def draw(axes: Axes) -> None:
         axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1, aspect="auto")
@@ -146,16 +152,16 @@ def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
 
 
 def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
-    """Draw a lower triangle of shares, the numbers in its cells where there is room."""
+    """Return an SVG of a lower triangle of shares, with numbers in the cells if there is room."""
     size = len(matrix)
     shown = np.where(np.tri(size, dtype=bool), matrix, np.nan)
 
     def draw(axes: Axes) -> None:
         axes.imshow(shown, cmap="Blues", vmin=0, vmax=1)
         for i, j in np.argwhere(np.isfinite(shown)) if size <= 12 else ():
-            # In contrast with the cell, whatever the page's colour.
-            ink = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
-            axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=ink)
+            # A colour that contrasts with the cell, whatever the page's colour is.
+            colour = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
+            axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
         axes.set_xlabel(across)
         axes.set_ylabel(up)
         axes.set_xticks(range(size) if size <= 32 else range(0, size, size // 16))
@@ -165,15 +171,15 @@ def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
 
 
 def check(path: Path) -> None:
-    """Refuse a file whose suffix is no kind of figure."""
+    """Raise unless a file's suffix is that of a kind of figure."""
     if path.suffix not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"a figure must end in .svg, .png or .pdf, got {path}")
+        raise ValueError(f"the file of a figure must end in .svg, .png or .pdf, got {path}")
 
 
 def save(
     panels: Sequence[Callable[[Axes], None]], path: Path, size: tuple[float, float] = (3.4, 3.1)
 ) -> None:
-    """Draw panels side by side into a file; its suffix (svg, png, pdf) is its kind."""
+    """Draw panels side by side into a file, whose suffix (svg, png, pdf) decides the format."""
     with matplotlib.rc_context(
         {"svg.hashsalt": "layermem", "svg.fonttype": "none", "font.size": 9}
     ):
@@ -184,33 +190,33 @@ def save(
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _plain(text: str) -> str:
-    """Keep a name from being read as a formula, or as one to hide, which starts with a line."""
+def _escape_label(text: str) -> str:
+    """Keep matplotlib from reading $ as a formula, and from hiding labels that start with _."""
     text = f" {text}" if text.startswith("_") else text
     return text.replace("$", r"\$")
 
 
-def _in_percent(axes: Axes, *, whole: bool) -> None:
-    if whole:
-        # Room above, so that a line at 1 is seen.
+def _label_in_percent(axes: Axes, *, from_0_to_100: bool) -> None:
+    if from_0_to_100:
+        # Some room above, so that a line at 1 is visible.
         axes.set_ylim(0, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def _svg(draw: Callable[[Axes], None], size: tuple[float, float], *, spines: bool = False) -> str:
-    """Return a figure as an svg element."""
+    """Return what ``draw`` draws as an svg element of ``size`` in inches."""
     with matplotlib.rc_context(_RC):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
         if not spines:
             axes.spines[["top", "right"]].set_visible(False)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue()
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Ids of several figures on one page must not meet.
-    mark = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
-    text = re.sub(r'\bid="', f'id="{mark}', text)
-    return re.sub(r'(href="#|url\(#)', rf"\g<1>{mark}", text)
+    # A prefix keeps the ids of several figures on one page apart.
+    prefix = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)

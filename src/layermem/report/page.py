@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from layermem.runs import write_whole
+from layermem.runs import write_atomically
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def write_page(page: Page, path: Path) -> None:
         lstrip_blocks=True,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, environment.get_template("page.html").render(page=page))
+    write_atomically(path, environment.get_template("page.html").render(page=page))
 
 
 def _text(cell: Cell) -> str:

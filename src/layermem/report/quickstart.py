@@ -1,15 +1,16 @@
-"""The page about a quickstart, from what came out of it.
+"""The page about a quickstart, from a ``QuickstartResult`` alone.
 
 It does not know: torch, models, how anything was trained.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from layermem.report import figures
-from layermem.report.page import Attempt, Figure, Page, Section, Table
+from layermem.report.page import Attempt as ShownAttempt
+from layermem.report.page import Figure, Page, Section, Table
+from layermem.results.quickstart import Attempt, QuickstartResult
 
 NAMES = {"plain": "plain decoder", "lime": "LIMe"}
 MEANING = (
@@ -30,60 +31,60 @@ _SWEEPS = (
 )
 
 
-def table(found: Mapping[str, Any]) -> Table:
+def table(result: QuickstartResult) -> Table:
     """Return both models' shares with their intervals, and what a guess is worth."""
     rows = []
-    for variant, result in found["results"].items():
-        low, high = result["interval"]
-        loss = found["validations"][variant][-1]["val_loss"]
-        right = f"{result['accuracy']:.1%} ({low:.1%} to {high:.1%})"
-        rows.append([NAMES[variant], right, f"{result['steps']:.1%}", f"{loss:.3f}"])
-    rows.append(["commonest answer", f"{found['results']['lime']['chance']:.1%}", "", ""])
+    for variant, solved in result.results.items():
+        low, high = solved.interval
+        loss = result.validations[variant][-1].val_loss
+        right = f"{solved.accuracy:.1%} ({low:.1%} to {high:.1%})"
+        rows.append([NAMES[variant], right, f"{solved.steps:.1%}", f"{loss:.3f}"])
+    rows.append(["commonest answer", f"{result.results['lime'].chance:.1%}", "", ""])
     return Table(
         header=["", "right answers (95% interval)", "every step right", "validation loss"],
         rows=rows,
-        caption=_source(found),
+        caption=_source(result),
     )
 
 
-def build(found: Mapping[str, Any], command: str) -> Page:
+def build(result: QuickstartResult) -> Page:
     """Return the page."""
     return Page(
         title="Arithmetic, with and without layer memory",
         lead=(
             "A plain decoder and LIMe, 4 layers of width 32, learn to solve expressions of 4 "
-            f"operands step by step: {found['examples']:,} expressions, {found['epochs']} epochs, "
+            f"operands step by step: {result.examples:,} expressions, {result.epochs} epochs, "
             "the same seed, data, order and shared first weights."
         ),
         sections=[
-            _solving(found),
-            _learning(found),
-            _reading(found),
-            _attempts("The first three that LIMe solved", found["solved"]),
-            _attempts("The first three that LIMe failed", found["failed"]),
-            Section(title="Again, and further", commands=[command, *_SWEEPS]),
+            _solving(result),
+            _learning(result),
+            _reading(result),
+            _attempts("The first three that LIMe solved", result.solved),
+            _attempts("The first three that LIMe failed", result.failed),
+            Section(title="Again, and further", commands=[result.command, *_SWEEPS]),
         ],
     )
 
 
-def _source(found: Mapping[str, Any]) -> str:
-    runs = ", ".join(result["run_id"] for result in found["results"].values())
-    return f"Seed {found['seed']}, runs {runs}."
+def _source(result: QuickstartResult) -> str:
+    runs = ", ".join(str(solved.run_id) for solved in result.results.values())
+    return f"Seed {result.seed}, runs {runs}."
 
 
-def _solving(found: Mapping[str, Any]) -> Section:
-    results = found["results"]
+def _solving(result: QuickstartResult) -> Section:
     shares = {
-        NAMES[variant]: (result["interval"][0], result["accuracy"], result["interval"][1])
-        for variant, result in results.items()
+        NAMES[variant]: (solved.interval[0], solved.accuracy, solved.interval[1])
+        for variant, solved in result.results.items()
     }
+    lime = result.results["lime"]
     return Section(
-        title=f"{results['lime']['count']:,} expressions neither has seen",
+        title=f"{lime.count:,} expressions neither has seen",
         paragraphs=[MEANING],
-        tables=[table(found)],
+        tables=[table(result)],
         figures=[
             Figure(
-                svg=figures.bars(shares, up="right answers", chance=results["lime"]["chance"]),
+                svg=figures.bars(shares, up="right answers", chance=lime.chance),
                 caption="Right final answers with 95% intervals over expressions, not over seeds. "
                 "Dotted: always giving the commonest answer.",
             )
@@ -91,26 +92,29 @@ def _solving(found: Mapping[str, Any]) -> Section:
     )
 
 
-def _learning(found: Mapping[str, Any]) -> Section:
-    def curve(value: str) -> dict[str, tuple[list[float], list[float]]]:
-        return {
-            NAMES[variant]: ([row["step"] for row in rows], [row[value] for row in rows])
-            for variant, rows in found["validations"].items()
-        }
-
-    loss = figures.curves(curve("val_loss"), across="steps", up="validation loss")
-    right = figures.curves(curve("val_accuracy"), across="steps", up="right answers", scale="share")
+def _learning(result: QuickstartResult) -> Section:
+    losses = {
+        NAMES[variant]: ([v.step for v in validations], [v.val_loss for v in validations])
+        for variant, validations in result.validations.items()
+    }
+    shares = {
+        NAMES[variant]: ([v.step for v, _ in solved], [accuracy for _, accuracy in solved])
+        for variant, validations in result.validations.items()
+        if (solved := [(v, v.val_accuracy) for v in validations if v.val_accuracy is not None])
+    }
+    loss = figures.curves(losses, across="steps", up="validation loss")
+    right = figures.curves(shares, across="steps", up="right answers", scale="share")
     return Section(
         title="How they learn",
         figures=[
-            Figure(svg=loss, caption=f"Loss on expressions set apart. {_source(found)}"),
-            Figure(svg=right, caption=f"Right answers on the same. {_source(found)}"),
+            Figure(svg=loss, caption=f"Loss on expressions set apart. {_source(result)}"),
+            Figure(svg=right, caption=f"Right answers on the same. {_source(result)}"),
         ],
     )
 
 
-def _reading(found: Mapping[str, Any]) -> Section:
-    heatmap = figures.heatmap(np.array(found["heatmap"]), across="source layer", up="layer")
+def _reading(result: QuickstartResult) -> Section:
+    heatmap = figures.heatmap(np.array(result.heatmap), across="source layer", up="layer")
     return Section(
         title="What LIMe's routers learnt to read",
         paragraphs=[
@@ -121,33 +125,37 @@ def _reading(found: Mapping[str, Any]) -> Section:
             Figure(
                 svg=heatmap,
                 caption="Absolute router weights, averaged over heads, each row divided by its "
-                f"sum. Run {found['results']['lime']['run_id']}.",
+                f"sum. Run {result.results['lime'].run_id}.",
             )
         ],
     )
 
 
-def _attempts(title: str, chosen: Sequence[Mapping[str, Any]]) -> Section:
+def _attempts(title: str, chosen: Sequence[Mapping[str, Attempt]]) -> Section:
     return Section(
         title=title,
         paragraphs=[] if chosen else ["There are none."],
         attempts=[
-            Attempt(
-                problem=by["lime"]["prompt"],
-                expected=by["lime"]["solution"],
-                written=[(NAMES[v], _text(attempt), _fault(attempt)) for v, attempt in by.items()],
+            ShownAttempt(
+                problem=by_variant["lime"].prompt,
+                expected=by_variant["lime"].solution,
+                written=[
+                    (NAMES[variant], _text(attempt), _describe_fault(attempt))
+                    for variant, attempt in by_variant.items()
+                ],
             )
-            for by in chosen
+            for by_variant in chosen
         ],
     )
 
 
-def _text(attempt: Mapping[str, Any]) -> str:
+def _text(attempt: Attempt) -> str:
     # The tokenizer joins with spaces.
-    return str(attempt["text"]).replace("( ", "(").replace(" )", ")") or "(nothing)"
+    return attempt.text.replace("( ", "(").replace(" )", ")") or "(nothing)"
 
 
-def _fault(attempt: Mapping[str, Any]) -> str:
-    """Say what is wrong with the first bad step."""
-    fault = attempt["fault"]
-    return f"step {attempt['at']}, {_FAULTS.get(fault, fault)}" if fault else ""
+def _describe_fault(attempt: Attempt) -> str:
+    """Say what is wrong with the first wrong step; nothing if none is."""
+    if not attempt.fault:
+        return ""
+    return f"step {attempt.at}, {_FAULTS.get(attempt.fault, attempt.fault)}"

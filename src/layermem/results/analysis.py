@@ -1,6 +1,6 @@
-"""What goes on inside one model, or two side by side, as numbers by layer.
+"""The result of analyzing one model, or two side by side: numbers by layer.
 
-    Analysis            one command's answer
+    Analysis            the result of one command
       ModelAnalysis       one model: entropy, probes, layouts, routing
 
 Representations are "hidden" (hidden states) and "routed" (the values that attention reads).
@@ -18,19 +18,19 @@ Probe = Literal["paper", "converged"]
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisOptions:
-    """What is read, and how it is looked at."""
+    """Which texts and words are analyzed, and how."""
 
     text: str | None = None
     """Text to read, as in --data.source; None: problems of the run's own task, else stdlib."""
     words: tuple[str, ...] | None = None
-    """Words that a probe is to tell apart; None: numbers or names where a task's problems are read,
-    is, are, was and were in a text."""
+    """Words that a probe classifies; None: numbers or names for problems of a task; is, are, was
+    and were for a text."""
     each: int = 200
     """Occurrences of each word (the paper: 1668)."""
     documents: int = 100_000
-    """Documents of a text that are read in search of them, at most."""
+    """Documents of a text that are searched for the words, at most."""
     sequences: int = 64
-    """Sequences whose entropy is taken."""
+    """Sequences whose entropy is computed."""
     length: int = 128
     """Tokens of a sequence, at most."""
     alpha: float = 1.0
@@ -116,7 +116,7 @@ class Routing:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzedModel:
-    """Which model was looked at."""
+    """Which model was analyzed."""
 
     class_name: str
     """Its class."""
@@ -132,7 +132,7 @@ class AnalyzedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAnalysis:
-    """What goes on inside one model."""
+    """The analysis of one model."""
 
     about: AnalyzedModel
     """Which model it is."""
@@ -141,7 +141,7 @@ class ModelAnalysis:
     separability: Mapping[Probe, Mapping[Representation, ProbeAccuracy]]
     """How well each probe tells the words apart."""
     layout: Layout
-    """Where words lie by the values that attention reads."""
+    """Positions of words in the plane, by the values that attention reads."""
     routing: Routing | None = None
     """What its routers read; None: it has none, or it is not known."""
     routing_unknown: str | None = None
@@ -150,19 +150,19 @@ class ModelAnalysis:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What goes on inside one model, or two side by side."""
+    """The analysis of one model, or of two side by side."""
 
     KIND: ClassVar[str] = "analysis"
     VERSION: ClassVar[int] = 1
     COMMAND: ClassVar[str] = "layermem analyze"
 
     command: str
-    """What made it."""
+    """Command that made it."""
     folder: str
-    """Where it was written."""
+    """Folder it was written to."""
     options: AnalysisOptions
-    """What was read, and how it was looked at; the words as they were chosen."""
+    """Options of the analysis; ``words`` are those that were used."""
     sequences: int
-    """Sequences whose entropy was taken."""
+    """Sequences whose entropy was computed."""
     models: Mapping[str, ModelAnalysis]
-    """The models by name, the first one first."""
+    """Each model's analysis by its name, in the order of the command line."""

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 
 from layermem.results.solved import Solved
 
+LOSS = "validation loss"
+RIGHT_ANSWERS = "right answers"
+EVERY_STEP_RIGHT = "every step right"
+"""Names of the metrics that there are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
@@ -51,6 +56,8 @@ class Divergence:
 class RunRecord:
     """What is recorded in one run folder."""
 
+    name: str
+    """Name of the run in a report: that of its folder, longer where two are the same."""
     folder: str
     """The folder."""
     run_id: str

@@ -5,8 +5,11 @@
 It does not know: problems, how they are graded.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from layermem.typed_dicts import from_dict, to_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +57,13 @@ class Solved(Shares):
     """Training steps of that run."""
     problems: str | None = None
     """Digest of the problems, the same for the same problems in the same order."""
+
+    def to_json(self) -> str:
+        """Return it as the text of a result.json; what is not recorded is left out."""
+        values = {name: value for name, value in to_dict(self).items() if value is not None}
+        return json.dumps(values, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Solved":
+        """Return what a result.json says."""
+        return from_dict(cls, json.loads(text), "")

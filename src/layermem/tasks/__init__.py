@@ -1,4 +1,4 @@
-"""Problems that anyone can make: their prompts, their solutions, and how an attempt is graded.
+"""Tasks whose problems are generated: their prompts and solutions, and how attempts are graded.
 
 It does not know: models, training.
 """

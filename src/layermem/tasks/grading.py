@@ -1,4 +1,4 @@
-"""What a grader says of an attempt, whatever the task.
+"""The grade of an attempt at a problem, the same for every task.
 
 It does not know: any particular task.
 """
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grade:
-    """What an attempt is worth."""
+    """What is right in an attempt, and the first thing that is wrong."""
 
     answer: bool
     """Whether the final answer is right."""
     steps: bool
-    """Whether every step is valid, the first follows from the question, and the last is the answer
-    given."""
+    """Whether every step is valid, the first follows from the question, and the last is the
+    answer."""
     fault: str = ""
-    """What is wrong with the first bad step, in one word of the task; empty if none is."""
+    """What is wrong with the first invalid step, as one of the task's faults; empty if none is."""
     at: int = 0
-    """Which step that is, from 1; 0 if none is."""
+    """The number of that step, from 1; 0 if all steps are valid."""

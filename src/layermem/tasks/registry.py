@@ -1,4 +1,4 @@
-"""Tasks by name: how their problems are made, written as tokens, graded.
+"""Tasks by name: how their problems are generated, encoded as tokens, and graded.
 
 It does not know: models, training.
 """
@@ -16,145 +16,151 @@ from layermem.config import checked
 from layermem.tasks import arithmetic, prosqa
 from layermem.tasks.grading import Grade
 
-# Solutions that are read back to see whether a tokenizer keeps what is graded.
-_READ_BACK = 50
+# How many solutions are encoded and decoded to check that a tokenizer keeps what is graded.
+_CHECKED_SOLUTIONS = 50
 
 
 class Problem(Protocol):
-    """What every task's problems have."""
+    """What the problems of every task have."""
 
     @property
     def prompt(self) -> str:
-        """What the model is given."""
+        """The text that the model is given."""
 
     @property
     def solution(self) -> str:
-        """What it should write."""
+        """The text that the model should generate."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """One kind of problem."""
+class TaskDefinition:
+    """What there is to know of a task; ``layermem.config.Task`` is a run's choice of one."""
 
-    make: Callable[..., Sequence[Problem]]
-    """Problems of ``split``, ``count``, ``seed`` and the task's own options."""
+    generate: Callable[..., Sequence[Problem]]
+    """Returns problems of ``split``, ``count``, ``seed`` and the task's own options."""
     tokenizer: Callable[..., PreTrainedTokenizerFast]
-    """Its own tokenizer, from the task's options."""
+    """Returns the task's own tokenizer, given its options."""
     grade: Callable[[Any, str], Grade]
-    """What a generated solution is worth."""
+    """Grades a generated solution of a problem."""
     level: Callable[[Any], int]
-    """How hard a problem is."""
-    levels: str
-    """What that counts."""
-    spare: int
-    """Tokens that a solution may take beyond the longest right one."""
+    """Returns the difficulty of a problem, as a number of operands or steps."""
+    level_name: str
+    """What ``level`` counts."""
+    extra_tokens: int
+    """Tokens that a solution may have beyond the longest right one before it is cut."""
     describe: Callable[[Sequence[Any]], dict[str, Any]]
-    """What problems are like."""
+    """Returns statistics of problems."""
     chance: Callable[[Sequence[Any]], float]
-    """Share of right answers of somebody who has not read the question."""
+    """Returns the share of right answers of a guess that ignores the question."""
     words: Callable[..., tuple[str, ...]]
-    """Words that its problems are full of, from the task's options: what a probe tells apart."""
+    """Returns frequent words of its problems, given its options: the classes of a probe."""
     overlap: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]] | None = None
-    """What test problems share with those learnt from; None: nothing that could be counted."""
+    """Returns what test problems share with training problems; None: nothing that is counted."""
     splits_by: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
-    """Options that, beside the given ones, decide which problems are in which split: a model that
-    learnt under one value is tested under the same."""
+    """Returns the names of further options that decide which problems are in which split, given the
+    options: a model trained under one value is tested under the same value."""
 
     def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
-        """Return problems; an option that is unknown or of another type is an error."""
-        known = self._options()
-        if unknown := sorted(set(options) - set(known)):
-            raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(known)}")
-        fit = {name: checked(known[name].annotation, v, name) for name, v in options.items()}
-        return self.make(split=split, count=count, seed=seed, **fit)
+        """Return problems; an unknown option, or one of the wrong type, is an error."""
+        parameters = self._parameters()
+        if unknown := sorted(set(options) - set(parameters)):
+            raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(parameters)}")
+        values = {
+            name: checked(parameters[name].annotation, value, name)
+            for name, value in options.items()
+        }
+        return self.generate(split=split, count=count, seed=seed, **values)
 
     def options(self) -> dict[str, Any]:
         """Return the task's options with their defaults."""
-        return {name: option.default for name, option in self._options().items()}
+        return {name: option.default for name, option in self._parameters().items()}
 
-    def _options(self) -> dict[str, inspect.Parameter]:
-        parameters = inspect.signature(self.make).parameters.values()
+    def _parameters(self) -> dict[str, inspect.Parameter]:
+        parameters = inspect.signature(self.generate).parameters.values()
         return {p.name: p for p in parameters if p.name not in ("split", "count", "seed")}
 
 
 def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return prompts and solutions as ids; a word that has no token is an error that names it."""
+    """Return the ids of prompts and of solutions; a word that has no token is an error."""
 
     def ids(texts: list[str]) -> list[list[int]]:
-        found: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
         unknown = tokenizer.unk_token_id
-        for text, one in zip(texts, found, strict=True):
-            if unknown is not None and unknown in one:
-                places = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-                start, end = places["offset_mapping"][one.index(unknown)]
+        for text, sequence in zip(texts, encoded, strict=True):
+            if unknown is not None and unknown in sequence:
+                detailed = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+                start, end = detailed["offset_mapping"][sequence.index(unknown)]
                 raise ValueError(
                     f"the tokenizer has no token for {text[start:end]!r} in {text!r:.60}; choose "
-                    "problems within what it knows, or another --task.tokenizer"
+                    "problems within its vocabulary, or another --task.tokenizer"
                 )
-        return found
+        return encoded
 
     return ids([p.prompt for p in problems]), ids([p.solution for p in problems])
 
 
-def check_tokenizer(task: Task, tokenizer: Any, problems: Sequence[Problem]) -> None:
-    """Raise where right solutions, as a tokenizer gives them back, would be graded wrong."""
-    some = problems[:_READ_BACK]
-    _, solutions = encode(tokenizer, some)
+def check_tokenizer(task: TaskDefinition, tokenizer: Any, problems: Sequence[Problem]) -> None:
+    """Raise where right solutions, encoded and decoded by a tokenizer, would be graded as wrong."""
+    sample = problems[:_CHECKED_SOLUTIONS]
+    _, solutions = encode(tokenizer, sample)
     texts = tokenizer.batch_decode(solutions, skip_special_tokens=True)
-    for problem, text in zip(some, texts, strict=True):
+    for problem, text in zip(sample, texts, strict=True):
         if not task.grade(problem, text).steps:
             raise ValueError(
-                f"the tokenizer gives {problem.solution!r:.60} back as {text!r:.60}, which is "
-                "graded wrong: no model could solve the task; choose a --task.tokenizer that keeps "
-                "letters, digits and signs as they are"
+                f"the tokenizer decodes {problem.solution!r:.60} as {text!r:.60}, which is graded "
+                "as wrong: no model could solve the task; choose a --task.tokenizer that keeps "
+                "letters, digits and punctuation unchanged"
             )
 
 
-def lookup(name: str) -> Task:
-    """Return a task."""
+def get_task(name: str) -> TaskDefinition:
+    """Return the definition of a task by its name."""
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; there are {', '.join(TASKS)}")
     return TASKS[name]
 
 
-def _commonest(examples: Sequence[arithmetic.Example]) -> float:
-    """The share of the commonest answer."""
+def _commonest_answer_share(examples: Sequence[arithmetic.Example]) -> float:
+    """Return the share of the commonest answer, which is what a constant guess would score."""
     counts = Counter(example.answer for example in examples)
     return max(counts.values()) / len(examples)
 
 
-def _numbers(value_max: int = 200, **_: Any) -> tuple[str, ...]:
-    """The smallest numbers, which operands are."""
+def _smallest_numbers(value_max: int = 200, **_: Any) -> tuple[str, ...]:
+    """Return the smallest numbers, which are frequent operands."""
     return tuple(map(str, range(1, 5) if value_max >= 4 else range(value_max + 1)))
 
 
-def _deciding(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the split is decided; by the text, then parentheses that change nothing do too."""
+def _options_of_splits(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options that decide the split of an arithmetic problem.
+
+    Where its text decides, superfluous parentheses change it, and so the split.
+    """
     strict = options.get("held_out", "strict") == "strict"
     return ("held_out",) if strict else ("held_out", "parentheses")
 
 
-TASKS = {
-    "arithmetic": Task(
-        make=partial(arithmetic.generate, operands=4),
+TASKS: dict[str, TaskDefinition] = {
+    "arithmetic": TaskDefinition(
+        generate=partial(arithmetic.generate, operands=4),
         tokenizer=arithmetic.tokenizer,
         grade=lambda example, text: arithmetic.grade(example.prompt, text),
         level=lambda example: example.operands,
-        levels="operands",
-        spare=8,
+        level_name="operands",
+        extra_tokens=8,
         describe=arithmetic.describe,
-        chance=_commonest,
+        chance=_commonest_answer_share,
         overlap=arithmetic.overlap,
-        splits_by=_deciding,
-        words=_numbers,
+        splits_by=_options_of_splits,
+        words=_smallest_numbers,
     ),
-    "prosqa": Task(
-        make=prosqa.problems,
+    "prosqa": TaskDefinition(
+        generate=prosqa.problems,
         tokenizer=prosqa.tokenizer,
         grade=prosqa.grade,
         level=lambda record: len(record.steps),
-        levels="steps",
-        spare=64,
+        level_name="steps",
+        extra_tokens=64,
         describe=prosqa.describe,
         chance=lambda records: 0.5,
         words=lambda **_: tuple(prosqa.NAMES[:4]),

@@ -1,36 +1,35 @@
-"""A run said in the terms of transformers' Trainer, and the processes' group formed as it says.
+"""The ``TrainingArguments`` of transformers' Trainer for a run.
 
 It does not know: the trainer, models, data.
 """
 
 import os
-from datetime import timedelta
 
 import torch
-from torch import distributed as dist
 from transformers import TrainingArguments
 
 from layermem.config import Run
 from layermem.runs import RunFolder
+from layermem.train.processes import form_cpu_group
 
 
-def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArguments:
-    """Say the run in transformers' terms."""
+def training_arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArguments:
+    """Translate a run's config into transformers' arguments; form the group of its processes."""
     compute, optim = run.compute, run.optim
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    micro = min(compute.micro_batch, max(1, optim.batch_size // world))
-    if optim.batch_size % (micro * world):
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    micro = min(compute.micro_batch, max(1, optim.batch_size // processes))
+    if optim.batch_size % (micro * processes):
         raise ValueError(
             f"optim.batch_size ({optim.batch_size}) must be a multiple of compute.micro_batch "
-            f"({micro}) times the number of processes ({world})"
+            f"({micro}) times the number of processes ({processes})"
         )
-    _meet(world, compute.ddp_timeout)
-    said = TrainingArguments(
+    form_cpu_group(processes, compute.ddp_timeout)
+    args = TrainingArguments(
         output_dir=str(folder.checkpoints),
         max_steps=run.max_steps,
         per_device_train_batch_size=micro,
         per_device_eval_batch_size=micro,
-        gradient_accumulation_steps=optim.batch_size // (micro * world),
+        gradient_accumulation_steps=optim.batch_size // (micro * processes),
         max_grad_norm=optim.clip,
         logging_steps=run.log_every,
         logging_first_step=True,
@@ -52,25 +51,19 @@ def arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArgume
         report_to=list(run.track) or "none",
         run_name=folder.path.name,
         dataloader_pin_memory=torch.cuda.is_available(),
-        # Every parameter has a gradient in every step; to look for others takes time.
+        # Every parameter has a gradient in every step; looking for others takes time.
         ddp_find_unused_parameters=False,
         ddp_timeout=compute.ddp_timeout,
         disable_tqdm=True,
         log_level="warning",
     )
-    # A process that sees several GPUs would give each a batch of its own (nn.DataParallel).
-    said._n_gpu = min(1, said.n_gpu)
-    return said
-
-
-def _meet(processes: int, seconds: int) -> None:
-    """Form the group of processes on CPUs: accelerate, which forms it, has no timeout for them."""
-    if processes > 1 and not torch.cuda.is_available() and not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
+    # With several visible GPUs transformers would use nn.DataParallel, a batch for each GPU.
+    args._n_gpu = min(1, args.n_gpu)
+    return args
 
 
 def uses_bfloat16(precision: str) -> bool:
-    """Whether the arithmetic of a run is bfloat16, here."""
+    """Return whether a run of this ``compute.precision`` computes in bfloat16 on this machine."""
     if precision == "auto":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     return precision == "bfloat16"

@@ -1,8 +1,8 @@
-"""What of a checkpoint is not the model: the optimiser's moments, the schedule, the loss not yet
-logged. It is read under any number of processes, sharded or not, however it was written.
+"""The optimizer, the schedule and the loss not yet logged, saved in and loaded from checkpoints.
 
-A checkpoint holds the model whole (``model.safetensors``) and the optimiser in one of two layouts:
-``optimizer.pt``, whole, or ``sharded/``, of which every process wrote its own part
+They are loaded under any number of processes, sharded or not, however they were saved. A checkpoint
+holds the full model (``model.safetensors``) and the optimizer in one of two layouts:
+``optimizer.pt`` in one file, or ``sharded/``, where every process wrote its own part
 (torch.distributed.checkpoint).
 
 It does not know: runs, the trainer, when a checkpoint is written.
@@ -10,12 +10,11 @@ It does not know: runs, the trainer, when a checkpoint is written.
 
 import json
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -35,48 +34,48 @@ _UNLOGGED = "unlogged.json"
 
 
 def save_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Write this process's part of the weights and the optimiser's moments."""
+    """Save this process's part of the weights and of the optimizer's moments."""
     weights, moments = get_state_dict(model, optimizer)
     save({"model": weights, "optimizer": moments}, checkpoint_id=folder / SHARDED)
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Give the optimiser the moments and rates of a checkpoint, in whichever layout they are."""
+    """Load a checkpoint's moments and learning rates into the optimizer, from either layout."""
     if (checkpoint / SHARDED).is_dir():
         moments = get_optimizer_state_dict(model, optimizer)
         state = {"optimizer": moments}
         alone = not distributed.is_initialized()
         with warnings.catch_warnings():
-            # That one process reads what several wrote is meant.
+            # One process may read what several have written.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             load(state, checkpoint_id=checkpoint / SHARDED, no_dist=alone)
         set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
         return
     if not (checkpoint / OPTIMIZER_NAME).is_file():
         raise ValueError(
-            f"{checkpoint} holds no optimiser state (neither {OPTIMIZER_NAME} nor {SHARDED}/): a "
+            f"{checkpoint} holds no optimizer state (neither {OPTIMIZER_NAME} nor {SHARDED}/): a "
             "run cannot go on from it; delete it to go on from the checkpoint before it"
         )
     state = torch.load(checkpoint / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        named = _by_name(state, model, optimizer, checkpoint)
-        whole = StateDictOptions(full_state_dict=True)
-        set_optimizer_state_dict(model, optimizer, optim_state_dict=named, options=whole)
+        named = _state_by_parameter_name(state, model, optimizer, checkpoint)
+        full = StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(model, optimizer, optim_state_dict=named, options=full)
     else:
         optimizer.load_state_dict(state)
 
 
-def _by_name(
+def _state_by_parameter_name(
     state: dict[str, Any], model: nn.Module, optimizer: Optimizer, checkpoint: Path
 ) -> dict[str, Any]:
-    """Return an optimiser's state under the names of the parameters in place of their numbers."""
+    """Return an optimizer's state with the parameters' names in place of their numbers."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     ours = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     theirs = [group["params"] for group in state["param_groups"]]
     if list(map(len, ours)) != list(map(len, theirs)):
         raise ValueError(
             f"{checkpoint / OPTIMIZER_NAME} has groups of {list(map(len, theirs))} parameters, the "
-            f"run of {list(map(len, ours))}: it is of another model"
+            f"run has groups of {list(map(len, ours))}: it belongs to another model"
         )
     name_of = dict(zip(sum(theirs, []), sum(ours, []), strict=True))
     return {
@@ -89,58 +88,48 @@ def _by_name(
 
 
 def load_schedule(checkpoint: Path, scheduler: Any) -> None:
-    """Give the schedule its place; it must be that of the checkpoint's step."""
+    """Load the schedule's state, which must be that of the checkpoint's step."""
     state = torch.load(checkpoint / SCHEDULER_NAME, map_location="cpu", weights_only=True)
-    progress = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    if step_of(checkpoint) != progress["global_step"]:
+    trainer_state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    if step_of(checkpoint) != trainer_state["global_step"]:
         raise ValueError(
-            f"{checkpoint} is of step {progress['global_step']}: it was renamed; give it back its "
-            "name, or delete it"
+            f"{checkpoint} is of step {trainer_state['global_step']}: it was renamed; give it its "
+            "old name back, or delete it"
         )
-    if state["last_epoch"] != progress["global_step"]:
+    if state["last_epoch"] != trainer_state["global_step"]:
         raise ValueError(
-            f"{checkpoint} is of step {progress['global_step']}, its schedule of step "
+            f"{checkpoint} is of step {trainer_state['global_step']}, its schedule of step "
             f"{state['last_epoch']}; delete it to go on from the checkpoint before it"
         )
     scheduler.load_state_dict(state)
 
 
-def processes_of(checkpoint: Path) -> tuple[int, int]:
-    """Return how many processes wrote a checkpoint, and how many sequences each had at once."""
-    progress = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    return len(list(checkpoint.glob("rng_state*.pth"))), int(progress["train_batch_size"])
+def process_layout(checkpoint: Path) -> tuple[int, int]:
+    """Return how many processes wrote a checkpoint, and the sequences of their micro-batch."""
+    trainer_state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    return len(list(checkpoint.glob("rng_state*.pth"))), int(trainer_state["train_batch_size"])
 
 
-def rows_of(checkpoint: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics that a run had written when it wrote the checkpoint."""
-    progress = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
-    # transformers has put an epoch to each.
+def logged_rows(checkpoint: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics that a run had logged when it wrote the checkpoint."""
+    trainer_state = json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    # transformers adds an epoch to each.
     return [
         {name: value for name, value in row.items() if name != "epoch"}
-        for row in progress["log_history"]
+        for row in trainer_state["log_history"]
     ]
 
 
-def save_unlogged(checkpoint: Path, loss: float, logged: int) -> None:
-    """Note the sum of the losses since the step that was last logged."""
-    text = json.dumps({"loss": loss, "last_logged": logged})
+def save_unlogged_loss(checkpoint: Path, loss: float, last_logged: int) -> None:
+    """Save the sum of the losses since the step that was last logged."""
+    text = json.dumps({"loss": loss, "last_logged": last_logged})
     (checkpoint / _UNLOGGED).write_text(text, encoding="utf-8")
 
 
-def load_unlogged(checkpoint: Path) -> tuple[float, int] | None:
-    """Return what ``save_unlogged`` noted; nothing of a checkpoint written before it was."""
+def load_unlogged_loss(checkpoint: Path) -> tuple[float, int] | None:
+    """Return that sum and that step, or None for a checkpoint of a version without them."""
     path = checkpoint / _UNLOGGED
     if not path.exists():
         return None
-    noted = json.loads(path.read_text(encoding="utf-8"))
-    return float(noted["loss"]), int(noted["last_logged"])
-
-
-@torch.no_grad()
-def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return, as a tensor, whether every number of this process's parts is finite."""
-    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-    flags = [t.isfinite().all() for t in local if t.is_floating_point()]
-    if not flags:
-        return torch.tensor(True)
-    return torch.stack([flag.to(flags[0].device) for flag in flags]).all()
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    return float(saved["loss"]), int(saved["last_logged"])

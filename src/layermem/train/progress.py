@@ -1,46 +1,75 @@
-"""What a user sees of a run: one live line in a terminal, plain lines in a pipe.
+"""The progress display, for one run and for many: live bars in a terminal, plain lines in a pipe.
 
-It does not know: what is trained.
+It does not know: how runs are trained, processes, folders, what the runs are for.
 """
 
+import logging
 import math
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-# Seconds between two lines in a pipe.
-_PATIENCE = 15.0
+logger = logging.getLogger(__name__)
+# Seconds between two lines in a pipe, of one run and of many.
+_RUN_SECONDS, _SWEEP_SECONDS = 15.0, 30.0
 
 
-class Progress(TrainerCallback):
-    """Show the rows that the trainer logs."""
+class _Display:
+    """Bars in a terminal; in a pipe nothing but the time at which the next line is due."""
+
+    def __init__(self, console: Console | None, seconds: float, last_line: float) -> None:
+        self.console = console or Console(stderr=True)
+        self.bars: Progress | None = None
+        self._seconds, self._last_line = seconds, last_line
+
+    def start(self, *columns: ProgressColumn) -> None:
+        """Show bars, if this is a terminal."""
+        if self.console.is_terminal:
+            self.bars = Progress(*columns, TimeRemainingColumn(), console=self.console)
+            self.bars.start()
+
+    def stop(self) -> None:
+        """Stop the bars and restore the terminal."""
+        if self.bars is not None:
+            self.bars.stop()
+
+    def write_line(self, write: Callable[[], None], *, now: bool = False) -> None:
+        """Call ``write`` if the last line is long enough ago, or ``now``."""
+        if now or time.monotonic() - self._last_line > self._seconds:
+            self._last_line = time.monotonic()
+            write()
+
+
+class RunProgress(TrainerCallback):
+    """Show the rows of metrics that the trainer of one run logs."""
 
     def __init__(self, max_steps: int, console: Console | None = None) -> None:
         self.max_steps = max_steps
-        self.console = console or Console(stderr=True)
-        self._bar: Bar | None = None
-        self._task: Any = None
-        self._last_line = -math.inf
-        self._shown = ""
+        # The first row is written immediately.
+        self._display = _Display(console, _RUN_SECONDS, last_line=-math.inf)
+        self._bar = TaskID(0)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if state.is_world_process_zero and self.console.is_terminal:
-            self._bar = Bar(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self.max_steps, completed=state.global_step)
+        if not state.is_world_process_zero:
+            return
+        description = TextColumn("{task.description}")
+        self._display.start(TextColumn("step"), MofNCompleteColumn(), BarColumn(), description)
+        if bars := self._display.bars:
+            self._bar = bars.add_task("", total=self.max_steps, completed=state.global_step)
 
     def on_log(
         self,
@@ -52,24 +81,72 @@ class Progress(TrainerCallback):
     ) -> None:
         if not logs or not state.is_world_process_zero:
             return
-        line = _line(logs)
-        if self._bar is not None:
-            if "val_loss" in logs:
-                self._bar.console.print(line)
+        line, validated = _row_line(logs), "val_loss" in logs
+        if bars := self._display.bars:
+            if validated:
+                bars.console.print(line)
             else:
-                self._bar.update(self._task, completed=state.global_step, description=line)
-        elif "val_loss" in logs or time.monotonic() - self._last_line > _PATIENCE:
-            self._last_line = time.monotonic()
-            self.console.print(f"step {state.global_step}/{self.max_steps}  {line}")
+                bars.update(self._bar, completed=state.global_step, description=line)
+            return
+        line = f"step {state.global_step}/{self.max_steps}  {line}"
+        self._display.write_line(lambda: self._display.console.print(line), now=validated)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._display.stop()
 
 
-def _line(row: dict[str, float]) -> str:
+class SweepProgress:
+    """Show several runs that are trained at once; call ``close`` at the end."""
+
+    def __init__(self, count: int, console: Console | None = None) -> None:
+        self._display = _Display(console, _SWEEP_SECONDS, last_line=time.monotonic())
+        self._rows: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self._bars: dict[str, TaskID] = {}
+        if count:
+            state = TextColumn("{task.fields[state]}")
+            description = TextColumn("{task.description}")
+            self._display.start(description, BarColumn(), MofNCompleteColumn(), state)
+        if bars := self._display.bars:
+            self._all_runs = bars.add_task("runs", total=count, state="")
+
+    def begin(self, name: str, steps: int) -> None:
+        """Add a run that begins."""
+        self._rows[name] = steps, {}
+        if bars := self._display.bars:
+            self._bars[name] = bars.add_task(name, total=steps, state="starting")
+
+    def update(self, name: str, row: Mapping[str, Any]) -> None:
+        """Show the newest row of metrics of a run; empty where there is none."""
+        steps, last_row = self._rows[name]
+        self._rows[name] = steps, row or last_row
+        if bars := self._display.bars:
+            state = _loss_text(row)
+            bars.update(self._bars[name], completed=row.get("step", 0), state=state)
+        else:
+            self._display.write_line(self._log_states)
+
+    def _log_states(self) -> None:
+        states = (
+            f"{name}: step {row.get('step', 0)}/{steps} {_loss_text(row)}".rstrip()
+            for name, (steps, row) in self._rows.items()
+        )
+        logger.info("%s", "; ".join(states))
+
+    def end(self, name: str) -> None:
+        """Remove a run that has ended, and count it."""
+        del self._rows[name]
+        if bars := self._display.bars:
+            bars.remove_task(self._bars.pop(name))
+            bars.advance(self._all_runs)
+
+    def close(self) -> None:
+        """Stop the bars and restore the terminal."""
+        self._display.stop()
+
+
+def _row_line(row: Mapping[str, float]) -> str:
     if "val_loss" in row:
         solved = f", {row['val_accuracy']:.1%} solved" if "val_accuracy" in row else ""
         return (
@@ -80,3 +157,8 @@ def _line(row: dict[str, float]) -> str:
         f"loss {row['loss']:.4f}  lr {row['lr']:.1e}  gradient {row['grad_norm']:.2f}  "
         f"{row['tokens_per_second']:,.0f} tokens/s"
     )
+
+
+def _loss_text(row: Mapping[str, Any]) -> str:
+    loss = row.get("loss", row.get("val_loss", math.nan))
+    return "" if math.isnan(loss) else f"loss {loss:.3f}"

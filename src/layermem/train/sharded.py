@@ -1,11 +1,12 @@
-"""The trainer with parameters, gradients and optimiser states sharded over processes (FSDP2).
+"""The trainer with parameters, gradients and optimizer states sharded over processes (FSDP2).
 
-Every layer is a unit of torch's ``fully_shard``, on CPUs as on GPUs; the root, gathered once a
-forward, has the embeddings and the head. In bfloat16 the weights of linear layers travel as what
-autocast makes of them, and all else (norms, routers, embeddings) in float32, so that a run computes
-what the unsharded one does; gradients are summed in float32. A checkpoint holds the model whole,
-for whoever loads it, and beside it ``sharded/``, of which every process writes its own part.
-Weights are loaded before they are sharded, the optimiser's moments after (``checkpoints``).
+Every layer is a unit of torch's ``fully_shard``, on CPUs and on GPUs. The root unit, which is
+gathered once a forward, holds the embeddings and the head. In bfloat16 the weights of linear layers
+are gathered in bfloat16, as autocast would cast them, and all others (norms, routers, embeddings)
+in float32, so that a run computes what the unsharded run does; gradients are summed in float32. A
+checkpoint holds the full model, so that it can be loaded as any other, and beside it ``sharded/``,
+where every process writes its own part. Weights are loaded before the model is sharded, the
+optimizer's moments after (``checkpoints``).
 
 It does not know: how parts are gathered and reduced.
 """
@@ -28,12 +29,12 @@ from layermem.train.trainer import Trainer
 
 
 class ShardedTrainer(Trainer):
-    """The same run, sharded."""
+    """The training loop of one sharded run."""
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
         prepare = self.accelerator.prepare_model
-        # As for evaluation: precision and compilation, and no copy for every process (DDP).
+        # Prepared as for evaluation: precision and compilation, but no DistributedDataParallel.
         self.accelerator.prepare_model = lambda model, **_: prepare(
             model, device_placement=False, evaluation_mode=True
         )
@@ -47,8 +48,8 @@ class ShardedTrainer(Trainer):
         mesh = init_device_mesh(self.args.device.type, (self.args.world_size,))
         policy = MixedPrecisionPolicy()
         if uses_bfloat16(self.run.compute.precision):
-            # One unit, whole from the first norm to the end of the backward: it is small.
-            fully_shard(_kept_wide(self.model.model), mesh=mesh, reshard_after_forward=False)
+            # One small unit, gathered from the first norm to the end of the backward.
+            fully_shard(_float32_modules(self.model.model), mesh=mesh, reshard_after_forward=False)
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -59,14 +60,17 @@ class ShardedTrainer(Trainer):
             self.model.set_reshard_after_forward(False)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Have parts scattered and given up where the run says: always, or after a step's last."""
-        kept, is_last = self.run.compute.keep_whole, self.accelerator.sync_gradients
-        self.model.set_requires_gradient_sync(is_last or kept == "nothing")
-        self.model.set_reshard_after_backward(is_last or kept != "all")
+        """Scatter gradients and free weights after each micro-batch, or after a step's last one.
+
+        ``compute.keep_whole`` says which of them stay in full between micro-batches.
+        """
+        keep_whole, is_last = self.run.compute.keep_whole, self.accelerator.sync_gradients
+        self.model.set_requires_gradient_sync(is_last or keep_whole == "nothing")
+        self.model.set_reshard_after_backward(is_last or keep_whole != "all")
         return super().training_step(*args, **kwargs)
 
-    def own_metrics(self) -> dict[str, float]:
-        """Nothing: no process has the routers whole."""
+    def variant_metrics(self) -> dict[str, float]:
+        """Return no metrics: no process holds the full routers."""
         return {}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -74,20 +78,20 @@ class ShardedTrainer(Trainer):
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_model_state_dict(self.model, options=options)
         if self.model.config.tie_word_embeddings:
-            # A tied head is the embedding, which is saved already.
+            # A tied head is the embedding, which is saved under its own name.
             for name in self.model._tied_weights_keys or ():
                 state.pop(name, None)
         if self.args.should_save:
             self._save(output_dir, state_dict=state)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        checkpoints.save_sharded(Path(output_dir), self.model, self.bare_optimizer())
+        checkpoints.save_sharded(Path(output_dir), self.model, self.unwrapped_optimizer())
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
 
-def _kept_wide(decoder: nn.Module) -> list[nn.Module]:
-    """Return the modules whose own parameters autocast leaves in float32, but for embeddings."""
+def _float32_modules(decoder: nn.Module) -> list[nn.Module]:
+    """Return the modules whose parameters autocast leaves in float32, except embeddings."""
     return [
         module
         for module in decoder.modules()

@@ -1,4 +1,4 @@
-"""A run that is asked to stop: signals, and all its processes at the same step.
+"""Stopping a run on SIGTERM or Ctrl-C: all its processes stop after the same step, and save.
 
 It does not know: checkpoints, what is trained.
 """
@@ -9,82 +9,77 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from transformers import TrainerCallback, TrainingArguments
 
-
-class _Stopped(BaseException):
-    """Asked to stop; not an Exception, so that nothing on the way catches it."""
+from layermem.train.processes import any_process
 
 
-class Stop(TrainerCallback):
-    """On SIGTERM or Ctrl-C: finish the step, save, stop; on another Ctrl-C stop at once.
+class _WorkInterrupted(BaseException):
+    """Raised by the signal handler; not an ``Exception``, so that no other code catches it."""
 
-    ``saves_last``: the last step is saved too, since what comes after it may fail.
+
+class StopOnSignal(TrainerCallback):
+    """On SIGTERM or Ctrl-C finish the step, save and stop; on a second Ctrl-C stop immediately.
+
+    With ``saves_last`` the last step is saved as well, because the work after it may fail.
     """
 
     def __init__(self, *, saves_last: bool, processes: int) -> None:
-        self.asked: int | None = None
-        self._saves_last, self._at_once = saves_last, False
-        # The launcher of several passes on what the terminal has sent them already.
-        self._twice = processes == 1
+        self.signal_number: int | None = None
+        self._saves_last, self._interruptible = saves_last, False
+        # A terminal sends Ctrl-C to every process, and the launcher of several processes sends it
+        # to them once more: there a second signal does not mean a second Ctrl-C.
+        self._second_interrupts = processes == 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if anywhere(self.asked is not None, args):
+        if any_process(self.signal_number is not None, args):
             control.should_save = control.should_training_stop = True
         elif self._saves_last and state.global_step >= state.max_steps:
             control.should_save = True
         return control
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take the signals for as long as the block lasts; only a main thread can.
+    def handle_signals(self) -> Iterator[None]:
+        """Handle the signals during the block, if this is the main thread.
 
-        A Ctrl-C that was waited with is raised when the block ends.
+        A Ctrl-C received during the block is raised as ``KeyboardInterrupt`` at its end.
         """
         if threading.current_thread() is not threading.main_thread():
+            # Python sets signal handlers in the main thread alone.
             yield
             return
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        # What is ignored (a job in the background ignores Ctrl-C) stays so.
-        taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-        for number in taken:
-            signal.signal(number, self._ask)
+        # An ignored signal (Ctrl-C in a background job) stays ignored.
+        handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in handled:
+            signal.signal(number, self._handle_signal)
         try:
             yield
         finally:
-            for number in taken:
+            for number in handled:
                 signal.signal(number, before[number])
-        if self.asked == signal.SIGINT:
+        if self.signal_number == signal.SIGINT:
             raise KeyboardInterrupt
 
-    def unless_asked(self, work: Callable[[], None], args: TrainingArguments) -> bool:
-        """Do what one process can leave at any moment; return whether it was done to its end."""
-        done = False
+    def run_unless_stopped(self, work: Callable[[], None], args: TrainingArguments) -> bool:
+        """Run ``work``, which a signal interrupts; return whether all processes completed it."""
+        completed = False
         try:
-            # A process that left at once would leave the others waiting for it in a collective.
-            self._at_once = args.world_size == 1
-            if not anywhere(self.asked is not None, args):
+            # With several processes, one that left immediately would leave the others waiting for
+            # it in a collective operation.
+            self._interruptible = args.world_size == 1
+            if not any_process(self.signal_number is not None, args):
                 work()
-                done = True
-        except _Stopped:
+                completed = True
+        except _WorkInterrupted:
             pass
         finally:
-            self._at_once = False
-        return not anywhere(not done, args)
+            self._interruptible = False
+        return not any_process(not completed, args)
 
-    def _ask(self, number: int, _: Any) -> None:
-        if self._twice and number == self.asked == signal.SIGINT:
+    def _handle_signal(self, number: int, _: Any) -> None:
+        if self._second_interrupts and number == self.signal_number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = self.asked or number
-        if self._at_once:
-            raise _Stopped
-
-
-def anywhere(flag: bool, args: TrainingArguments) -> bool:
-    """Return whether the flag is up in any process; all must ask."""
-    if args.world_size == 1:
-        return flag
-    shared = torch.tensor(int(flag), device=args.device)
-    torch.distributed.all_reduce(shared)
-    return bool(shared)
+        self.signal_number = self.signal_number or number
+        if self._interruptible:
+            raise _WorkInterrupted

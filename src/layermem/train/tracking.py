@@ -1,7 +1,8 @@
-"""Weights & Biases: a run that is resumed goes on with its run there.
+"""Tracking with Weights & Biases: a resumed run continues its own run there.
 
-transformers' callback begins a new run in every process, unless one is open; here the folder's own
-is opened before, and closed at the end, so that the next run of the process has its own.
+transformers' callback starts a new run in every process, unless one is open. Here the run of the
+folder is opened before training and closed after it, so that another run of the same process opens
+its own.
 
 It does not know: what is logged.
 """
@@ -13,17 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from layermem.runs import RunFolder, write_whole
+from layermem.runs import RunFolder, write_atomically
 
 
 @contextmanager
-def continued(folder: RunFolder) -> Iterator[None]:
-    """Have the run of a folder open for as long as the block lasts; one that is open already stays.
+def open_wandb_run(folder: RunFolder) -> Iterator[None]:
+    """Keep the tracked run of a folder open during the block; a run that is open already is kept.
 
-    Its id is made once and kept in ``wandb.txt`` (a copy of a folder is the same run). Steps after
-    the checkpoint are logged again. WANDB_RUN_ID and WANDB_RESUME have the last word, as always.
+    Its id is drawn once and kept in ``wandb.txt`` (a copy of a folder is the same run). Steps after
+    the checkpoint are logged again. WANDB_RUN_ID and WANDB_RESUME take precedence.
     """
-    # Asked for by name: it is there only where a run is tracked so.
+    # Imported here, since it is an optional dependency that only tracked runs need.
     wandb: Any = importlib.import_module("wandb")
     if wandb.run is not None:
         yield
@@ -31,7 +32,7 @@ def continued(folder: RunFolder) -> Iterator[None]:
     wandb.init(
         project=os.getenv("WANDB_PROJECT", "huggingface"),
         name=folder.path.name,
-        **_identity(folder),
+        **_run_identity(folder),
     )
     try:
         yield
@@ -39,10 +40,10 @@ def continued(folder: RunFolder) -> Iterator[None]:
         wandb.finish()
 
 
-def _identity(folder: RunFolder) -> dict[str, Any]:
+def _run_identity(folder: RunFolder) -> dict[str, Any]:
     if "WANDB_RUN_ID" in os.environ:
         return {}
     path = folder.path / "wandb.txt"
     if not path.exists():
-        write_whole(path, secrets.token_hex(4) + "\n")
+        write_atomically(path, secrets.token_hex(4) + "\n")
     return {"id": path.read_text(encoding="utf-8").strip(), "resume": "allow"}

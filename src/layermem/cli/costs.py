@@ -1,0 +1,87 @@
+"""`layermem costs`: parameters and FLOPs, time and memory of variants side by side.
+
+It does not know: how anything is counted, measured or drawn.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from layermem.cli.screen import show
+from layermem.results.costs import Mode, Precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Count what variants cost, in closed form; --measure: the time and memory of a step too."""
+
+    presets: tyro.conf.Positional[tuple[str, ...]] = ("paper-1b-gqa", "paper-1b-full")
+    """Presets whose sizes are taken."""
+    variants: str = "plain,lime"
+    """Variants; the first is what the others are compared with."""
+    tokens: int | None = None
+    """Tokens of a sequence; None: the preset's."""
+    layers: tuple[int, ...] = ()
+    """Depths in place of the preset's."""
+    widths: tuple[int, ...] = ()
+    """Widths in place of the preset's; heads keep their width, the mlp its ratio."""
+    measure: bool = False
+    """Whether training steps are run: on a GPU if there is one, else one thread of the CPU."""
+    batch: int = 4
+    """Sequences of a measured step."""
+    repeats: int = 9
+    """Measured rounds, after a warm-up."""
+    modes: tuple[Mode, ...] = ("eager",)
+    """How measured steps are carried out: eager, or torch.compile's modes (the paper: default and
+    reduce-overhead)."""
+    precision: Precision | None = None
+    """Arithmetic of measured steps; None: bfloat16 on a GPU, else float32."""
+    out: Path | None = None
+    """File for the figures, as JSON; layermem report reads it."""
+    figure: Path | None = None
+    """File (svg, png, pdf) for curves along --layers or --widths."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "widths"):
+            if bad := [size for size in getattr(self, name) if size < 1]:
+                raise ValueError(f"--{name} must be at least 1 each, got {bad[0]}")
+        if self.tokens is not None and self.tokens < 1:
+            raise ValueError(f"--tokens must be at least 1, got {self.tokens}")
+        if not self.presets or not self.modes:
+            raise ValueError("name at least one preset and one of --modes")
+        if self.figure and max(len(set(self.layers)), len(set(self.widths))) < 2:
+            raise ValueError("a figure needs two sizes: --layers 4 8 16, or --widths 64 128")
+
+
+def costs(options: Costs, command: str) -> None:
+    """Print what variants cost."""
+    from layermem.experiments.arms import parse_arms
+    from layermem.experiments.cost_points import MeasuringOptions, count_costs
+    from layermem.report import cost_tables, figures
+
+    if options.figure is not None:
+        figures.check(options.figure)
+        if len(parse_arms(options.variants)) < 2:
+            raise ValueError("a figure needs two --variants: it shows how much more one costs")
+    measuring = MeasuringOptions(
+        batch=options.batch,
+        repeats=options.repeats,
+        modes=options.modes,
+        precision=options.precision,
+    )
+    result = count_costs(
+        options.presets,
+        options.variants,
+        tokens=options.tokens,
+        layers=options.layers,
+        widths=options.widths,
+        measuring=measuring if options.measure else None,
+        command=command,
+        out=options.out,
+    )
+    show(cost_tables.counted_table(result.points))
+    if options.measure:
+        show(cost_tables.measured_table(result))
+    if options.figure is not None:
+        cost_tables.draw(result, options.figure)

@@ -1,0 +1,89 @@
+"""`layermem presets`: what there is to train, with what it costs.
+
+It does not know: how costs are counted or measured.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from layermem.cli.screen import screen
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from layermem.experiments.preset_costs import PresetCost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presets:
+    """List presets with what they cost as the plain decoder, and the variants."""
+
+    measure: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Measure training steps of every preset that this machine can train, plain and LIMe, on a GPU
+    if there is one, else on one thread of the CPU; takes minutes."""
+
+
+def presets(options: Presets, command: str) -> None:
+    """Print presets with parameters, tokens and FLOPs, and the variants."""
+    from rich.table import Table
+
+    from layermem.experiments import preset_costs
+    from layermem.experiments.presets import description
+    from layermem.models.registry import variants
+    from layermem.report.cost_tables import short
+
+    costs = preset_costs.preset_costs()
+    table = Table("preset", "parameters", "tokens", "FLOPs", "what it is", box=None)
+    for preset in costs:
+        table.add_row(
+            preset.name,
+            short(preset.parameters, 3),
+            short(preset.tokens, 3),
+            f"{preset.flops:.1e}",
+            description(preset.name),
+        )
+    console = screen()
+    console.print(table)
+    console.print(f"\nvariants: {', '.join(variants())} (parameters and FLOPs above: plain)")
+    if options.measure:
+        console.print(_measured_presets(costs))
+        console.print(
+            f"\n{preset_costs.conditions()}; time of the whole run, from the median of three "
+            "micro-batches (forward, backward, AdamW), without validation; peak memory of model, "
+            "optimizer and one micro-batch",
+            highlight=False,
+        )
+
+
+def _measured_presets(costs: "list[PresetCost]") -> "Table":
+    """Return a table of the time and memory of each preset, measured while a bar shows progress."""
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+    from layermem.experiments.preset_costs import measure_presets
+    from layermem.report.cost_tables import short
+
+    table = Table("preset", "time: plain", "LIMe", "memory: plain", "LIMe", box=None)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("measuring", total=len(costs))
+        for name, measured in measure_presets(costs):
+            progress.advance(bar)
+            if measured is None:
+                table.add_row(name, "too large for this machine")
+                continue
+            times = [_format_duration(measured[arm].seconds) for arm in ("plain", "lime")]
+            peaks = [measured[arm].peak_bytes for arm in ("plain", "lime")]
+            memory = ["unknown" if peak is None else f"{short(peak, 3)}B" for peak in peaks]
+            table.add_row(name, *times, *memory)
+    return table
+
+
+def _format_duration(seconds: float) -> str:
+    """Return seconds in the unit that suits them."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.2g} s"

@@ -1,0 +1,47 @@
+"""`layermem quickstart`: the effect in minutes, as a table and a page.
+
+It does not know: how runs are trained.
+"""
+
+import logging
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from layermem.cli.screen import show
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quickstart:
+    """Train a plain decoder and LIMe on arithmetic side by side, and write a page about it."""
+
+    out: Path | None = None
+    """Folder of runs and page; default: runs/quickstart-sSEED."""
+    seed: int = 0
+    """Seed of weights and order of the data, the same for both; 0 was not searched for."""
+    epochs: int = 6
+    """Passes over the expressions."""
+    examples: int = 20_000
+    """Expressions in the training set."""
+    test: int = 2_000
+    """Expressions in the test set."""
+    jobs: int = 2
+    """Runs at once."""
+
+
+def quickstart(options: Quickstart, command: str) -> None:
+    """Show the mechanism at work."""
+    from layermem.experiments.quickstart import QuickstartOptions, train_quickstart
+    from layermem.report import quickstart as report
+    from layermem.report.page import write_page
+
+    out = options.out or Path("runs") / f"quickstart-s{options.seed}"
+    sizes = QuickstartOptions(
+        **{field.name: getattr(options, field.name) for field in fields(QuickstartOptions)}
+    )
+    result = train_quickstart(sizes, out, jobs=options.jobs, command=command)
+    path = out / "index.html"
+    show(report.table(result))
+    write_page(report.build(result), path)
+    logger.info("\n%s\n\nthe page: %s", report.MEANING, path.resolve())

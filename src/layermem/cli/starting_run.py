@@ -1,0 +1,80 @@
+"""The run that `layermem train` and `layermem sweep` start from: a preset's or a config's.
+
+    layermem train tiny-lm --seed 2             the preset's options are the defaults
+    layermem train --config DIR/config.yaml     the config's options are the defaults
+
+It does not know: what is done with the run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from layermem.config import Run, merged
+from layermem.experiments import presets
+
+_T = TypeVar("_T", bound="StartingRun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingRun(Run):
+    """Options of a command that starts from a preset or a config."""
+
+    preset: tyro.conf.Positional[str] = ""
+    """Preset to start from: a name that `layermem presets` lists. It comes first."""
+    config: Path | None = None
+    """Config to start from, in place of a preset: the config.yaml of a run."""
+
+
+def with_base_run(kind: type[_T], command: str, args: Sequence[str]) -> _T:
+    """Return a command's options with the defaults of the preset or the config in its arguments.
+
+    The preset is the first argument, or the config follows --config.
+    """
+    config = _config_argument(args)
+    if args and not args[0].startswith("-"):
+        return kind(**_fields(presets.get_preset(args[0])) | {"preset": args[0]})
+    if config is not None:
+        return kind(**_fields(_load(Path(config))) | {"preset": ""})
+    if "--help" in args or "-h" in args:
+        return kind()
+    raise ValueError(
+        f"name a preset first (layermem {command} PRESET [--option ...]) or give --config; "
+        f"presets: {', '.join(presets.names())}"
+    )
+
+
+def resolve_run(options: StartingRun) -> Run:
+    """Return the run of these options; options of the model or the task are added to the base's."""
+    if options.config is not None and options.preset:
+        raise ValueError(
+            f"give a preset or --config, got {options.preset} and --config {options.config}"
+        )
+    base = presets.get_preset(options.preset) if options.config is None else _load(options.config)
+    run = Run(**_fields(options) | {"preset": base.preset})
+    model = replace(run.model, options=merged(base.model.options, run.model.options))
+    task = replace(run.task, options=merged(base.task.options, run.task.options))
+    return replace(run, model=model, task=task)
+
+
+def _config_argument(args: Sequence[str]) -> str | None:
+    """Return what follows --config, as ``--config FILE`` or ``--config=FILE``."""
+    for i, arg in enumerate(args):
+        if arg.startswith("--config="):
+            return arg.removeprefix("--config=")
+        if arg == "--config" and i + 1 < len(args):
+            return args[i + 1]
+    return None
+
+
+def _load(config: Path) -> Run:
+    from layermem.train.run_config import load_run
+
+    return load_run(config)
+
+
+def _fields(run: Run) -> dict[str, Any]:
+    return {field.name: getattr(run, field.name) for field in fields(Run)}

@@ -1,0 +1,65 @@
+"""`layermem sweep`: variants on one preset, seed by seed, as a table and a page.
+
+It does not know: how runs are trained or compared.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from layermem.cli.screen import show, write
+from layermem.cli.starting_run import StartingRun, resolve_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(StartingRun):
+    """Compare variants seed by seed; ended runs are not run again, begun ones are resumed.
+
+    Every other option is a field of the runs' config, as in `layermem train`.
+    """
+
+    variant: tyro.conf.Suppress[str] = "lime"
+    variants: str = "plain,lime"
+    """Variants, the first is what the others are compared with; options of one follow colons
+    (lime:router=last:router_window=4)."""
+    seeds: int = 5
+    """Seeds, from --seed on, the same for every variant."""
+    rates: tuple[float, ...] = ()
+    """Learning rates to try with every variant on a seed kept for that; each then takes its best by
+    validation loss. None given: all take --optim.lr."""
+    jobs: int = 1
+    """Runs at once."""
+    out: Path | None = None
+    """Folder of all its runs; default: runs/PRESET."""
+
+
+def sweep(options: Sweep, command: str) -> None:
+    """Train what is missing, print the tables of results, and write the page about them."""
+    from layermem.experiments import arms
+    from layermem.experiments.comparison import compare_runs
+    from layermem.report import comparison as page
+
+    base = resolve_run(options)
+    if options.seeds < 1 or options.jobs < 1:
+        raise ValueError(
+            f"--seeds and --jobs must be at least 1, got {options.seeds}, {options.jobs}"
+        )
+    seeds = range(base.seed, base.seed + options.seeds)
+    out = options.out or Path("runs") / base.preset
+    losses = {}
+    if options.rates:
+        if arms.CHOOSING_SEED in seeds:
+            raise ValueError(
+                f"seed {arms.CHOOSING_SEED} is kept for choosing learning rates; choose other "
+                "--seeds"
+            )
+        losses = arms.try_learning_rates(base, options.variants, options.rates, out, options.jobs)
+    chosen = {arm: arms.best_learning_rate(by_rate) for arm, by_rate in losses.items()}
+    folders = arms.train_arms(base, options.variants, seeds, out, options.jobs, chosen)
+    comparison = compare_runs(
+        [folder.path for folder in folders], out, learning_rates=losses, command=command
+    )
+    for table in page.tables(comparison):
+        show(table)
+    write(page.build(comparison), out)

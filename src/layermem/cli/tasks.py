@@ -1,0 +1,80 @@
+"""`layermem tasks`: the tasks that there are, problems of one, and what they are like.
+
+It does not know: how problems are generated.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+from layermem.cli.screen import format_plainly, screen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """List the tasks, or show problems of one and what they are like."""
+
+    name: tyro.conf.Positional[str | None] = None
+    """The task; none: all are listed with their options."""
+    count: int = 1000
+    """Problems to describe."""
+    show: int = 3
+    """Problems to print."""
+    seed: int = 0
+    """Seed of the problems."""
+    split: Literal["train", "validation", "test"] = "train"
+    """Split they are of."""
+    options: tuple[str, ...] = ()
+    """What the task is made of, each NAME=VALUE; `layermem tasks` alone lists what there is."""
+    against: int = 0
+    """Training problems, of the same seed, that the problems are compared with: what they share."""
+
+
+def tasks(options: Tasks, command: str) -> None:
+    """Show a task, or list them all."""
+    if options.name is None:
+        _list_tasks()
+    else:
+        _show_task(options.name, options)
+
+
+def _list_tasks() -> None:
+    from rich.table import Table
+
+    from layermem.tasks.registry import TASKS
+
+    table = Table("task", "options, with their defaults", box=None)
+    for name, task in TASKS.items():
+        table.add_row(name, " ".join(f"{k}={v}" for k, v in task.options().items()))
+    screen().print(table)
+
+
+def _show_task(name: str, options: Tasks) -> None:
+    from rich.table import Table
+
+    from layermem.config import Task
+    from layermem.tasks.registry import get_task
+
+    task, fields = get_task(name), Task(options=options.options).fields()
+    if options.against and (task.overlap is None or options.split == "train"):
+        raise ValueError(
+            "--against compares problems of arithmetic, of --split test or validation, with "
+            f"training problems; got {name}, split {options.split}"
+        )
+    console = screen()
+    problems = task.problems(options.split, options.count, options.seed, **fields)
+    for problem in problems[: options.show]:
+        console.print(f"{problem.prompt}\n{problem.solution}\n", markup=False, highlight=False)
+    table = Table("what", "value", box=None)
+    for property_name, value in task.describe(problems).items():
+        table.add_row(property_name, format_plainly(value))
+    if options.against and task.overlap is not None:
+        trained_on = task.problems("train", options.against, options.seed, **fields)
+        for shared, share in task.overlap(problems, trained_on).items():
+            table.add_row(f"share with {shared}", f"{share:.2%}")
+    console.print(table)
+    all_options = {**task.options(), **fields}
+    console.print(
+        f"\noptions: {' '.join(f'{k}={v}' for k, v in all_options.items())}", highlight=False
+    )

@@ -1,0 +1,147 @@
+"""Arms on one preset, seed by seed: learning rates are chosen, missing runs are trained.
+
+An arm is a variant, with options of its own after colons: ``lime:router=last:router_window=4``.
+
+It does not know: how a run is trained, the command line.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from layermem.config import Run
+from layermem.experiments.many_runs import train_missing
+from layermem.experiments.records import read_divergence, read_metrics
+from layermem.models.registry import lookup
+from layermem.results.run_record import LOSS
+from layermem.runs import RunFolder
+
+CHOOSING_SEED = 1000
+"""Seed that learning rates are chosen with; results must be of other seeds."""
+_Key = TypeVar("_Key", int, float)
+_NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
+
+
+def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return variant and options of each arm in ``plain,lime,lime:router_init=identity``.
+
+    A comma within brackets belongs to an option: ``lime:router_sources=[[],[0]]``.
+    """
+    arms, depth, arm = {}, 0, ""
+    for letter in f"{names},":
+        depth += (letter in "[{") - (letter in "]}")
+        if letter != "," or depth:
+            arm += letter
+            continue
+        variant, *options = arm.strip().split(":")
+        lookup(variant)
+        arms[arm.strip()], arm = (variant, tuple(options)), ""
+    if depth:
+        raise ValueError(f"a bracket is open or closed too often in {names!r}")
+    return arms
+
+
+def try_learning_rates(
+    base: Run, names: str, learning_rates: Sequence[float], out: Path, jobs: int
+) -> dict[str, dict[float, float]]:
+    """Train every arm with every learning rate on ``CHOOSING_SEED``; return validation losses.
+
+    The loss is infinite where a run diverged: that a learning rate is too high for an arm is a
+    result. A run that failed in any other way is an error, and nothing is chosen: the choice would
+    be without that learning rate by accident.
+    """
+    if len(set(learning_rates)) < len(learning_rates):
+        rates = ", ".join(f"{rate:g}" for rate in learning_rates)
+        raise ValueError(f"learning rates must differ, got {rates}")
+    runs = {
+        (arm, rate): replace(run, optim=replace(run.optim, lr=rate))
+        for arm, run in _run_of_each_arm(base, names, CHOOSING_SEED).items()
+        for rate in learning_rates
+    }
+    labels = _distinct({key: _folder_name(key[0], CHOOSING_SEED, key[1]) for key in runs})
+    folders = train_missing(
+        {labels[key]: run for key, run in runs.items()}, out / "rates", jobs, may_diverge=True
+    )
+    losses: dict[str, dict[float, float]] = {}
+    for (arm, rate), run in runs.items():
+        folder = folders[labels[arm, rate]]
+        diverged = read_divergence(folder, run.id) is not None
+        loss = math.inf if diverged else read_metrics(folder, run)[LOSS].value
+        losses.setdefault(arm, {})[rate] = loss
+    for arm, by_rate in losses.items():
+        if not any(map(math.isfinite, by_rate.values())):
+            raise RuntimeError(
+                f"{arm} diverged at every learning rate "
+                f"({', '.join(f'{rate:g}' for rate in by_rate)}); try lower ones"
+            )
+    return losses
+
+
+def best_learning_rate(losses: Mapping[float, float]) -> float:
+    """Return the learning rate of the lowest loss; where a loss is not finite, it diverged."""
+    finite = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
+    if not finite:
+        raise ValueError(f"no learning rate can be chosen: no loss is finite in {losses}")
+    return min(finite, key=lambda rate: finite[rate])
+
+
+def train_arms(
+    base: Run,
+    names: str,
+    seeds: Sequence[int],
+    out: Path,
+    jobs: int,
+    learning_rates: Mapping[str, float],
+) -> list[RunFolder]:
+    """Train every arm with every seed; return the folders, arm by arm, in the order of the seeds.
+
+    A seed may have diverged: that is a result, and stands in its folder.
+    ``learning_rates``: that of each arm; an arm that is not named takes the preset's.
+    """
+    runs = {
+        (arm, seed): run
+        for seed in seeds
+        for arm, run in _run_of_each_arm(base, names, seed).items()
+    }
+    for (arm, seed), run in runs.items():
+        if arm in learning_rates:
+            runs[arm, seed] = replace(run, optim=replace(run.optim, lr=learning_rates[arm]))
+    labels = _distinct({key: _folder_name(*key, learning_rates.get(key[0])) for key in runs})
+    folders = train_missing(
+        {labels[key]: run for key, run in runs.items()}, out, jobs, may_diverge=True
+    )
+    return [folders[labels[arm, seed]] for arm in parse_arms(names) for seed in seeds]
+
+
+def _run_of_each_arm(base: Run, names: str, seed: int) -> dict[str, Run]:
+    return {
+        arm: replace(
+            base,
+            variant=variant,
+            seed=seed,
+            model=replace(base.model, options=(*base.model.options, *options)),
+        )
+        for arm, (variant, options) in parse_arms(names).items()
+    }
+
+
+def _folder_name(arm: str, seed: int, learning_rate: float | None) -> str:
+    """Return the name of a run's folder."""
+    rate = "" if learning_rate is None else f"-lr{learning_rate:g}"
+    return _NOT_IN_FOLDER_NAMES.sub("-", arm) + f"{rate}-s{seed}"
+
+
+def _distinct(names: dict[tuple[str, _Key], str]) -> dict[tuple[str, _Key], str]:
+    """Return folder names; raise if two are the same: one run would stand for another."""
+    keys: dict[str, tuple[str, _Key]] = {}
+    for key, name in names.items():
+        if name in keys:
+            raise ValueError(
+                f"{keys[name]} and {key} would have one folder, {name}; let arms and learning "
+                "rates differ in more than punctuation or a seventh digit"
+            )
+        keys[name] = key
+    return names

@@ -1,0 +1,14 @@
+"""A hash that maps a text to a number in [0, 1), used to assign examples to splits.
+
+The number depends on the text alone: not on a seed, not on the texts before it and not on the
+process. A text is therefore in the same split in every data set, and in one split only.
+
+It does not know: what is split.
+"""
+
+import hashlib
+
+
+def hash_to_unit_interval(text: str) -> float:
+    """Return a number in [0, 1), spread evenly over texts: the first 64 bits of their SHA-256."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64

@@ -1,0 +1,73 @@
+"""Digests of training data: equal digests mean that two runs were trained on the same data.
+
+A config names data by its place, and the contents of that place may change: a file is edited, a
+folder is mounted elsewhere, another Python has another standard library.
+
+There are two digests, both kept in files of recorded runs, so that neither can take the place of
+the other. ``data_digest`` (config.yaml) identifies whole splits by how they were prepared.
+``sequences_digest`` (origin.json of a checkpoint) reads the sequences themselves, as the trainer
+gets them, and so notices a change of what cuts or encodes them too.
+
+It does not know: runs, what is done where digests differ.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from layermem.data.blocks import Blocks
+from layermem.train.problem_dataset import ProblemDataset
+
+# Sequences of a dataset that ``sequences_digest`` reads, spread evenly over it.
+_MAX_SEQUENCES = 4096
+
+
+class SequenceDataset(Protocol):
+    """A dataset of token sequences: ``input_ids`` and ``labels`` of each."""
+
+    length: float
+    """Mean number of tokens in a sequence."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> dict[str, Tensor]: ...
+
+
+def data_digest(*splits: Blocks | ProblemDataset) -> str:
+    """Return twelve hexadecimal digits that identify the splits."""
+    return _short_digest([_split_identity(split) for split in splits])
+
+
+def prompts_digest(prompts: Sequence[str]) -> str:
+    """Return twelve hexadecimal digits that identify the solved problems, in their order."""
+    return _short_digest(list(prompts))
+
+
+def _split_identity(split: Blocks | ProblemDataset) -> object:
+    if isinstance(split, Blocks):
+        # The folder's name is itself a digest of all that prepared tokens are made from.
+        return [split.prepared.path.parent.name, split.prepared.path.name, len(split)]
+    return [list(map(list, sequence)) for sequence in split.sequences]
+
+
+def _short_digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+
+
+def sequences_digest(data: SequenceDataset) -> str:
+    """Return the SHA-256 of a dataset's size and of up to 4,096 of its sequences."""
+    count = len(data)
+    digest = hashlib.sha256(str(count).encode())
+    for index in _spread_indices(count):
+        for name, tensor in sorted(data[index].items()):
+            digest.update(f"{name} {tensor.shape}".encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _spread_indices(count: int) -> Iterable[int]:
+    if count <= _MAX_SEQUENCES:
+        return range(count)
+    return (number * (count - 1) // (_MAX_SEQUENCES - 1) for number in range(_MAX_SEQUENCES))

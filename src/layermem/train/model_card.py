@@ -1,0 +1,164 @@
+"""The model card that a run writes beside its final model: README.md with metadata for a model hub.
+
+It says what the model is, how it was trained, what was measured, and how to load it. The user adds
+the licence: this library cannot know under which one the training data may be used.
+
+It does not know: how models are trained or evaluated, how the folder is published.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCardData
+from torch import nn
+
+from layermem.config import Run
+from layermem.runs import RunFolder
+
+_CITATION = """```bibtex
+@article{gerasimov2025representation,
+  title   = {You Do Not Fully Utilize Transformer's Representation Capacity},
+  author  = {Gerasimov, Gleb and Aksenov, Yaroslav and Balagansky, Nikita and Sinii, Viacheslav
+             and Gavrilov, Daniil},
+  journal = {arXiv preprint arXiv:2502.09245},
+  year    = {2025}
+}
+```"""
+_PROVENANCE = ("layermem", "torch", "transformers", "python", "commit", "machine", "precision")
+
+
+def write_model_card(path: Path, run: Run, folder: RunFolder, model: nn.Module) -> None:
+    """Write README.md into ``path``, the folder of the final model of a run."""
+    (path / "README.md").write_text(model_card(run, folder, model), encoding="utf-8")
+
+
+def model_card(run: Run, folder: RunFolder, model: nn.Module) -> str:
+    """Return the card of a trained model, from its config and what the run recorded."""
+    about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about", {})
+    rows = folder.rows()
+    parts = [
+        f"---\n{_metadata(run)}\n---",
+        f"# {run.preset}, {run.variant}, seed {run.seed}",
+        _description(run, model),
+        f"## Training\n\n{_training(run, rows, about)}",
+        f"## Evaluation\n\n{_evaluation(rows, folder)}",
+        f"## Use\n\n{_usage(folder)}",
+        "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
+        "data allow, and adds it to the metadata above (`license:`).",
+        f"## Citation\n\nThe method is that of\n\n{_CITATION}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(run: Run) -> str:
+    """Return the YAML that model hubs read."""
+    pretrained = run.model.pretrained
+    data = ModelCardData(
+        library_name="layermem",
+        pipeline_tag="text-generation",
+        tags=["transformers", "layermem", "cross-layer-attention", run.variant],
+        # A folder on this machine is no name that a hub could look up.
+        base_model=None if pretrained is None or os.path.exists(pretrained) else pretrained,
+        model_name=f"{run.preset}-{run.variant}-s{run.seed}",
+    )
+    return data.to_yaml().strip()
+
+
+def _description(run: Run, model: nn.Module) -> str:
+    config: Any = model.config
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    options = ", ".join(run.model.options)
+    return (
+        f"A causal language model of the variant `{run.variant}`"
+        f"{f' ({options})' if options else ''} of "
+        "[layermem](https://arxiv.org/abs/2502.09245): a LLaMA-shaped decoder of "
+        f"{config.num_hidden_layers} layers of width {config.hidden_size} with "
+        f"{config.num_attention_heads} query heads and {config.num_key_value_heads} key-value "
+        f"heads, {parameters:,} parameters."
+    )
+
+
+def _training(run: Run, rows: list[dict[str, Any]], about: Mapping[str, Any]) -> str:
+    """Return a table of what the model was trained on and how."""
+    tokens = max((row["tokens"] for row in rows if "tokens" in row), default=None)
+    start = run.model.pretrained or "new weights"
+    table = {
+        "command": f"`{about['command']}`" if "command" in about else None,
+        "run id": about.get("run_id"),
+        "started from": start,
+        "training data": _data(run),
+        "digest of the data": about.get("data"),
+        "steps": f"{run.max_steps:,}",
+        "tokens": None if tokens is None else f"{tokens:,}",
+        "sequences in a step": f"{run.optim.batch_size:,}",
+        "seed": f"{run.seed} (weights and order of the data)",
+        "learning rate": f"{run.optim.lr:g}, {run.optim.schedule}, "
+        f"{run.optim.warmup_steps} warm-up steps at most",
+        "weight decay": f"{run.optim.weight_decay:g}",
+        **{name: about.get(name) for name in _PROVENANCE},
+    }
+    return _table("", "value", {name: value for name, value in table.items() if value is not None})
+
+
+def _data(run: Run) -> str:
+    if run.task.name:
+        options = " ".join(run.task.options)
+        return (
+            f"{run.task.examples:,} problems of the task {run.task.name}, seed {run.task.seed}"
+            f"{f' ({options})' if options else ''}"
+        )
+    names = (run.data.source, run.data.subset, run.data.revision)
+    return f"{', '.join(filter(None, names))}; blocks of {run.data.block_size} tokens"
+
+
+def _evaluation(rows: list[dict[str, Any]], folder: RunFolder) -> str:
+    """Return a table of the last validation and, of a task, the shares of test problems solved."""
+    table = {}
+    validation = next((row for row in reversed(rows) if "val_loss" in row), None)
+    if validation is not None:
+        table["validation loss (nats a token)"] = f"{validation['val_loss']:.4f}"
+        table["validation perplexity"] = f"{validation['val_perplexity']:.2f}"
+    if folder.result.exists():
+        result = json.loads(folder.result.read_text(encoding="utf-8"))
+        low, high = result["interval"]
+        table |= {
+            "test problems": f"{result['count']:,}",
+            "right final answer": f"{result['accuracy']:.1%} (95% interval over problems: "
+            f"{low:.1%} to {high:.1%})",
+            "every step right": f"{result['steps']:.1%}",
+            "right by chance": f"{result['chance']:.1%}",
+        }
+    if not table:
+        return "Nothing was measured."
+    return _table("", "value", table) + "\n\nOne run of one seed; other seeds give other figures."
+
+
+def _usage(folder: RunFolder) -> str:
+    """Return code that loads the model and has it continue a prompt of its test set."""
+    prompt = "The"
+    if folder.attempts.exists():
+        with folder.attempts.open(encoding="utf-8") as file:
+            prompt = json.loads(file.readline())["prompt"]
+    return f"""```python
+import layermem  # makes the model known to transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+path = "path/to/this/folder"
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = AutoModelForCausalLM.from_pretrained(path)
+inputs = tokenizer({json.dumps(prompt)}, return_tensors="pt", return_token_type_ids=False)
+tokens = model.generate(**inputs, max_new_tokens=64, do_sample=False)
+print(tokenizer.decode(tokens[0]))
+```"""
+
+
+def _table(left: str, right: str, values: Mapping[str, Any]) -> str:
+    rows = (
+        f"| {name} | {str(value).replace('|', chr(92) + '|').replace(chr(10), ' ')} |"
+        for name, value in values.items()
+    )
+    return "\n".join([f"| {left} | {right} |", "|---|---|", *rows])

@@ -1,0 +1,107 @@
+"""Parameter groups, the AdamW optimizer over them, and the learning-rate schedule of each group.
+
+Weight matrices have weight decay; norms, biases and embeddings have none. Parameters that a variant
+overrides (``Variant.overrides``) have a learning rate and a weight decay of their own. The learning
+rate of each group rises from zero and then falls to ``optim.min_lr``, the same for all groups.
+
+It does not know: the trainer, any particular variant.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from layermem.config import Optim
+from layermem.models.seams import ParameterOverride
+
+# Names of the groups that every model has; a group of overridden parameters has its pattern's.
+DECAYED, PLAIN = "decayed", "plain"
+
+
+def parameter_groups(
+    model: nn.Module, overrides: Sequence[ParameterOverride], optim: Optim
+) -> list[dict[str, Any]]:
+    """Split the trainable parameters into groups with ``name``, ``lr`` and ``weight_decay``."""
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
+    groups: dict[str, dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        key, lr, decay = DECAYED, optim.lr, optim.weight_decay
+        override = next((o for o in overrides if re.search(o.pattern, name)), None)
+        if override:
+            key = override.pattern
+            # Compared with None, since a learning rate of zero is valid: it freezes the group.
+            lr = next(rate for rate in (optim.router_lr, override.lr, optim.lr) if rate is not None)
+            decay = decay if override.weight_decay is None else override.weight_decay
+        elif parameter.ndim < 2 or id(parameter) in embeddings:
+            key, decay = PLAIN, 0.0
+        group = groups.setdefault(key, {"name": key, "params": [], "lr": lr, "weight_decay": decay})
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def build_optimizer(
+    model: nn.Module,
+    overrides: Sequence[ParameterOverride],
+    optim: Optim,
+    device: torch.device,
+) -> AdamW:
+    """Return AdamW over all groups; on CUDA its step is fused into one kernel for each group."""
+    optimizer = AdamW(
+        parameter_groups(model, overrides, optim),
+        lr=optim.lr,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        # On a CPU a fused step rounds differently, and would not repeat recorded learning curves.
+        fused=True if device.type == "cuda" else None,
+    )
+    optimizer.register_load_state_dict_pre_hook(_keep_fused_setting)
+    return optimizer
+
+
+def _keep_fused_setting(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Load all of a saved state but ``fused``, which depends on this machine's device."""
+    groups = [
+        {**saved, "fused": own["fused"]}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {**state, "param_groups": groups}
+
+
+def build_schedule(optimizer: Optimizer, optim: Optim, max_steps: int) -> LambdaLR:
+    """Return the learning-rate schedule of every group, scaled to ``max_steps``."""
+    return LambdaLR(
+        optimizer,
+        [_learning_rate_factor(group["lr"], optim, max_steps) for group in optimizer.param_groups],
+    )
+
+
+def _learning_rate_factor(peak: float, optim: Optim, max_steps: int) -> Callable[[int], float]:
+    """Return the function from a step to its learning rate as a share of the peak."""
+    warmup = min(optim.warmup_steps, max_steps // 10)
+    # A group whose peak is below the floor keeps its peak.
+    floor = min(1.0, optim.min_lr / peak) if peak else 1.0
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        # The last step of the run uses the floor.
+        progress = min(1.0, (step - warmup) / max(1, max_steps - 1 - warmup))
+        match optim.schedule:
+            case "cosine":
+                return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+            case "linear":
+                return 1 - (1 - floor) * progress
+            case _:
+                return 1.0
+
+    return factor

@@ -1,0 +1,78 @@
+"""A task's problems as training sequences: prompt and solution, with the loss on the solution.
+
+It does not know: any particular task, models.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+
+from layermem.config import Task
+from layermem.tasks import registry
+
+# The label of tokens that have no loss.
+_IGNORED = -100
+# Problems that are encoded to estimate the mean length of all.
+_SAMPLE = 200
+
+
+class ProblemDataset(Dataset[dict[str, Tensor]]):
+    """Encoded problems: ``input_ids`` and ``labels`` [T], where T differs between problems."""
+
+    def __init__(self, problems: Sequence[registry.Problem], tokenizer: Any) -> None:
+        if not problems:
+            raise ValueError("a training or validation set needs at least one problem, got none")
+        self.problems, self.padding = problems, tokenizer.pad_token_id
+        if self.padding is None:
+            self.padding = tokenizer.eos_token_id
+        prompts, solutions = registry.encode(tokenizer, problems)
+        end = tokenizer.eos_token_id
+        self.sequences = [
+            (prompt, [*solution, end]) for prompt, solution in zip(prompts, solutions, strict=True)
+        ]
+        self.length = sum(len(p) + len(s) for p, s in self.sequences) / len(problems)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        prompt, solution = self.sequences[index]
+        return {
+            "input_ids": torch.tensor([*prompt, *solution]),
+            "labels": torch.tensor([*[_IGNORED] * len(prompt), *solution]),
+        }
+
+    def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Pad to the longest sequence, on the right, where a causal model needs no mask."""
+        padding = {"input_ids": self.padding, "labels": _IGNORED}
+        return {
+            name: pad_sequence([item[name] for item in items], True, value)
+            for name, value in padding.items()
+        }
+
+
+def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, ProblemDataset]:
+    """Return the training set and the validation set of a task."""
+    definition = registry.get_task(str(task.name))
+    train, validation = (
+        ProblemDataset(definition.problems(split, count, task.seed, **task.fields()), tokenizer)
+        for split, count in (("train", task.examples), ("validation", task.validation))
+    )
+    registry.check_tokenizer(definition, tokenizer, validation.problems)
+    return train, validation
+
+
+def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float]:
+    """Return the size of the vocabulary and an estimate of the mean tokens of a problem.
+
+    ``tokenizer`` None: the task's own.
+    """
+    definition = registry.get_task(str(task.name))
+    tokenizer = tokenizer or definition.tokenizer(**task.fields())
+    count = min(_SAMPLE, task.examples)
+    problems = definition.problems("train", count, task.seed, **task.fields())
+    return len(tokenizer), ProblemDataset(problems, tokenizer).length

@@ -1,0 +1,106 @@
+"""The processes of one distributed run: they form a group, wait for each other, agree, and exit.
+
+It does not know: the trainer, what the processes compute.
+"""
+
+import atexit
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from transformers import TrainingArguments
+
+# Keys of counters in the store that the group was formed with.
+_FINISHED, _FAILED = "layermem/ended", "layermem/failed"
+
+
+def form_cpu_group(processes: int, timeout_seconds: int) -> None:
+    """Form the group of processes on CPUs; accelerate would form it without a timeout."""
+    if processes > 1 and not torch.cuda.is_available() and not distributed.is_initialized():
+        distributed.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+
+
+def is_distributed() -> bool:
+    """Return whether this process is in a group of processes."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+@contextmanager
+def wait_for_all() -> Iterator[None]:
+    """Wait at the end of the block until all processes have finished it, for as long as it takes.
+
+    A collective operation fails once a process is later than the group's timeout, but preparing
+    text may take hours on one machine and no time on another that has it already. This wait counts
+    the processes in the group's store instead, and reads the counter at least once a second. If the
+    block fails in one process, it ends with an error in all of them.
+    """
+    if not is_distributed():
+        yield
+        return
+    # torch has no public function that returns the store.
+    store = distributed.distributed_c10d._get_default_store()
+    try:
+        yield
+    except BaseException:
+        store.add(_FAILED, 1)
+        raise
+    processes = distributed.get_world_size()
+    finished = store.add(_FINISHED, 1)
+    # The counter is never reset: a second block counts on from the first, and no process begins a
+    # block before all have finished the one before it.
+    target, pause = -(-finished // processes) * processes, 0.02
+    while finished < target:
+        if store.add(_FAILED, 0):
+            raise RuntimeError(
+                "another process of this run failed before the first step; its own output says why"
+            )
+        time.sleep(pause := min(2 * pause, 1.0))
+        finished = store.add(_FINISHED, 0)
+
+
+def any_process(flag: bool, args: TrainingArguments) -> bool:
+    """Return whether ``flag`` is true in any process; every process must call this."""
+    if args.world_size == 1:
+        return flag
+    shared = torch.tensor(int(flag), device=args.device)
+    distributed.all_reduce(shared)
+    return bool(shared)
+
+
+def check_processes_agree(values: Mapping[str, Any]) -> None:
+    """Raise in every process unless all have the same values; every process must call this."""
+    if not is_distributed():
+        return
+    by_process: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(by_process, dict(values))
+    for name, value in by_process[0].items():
+        others = [rank for rank, theirs in enumerate(by_process) if theirs[name] != value]
+        if others:
+            raise ValueError(
+                f"processes do not see the same {name}: {value!r} in process 0, "
+                f"{by_process[others[0]][name]!r} in process {others[0]}. The run folder must be "
+                "one that all machines see, and the data the same on each"
+            )
+
+
+def exit_if_distributed() -> None:
+    """End a process of a distributed run without the interpreter's shutdown.
+
+    Gloo's threads may still hold Python objects (torch 2.13). If these are freed while the
+    interpreter shuts down, the process aborts; if they are freed while the main thread destroys the
+    group, the two wait for each other forever. Both are rare. So the functions registered to run at
+    exit are called, the output is flushed, and nothing else is done.
+    """
+    if is_distributed() and distributed.get_world_size() > 1:
+        atexit._run_exitfuncs()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

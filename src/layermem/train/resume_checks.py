@@ -1,0 +1,160 @@
+"""Checks that a resumed run continues its own checkpoint, with the same data and model config.
+
+A checkpoint records its origin in ``origin.json``: the fields of the run that decide what it
+computes, and digests of its data.
+
+It does not know: the trainer, how a checkpoint's model and optimizer are loaded.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig, TrainingArguments
+
+from layermem.config import Run, run_from_dict, to_dict
+from layermem.runs import RunFolder
+from layermem.train.checkpoints import logged_rows, process_layout
+from layermem.train.data_digest import SequenceDataset, sequences_digest
+
+logger = logging.getLogger(__name__)
+# Fields of a run that may differ when it is resumed: how it is carried out, not what it computes.
+FREE_FIELDS = {
+    "compute",
+    "track",
+    "log_every",
+    "eval_every",
+    "save_every",
+    "keep",
+    "preset",
+}
+_FILE = "origin.json"
+# Fields of a model's config that do not change what the model computes, and the tokenizer's ids.
+_IGNORED_MODEL_FIELDS = {
+    "architectures",
+    "dtype",
+    "transformers_version",
+    "use_cache",
+    "_name_or_path",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+}
+
+
+def describe_origin(run: Run, data: Mapping[str, SequenceDataset | None]) -> dict[str, Any]:
+    """Return the fields of a run that decide what it computes, and the digests of its data."""
+    decisive = {name: value for name, value in to_dict(run).items() if name not in FREE_FIELDS}
+    digests = {name: sequences_digest(split) for name, split in data.items() if split is not None}
+    return {"run": decisive, "data": digests}
+
+
+def save_origin(checkpoint: Path, origin: Mapping[str, Any]) -> None:
+    """Record in a checkpoint what it came from."""
+    (checkpoint / _FILE).write_text(json.dumps(origin, indent=1), encoding="utf-8")
+
+
+def check_origin(
+    checkpoint: Path, origin: Mapping[str, Any], config: PreTrainedConfig | None
+) -> None:
+    """Raise unless a checkpoint came from this run, its data and a model with this config.
+
+    A checkpoint of an earlier version, which recorded no origin, is judged by its model's config
+    alone.
+    """
+    if (checkpoint / _FILE).exists():
+        recorded = json.loads((checkpoint / _FILE).read_text(encoding="utf-8"))
+        _check_run_and_data(checkpoint, recorded, origin)
+    if config is None:
+        return
+    before, now = (
+        {name: value for name, value in c.to_dict().items() if name not in _IGNORED_MODEL_FIELDS}
+        for c in (type(config).from_pretrained(checkpoint), config)
+    )
+    if changes := [_describe_change(change) for change in _differences(before, now)]:
+        raise ValueError(
+            f"the model is not that of {checkpoint}: {'; '.join(changes)}. What it started from "
+            "(--model.pretrained) or layermem has changed since: put it back, or begin again in "
+            "another --out"
+        )
+
+
+def _check_run_and_data(
+    checkpoint: Path, recorded: Mapping[str, Any], origin: Mapping[str, Any]
+) -> None:
+    changes = config_changes(run_from_dict(recorded["run"]), run_from_dict(origin["run"]))
+    if changes:
+        raise ValueError(
+            f"{checkpoint} was written by another run: {'; '.join(changes)}. Delete it to go "
+            "on from the checkpoint before it, or choose another --out"
+        )
+    for split, digest in recorded["data"].items():
+        if origin["data"].get(split) != digest:
+            raise ValueError(
+                f"the {split} data is not what {checkpoint} was trained with: its source, its "
+                "tokenizer or what makes it has changed since. Put back what it was (a "
+                "dataset's --data.revision, the version of layermem that config.yaml names), "
+                "or begin again in another --out"
+            )
+
+
+def config_changes(before: Run, now: Run) -> list[str]:
+    """Describe each difference between two runs that changes what they compute."""
+    return [
+        _describe_change(change)
+        for change in _differences(to_dict(before), to_dict(now))
+        if change[0].split(".")[0] not in FREE_FIELDS
+    ]
+
+
+def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """Return the path, the old value and the new value of everything that differs."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return [
+            difference
+            for name in now
+            for difference in _differences(
+                before.get(name), now[name], f"{path}.{name}".lstrip(".")
+            )
+        ]
+    return [] if before == now else [(path, before, now)]
+
+
+def _describe_change(change: tuple[str, Any, Any]) -> str:
+    name, old, new = change
+    return f"{name} was {old!r}, is {new!r}"
+
+
+def check_random_numbers(
+    checkpoint: Path, config: PreTrainedConfig, args: TrainingArguments
+) -> None:
+    """Raise if dropout would draw other random numbers than without the interruption."""
+    ours = args.world_size, args.train_batch_size
+    theirs = process_layout(checkpoint)
+    if config.attention_dropout and ours != theirs:
+        raise ValueError(
+            f"{checkpoint} was written by {theirs[0]} processes with micro-batches of {theirs[1]} "
+            f"sequences, now there are {ours[0]} with {ours[1]}: attention_dropout "
+            f"({config.attention_dropout}) draws its random numbers by process and micro-batch, so "
+            "the run would not be the same; resume it with the processes and the micro-batch it "
+            "began with"
+        )
+
+
+def restore_rows(checkpoint: Path, folder: RunFolder) -> None:
+    """Write the metrics anew from a checkpoint where they are not the rows it was saved after."""
+    saved = logged_rows(checkpoint)
+    if list(map(_comparable, saved)) != list(map(_comparable, folder.rows())):
+        logger.warning(
+            "%s does not hold the rows that %s was written after; they are restored from there",
+            folder.metrics,
+            checkpoint,
+        )
+        folder.write_rows(saved)
+
+
+def _comparable(row: Mapping[str, Any]) -> str:
+    # As text, since NaN is not equal to itself.
+    return json.dumps(row, sort_keys=True)

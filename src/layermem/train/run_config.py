@@ -1,0 +1,106 @@
+"""The config.yaml of a run folder: reading, writing, and whether a folder holds a given run.
+
+The file holds the fields of the run and, under ``about``, where the run came from, with a digest of
+the fields, by which an edited file is noticed.
+
+It does not know: models, data, how a run is trained.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from layermem.config import Run, run_from_dict, to_dict
+from layermem.runs import RunFolder, write_atomically
+from layermem.train.provenance import command_line, describe_environment
+from layermem.train.resume_checks import config_changes
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Return the run of a config.yaml, edited or not."""
+    return run_from_dict(_read(path)[0])
+
+
+def recorded_run(folder: RunFolder) -> Run:
+    """Return the run that a folder holds; a config edited since it was written is refused."""
+    fields, about = _read(folder.config)
+    if about.get("digest", _digest(fields)) != _digest(fields):
+        raise ValueError(
+            f"{folder.config} was edited after the run wrote it, so it no longer says what was "
+            "trained. Undo the edit; to train the edited config, give it another --out; what a run "
+            "may change when it goes on (compute, save_every, ...) is given as an option"
+        )
+    return run_from_dict(fields)
+
+
+def check_same_run(folder: RunFolder, run: Run) -> None:
+    """Raise unless the folder holds this run; how it is carried out may differ."""
+    if changes := config_changes(recorded_run(folder), run):
+        raise ValueError(
+            f"{folder.path} was begun with another config: {'; '.join(changes)}. Resume it with "
+            f"--config {folder.config}, or choose another --out"
+        )
+
+
+def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
+    """Write the config into a free folder, or check that the folder holds this run.
+
+    When a run is resumed with changes to how it is carried out, the config is written with them,
+    and ``about`` keeps what it says of the beginning. A folder is free as long as it holds no
+    rows, checkpoint or result: a run that was refused before its first step leaves it free.
+    """
+    ended = folder.final.exists() or folder.result.exists()
+    if not (ended or folder.complete_checkpoints() or folder.rows()):
+        about = {"run_id": run.id, "command": command_line(), **describe_environment()}
+        _write(folder, run, about)
+        return
+    if not folder.config.exists():
+        raise FileExistsError(
+            f"{folder.path} holds a run, but no config.yaml that says of what: put it back, or "
+            "choose another --out"
+        )
+    if not resume:
+        raise FileExistsError(
+            f"{folder.path} holds a run already; add --resume to go on with it, or choose another "
+            "--out"
+        )
+    check_same_run(folder, run)
+    if recorded_run(folder) != run and not folder.final.exists():
+        _write(folder, run, {**_read(folder.config)[1], "run_id": run.id})
+
+
+def record_data_and_precision(folder: RunFolder, run: Run, data: str, precision: str) -> None:
+    """Record the digest of the data and the precision, which the fields alone do not determine.
+
+    A run that is resumed keeps what was recorded when it began, or lacks it if an earlier version
+    began it.
+    """
+    if not (folder.rows() or folder.complete_checkpoints()):
+        about = _read(folder.config)[1]
+        _write(folder, run, {**about, "data": data, "precision": precision})
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
+    """Return the fields of a config.yaml, and what is under ``about``."""
+    try:
+        fields = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    about = fields.pop("about", None) if isinstance(fields, dict) else None
+    return fields, about if isinstance(about, dict) else {}
+
+
+def _write(folder: RunFolder, run: Run, about: Mapping[str, str]) -> None:
+    fields = to_dict(run)
+    content = {**fields, "about": {**about, "digest": _digest(fields)}}
+    write_atomically(folder.config, yaml.safe_dump(content, sort_keys=False))
+
+
+def _digest(fields: Any) -> str:
+    """Return a digest of the fields as the file has them, independent of the version reading it."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

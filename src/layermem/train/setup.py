@@ -1,0 +1,119 @@
+"""What a run starts with: its tokenizer, its training and validation sets, and its model.
+
+It does not know: the trainer, the run folder.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from layermem.config import Run
+from layermem.data.blocks import Blocks
+from layermem.data.preparing import prepare
+from layermem.data.tokenizers import load_tokenizer
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.checkpoints import LLAMA_MODEL_TYPES
+from layermem.models.registry import build, lookup
+from layermem.tasks import registry as tasks
+from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """The tokenizer and the data of a run, ready for training."""
+
+    tokenizer: Any
+    train_data: Blocks | ProblemDataset
+    validation_data: Blocks | ProblemDataset
+    collate: Callable[..., dict[str, Tensor]] | None
+    """Makes a batch of sequences; None: all have one length and are stacked."""
+
+
+def prepare_run(run: Run) -> Prepared:
+    """Return the tokenizer and the data of a run; text is tokenized, unless it has been before."""
+    tokenizer = _load_tokenizer(run)
+    if run.task.name:
+        train, validation = build_problem_datasets(run.task, tokenizer)
+        return Prepared(
+            tokenizer=tokenizer,
+            train_data=train,
+            validation_data=validation,
+            collate=train.collate,
+        )
+    train_tokens, validation_tokens = prepare(run.data, tokenizer)
+    blocks = partial(Blocks, block_size=run.data.block_size, isolate=run.data.isolate_documents)
+    return Prepared(
+        tokenizer=tokenizer,
+        train_data=blocks(train_tokens),
+        validation_data=blocks(validation_tokens, at_most=run.eval_blocks),
+        collate=None,
+    )
+
+
+def _load_tokenizer(run: Run) -> Any:
+    """Return the tokenizer of the pretrained model, of the task, or of the config."""
+    if run.model.pretrained:
+        try:
+            return load_tokenizer(run.model.pretrained)
+        except ValueError as error:
+            raise ValueError(
+                f"{run.model.pretrained} has no tokenizer that a run can start with ({error}); "
+                "save one into it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            ) from error
+    if run.task.name and run.task.tokenizer is None:
+        return tasks.get_task(run.task.name).tokenizer(**run.task.fields())
+    return load_tokenizer(run.task.tokenizer or run.data.tokenizer)
+
+
+def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
+    """Return a model with new weights, a saved model, or a LLaMA converted to the variant."""
+    source, entry = run.model.pretrained, lookup(run.variant)
+    if source is None:
+        return build(run.variant, **model_fields(run, tokenizer))
+    source_type = AutoConfig.from_pretrained(source).model_type
+    if source_type != entry.config.model_type:
+        if source_type in LLAMA_MODEL_TYPES:
+            fields = run.model.variant_fields()
+            return entry.causal_lm.from_llama(source, dtype=torch.float32, **fields)
+        raise ValueError(
+            f"{source} is a {source_type} model; a run of {run.variant} starts from one of its "
+            "own, or from a LLaMA: choose another --variant"
+        )
+    if run.model.options:
+        raise ValueError(
+            f"{source} has its own {', '.join(sorted(run.model.variant_fields()))}; leave "
+            "--model.options out"
+        )
+    model: DecoderForCausalLM = entry.causal_lm.from_pretrained(source, dtype=torch.float32)
+    return model
+
+
+def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
+    """Return the fields of the config of a run's new model."""
+    sizes = run.model.sizes()
+    if repeated := sorted(sizes.keys() & run.model.variant_fields()):
+        raise ValueError(
+            f"model.options name {', '.join(repeated)}, which the config has a field for: "
+            f"--model.{repeated[0].replace('_', '-')}"
+        )
+    if sizes["vocab_size"] is None:
+        sizes["vocab_size"] = len(tokenizer)
+    elif sizes["vocab_size"] < len(tokenizer):
+        raise ValueError(
+            f"model.vocab_size ({sizes['vocab_size']}) is smaller than the tokenizer's vocabulary "
+            f"({len(tokenizer)}): its ids would lie beyond the embedding"
+        )
+    end = tokenizer.eos_token_id
+    return {
+        **sizes,
+        "max_position_embeddings": max(2048, run.data.block_size),
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": tokenizer.pad_token_id,
+        **run.model.variant_fields(),
+    }

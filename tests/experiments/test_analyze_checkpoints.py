@@ -1,0 +1,87 @@
+"""Test that checkpoints that cannot be analyzed, or not side by side, are refused."""
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from small_run import a_run
+from tiny import TINY
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from layermem import cli
+from layermem.data.tokenizers import load_tokenizer
+from layermem.tasks import arithmetic
+from layermem.train.run import train
+
+SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("analyze")
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    return train(a_run(folder, max_steps=2), folder / "lime").path
+
+
+def test_broken_weights_another_tokenizer_and_an_unfinished_run_are_refused(run, folder, tmp_path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(run / "final")
+    torch.nn.init.constant_(model.model.layers[1].mlp.down_proj.weight, float("nan"))
+    model.save_pretrained(tmp_path / "broken")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "broken")
+    options = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="not finite"):
+        cli.main(["analyze", str(tmp_path / "broken"), *options])
+    other = a_llama(tmp_path / "other", arithmetic.tokenizer())
+    with pytest.raises(SystemExit, match="different tokenizers"):
+        cli.main(["analyze", str(run), "--against", str(other), *options])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match=r"no model at .*empty: expected a run folder"):
+        cli.main(["analyze", str(tmp_path / "empty"), *options])
+    unended = tmp_path / "unended"
+    unended.mkdir()
+    (unended / "config.yaml").write_text("{}")
+    with pytest.raises(SystemExit, match="has not ended"):
+        cli.main(["analyze", str(unended), *options])
+
+
+def a_llama(path, tokenizer):
+    """Save a small model of transformers with a tokenizer of at most 300 tokens."""
+    sizes = {**TINY, "vocab_size": 300, "max_position_embeddings": 128}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def test_missing_weights_are_refused(run, folder, tmp_path):
+    path = a_llama(tmp_path / "half", load_tokenizer("bytes"))
+    weights = load_file(path / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "layers.1." not in name}
+    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
+    options = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
+    with pytest.raises(
+        SystemExit, match=r"half lacks 9 of the model's weights, such as model\.layers\.1"
+    ):
+        cli.main(["analyze", str(path), *options])
+
+
+def test_tokenizers_that_use_one_vocabulary_in_two_ways_are_refused(run, folder, tmp_path):
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    numbers = {piece: i for i, piece in enumerate((*letters, "w1", "Ġw", "<end>"))}
+
+    def merging(*pairs):
+        tokenizer = Tokenizer(models.BPE(vocab=numbers, merges=list(pairs)))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>"
+        )
+
+    ours = a_llama(tmp_path / "ours", merging(("w", "1")))
+    theirs = a_llama(tmp_path / "theirs", merging(("Ġ", "w")))
+    options = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
+    with pytest.raises(
+        SystemExit, match="the tokenizers of ours and theirs have the same vocabulary, but split"
+    ):
+        cli.main(["analyze", str(ours), "--against", str(theirs), *options])

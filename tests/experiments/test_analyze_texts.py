@@ -1,0 +1,158 @@
+"""Test which texts and words are analyzed, and that unusable words are refused."""
+
+import itertools
+import json
+import tracemalloc
+from collections import Counter
+from dataclasses import asdict, replace
+
+import pytest
+import transformers
+from recorded import record
+from tiny import TINY
+from tokenizers import processors
+
+from layermem import cli
+from layermem.analysis.occurrences import check_words_have_tokens, compile_words
+from layermem.config import Task
+from layermem.data.tokenizers import load_tokenizer
+from layermem.experiments import analyze as experiment
+from layermem.experiments import analyze_texts
+from layermem.experiments.analyze_checkpoints import Checkpoint
+from layermem.experiments.analyze_texts import (
+    check_frequency,
+    choose_words,
+    draw_problems,
+    find_words,
+    read_problems,
+    split_documents,
+)
+from layermem.results.analysis import AnalysisOptions
+from layermem.tasks import prosqa
+from layermem.tasks.registry import TASKS, get_task
+
+
+def a_run_on_sums(folder, **changes):
+    """Record a run on sums that has ended, without weights; return its folder."""
+    options = ("operands=2", *changes.pop("options", ()))
+    task = Task(name="arithmetic", examples=30, validation=5, test=60, options=options)
+    path = record(folder / "run", task=replace(task, **changes))
+    transformers.LlamaConfig(**TINY).save_pretrained(path / "final")
+    fields = task.fields()
+    own = get_task(task.name).tokenizer(**fields)
+    (load_tokenizer("bytes") if changes else own).save_pretrained(path / "final")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("more", "changes", "message"),
+    [
+        (
+            ["--words", "is", "1"],
+            {},
+            "'is' cannot occur in what the tokenizer of run writes",
+        ),
+        (["--words", "1", "201"], {}, "'201' cannot occur in what the tokenizer of run writes"),
+        (
+            ["--words", "is", "1"],
+            {"tokenizer": "bytes"},
+            "'is' cannot occur in the test problems of run: there is no token for it; give other",
+        ),
+        (
+            ["--words", "1", "193", "--each", "9999"],
+            {},
+            r"'1' occurs \d+ times in the first 60 of the test problems of run, too rarely to find "
+            r"9999 occurrences; ask for fewer \(--each\) or for other --words",
+        ),
+        (["--words", "1", "1"], {}, "words must be different and not empty"),
+        (["--words", "1"], {}, "a probe needs at least two --words"),
+        (
+            ["--words", "1", "2", "--each", "4"],
+            {},
+            "for its folds, --each of at least 5; got 1, 2 and 4",
+        ),
+    ],
+)
+def test_unusable_words_are_refused_before_a_model_is_loaded(
+    more, changes, message, tmp_path, monkeypatch
+):
+    path = a_run_on_sums(tmp_path, **changes)
+    monkeypatch.setattr(experiment, "load_model", None)
+    monkeypatch.setattr(experiment, "find_words", None)
+    with pytest.raises(SystemExit, match=message):
+        cli.main(["analyze", str(path), *more])
+
+
+def test_the_words_of_every_task_are_frequent_in_its_problems():
+    for name, definition in TASKS.items():
+        fields = {"operands": 6} if name == "arithmetic" else {}
+        texts = next(draw_problems(Task(name=name, test=200)))
+        for options in ({}, fields):
+            words = definition.words(**options)
+            check_words_have_tokens(words, definition.tokenizer(**options), name)
+        # The 2,000 problems of a run's test set have more than 200, which is the default.
+        check_frequency(words, 200, texts, name)
+        counts = Counter(match for text in texts for match in compile_words(words).findall(text))
+        assert len(words) == 4 and min(counts[word] for word in words) >= 20, (name, counts)
+    assert TASKS["arithmetic"].words(value_max=2) == ("0", "1", "2")
+
+
+def a_checkpoint():
+    """Return a checkpoint of a model that was not trained here, whose weights are nowhere."""
+    return Checkpoint(name="model", location="nowhere", tokenizer=load_tokenizer("bytes"), run=None)
+
+
+def test_a_text_is_read_for_the_words_of_the_paper():
+    options = choose_words(AnalysisOptions(text="stdlib"), a_checkpoint())
+    assert options.words == ("is", "are", "was", "were")
+
+
+def test_a_problem_is_read_once(tmp_path):
+    few = prosqa.generate(3, 0)
+    file = tmp_path / "few.json"
+    file.write_text(json.dumps([asdict(record) for record in [*few, *few]]))
+    task = Task(name="prosqa", test=6, options=(f"test={file}",))
+    texts = list(read_problems(task))
+    assert texts == [f"{record.prompt} {record.solution}" for record in few]
+    # Other seeds give other problems, until there are no more.
+    texts = list(read_problems(Task(name="arithmetic", test=60, options=("operands=2",))))
+    assert len(texts) == len(set(texts)) > 60
+
+
+def test_no_more_documents_are_read_than_the_options_say(monkeypatch):
+    read = 0
+
+    def documents(_, *, streaming):
+        # A dataset on the hub is fetched only as far as it is read.
+        assert streaming
+        nonlocal read
+        for read in range(1, 10**9):
+            yield f"w1 {read:09} " * 3
+
+    monkeypatch.setattr(analyze_texts, "open_source", documents)
+    options = AnalysisOptions(text="x", words=("w1", "w2"), each=5, documents=300, length=24)
+    with pytest.raises(
+        ValueError, match=r"'w2' never occurs in x \(read up to --documents 300\); give"
+    ):
+        find_words(options, a_checkpoint())
+    assert read == 300
+
+
+def test_texts_without_a_word_are_not_kept(monkeypatch):
+    texts = itertools.chain((f"{i} {'x' * 10_000}" for i in range(1000)), ["it is"])
+    monkeypatch.setattr(analyze_texts, "read_texts", lambda *_: ("x", texts))
+    checkpoint = a_checkpoint()
+    tracemalloc.start()
+    occurrences = find_words(AnalysisOptions(words=("is",), each=1), checkpoint)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [occurrence.text for occurrence in occurrences] == ["it is"] and peak < 10**6
+
+
+def test_documents_are_split_without_the_tokens_that_a_tokenizer_adds():
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
+    )
+    assert len(tokenizer("abcdef")["input_ids"]) == 8
+    assert list(split_documents(["abcdef", "g"], 2, tokenizer)) == ["ab", "cd", "ef"]

@@ -1,0 +1,65 @@
+"""Costs of presets: whole runs in closed form, measurements shared and extrapolated."""
+
+import pytest
+
+from layermem import cli
+from layermem.efficiency.measuring import Measurement
+from layermem.experiments import preset_costs, presets
+from layermem.experiments.preset_costs import measure_presets
+from layermem.experiments.preset_costs import preset_costs as all_costs
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Have nothing trained: a step takes a second for each 10 sequences, LIMe's twice that."""
+    shapes = []
+
+    def measure(models, shape, repeats):
+        shapes.append(shape)
+        seconds = {"plain": shape.batch / 10, "lime": shape.batch / 5}
+        return {
+            name: Measurement(seconds=seconds[name], low=0.0, high=9.0, peak=2_000_000)
+            for name in models
+        }
+
+    monkeypatch.setattr(preset_costs, "measure", measure)
+    monkeypatch.setattr(preset_costs.torch.cuda, "is_available", lambda: False)
+    return shapes
+
+
+def test_costs_are_those_of_the_whole_run():
+    costs = {preset.name: preset for preset in all_costs()}
+    assert list(costs) == presets.names()
+    tiny = costs["tiny-lm"]
+    assert tiny.tokens == 400 * 16 * 128
+    assert tiny.flops == pytest.approx(tiny.tokens * tiny.flops_per_token)
+
+
+def test_time_is_that_of_all_sequences(measured):
+    costs = [preset for preset in all_costs() if preset.name in ("tiny-aet-4", "tiny-lm")]
+    found = dict(measure_presets(costs))
+    assert found["tiny-lm"]["plain"].seconds == pytest.approx(400 * 16 / 10)
+    assert found["tiny-lm"]["lime"].seconds == pytest.approx(400 * 16 / 5)
+    assert found["tiny-aet-4"]["plain"].seconds == pytest.approx(3750 * 64 / 10)
+    assert [(shape.batch, shape.precision) for shape in measured] == [
+        *((16, "float32"), (64, "float32")),
+    ]
+
+
+def test_equal_steps_are_measured_once_and_what_is_too_large_is_not(measured):
+    found = dict(measure_presets(all_costs()))
+    assert list(found) == presets.names()
+    assert found["paper-1b-gqa"] is None and found["small-30m"] is None
+    # small-aet-N and paper-aet-N differ in the number of steps alone.
+    assert found["paper-aet-6"]["plain"].seconds > found["small-aet-6"]["plain"].seconds
+    assert len(measured) == len({(shape.batch, shape.tokens) for shape in measured})
+
+
+def test_the_command_prints_both_tables(measured, capsys):
+    cli.main(["presets", "--measure"])
+    printed = capsys.readouterr().out
+    assert "too large for this machine" in printed and "2MB" in printed
+    assert "10.7 min" in printed and "21.3 min" in printed
+    assert "1 thread" in printed
+    cli.main(["presets"])
+    assert "too large" not in capsys.readouterr().out

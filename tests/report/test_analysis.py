@@ -1,0 +1,98 @@
+"""Test what a page shows of an analysis, and that a file of another version is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from recorded import an_analysis, record
+
+from layermem import cli
+from layermem.report import analysis, figures
+from layermem.report.page import Link
+from layermem.results.files import to_json
+
+MADE_UP = an_analysis(["a", "b"], lime="lime-id", plain="plain-id")
+
+
+def test_the_table_has_a_row_for_each_layer_and_a_column_for_each_number():
+    plain = MADE_UP.models["plain"]
+    shallow = {kind: replace(v, mean=(0.3,)) for kind, v in plain.entropy.items()}
+    table = analysis.table(
+        replace(MADE_UP, models={**MADE_UP.models, "plain": replace(plain, entropy=shallow)})
+    )
+    assert table.header == [
+        "layer",
+        "entropy, lime",
+        "entropy, plain",
+        "paper probe, lime",
+        "paper probe, plain",
+        "converged probe, lime",
+        "converged probe, plain",
+    ]
+    assert table.texts() == [
+        ["0", "0.60", "0.30", "60.0%", "60.0%", "60.0%", "60.0%"],
+        ["1", "0.70", "", "70.0%", "70.0%", "70.0%", "70.0%"],
+    ]
+
+
+def test_sections_name_what_they_show_and_why_something_is_missing():
+    unknown = replace(MADE_UP.models["plain"], routing_unknown="the weights are secret")
+    made_up = replace(MADE_UP, models={**MADE_UP.models, "secret": unknown})
+    parts = analysis.sections(made_up, {}, {}, " (a, b)")
+    assert [part.title for part in parts] == [
+        "What was analyzed (a, b)",
+        "Entropy by layer (a, b)",
+        "Separability of words (a, b)",
+        "Layout of words (a, b)",
+        "What lime reads (a, b)",
+        "What plain reads (a, b)",
+        "What secret reads (a, b)",
+    ]
+    assert parts[4].tables[0].texts() == [["1", "50.0%", "2.00", "0"]]
+    assert parts[5].paragraphs == ["It has no routers: every layer reads its own keys and values."]
+    assert parts[6].paragraphs == ["It is not shown: the weights are secret."]
+
+
+def test_models_stand_in_the_order_and_styles_of_their_runs(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "plot_curves", lambda axes, series, **k: drawn.append((series, k)))
+    marks = {"plain-id": "row-1", "lime-id": "row-2"}
+    models, *_ = analysis.sections(MADE_UP, marks, {"plain-id": 0, "lime-id": 3})
+    assert [(row[0], row[1].mark) for row in models.tables[0].rows] == [
+        ("plain", "row-1"),
+        ("lime", "row-2"),
+    ]
+    series, options = drawn[0]
+    assert list(series) == ["plain", "lime"] and options["styles"] == {"plain": 0, "lime": 3}
+    # A model of a run that is not on the page comes first.
+    models, *_ = analysis.sections(MADE_UP, {"lime-id": "row-2"}, {})
+    assert [row[:2] for row in models.tables[0].rows] == [
+        ["plain", "plain-id"],
+        ["lime", Link("lime-id", "row-2")],
+    ]
+    # Without the style of every run, models take styles in their order.
+    analysis.sections(MADE_UP, marks, {"plain-id": 0})
+    assert drawn[-1][1]["styles"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "analysis.json was written in version 2, and .* version 1 of analysis"),
+        ({"version": None}, "written before results had versions.*again with layermem analyze"),
+        ({"models": {"lime": {}}}, r"analysis.json is damaged \(models.lime.about, "),
+        ({"kind": "costs"}, "analysis.json is not what layermem analyze writes"),
+    ],
+)
+def test_a_file_of_another_version_is_refused_by_report(changes, message, tmp_path):
+    run = record(tmp_path / "run")
+    values = {**json.loads(to_json(MADE_UP)), **changes}
+    file = tmp_path / "analysis.json"
+    file.write_text(json.dumps({name: v for name, v in values.items() if v is not None}))
+    options = ["report", str(run), "--analysis", str(tmp_path), "--out", str(tmp_path / "page")]
+    with pytest.raises(SystemExit, match=message):
+        cli.main(options)
+    # As it was written, it is read.
+    file.write_text(to_json(MADE_UP))
+    cli.main(options)
+    assert "What lime reads" in (tmp_path / "page" / "index.html").read_text()

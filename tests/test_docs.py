@@ -1,0 +1,263 @@
+"""The pages: code runs, commands parse, links lead somewhere, the map has every file."""
+
+import importlib.util
+import os
+import pydoc
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tyro
+import yaml
+
+from layermem import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
+]
+LANGUAGES = {"python", "bash", "text"}
+VARIANTS_PAGE = "docs/variants.md"
+# The compiler alone takes longer than the rest of the contract.
+CONTRACT = "not compiled"
+
+
+def load(path):
+    """Return the module in a file that no package holds."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+file_map = load(ROOT / "docs" / "file_map.py")
+root_pages = load(ROOT / "docs" / "root_pages.py")
+
+
+@pytest.fixture(scope="module")
+def tracked_files():
+    try:
+        return file_map.tracked_files()
+    except subprocess.CalledProcessError:
+        pytest.skip("not a git checkout: which files belong to the repository is not known")
+
+
+def read(page):
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page, language=None):
+    """Return (language, code) of each fenced block of a page."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", read(page), flags=re.DOTALL | re.MULTILINE)
+    return [block for block in found if language in (None, block[0])]
+
+
+def declared_name(code):
+    """Return the name of the variant that some code declares; None if it declares none."""
+    match = re.search(r'^declare\("(\w+)"', code, re.MULTILINE)
+    return match and match[1]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_says_its_language(page):
+    assert read(page).count("```") == 2 * len(blocks(page))
+    assert {language for language, _ in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for _, code in blocks(page, "python"):
+        # A variant is a module; the contract below runs it.
+        if page != VARIANTS_PAGE or declared_name(code) is None:
+            exec(compile(code, page, "exec"), names)
+
+
+class ParsedError(Exception):
+    """Raised in place of running a command whose options were accepted."""
+
+
+def shell_commands(page):
+    """Return the commands of a page's bash blocks as lists of words."""
+    for _, code in blocks(page, "bash"):
+        for line in code.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[-2:-1] == ["-c"]:
+                words = shlex.split(words[-1])
+            if words:
+                yield words
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        pytest.param(page, words, id=shlex.join(words))
+        for page in PAGES
+        for words in shell_commands(page)
+    ],
+)
+def test_shell_commands_are_accepted(page, words, monkeypatch):
+    parse = tyro.cli
+
+    def parse_only(*args, **kwargs):
+        parse(*args, **kwargs)
+        raise ParsedError
+
+    monkeypatch.setattr(tyro, "cli", parse_only)
+    if "layermem" in words and "install" not in words:
+        with pytest.raises(ParsedError):
+            cli.main(words[words.index("layermem") + 1 :])
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:", read("Makefile"), re.MULTILINE)
+    elif words[0] == "python":
+        assert (ROOT / words[1]).exists()
+    else:
+        assert words[0] in ("pip", "pre-commit", "export"), "no test knows this command"
+
+
+def heading_anchors(page):
+    """Return the anchors of a page's headings, as GitHub and MkDocs name them."""
+    headings = re.findall(r"^#+ (.+)$", read(page), re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", read(page)):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), link
+        if anchor:
+            assert anchor in heading_anchors(path.resolve().relative_to(ROOT)), link
+
+
+@pytest.mark.parametrize(
+    ("folder", "link", "redirected"),
+    [
+        ("docs", "tasks.md#prosqa", "tasks.md#prosqa"),
+        ("docs", "../LOG.md", "log.md"),
+        ("docs", "../src/layermem/runs.py", "files.md#src/layermem/runs.py"),
+        ("", "docs/tasks.md#prosqa", "tasks.md#prosqa"),
+        ("", "docs/file_map.py", "files.md#docs/file_map.py"),
+        ("", "https://arxiv.org/abs/2502.09245", "https://arxiv.org/abs/2502.09245"),
+    ],
+)
+def test_links_are_redirected_on_the_site(folder, link, redirected):
+    assert root_pages.redirect_links(f"See [it]({link}).", folder) == f"See [it]({redirected})."
+
+
+def test_the_api_reference_names_what_is_there():
+    names = re.findall(r"^::: (\S+)$", read("docs/api.md"), re.MULTILINE)
+    assert names
+    for name in names:
+        assert pydoc.locate(name) is not None, name
+
+
+def test_the_readme_stays_short():
+    assert len(read("README.md").splitlines()) <= 120
+
+
+def test_every_tracked_file_says_what_it_is(tracked_files):
+    for name in tracked_files:
+        description = file_map.describe(ROOT / name)
+        assert description, f"{name}: begin it with one line that says what it is"
+        if name.endswith(".py"):
+            assert description.endswith("."), f"{name}: its first line is no full sentence"
+
+
+def test_the_map_has_a_row_for_every_file(tracked_files):
+    page = file_map.render(tracked_files)
+    assert re.findall(r'id="([^"]+)"', page) == sorted(
+        tracked_files, key=lambda name: (Path(name).parent.parts, name)
+    )
+    assert "| `lime.py`</span>" in page.replace('<span id="src/layermem/variants/lime.py">', "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "description"),
+    [
+        ("a.py", '"""Owns this.\n\nMore.\n"""\n', "Owns this."),
+        ("a.py", "x = 1\n", ""),
+        ("a.md", "\n# Title\n", "Title"),
+        ("a.sh", "#!/bin/sh\n# Runs it.\n", "Runs it."),
+        ("a.toml", "[section]\n# Not of the file.\n", ""),
+        ("a.html", "<!doctype html>\n<!-- A template. -->\n", "A template."),
+        ("a.html", "<!doctype html>\n<html>\n", ""),
+        ("a.json", "{}", "Figures that a command of this repository recorded."),
+        ("empty", "", ""),
+    ],
+)
+def test_files_are_described_by_their_first_line(name, text, description, tmp_path):
+    (tmp_path / name).write_text(text)
+    assert file_map.describe(tmp_path / name) == description
+
+
+def test_the_citation_names_the_paper_and_the_software():
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "version", "license"} <= citation.keys()
+    paper = citation["preferred-citation"]
+    assert paper["title"] == "You Do Not Fully Utilize Transformer's Representation Capacity"
+    assert [author["family-names"] for author in paper["authors"]] == [
+        *("Gerasimov", "Aksenov", "Balagansky", "Sinii", "Gavrilov"),
+    ]
+
+
+SHOWN = [code for _, code in blocks(VARIANTS_PAGE, "python") if declared_name(code)]
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Variables under which ``import more_variants`` declares the variants of the page."""
+    for code in SHOWN:
+        (tmp_path / f"{declared_name(code)}.py").write_text(code, encoding="utf-8")
+    imports = "".join(f"import {declared_name(code)}\n" for code in SHOWN)
+    (tmp_path / "more_variants.py").write_text(imports, encoding="utf-8")
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def test_two_short_variants_are_shown():
+    assert list(map(declared_name, SHOWN)) == ["neighbour", "depth_average"]
+    for code in SHOWN:
+        assert len(code.splitlines()) <= 90
+
+
+def test_the_variants_shown_pass_the_contract(environment):
+    chosen = f"({' or '.join(map(declared_name, SHOWN))}) and {CONTRACT}"
+    command = [sys.executable, "-m", "pytest", "-p", "more_variants", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-q", "-k", chosen, str(ROOT / "tests" / "test_contract.py")],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    assert passed >= 2 * 12, done.stdout
+
+
+def test_the_variants_shown_train_and_are_counted(environment, tmp_path):
+    code = f"""
+import more_variants
+from layermem.cli import main
+for name in {list(map(declared_name, SHOWN))}:
+    main(["train", "tiny-aet-4", "--variant", name, "--out", name, "--max-steps", "2",
+          "--task.examples", "200", "--task.validation", "4", "--task.test", "4"])
+main(["costs", "tiny-lm", "--variants", "plain,neighbour,depth_average"])
+main(["presets"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.stdout.count("neighbour") >= 2 and (tmp_path / "depth_average" / "final").exists()

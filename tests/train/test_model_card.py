@@ -1,0 +1,126 @@
+"""Model cards: metadata that parses, what was trained and measured, and code that runs."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from small_run import a_run
+
+import layermem
+from layermem.config import Task
+from layermem.evals.solving import evaluate
+from layermem.runs import RunFolder
+from layermem.train.model_card import model_card
+from layermem.train.run import train
+
+TASK = Task(
+    name="arithmetic",
+    examples=30,
+    validation=5,
+    test=8,
+    options=("operands=2", "operators=+", "operand_max=9", "value_max=20", "trivial=1.0"),
+)
+
+
+def card_of(folder):
+    return (folder.final / "README.md").read_text(encoding="utf-8")
+
+
+def run_the_code(text, path, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    exec(compile(code.replace("path/to/this/folder", str(path)), "card", "exec"), {})
+    return capsys.readouterr().out
+
+
+def test_a_run_on_text_writes_a_card(tmp_path, capsys):
+    run = a_run(tmp_path)
+    folder = train(run, tmp_path / "run")
+    text = card_of(folder)
+    card = ModelCard(text)
+    assert card.data.library_name == "layermem" and card.data.pipeline_tag == "text-generation"
+    assert "lime" in card.data.tags
+    assert card.data.license is None and "base_model" not in card.data.to_dict()
+    rows = [row for row in folder.rows() if "val_loss" in row]
+    about = yaml.safe_load(folder.config.read_text())["about"]
+    for figure in (
+        f"| validation loss (nats a token) | {rows[-1]['val_loss']:.4f} |",
+        f"| validation perplexity | {rows[-1]['val_perplexity']:.2f} |",
+        f"| tokens | {rows[-1]['tokens']:,} |",
+        f"| run id | {run.id} |",
+        f"| digest of the data | {about['data']} |",
+        f"| torch | {about['torch']} |",
+        "| steps | 8 |",
+        "| seed | 0 (weights and order of the data) |",
+        "chooses one",
+        "You Do Not Fully Utilize",
+    ):
+        assert figure in text
+    assert run_the_code(text, folder.final, capsys).startswith("The")
+
+
+def test_a_run_on_a_task_has_its_shares_and_a_prompt_of_its_test_set(tmp_path, capsys):
+    run = a_run(tmp_path, task=TASK)
+    folder = train(run, tmp_path / "run", evaluate=evaluate)
+    text, result = card_of(folder), json.loads(folder.result.read_text())
+    low, high = result["interval"]
+    assert (
+        f"| right final answer | {result['accuracy']:.1%} (95% interval over problems: "
+        f"{low:.1%} to {high:.1%}) |" in text
+    )
+    assert "| test problems | 8 |" in text and "operands=2" in text
+    prompt = json.loads(folder.attempts.read_text().splitlines()[0])["prompt"]
+    assert (
+        run_the_code(text, folder.final, capsys)
+        .replace(" ", "")
+        .startswith(prompt.replace(" ", ""))
+    )
+
+
+def test_a_run_that_goes_on_writes_the_card_of_its_end(tmp_path):
+    run = a_run(tmp_path)
+    folder = train(run, tmp_path / "run")
+    whole = card_of(folder)
+    again = train(run, tmp_path / "again")
+    for path in sorted(again.final.iterdir()):
+        path.unlink()
+    again.final.rmdir()
+    again.discard(8)
+    resumed = train(run, tmp_path / "again", resume=True)
+    assert card_of(resumed) == whole
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return layermem.build(
+        "lime", vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2
+    )
+
+
+@pytest.mark.parametrize("name", ["org/a: b #c", "org/'quoted' \"twice\"", "- [x]", "@odd: {y"])
+def test_names_that_mean_something_in_yaml_are_quoted(name, tmp_path, model):
+    run = a_run(tmp_path, preset=name, model={"pretrained": name})
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.config.write_text(yaml.safe_dump({"about": {"command": f"layermem train | {name}"}}))
+    text = model_card(run, folder, model)
+    _, metadata, _ = text.split("---\n", 2)
+    data = yaml.safe_load(metadata)
+    assert data["base_model"] == name
+    assert data["model_name"] == f"{name}-lime-s0"
+    assert f"layermem train \\| {name}" in text
+    assert "Nothing was measured." in text
+
+
+def test_a_local_checkpoint_is_no_base_model(tmp_path, model):
+    run = replace(a_run(tmp_path), seed=3)
+    run = replace(run, model=replace(run.model, pretrained=str(tmp_path)))
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.config.write_text("{}")
+    text = model_card(run, folder, model)
+    assert "base_model" not in text and f"| started from | {tmp_path} |" in text

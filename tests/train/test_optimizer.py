@@ -1,0 +1,119 @@
+"""Parameter groups and rates, against the rules written out."""
+
+import copy
+import math
+
+import pytest
+import torch
+from tiny import TINY
+
+import layermem
+from layermem.config import Optim
+from layermem.train.optimizer import build_optimizer, build_schedule, parameter_groups
+
+
+def groups_of(variant, optim=None, **fields):
+    model = layermem.build(variant, **{**TINY, **fields})
+    groups = parameter_groups(model, model.variant.overrides, optim or Optim())
+    names = {id(p): name for name, p in model.named_parameters()}
+    return {g["name"]: ({names[id(p)] for p in g["params"]}, g) for g in groups}, model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_parameter_is_in_one_group_by_the_rules(tied):
+    found, model = groups_of("lime", tie_word_embeddings=tied, attention_bias=True)
+    everything = [name for names, _ in found.values() for name in names]
+    assert sorted(everything) == sorted(name for name, _ in model.named_parameters())
+    decayed, plain = found.pop("decayed"), found.pop("plain")
+    ((routers, own),) = found.values()
+    assert all("memory" in name for name in routers) and len(routers) == 3
+    assert (own["lr"], own["weight_decay"]) == (1e-2, 0.0)
+    assert (plain[1]["lr"], plain[1]["weight_decay"]) == (1e-3, 0.0)
+    assert (decayed[1]["lr"], decayed[1]["weight_decay"]) == (1e-3, 0.1)
+    assert all("norm" in n or "embed" in n or n.endswith("bias") for n in plain[0])
+    assert ("lm_head.weight" in decayed[0]) is not tied
+
+
+def test_no_groups_without_members_and_a_rate_for_routers():
+    assert set(groups_of("plain")[0]) == {"decayed", "plain"}
+    found, _ = groups_of("lime", Optim(router_lr=3e-3))
+    assert {g["lr"] for _, g in found.values()} == {1e-3, 3e-3}
+    frozen, _ = groups_of("lime", Optim(router_lr=0.0))
+    assert {g["lr"] for _, g in frozen.values()} == {1e-3, 0.0}
+
+
+def test_frozen_parameters_are_left_out():
+    model = layermem.build("plain", **TINY)
+    model.model.layers.requires_grad_(False)
+    groups = parameter_groups(model, (), Optim())
+    assert sum(len(g["params"]) for g in groups) == 3
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_every_group_ends_at_one_absolute_floor(kind):
+    optim = Optim(schedule=kind, min_lr=1e-6, warmup_steps=10)
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    peaks = [1e-3, 1e-2, 1e-7]
+    optimizer = torch.optim.AdamW(
+        [{"params": [w], "lr": lr} for w, lr in zip(weights, peaks, strict=True)]
+    )
+    steps = 200
+    rates = build_schedule(optimizer, optim, steps)
+    seen = []
+    for _ in range(steps):
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        rates.step()
+    for column, peak in zip(zip(*seen, strict=True), peaks, strict=True):
+        floor = min(1e-6, peak)
+        assert column[-1] == pytest.approx(floor, rel=1e-9)
+        assert max(column) == pytest.approx(peak) and column[10] == pytest.approx(peak)
+        assert column[0] == pytest.approx(peak / 11) and column[9] == pytest.approx(peak * 10 / 11)
+        progress = (100 - 10) / (steps - 1 - 10)
+        share = (1 + math.cos(math.pi * progress)) / 2 if kind == "cosine" else 1 - progress
+        assert column[100] == pytest.approx(floor + (peak - floor) * share)
+
+
+def test_the_warm_up_is_a_tenth_of_a_short_run_at_most():
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    factor = build_schedule(optimizer, Optim(warmup_steps=200), 50).lr_lambdas[0]
+    assert factor(5) == 1.0 and factor(4) < 1.0
+    assert build_schedule(optimizer, Optim(schedule="constant"), 50).lr_lambdas[0](49) == 1.0
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def stepped(device, steps, ids, state=None):
+    """Return a small model and its optimizer after some steps, gone on with from a state."""
+    torch.manual_seed(0)
+    model = layermem.build("lime", **TINY)
+    optimizer = build_optimizer(model, model.variant.overrides, Optim(), device)
+    if state is not None:
+        model.load_state_dict(state[0])
+        optimizer.load_state_dict(state[1])
+    for _ in range(steps):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def test_a_step_is_fused_on_cuda_alone_and_the_same_but_for_rounding(ids):
+    """Fused steps run on a CPU too, so that they can be compared here."""
+    (plain, optimizer), (fused, other) = (stepped(device, 5, ids) for device in (CPU, CUDA))
+    assert {group["fused"] for group in optimizer.param_groups} == {None}
+    assert {group["fused"] for group in other.param_groups} == {True}
+    for ours, theirs in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("before", "after"), [(CPU, CUDA), (CUDA, CPU)], ids=["to", "from"])
+def test_a_checkpoint_says_nothing_of_how_a_step_is_carried_out(before, after, ids):
+    model, optimizer = stepped(before, 3, ids)
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    ours, resumed = stepped(after, 2, ids, state)
+    assert {group["fused"] for group in resumed.param_groups} == {True if after == CUDA else None}
+    theirs, _ = stepped(after, 5, ids)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

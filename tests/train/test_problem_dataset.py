@@ -1,0 +1,156 @@
+"""Training on problems: what is masked, padded and resumed, and that it learns."""
+
+import json
+import os
+import shutil
+import signal
+from contextlib import nullcontext
+
+import pytest
+import torch
+from small_run import a_run, curve
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from layermem.config import Task
+from layermem.evals.solving import evaluate
+from layermem.runs import RunFolder, step_of
+from layermem.tasks.registry import get_task
+from layermem.train.problem_dataset import (
+    ProblemDataset,
+    build_problem_datasets,
+    vocabulary_and_length,
+)
+from layermem.train.run import train
+from layermem.train.trainer import Trainer
+
+TASK = Task(
+    name="arithmetic",
+    examples=200,
+    validation=20,
+    test=30,
+    options=("operands=2", "operators=+", "operand_max=9", "value_max=20", "trivial=1.0"),
+)
+FEW = {**TASK.__dict__, "examples": 30, "validation": 5, "test": 6}
+
+
+def test_the_loss_is_on_the_solution():
+    task = get_task("arithmetic")
+    tokenizer = task.tokenizer(value_max=200)
+    made = task.problems("train", 5, 0)
+    data = ProblemDataset(made, tokenizer)
+    batch = data.collate([data[i] for i in range(5)])
+    for problem, ids, labels in zip(made, batch["input_ids"], batch["labels"], strict=True):
+        prompt, solution = (tokenizer(t)["input_ids"] for t in (problem.prompt, problem.solution))
+        length = len(prompt) + len(solution) + 1
+        assert ids.tolist() == [
+            *prompt,
+            *solution,
+            tokenizer.eos_token_id,
+            *[tokenizer.pad_token_id] * (len(ids) - length),
+        ]
+        learnt = [*solution, tokenizer.eos_token_id]
+        assert labels.tolist() == [
+            *[-100] * len(prompt),
+            *learnt,
+            *[-100] * (len(ids) - length),
+        ]
+    assert data.length == sum(len(data[i]["input_ids"]) for i in range(5)) / 5
+    with pytest.raises(ValueError, match="needs at least one problem"):
+        ProblemDataset([], tokenizer)
+
+
+def test_splits_and_measures():
+    tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
+    few = Task(**FEW)
+    learnt, validating = build_problem_datasets(few, tokenizer)
+    assert (len(learnt), len(validating)) == (30, 5)
+    assert vocabulary_and_length(few) == (len(tokenizer), 6.0)
+
+
+def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
+    run = a_run(tmp_path, task=Task(**FEW))
+    whole = train(run, tmp_path / "whole", evaluate=evaluate)
+    rows = whole.rows()
+    assert {"val_accuracy", "val_steps"} <= set(rows[-1])
+    result = json.loads(whole.result.read_text())
+    assert (result["task"], result["split"], result["count"]) == ("arithmetic", "test", 6)
+    assert (result["run_id"], result["steps_taken"]) == (run.id, run.max_steps)
+    assert len(whole.attempts.read_text().splitlines()) == 6
+    assert rows[0]["tokens"] == run.optim.batch_size * 6
+    # Killed before its end: the same again.
+    cut = train(run, tmp_path / "cut", evaluate=evaluate)
+    shutil.rmtree(cut.final)
+    cut.result.unlink()
+    shutil.rmtree(cut.complete_checkpoints()[-1])
+    again = train(run, tmp_path / "cut", resume=True, evaluate=evaluate)
+    assert curve(again) == curve(whole)
+    assert again.attempts.read_text() == whole.attempts.read_text()
+    assert again.result.read_text() == whole.result.read_text()
+
+
+def out_of_memory():
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("cause", "save_every", "saved"),
+    [("error", 0, []), ("error", 3, [6, 8]), ("SIGTERM", 0, []), ("SIGINT", 0, [])],
+)
+def test_a_model_whose_test_fails_is_kept(
+    cause, save_every, saved, tmp_path, monkeypatch, interruptible
+):
+    """The run has not ended; resumed, it solves without training again."""
+    run = a_run(tmp_path, task=Task(**FEW), save_every=save_every)
+    whole = train(run, tmp_path / "whole", evaluate=evaluate)
+
+    def failing(model, tokenizer, task, split):
+        if split == "test":
+            out_of_memory() if cause == "error" else os.kill(os.getpid(), signal.Signals[cause])
+        return evaluate(model, tokenizer, task, split)
+
+    raised = {"error": RuntimeError, "SIGINT": KeyboardInterrupt}.get(cause)
+    with pytest.raises(raised) if raised else nullcontext():
+        train(run, tmp_path / "failed", evaluate=failing)
+    folder = RunFolder(tmp_path / "failed")
+    assert not folder.final.exists() and not folder.result.exists()
+    monkeypatch.setattr(Trainer, "training_step", None)
+    assert train(run, folder.path, resume=True, evaluate=evaluate).final.exists()
+    assert curve(folder) == curve(whole)
+    assert folder.result.read_text() == whole.result.read_text()
+    assert [step_of(path) for path in folder.complete_checkpoints()] == saved
+
+
+def test_the_validation_loss_is_the_mean_over_labels(tmp_path):
+    # Proofs are of different lengths.
+    few = Task(name="prosqa", examples=8, validation=5)
+    found = {}
+    for micro in (1, 4):
+        run = a_run(tmp_path, task=few, max_steps=2, save_every=0, compute={"micro_batch": micro})
+        found[micro] = train(run, tmp_path / str(micro))
+    model = AutoModelForCausalLM.from_pretrained(found[1].final)
+    tokenizer = AutoTokenizer.from_pretrained(found[1].final)
+    lost = labels = 0
+    for item in (data := build_problem_datasets(few, tokenizer)[1]):
+        with torch.no_grad():
+            loss = model(**data.collate([item])).loss.item()
+        count = len(item["labels"][1:][item["labels"][1:] != -100])
+        lost, labels = lost + loss * count, labels + count
+    losses = [folder.rows()[-1]["val_loss"] for folder in found.values()]
+    assert losses == pytest.approx([lost / labels] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["plain", "lime"])
+def test_it_learns(variant, tmp_path):
+    """Sums below twenty: 30 of them, so what is not seen must be told from what is."""
+    run = a_run(
+        tmp_path,
+        variant=variant,
+        task=Task(**{**TASK.__dict__, "examples": 45, "validation": 5, "test": 5}),
+        max_steps=150,
+        eval_every=150,
+        save_every=0,
+        optim={"lr": 1e-2, "batch_size": 16, "schedule": "linear"},
+        compute={"micro_batch": 16},
+    )
+    rows = train(run, tmp_path / "run").rows()
+    assert rows[0]["loss"] > 2.5 > 0.5 > rows[-2]["loss"]

@@ -1,0 +1,95 @@
+"""The config.yaml of a run folder: which run it holds, how it was begun, and of which commit."""
+
+import subprocess
+
+import pytest
+import yaml
+from small_run import Interrupted, a_run, interrupt, stop_at
+
+from layermem.config import Run
+from layermem.runs import RunFolder
+from layermem.train.run import train
+from layermem.train.run_config import load_run
+
+
+def about(folder):
+    return yaml.safe_load(folder.config.read_text())["about"]
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """A run that was left alone."""
+    return train(a_run(tmp_path), tmp_path / "whole")
+
+
+def test_a_folder_that_holds_a_run(whole, tmp_path):
+    before = whole.metrics.read_text()
+    with pytest.raises(FileExistsError, match="holds a run already; add --resume"):
+        train(a_run(tmp_path), whole.path)
+    with pytest.raises(ValueError, match=r"another config: optim.lr was 0.01, is 0.5\. Resume it"):
+        train(a_run(tmp_path, optim={"lr": 0.5}), whole.path, resume=True)
+    assert whole.metrics.read_text() == before
+
+
+def test_the_config_says_what_the_run_last_ran_with(tmp_path, monkeypatch):
+    out = tmp_path / "changed"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, interrupt)
+        with pytest.raises(Interrupted):
+            train(a_run(tmp_path), out)
+    begun = about(RunFolder(out))
+    with pytest.raises(ValueError, match="another config: eval_blocks was None, is 3"):
+        train(a_run(tmp_path, eval_blocks=3), out, resume=True)
+    run = a_run(tmp_path, eval_every=2, compute={"micro_batch": 8})
+    folder = train(run, out, resume=True)
+    assert load_run(folder.config) == run
+    changed = {"run_id": run.id, "digest": about(folder)["digest"]}
+    assert about(folder) == {**begun, **changed} and changed["digest"] != begun["digest"]
+    # What has ended is not what was asked for later.
+    train(a_run(tmp_path), out, resume=True)
+    assert load_run(folder.config) == run
+
+
+def test_a_run_refused_before_its_first_step_leaves_the_folder_free(tmp_path):
+    out = tmp_path / "mended"
+    with pytest.raises(FileNotFoundError):
+        train(a_run(tmp_path, data={"source": "typo.jsonl"}), out)
+    run = a_run(tmp_path, max_steps=1)
+    assert load_run(train(run, out).config) == run
+
+
+def test_a_config_that_is_no_run(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("a: [")
+    with pytest.raises(ValueError, match="is not YAML"):
+        load_run(path)
+    path.write_text("- 1")
+    with pytest.raises(ValueError, match="must hold named fields"):
+        load_run(path)
+    path.write_text("{}")
+    assert load_run(path) == Run()
+
+
+def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    package = tmp_path / "package"
+    package.mkdir()
+    for name in ("__init__.py", "more.py"):
+        (package / name).write_text("")
+    monkeypatch.setattr("layermem.train.provenance._PACKAGE_FOLDER", package)
+    runs = (train(a_run(tmp_path, max_steps=1), tmp_path / "run" / name) for name in "abcd")
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "before")
+    assert about(next(runs))["commit"] == "not a git checkout"
+    git("add", "package")
+    git("commit", "-q", "-m", "with it")
+    commit = git("rev-parse", "HEAD")
+    assert about(next(runs))["commit"] == commit
+    (package / "more.py").write_text("1")
+    assert about(next(runs))["commit"] == f"{commit}+changes"
+    monkeypatch.setenv("PATH", "")
+    assert about(next(runs))["commit"] == "not a git checkout"
