@@ -110,7 +110,7 @@ def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypa
     assert "1MB +0.00%" in shown
     costs = read_result(CostsResult, out)
     assert costs.command.startswith("layermem costs tiny-aet-4 --measure")
-    assert (costs.batch, costs.repeats) == (1, 2) and len(costs.points) == 2
+    assert (costs.measuring.batch, costs.measuring.repeats) == (1, 2) and len(costs.points) == 2
     for point in costs.points:
         plain, lime = point.measured["eager"].values()
         # A layer alone has no router.
