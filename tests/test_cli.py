@@ -147,7 +147,7 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
     ("argv", "message"),
     [
         (["fly"], "unknown command 'fly'; there are quickstart, train"),
-        (["trian"], "unknown command 'trian'; did you mean train?"),
+        (["sweeps"], "unknown command 'sweeps'; did you mean sweep?"),
         (["train", "--seed", "1", "tiny-lm"], "name a preset first (layermem train PRESET"),
         (["train", "tiny-lm", "--config", "x.yaml"], "give a preset or --config, got tiny-lm and"),
         (["train"], "name a preset first (layermem train PRESET [--option ...]) or give --config"),

@@ -57,7 +57,7 @@ def test_the_peak_holds_weights_gradients_and_the_optimisers_two_moments():
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match="repeats must be at least 2, for quartiles, got 1"):
+    with pytest.raises(ValueError, match="repeats must be at least 2, got 1"):
         measure({"a": ("plain", TINY)}, Shape(batch=1, tokens=4), repeats=1)
     with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
         Shape(batch=0, tokens=4)

@@ -110,7 +110,7 @@ def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypa
     assert "1MB +0.00%" in shown
     costs = read_result(CostsResult, out)
     assert costs.command.startswith("layermem costs tiny-aet-4 --measure")
-    assert (costs.batch, costs.repeats) == (1, 2) and len(costs.points) == 2
+    assert (costs.measuring.batch, costs.measuring.repeats) == (1, 2) and len(costs.points) == 2
     for point in costs.points:
         plain, lime = point.measured["eager"].values()
         # A layer alone has no router.
@@ -127,7 +127,7 @@ def test_measured_costs_are_printed_written_and_drawn(tmp_path, capsys, monkeypa
         (["--widths", "33"], "width 33 is no whole number of heads of width 8"),
         (["--variants", "plain,lame"], "unknown variant 'lame'"),
         (["--measure", "--repeats", "1"], "repeats must be at least 2, got 1"),
-        (["--variants", "plain,lime:router=last"], "needs router_window, the number of layers"),
+        (["--variants", "plain,lime:router=last"], "needs router_window >= 1"),
         (
             ["--layers", "2", "4", "--figure", "x.svg", "--variants", "lime"],
             "a figure needs two --variants",

@@ -51,7 +51,7 @@ def changed(**changes):
         (changed(version=None), "x was written before results had versions.*with layermem costs t"),
         (changed(points=[{}]), r"x is damaged \(points.preset, .* missing\)"),
         (changed(surprise=1), r"x is damaged \(unknown surprise"),
-        (changed(batch="four"), "x is damaged .batch must be int, got 'four'"),
+        (changed(machine=4), "x is damaged .machine must be str, got 4"),
     ],
 )
 def test_a_file_that_is_not_such_a_result_is_refused(text, message):

@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_writes_the_card_of_its_end(tmp_path):
     for path in sorted(again.final.iterdir()):
         path.unlink()
     again.final.rmdir()
-    again.discard(8)
+    again.delete_checkpoint(8)
     resumed = train(run, tmp_path / "again", resume=True)
     assert card_of(resumed) == whole
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import tyro
 
 from layermem.cli.screen import show
-from layermem.results.costs import Mode, Precision
+from layermem.results.costs import MeasuringOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class Costs(MeasuringOptions):
     """Count what variants cost, in closed form; --measure: the time and memory of a step too."""
 
     presets: tyro.conf.Positional[tuple[str, ...]] = ("paper-1b-gqa", "paper-1b-full")
@@ -28,15 +28,6 @@ class Costs:
     """Widths in place of the preset's; heads keep their width, the mlp its ratio."""
     measure: bool = False
     """Whether training steps are run: on a GPU if there is one, else one thread of the CPU."""
-    batch: int = 4
-    """Sequences of a measured step."""
-    repeats: int = 9
-    """Measured rounds, after a warm-up."""
-    modes: tuple[Mode, ...] = ("eager",)
-    """How measured steps are carried out: eager, or torch.compile's modes (the paper: default and
-    reduce-overhead)."""
-    precision: Precision | None = None
-    """Arithmetic of measured steps; None: bfloat16 on a GPU, else float32."""
     out: Path | None = None
     """File for the figures, as JSON; layermem report reads it."""
     figure: Path | None = None
@@ -57,7 +48,7 @@ class Costs:
 def costs(options: Costs, command: str) -> None:
     """Print what variants cost."""
     from layermem.experiments.arms import parse_arms
-    from layermem.experiments.cost_points import MeasuringOptions, count_costs
+    from layermem.experiments.cost_points import count_costs
     from layermem.report import cost_tables, figures
 
     if options.figure is not None:

@@ -8,31 +8,24 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from layermem.cli.screen import show
+from layermem.results.quickstart import QuickstartOptions
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quickstart:
+class Quickstart(QuickstartOptions):
     """Train a plain decoder and LIMe on arithmetic side by side, and write a page about it."""
 
     out: Path | None = None
     """Folder of runs and page; default: runs/quickstart-sSEED."""
-    seed: int = 0
-    """Seed of weights and order of the data, the same for both; 0 was not searched for."""
-    epochs: int = 6
-    """Passes over the expressions."""
-    examples: int = 20_000
-    """Expressions in the training set."""
-    test: int = 2_000
-    """Expressions in the test set."""
     jobs: int = 2
     """Runs at once."""
 
 
 def quickstart(options: Quickstart, command: str) -> None:
     """Show the mechanism at work."""
-    from layermem.experiments.quickstart import QuickstartOptions, train_quickstart
+    from layermem.experiments.quickstart import train_quickstart
     from layermem.report import quickstart as report
     from layermem.report.page import write_page
 

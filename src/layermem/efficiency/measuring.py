@@ -57,7 +57,7 @@ def measure(
 ) -> dict[str, Measurement]:
     """Measure training steps (forward, backward, AdamW) of newly built models."""
     if repeats < 2:
-        raise ValueError(f"repeats must be at least 2, for quartiles, got {repeats}")
+        raise ValueError(f"repeats must be at least 2, got {repeats}: quartiles need several")
     _check_memory(models, shape.device)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -6,8 +6,8 @@ It does not know: how anything is counted or measured, tables, figures.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,23 +21,15 @@ from layermem.experiments import presets
 from layermem.experiments.arms import parse_arms
 from layermem.experiments.model_sizes import model_sizes, resized
 from layermem.models.registry import lookup
-from layermem.results.costs import CostPoint, Costs, Measurement, Mode, Precision
+from layermem.results.costs import (
+    CostPoint,
+    Costs,
+    Measurement,
+    MeasuringOptions,
+    Precision,
+)
 from layermem.results.files import to_json
 from layermem.runs import write_atomically
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuringOptions:
-    """How training steps are measured."""
-
-    batch: int = 4
-    """Sequences of a measured step."""
-    repeats: int = 9
-    """Measured rounds, after a warm-up."""
-    modes: Sequence[Mode] = ("eager",)
-    """Eager, or torch.compile's modes."""
-    precision: Precision | None = None
-    """Arithmetic; None: bfloat16 on a GPU, else float32."""
 
 
 def count_costs(
@@ -70,8 +62,7 @@ def count_costs(
             points=tuple(replace(p, measured=m) for p, m in zip(points, measured, strict=True)),
             machine=describe_machine(device),
             precision=precision,
-            batch=measuring.batch,
-            repeats=measuring.repeats,
+            measuring=measuring,
         )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

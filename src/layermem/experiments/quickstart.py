@@ -11,7 +11,7 @@ It does not know: how a run is trained, tables, pages.
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM
@@ -23,7 +23,7 @@ from layermem.experiments import presets
 from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import read_record
 from layermem.results.files import to_json
-from layermem.results.quickstart import Attempt, QuickstartResult
+from layermem.results.quickstart import Attempt, QuickstartOptions, QuickstartResult
 from layermem.runs import RunFolder, write_atomically
 from layermem.typed_dicts import from_dict
 
@@ -31,20 +31,6 @@ logger = logging.getLogger(__name__)
 VARIANTS = ("plain", "lime")
 # Attempts of each kind that are shown.
 _SHOWN = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuickstartOptions:
-    """Sizes of a quickstart."""
-
-    seed: int = 0
-    """Seed of weights and order of the data, the same for both; 0 was not searched for."""
-    epochs: int = 6
-    """Passes over the expressions."""
-    examples: int = 20_000
-    """Expressions in the training set."""
-    test: int = 2_000
-    """Expressions in the test set."""
 
 
 def quickstart_runs(options: QuickstartOptions) -> dict[str, Run]:
@@ -84,9 +70,7 @@ def train_quickstart(
     model = AutoModelForCausalLM.from_pretrained(folders["lime"].final)
     result = QuickstartResult(
         command=command,
-        seed=options.seed,
-        epochs=options.epochs,
-        examples=options.examples,
+        options=options,
         results={variant: record.solved for variant, record in records.items() if record.solved},
         validations={variant: record.validations for variant, record in records.items()},
         heatmap=tuple(map(tuple, mean_heatmap(model).tolist())),

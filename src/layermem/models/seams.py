@@ -59,8 +59,8 @@ class Memory(nn.Module, ABC):
         that treats keys and values differently does not override it.
         """
         raise WeightsUnknown(
-            f"{type(self).__name__} does not override static_weights, as a memory does that has "
-            "weights that hold for every input and for keys and values alike"
+            f"{type(self).__name__} does not override static_weights, which a memory does if it "
+            "has weights that hold for every input and for keys and values alike"
         )
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from layermem.report import figures
 from layermem.report.page import Figure, Section, Table
-from layermem.results.costs import CostPoint, Costs
+from layermem.results.costs import CostPoint, Costs, MeasuringOptions
 
 COUNTED = (
     "FLOPs of the forward of one sequence, in closed form: two a multiply-add, attention to the "
@@ -40,7 +40,7 @@ def counted_table(points: Sequence[CostPoint]) -> Table:
 
 def measured_table(costs: Costs) -> Table:
     """Return the time and memory of a step, in the form of the paper's Table 9."""
-    rows = []
+    rows, measuring = [], costs.measuring or MeasuringOptions()
     for point in costs.points:
         for mode, by_arm in (point.measured or {}).items():
             first = next(iter(by_arm.values()))
@@ -57,8 +57,8 @@ def measured_table(costs: Costs) -> Table:
     return Table(
         header=["", "variant", "step, median (quartiles)", "more", "peak memory", "more"],
         rows=rows,
-        caption=f"{costs.machine}, {costs.precision}; {costs.batch} sequences a step, "
-        f"{costs.repeats} rounds side by side in one process after a warm-up; a step is "
+        caption=f"{costs.machine}, {costs.precision}; {measuring.batch} sequences a step, "
+        f"{measuring.repeats} rounds side by side in one process after a warm-up; a step is "
         "forward, backward, AdamW. On a CPU, time is the process's own. Peak: model, optimiser and "
         "a step, in a process of its own.",
     )

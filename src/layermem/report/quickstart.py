@@ -53,8 +53,8 @@ def build(result: QuickstartResult) -> Page:
         title="Arithmetic, with and without layer memory",
         lead=(
             "A plain decoder and LIMe, 4 layers of width 32, learn to solve expressions of 4 "
-            f"operands step by step: {result.examples:,} expressions, {result.epochs} epochs, "
-            "the same seed, data, order and shared first weights."
+            f"operands step by step: {result.options.examples:,} expressions, "
+            f"{result.options.epochs} epochs, the same seed, data, order and shared first weights."
         ),
         sections=[
             _solving(result),
@@ -69,7 +69,7 @@ def build(result: QuickstartResult) -> Page:
 
 def _source(result: QuickstartResult) -> str:
     runs = ", ".join(str(solved.run_id) for solved in result.results.values())
-    return f"Seed {result.seed}, runs {runs}."
+    return f"Seed {result.options.seed}, runs {runs}."
 
 
 def _solving(result: QuickstartResult) -> Section:

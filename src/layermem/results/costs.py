@@ -18,6 +18,21 @@ Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuringOptions:
+    """How training steps are measured."""
+
+    batch: int = 4
+    """Sequences of a measured step."""
+    repeats: int = 9
+    """Measured rounds, after a warm-up."""
+    modes: tuple[Mode, ...] = ("eager",)
+    """How measured steps are carried out: eager, or torch.compile's modes (the paper: default and
+    reduce-overhead)."""
+    precision: Precision | None = None
+    """Arithmetic of measured steps; None: bfloat16 on a GPU, else float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cost:
     """What one model costs, counted in closed form."""
 
@@ -85,7 +100,5 @@ class Costs:
     """What measured; None: nothing was measured."""
     precision: Precision | None = None
     """Arithmetic of measured steps."""
-    batch: int = 4
-    """Sequences of a measured step."""
-    repeats: int = 9
-    """Measured rounds."""
+    measuring: MeasuringOptions | None = None
+    """How it was measured; None: nothing was."""

@@ -12,6 +12,20 @@ from layermem.results.solved import Solved
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuickstartOptions:
+    """Sizes of a quickstart."""
+
+    seed: int = 0
+    """Seed of weights and order of the data, the same for both; 0 was not searched for."""
+    epochs: int = 6
+    """Passes over the expressions."""
+    examples: int = 20_000
+    """Expressions in the training set."""
+    test: int = 2_000
+    """Expressions in the test set."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """What a model wrote for one problem, and what is wrong with it: a row of attempts.jsonl."""
 
@@ -43,12 +57,8 @@ class QuickstartResult:
 
     command: str
     """What made it."""
-    seed: int
-    """Seed of weights and order of the data."""
-    epochs: int
-    """Passes over the expressions."""
-    examples: int
-    """Expressions in the training set."""
+    options: QuickstartOptions
+    """Sizes and seed."""
     results: Mapping[str, Solved]
     """Variant to what it solves of the test set."""
     validations: Mapping[str, tuple[Validation, ...]]
