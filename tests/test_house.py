@@ -203,6 +203,7 @@ def test_files_stay_small():
     "command",
     [
         ["decode_step.py", "--shapes=4x32", "--repeats=1"],
+        ["training_step.py", "--shapes=4x32", "--repeats=1"],
         ["traffic.py"],
         ["footprint.py"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
