@@ -330,7 +330,7 @@ def test_a_preset_says_how_its_arms_are_measured(tmp_path):
     assert setting.costs.measure_command is None
 
 
-def test_folders_called_alike_are_unique_names(tmp_path):
+def test_folders_of_one_name_have_longer_names(tmp_path):
     runs = [record(tmp_path / str(seed) / "run", seed=seed) for seed in (0, 1)]
     found = compared(tmp_path, *runs)
     assert list(found.runs) == ["0/run", "1/run"]
