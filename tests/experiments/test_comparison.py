@@ -213,9 +213,9 @@ def test_what_is_no_run_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; layermem analyze writes"):
         compared(tmp_path, one, analyses=(tmp_path / "nowhere",))
     for text, wrong in (
-        ("no JSON", "is not what layermem costs --measure --out writes"),
-        ("[]", "is not what layermem costs --measure --out writes"),
-        ('{"asked": 1}', "was written before results had versions"),
+        ("no JSON", "is not what layermem costs --out writes"),
+        ("[]", "is not what layermem costs --out writes"),
+        ('{"asked": 1}', "is not what .* writes, or was written before results had versions"),
     ):
         (tmp_path / "costs.json").write_text(text)
         with pytest.raises(ValueError, match=rf"costs.json {wrong}"):

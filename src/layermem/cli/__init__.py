@@ -15,7 +15,6 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import make_dataclass
 from typing import Annotated, Any, Union
 
 import tyro
@@ -94,17 +93,21 @@ def _model_config_error() -> type[Exception]:
 
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a command, an instance of its dataclass."""
+    if args[0] not in COMMANDS:
+        return tyro.cli(_any_command(), prog="layermem", description=DESCRIPTION, args=args)
+    # A parser of its own, so that an error names the command's help and no other's options.
     command, rest = args[0], list(args[1:])
-    subcommands: list[Any] = []
-    for name, (kind, _) in COMMANDS.items():
-        settings = tyro.conf.subcommand(name)
-        if name == command and issubclass(kind, StartingRun):
-            # Its defaults are those of the preset, or of the config, that it starts from.
-            settings = tyro.conf.subcommand(name, default=with_base_run(kind, name, rest))
-        subcommands.append(Annotated[kind, settings])
-    any_command: Any = Union[tuple(subcommands)]  # noqa: UP007  (of a list that is made here)
-    # A field of its own, so that errors name "command.optim"; its name is in no option.
-    field = Annotated[any_command, tyro.conf.arg(name="")]
-    application = make_dataclass("Application", [("command", field)])
-    parsed: Any = tyro.cli(application, prog="layermem", description=DESCRIPTION, args=args)
-    return parsed.command
+    kind, _ = COMMANDS[command]
+    if issubclass(kind, StartingRun):
+        # Its defaults are those of the preset, or of the config, that it starts from.
+        default = with_base_run(kind, command, rest)
+        return tyro.cli(kind, prog=f"layermem {command}", args=rest, default=default)
+    return tyro.cli(kind, prog=f"layermem {command}", args=rest)
+
+
+def _any_command() -> Any:
+    """Return a type whose subcommands are all commands, for the help that lists them."""
+    subcommands = [
+        Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in COMMANDS.items()
+    ]
+    return Union[tuple(subcommands)]  # noqa: UP007  (of a list that is made here)

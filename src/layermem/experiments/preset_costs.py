@@ -22,7 +22,7 @@ class PresetCost:
     """The preset."""
     run: Run
     """Its run."""
-    sequence_tokens: int
+    mean_tokens: float
     """Mean tokens of a sequence."""
     parameters: int
     """Trainable parameters."""
@@ -35,9 +35,14 @@ class PresetCost:
         return self.run.max_steps * self.run.optim.batch_size
 
     @property
+    def sequence_tokens(self) -> int:
+        """Tokens of a sequence, for what needs a whole number of them."""
+        return round(self.mean_tokens)
+
+    @property
     def tokens(self) -> int:
         """Tokens of the whole run."""
-        return self.sequences * self.sequence_tokens
+        return round(self.sequences * self.mean_tokens)
 
     @property
     def flops(self) -> float:
@@ -58,7 +63,7 @@ def _preset_cost(name: str) -> PresetCost:
     return PresetCost(
         name=name,
         run=run,
-        sequence_tokens=tokens,
+        mean_tokens=length,
         parameters=step.parameters,
         flops_per_token=step.training / tokens,
     )
