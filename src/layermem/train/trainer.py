@@ -29,8 +29,8 @@ from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.config import Run
+from layermem.counting import count_forward_flops
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.counting import count_forward_flops
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
 from layermem.train.arguments import training_arguments
