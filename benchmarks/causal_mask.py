@@ -13,7 +13,7 @@ LENGTHS, TOKENS = (512, 2048), 2048
 
 
 def main():
-    options = make_parser(__doc__, ("8x384-gqa", "8x384"))
+    options = make_parser(__doc__, ("8x384",))
     options.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="tokens of a row")
     args, rows = parse_arguments(options), {}
     for shape in args.shapes:
