@@ -206,6 +206,7 @@ def test_files_stay_small():
         ["training_step.py", "--shapes=4x32", "--repeats=1"],
         ["traffic.py"],
         ["footprint.py"],
+        ["preparing.py", "--documents=40", "--repeats=2"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
         pytest.param(
             ["gpu.py", "--smoke", "--repeats=1", "--sections", "check", "training", "decoding"],

@@ -63,7 +63,9 @@ def test_splits_and_measures():
     assert vocabulary_and_length(few) == (len(tokenizer), 6.0)
 
 
-@pytest.mark.parametrize("task", [TASK, Task(name="prosqa", examples=20)], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "task", [Task(**FEW), Task(name="prosqa", examples=20)], ids=lambda task: task.name
+)
 def test_vocabulary_and_length_are_those_of_the_training_set(task):
     tokenizer = get_task(task.name).tokenizer(**task.fields())
     problems = get_task(task.name).problems("train", task.examples, task.seed, **task.fields())
