@@ -71,8 +71,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_PACKAGES})
 
 
-# The end of ``import transformers`` is the one moment at which its Auto classes can be told of the
-# variants without importing it here and without an import that is half done: it imports none of the
-# modules that the variants need, and each of these imports it first. Transformers' own tables of
-# lazily imported models take modules of transformers alone.
+# At the end of ``import transformers`` none of its modules is half imported, so that the variants
+# can import what they need; later, a program may already have asked the Auto classes. Transformers'
+# own tables of models that it imports when asked for cannot be used: they name its modules alone.
 call_after_import("transformers", partial(importlib.import_module, f"{__name__}.variants"))

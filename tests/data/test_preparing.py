@@ -1,6 +1,7 @@
 """Preparing text: no document is lost, repeated or in both splits; folders are complete."""
 
 import gzip
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +21,11 @@ from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
 
 END = 256
+# Digests of prepared files, recorded before bytes were encoded without a tokenizer.
+RECORDED = {
+    "bytes": ["1bb27b902f90", "ceb076024b6f"],
+    "words": ["de7abae1d0ba", "edd96ca696fd"],
+}
 
 
 @pytest.fixture
@@ -60,6 +66,27 @@ def test_every_document_is_in_one_split_once_and_whole(tmp_path, tokenizer):
     assert 0.1 < valid.documents / len(kept) < 0.3
     assert [t for t in kept if t in set(documents(train))] == documents(train)
     assert train.dtype == "uint16"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
+    # Several batches, read ahead of the one that is written.
+    monkeypatch.setattr(preparing, "_BATCH", 300)
+    tokenizer = load_tokenizer("bytes")
+    if kind == "words":
+        tokenizer.add_tokens(["text", "<é>"])
+    texts = [f"text {i} <é> 漢字 <|endoftext|>\n" * (i % 5) for i in range(200)]
+    splits = prepare(config(tmp_path, texts, validation_share=0.2), tokenizer)
+    digests = [hashlib.sha256(split.path.read_bytes()).hexdigest()[:12] for split in splits]
+    assert digests == RECORDED[kind]
+
+
+def test_a_tokenizer_that_fails_leaves_nothing(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(preparing, "_BATCH", 100)
+    monkeypatch.setattr(preparing, "batch_encoder", lambda tokenizer: lambda texts: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare(config(tmp_path, [f"text {i}" for i in range(100)]), tokenizer)
+    assert os.listdir(tmp_path / "cache") == []
 
 
 def test_a_document_that_comes_twice_is_in_one_split(tmp_path, tokenizer):

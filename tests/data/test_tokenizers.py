@@ -2,10 +2,19 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from layermem.data.tokenizers import BYTE_VOCABULARY_SIZE, fingerprint, load_tokenizer
+from layermem.data.tokenizers import (
+    BYTE_VOCABULARY_SIZE,
+    END,
+    batch_encoder,
+    fingerprint,
+    load_tokenizer,
+)
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizer" / "gpt2"
 
@@ -27,6 +36,30 @@ def test_what_was_saved_loads_and_splits_alike(tmp_path):
         )
         assert again.eos_token_id == 256
     assert fingerprint(load_tokenizer(str(tmp_path))) == fingerprint(tokenizer)
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+@example(text=f"déjà {END} 漢字\r\n\0\x7f 🙂  ")
+def test_bytes_are_encoded_as_the_tokenizer_does(text):
+    tokenizer = load_tokenizer("bytes")
+    (ids,) = batch_encoder(tokenizer)([text])
+    called = tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+    assert ids.tolist() == called["input_ids"] == list(text.encode())
+    assert ids.dtype == np.uint16
+
+
+def test_only_bytes_are_encoded_without_the_tokenizer(tmp_path, monkeypatch):
+    plain = load_tokenizer("bytes")
+    plain.save_pretrained(tmp_path)
+    saved, extended = load_tokenizer(str(tmp_path)), load_tokenizer("bytes")
+    extended.add_tokens(["ab"])
+    assert batch_encoder(extended)(["abc"])[0].tolist() == [257, 99]
+    calls = []
+    call = type(plain).__call__
+    monkeypatch.setattr(type(plain), "__call__", lambda *a, **k: calls.append(1) or call(*a, **k))
+    for tokenizer, expected in ((plain, 0), (saved, 0), (extended, 1)):
+        batch_encoder(tokenizer)(["a", "b"])
+        assert len(calls) == expected
 
 
 def test_another_end_token_is_another_tokenizer():

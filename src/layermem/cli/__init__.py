@@ -45,6 +45,8 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "curves": (Curves, curves),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""
+# What a user can mend is one line.
+_USER_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, RuntimeError)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -67,11 +69,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Whoever read the output has gone (| head): the rest of it has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except (ValueError, TypeError, OSError, RuntimeError, _model_config_error()) as error:
+    except _USER_ERRORS + _model_config_errors() as error:
         if os.environ.get("LAYERMEM_DEBUG"):
             raise
         # The message of a config's own check is the cause of the error that is raised.
-        cause = error.__cause__ if isinstance(error, _model_config_error()) else None
+        cause = error.__cause__ if isinstance(error, _model_config_errors()) else None
         sys.exit(f"layermem: {cause or error} (LAYERMEM_DEBUG=1 shows where)")
     except KeyboardInterrupt:
         sys.stderr.write("layermem: interrupted\n")
@@ -84,11 +86,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         exit_if_distributed()
 
 
-def _model_config_error() -> type[Exception]:
-    """Return the error of a model's config that is invalid; its module takes long to import."""
-    from huggingface_hub.errors import StrictDataclassError
+def _model_config_errors() -> tuple[type[Exception], ...]:
+    """Return the error of a model's config that is invalid; none where nothing can have raised it.
 
-    return StrictDataclassError
+    Its module takes long to import, and every --help ends in an exception.
+    """
+    errors = sys.modules.get("huggingface_hub.errors")
+    return (errors.StrictDataclassError,) if errors is not None else ()
 
 
 def parse(args: Sequence[str]) -> Any:

@@ -3,7 +3,8 @@
 Every document is followed by the end token. The folder of prepared files is named by a digest of
 the text, the tokenizer and the options that change the tokens. One process writes the files, in a
 staging folder that is renamed once it is complete. Documents of the validation set are left out of
-the training set.
+the training set. A batch of documents is tokenized, on as many cores as the tokenizer uses, while
+the next one is read and the one before it is written.
 
 It does not know: blocks, models, the order of training.
 """
@@ -14,7 +15,9 @@ import json
 import logging
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -28,7 +31,7 @@ from layermem.data.blocks import Prepared
 from layermem.data.documents import Source
 from layermem.data.sources import hub_name, open_source
 from layermem.data.staging import claim_folder, explain_write_error, staging_folder
-from layermem.data.tokenizers import fingerprint
+from layermem.data.tokenizers import Ids, batch_encoder, fingerprint, id_dtype
 from layermem.text_hash import hash_to_unit_interval
 
 logger = logging.getLogger(__name__)
@@ -36,6 +39,8 @@ logger = logging.getLogger(__name__)
 Part: TypeAlias = tuple[str, str]
 # Characters tokenized at once: a tokenizer's own bookkeeping takes some hundred bytes for each.
 _BATCH = 500_000
+# Batches that are read ahead of the one that is written: one is tokenized, one waits for that.
+_AHEAD = 2
 # 3: documents have a maximum length, and training leaves out the documents of validation.
 # 4: the parts of a document are in one split.
 _VERSION = 4
@@ -197,16 +202,16 @@ class _Writer:
 
     def __init__(self, path: Path, tokenizer: Any) -> None:
         self.path, self.end = path, tokenizer.eos_token_id
-        self.dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+        self.dtype = id_dtype(tokenizer)
         self.tokens = self.documents = 0
         try:
             self.file: IO[bytes] = path.open("wb")
         except OSError as error:
             raise explain_write_error(error, path) from error
 
-    def add(self, ids: list[int]) -> None:
+    def add(self, ids: Ids) -> None:
         try:
-            self.file.write(np.asarray([*ids, self.end], dtype=self.dtype).tobytes())
+            self.file.write(np.append(ids, self.dtype(self.end)).tobytes())
         except OSError as error:
             raise explain_write_error(error, self.path) from error
         self.tokens += len(ids) + 1
@@ -233,17 +238,36 @@ def _write(
     """Tokenize documents and write them; a hash of how they begin sends a share to validation."""
     # None: a progress bar in a terminal, nothing in a pipe.
     bar = tqdm(unit=" tokens", unit_scale=True, desc=f"tokenizing {name}", disable=None)
-    with bar:
-        for batch in _batch_parts(part for part in documents if part[0]):
-            texts = [text for text, _ in batch]
-            encoded = tokenizer(
-                texts, add_special_tokens=False, split_special_tokens=True, verbose=False
-            )["input_ids"]
+    batches = _batch_parts(part for part in documents if part[0])
+    with bar, closing(_tokenize(batches, tokenizer)) as tokenized:
+        for batch, encoded in tokenized:
             for (_, first), ids in zip(batch, encoded, strict=True):
                 writers["valid" if hash_to_unit_interval(first) < share else "train"].add(ids)
             bar.update(sum(map(len, encoded)))
     total = {split: f"{writer.tokens:,}" for split, writer in writers.items()}
     logger.info("%s: tokens for training %s, for validation %s", name, *total.values())
+
+
+def _tokenize(
+    batches: Iterable[list[Part]], tokenizer: Any
+) -> Generator[tuple[list[Part], list[Ids]], None, None]:
+    """Yield each batch, in order, with the ids of its texts, while later ones are tokenized."""
+    encode = batch_encoder(tokenizer)
+    waiting: deque[tuple[list[Part], Future[list[Ids]]]] = deque()
+    # One thread, so that a tokenizer's own bookkeeping is that of one batch; the tokenizer divides
+    # the texts of a batch among the cores, and lets Python go on meanwhile.
+    thread = ThreadPoolExecutor(max_workers=1)
+    try:
+        for batch in batches:
+            waiting.append((batch, thread.submit(encode, [text for text, _ in batch])))
+            if len(waiting) > _AHEAD:
+                done, ids = waiting.popleft()
+                yield done, ids.result()
+        for done, ids in waiting:
+            yield done, ids.result()
+    finally:
+        # After an error nothing waits for what is not begun.
+        thread.shutdown(cancel_futures=True)
 
 
 def _batch_parts(parts: Iterable[Part]) -> Iterator[list[Part]]:

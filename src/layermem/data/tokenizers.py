@@ -5,14 +5,17 @@ Transformers is imported when a tokenizer is loaded.
 It does not know: documents, blocks.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+Ids: TypeAlias = np.ndarray[Any, Any]
 END = "<|endoftext|>"
 BYTE_VOCABULARY_SIZE = 257
 """The number of ids of the tokenizer "bytes": the bytes, and the end token."""
@@ -47,6 +50,41 @@ def load_tokenizer(name: str) -> Any:
 def fingerprint(tokenizer: Any) -> str:
     """Return a text that changes when the tokens of any text, or the end token, would."""
     return f"{tokenizer.eos_token_id} {tokenizer.backend_tokenizer.to_str()}"
+
+
+def batch_encoder(tokenizer: Any) -> Callable[[Sequence[str]], list[Ids]]:
+    """Return a function that encodes texts as ``tokenizer`` does, without special tokens.
+
+    What looks like a special token in a text is encoded like other text. Where every byte is its
+    own id, no tokenizer is called: the UTF-8 of a text is its encoding.
+    """
+    dtype = id_dtype(tokenizer)
+
+    def encode(texts: Sequence[str]) -> list[Ids]:
+        encoded = tokenizer(
+            list(texts), add_special_tokens=False, split_special_tokens=True, verbose=False
+        )
+        return [np.asarray(ids, dtype=dtype) for ids in encoded["input_ids"]]
+
+    def encode_bytes(texts: Sequence[str]) -> list[Ids]:
+        return [np.frombuffer(text.encode(), dtype=np.uint8).astype(dtype) for text in texts]
+
+    return encode_bytes if _encodes_bytes(tokenizer) else encode
+
+
+def id_dtype(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
+    """Return the smallest of uint16 and uint32 that holds every id."""
+    return np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+
+
+def _encodes_bytes(tokenizer: Any) -> bool:
+    """Return whether a tokenizer encodes every text as the tokenizer "bytes" does.
+
+    A tokenizer to which tokens were added, or with a class of its own, may not.
+    """
+    own = load_tokenizer("bytes")
+    same_class = type(tokenizer) is type(own)
+    return same_class and tokenizer.backend_tokenizer.to_str() == own.backend_tokenizer.to_str()
 
 
 def _byte_vocabulary() -> dict[str, int]:
