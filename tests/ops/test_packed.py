@@ -278,7 +278,7 @@ def test_stored_slots_keep_their_numbers_and_shape():
 
 
 def test_the_choice_of_implementation():
-    assert implementations() == ["naive", "functional", "deferred", "triton"]
+    assert implementations() == ["naive", "functional", "deferred", "grouped", "triton"]
     with pytest.raises(ValueError, match="'fast'; choose one of naive"), using("fast"):
         pass
     with using("naive"):
