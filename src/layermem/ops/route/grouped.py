@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from layermem.ops.route import naive
+from layermem.ops.route.differentiable import route_gradients
 from layermem.ops.route.naive import Slot
 from layermem.ops.route.products import add_product, stack_rows, sum_products, unflatten
 
@@ -304,42 +304,38 @@ def _weight_gradient(gradients: _Gradients, older: Sequence[Slot]) -> Tensor:
 def _differentiable_begin(ctx: Any, d_tokens: Grads) -> Grads:
     """Return gradients of older slots, and of the weights' columns for them, with a graph."""
     weights, older = _split(ctx.saved_tensors, len(ctx.layers))
-    needs = ctx.needs_input_grad[3:]
-    if not older:
-        return (None,) * len(needs)
+    d_weights: list[Tensor | None] = [None] * len(weights)
+    d_older: list[Tensor | None] = [None] * (2 * len(older))
     columns = ctx.group.first * ctx.tape.shape[1]
-    outs: list[Tensor] = []
-    grads: list[Tensor] = []
-    for weight, d_token in zip(weights, d_tokens, strict=True):
-        if d_token is not None:
-            outs += naive.route(older, weight[:, :columns])
-            grads += d_token.unbind()
-    return _grad(outs, ctx.saved_tensors, needs, grads)
+    for i, (weight, d_token) in enumerate(zip(weights, d_tokens, strict=True)):
+        if older and d_token is not None:
+            d_weight, d_slots = route_gradients(older, weight[:, :columns], *d_token.unbind())
+            d_weights[i] = nn.functional.pad(d_weight, (0, weight.shape[1] - columns))
+            grads = (grad for slot in d_slots for grad in slot)
+            d_older = [
+                grad if total is None else total + grad
+                for total, grad in zip(d_older, grads, strict=True)
+            ]
+    return _select((*d_weights, *d_older), ctx.needs_input_grad[3:])
 
 
 def _differentiable_route(ctx: Any, d_key: Tensor | None, d_value: Tensor | None) -> Grads:
     """Return the gradients of the token (what the group's begin needs), of the weight's columns for
     the group's slots and of these slots, with a graph."""
     weight, *tensors = ctx.saved_tensors
-    needs_token, *needs = ctx.needs_input_grad[4:]
-    out = naive.route(_pair_up(tensors), weight[:, ctx.group.first * ctx.tape.shape[1] :])
-    grads = [
-        torch.zeros_like(x) if grad is None else grad
-        for x, grad in zip(out, (d_key, d_value), strict=True)
-    ]
-    token = torch.stack(grads) if needs_token else None
-    return token, *_grad(out, ctx.saved_tensors, needs, grads)
+    columns = ctx.group.first * ctx.tape.shape[1]
+    d_key = torch.zeros_like(tensors[0]) if d_key is None else d_key
+    d_value = torch.zeros_like(tensors[1]) if d_value is None else d_value
+    d_weight, d_slots = route_gradients(_pair_up(tensors), weight[:, columns:], d_key, d_value)
+    d_weight = nn.functional.pad(d_weight, (columns, 0))
+    d_tensors = (grad for slot in d_slots for grad in slot)
+    token = torch.stack((d_key, d_value))
+    return _select((token, d_weight, *d_tensors), ctx.needs_input_grad[4:])
 
 
-def _grad(
-    outs: Sequence[Tensor], tensors: Sequence[Tensor], needs: Sequence[bool], grads: Any
-) -> Grads:
-    """Return ``torch.autograd.grad`` with a graph; None for tensors that need no gradient."""
-    inputs = [tensor for tensor, need in zip(tensors, needs, strict=True) if need]
-    if not outs or not inputs:
-        return (None,) * len(needs)
-    found = iter(torch.autograd.grad(outs, inputs, grads, create_graph=True, allow_unused=True))
-    return tuple(next(found) if need else None for need in needs)
+def _select(grads: Grads, needs: Sequence[bool]) -> Grads:
+    """Return the gradients that are needed, None for the others."""
+    return tuple(grad if need else None for grad, need in zip(grads, needs, strict=True))
 
 
 def _split(tensors: Sequence[Tensor], n_weights: int) -> tuple[Sequence[Tensor], list[Slot]]:
