@@ -1,43 +1,57 @@
-"""Time of a prompt and of decoding one token with a cache, compared with the plain decoder.
+"""Time of a prompt and of decoding one token with a cache, compared with Hugging Face's LLaMA.
 
-One sequence, eager: a prompt of 64 tokens in one forward, and 16 greedy tokens, one forward each.
+Eager, one sequence and a batch: a prompt of 64 tokens in one forward, and 16 greedy tokens, one
+forward each. The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and
+LIMe with two implementations of routing.
 """
 
 import torch
-from measure import SHAPES, build_models, make_parser, median_seconds, parse_arguments, print_table
+from measure import SHAPES, build_models, make_parser, parse_arguments, print_table, round_seconds
 from transformers import DynamicCache
 
 PROMPT, STEPS = 64, 16
 
 
+@torch.no_grad()
+def read_prompt(model, prompt):
+    """Return the cache of a prompt."""
+    cache = DynamicCache(config=model.config)
+    model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache
+
+
+@torch.no_grad()
+def decode_tokens(model, token, cache):
+    """Decode tokens greedily, and shorten the cache to what it was."""
+    for _ in range(STEPS):
+        logits = model(token, past_key_values=cache, use_cache=True).logits
+        token = logits[:, -1:].argmax(-1)
+    cache.crop(-STEPS)
+
+
 def main():
-    caches = {}
-    args, rows = parse_arguments(make_parser(__doc__, ("8x384", "64x128"))), {}
+    options = make_parser(__doc__, ("8x384", "64x128"))
+    options.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="sequences at once")
+    args, rows = parse_arguments(options), {}
     for shape in args.shapes:
-        prompt = torch.randint(256, (1, PROMPT), device=args.device)
-
-        @torch.no_grad()
-        def read_prompt(model, prompt=prompt):
-            cache = DynamicCache(config=model.config)
-            model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            return cache
-
-        @torch.no_grad()
-        def decode_tokens(model, prompt=prompt):
-            token, cache = prompt[:, -1:], caches[model]
-            for _ in range(STEPS):
-                logits = model(token, past_key_values=cache, use_cache=True).logits
-                token = logits[:, -1:].argmax(-1)
-            cache.crop(-STEPS)
-
         models = build_models(SHAPES[shape][0], args.device, ["naive", "deferred"])
-        caches.clear()
-        caches.update((model.eval(), read_prompt(model)) for model, _ in models.values())
-        rows[f"{shape} prompt"] = median_seconds(models, read_prompt, args.repeats, args.device)
-        rows[f"{shape} token"] = median_seconds(
-            models, decode_tokens, args.repeats, args.device, STEPS
-        )
-    print_table(f"a prompt of {PROMPT}; a token", rows, args.device, args.json, base="plain")
+        for model, _ in models.values():
+            model.eval()
+        for batch in args.batches:
+            prompt = torch.randint(256, (batch, PROMPT), device=args.device)
+            caches = {model: read_prompt(model, prompt) for model, _ in models.values()}
+
+            def prefill(model, prompt=prompt):
+                read_prompt(model, prompt)
+
+            def decode(model, prompt=prompt, caches=caches):
+                decode_tokens(model, prompt[:, -1:], caches[model])
+
+            prompts = round_seconds(models, prefill, args.repeats, args.device)
+            tokens = round_seconds(models, decode, args.repeats, args.device, STEPS)
+            suffix = f" x{batch}" if batch > 1 else ""
+            rows |= {f"{shape} prompt{suffix}": prompts, f"{shape} token{suffix}": tokens}
+    print_table(f"a prompt of {PROMPT}; a token", rows, args.device, args.json)
 
 
 if __name__ == "__main__":

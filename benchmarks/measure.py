@@ -1,7 +1,8 @@
 """What the benchmarks share: shapes, models to compare, interleaved timing, and tables of ratios.
 
 On a CPU a figure is the CPU time of the process on one thread, which does not depend on other
-processes; on a GPU it is wall time. The two numbers of a ratio come from the same process.
+processes; on a GPU it is wall time. The two numbers of a ratio come from the same process. Those of
+times come from the same round, and the ratio is the median over the rounds.
 """
 
 import argparse
@@ -10,8 +11,10 @@ import statistics
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
+from concatenating import build_concatenating
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import layermem
@@ -59,7 +62,11 @@ def complete_fields(fields):
 
 
 def build_models(fields, device, implementations=None):
-    """Return {column: (model, implementation of routing)}: LLaMA, plain, and LIMe for each one."""
+    """Return {column: (model, implementation of routing)}.
+
+    The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, which is a
+    model of its own, and our LIMe for each implementation.
+    """
     fields = complete_fields(fields)
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(**fields)).to(device)
@@ -72,11 +79,18 @@ def build_models(fields, device, implementations=None):
         names = route.implementations()
         implementations = [name for name in names if device != "cpu" or name != "triton"]
     limes = {f"lime {name}": (lime, name) for name in implementations}
-    return {"llama": (llama, "naive"), "plain": (plain, "naive"), **limes}
+    peers = {"llama": llama, "plain": plain, "concatenating": build_concatenating(fields, lime)}
+    return {**{name: (model, "naive") for name, model in peers.items()}, **limes}
 
 
 def median_seconds(models, step, repeats, device, count=1):
-    """Run the step of every column once in each round; return {column: median seconds}.
+    """Return {column: median seconds} of ``round_seconds``."""
+    rounds = round_seconds(models, step, repeats, device, count)
+    return {name: statistics.median(values) for name, values in rounds.items()}
+
+
+def round_seconds(models, step, repeats, device, count=1):
+    """Run the step of every column once in each round; return {column: seconds of each round}.
 
     ``count``: how many units one step computes; the figure is for one of them.
     """
@@ -87,7 +101,7 @@ def median_seconds(models, step, repeats, device, count=1):
 
     steps = {name: partial(run_step, *column) for name, column in models.items()}
     seconds = measuring.time_interleaved(steps, repeats, device)
-    return {name: statistics.median(values) / count for name, values in seconds.items()}
+    return {name: [value / count for value in values] for name, values in seconds.items()}
 
 
 def describe_machine(device):
@@ -96,23 +110,35 @@ def describe_machine(device):
 
 
 def print_table(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):
-    """Print a table of figures and ratios to ``base``, and write the figures as JSON."""
+    """Print a table of figures and ratios to ``base``, and write the figures as JSON.
+
+    A figure is a number, or a list with the number of every round; then its median is printed, and
+    of the ratios within a round the median and the quartiles.
+    """
     print(f"{title} ({describe_machine(device)})")
     names = list(next(iter(rows.values())))
-    print("shape".ljust(20) + "".join(name.rjust(24) for name in names))
-    for shape, figures in rows.items():
-        cells = (
-            f"{value * unit[1]:.4g} {unit[0]} {value / figures[base]:6.3f}"
-            for value in figures.values()
-        )
-        print(shape.ljust(20) + "".join(cell.rjust(24) for cell in cells), flush=True)
-    if path:
-        ratios = {s: {n: v / f[base] for n, v in f.items()} for s, f in rows.items()}
-        result = {
-            "title": title,
-            "machine": describe_machine(device),
-            "figures": rows,
-            "ratios": ratios,
+    print("shape".ljust(20) + "".join(name.rjust(32) for name in names))
+    result = {"title": title, "machine": describe_machine(device), "figures": {}, "ratios": {}}
+    for shape, columns in rows.items():
+        figures = {name: float(np.median(values)) for name, values in columns.items()}
+        quartiles = {
+            name: np.percentile(np.divide(values, columns[base]), (25, 50, 75)).tolist()
+            for name, values in columns.items()
         }
+        result["figures"][shape] = figures
+        result["ratios"][shape] = {name: ratio for name, (_, ratio, _) in quartiles.items()}
+        rounds = np.size(columns[base])
+        if rounds > 1:
+            result.setdefault("rounds", {})[shape] = rounds
+            result.setdefault("quartiles", {})[shape] = {
+                name: [low, high] for name, (low, _, high) in quartiles.items()
+            }
+        cells = (
+            f"{figures[name] * unit[1]:.4g} {unit[0]} {ratio:6.3f}"
+            + (f" [{low:.3f}, {high:.3f}]" if rounds > 1 else "")
+            for name, (low, ratio, high) in quartiles.items()
+        )
+        print(shape.ljust(20) + "".join(cell.rjust(32) for cell in cells), flush=True)
+    if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -1,11 +1,11 @@
 """Time of a training step (forward and backward, float32) compared with Hugging Face's LLaMA.
 
-The columns are LLaMA, the plain decoder, and LIMe with each implementation of routing, eager. With
---compile they are the compiled plain decoder and the compiled LIMe.
+The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and LIMe with each
+implementation of routing, eager. With --compile they are the plain decoder and LIMe, both compiled.
 """
 
 import torch
-from measure import SHAPES, build_models, make_parser, median_seconds, parse_arguments, print_table
+from measure import SHAPES, build_models, make_parser, parse_arguments, print_table, round_seconds
 
 
 def main():
@@ -26,7 +26,7 @@ def main():
                 name: (torch.compile(models[name][0], fullgraph=True), "functional")
                 for name in ("plain", "lime functional")
             }
-        rows[shape] = median_seconds(models, step, args.repeats, args.device)
+        rows[shape] = round_seconds(models, step, args.repeats, args.device)
     title, base = (
         ("compiled training step", "plain") if args.compile else ("training step", "llama")
     )

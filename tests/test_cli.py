@@ -150,6 +150,8 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
         (["sweeps"], "unknown command 'sweeps'; did you mean sweep?"),
         (["train", "--seed", "1", "tiny-lm"], "name a preset first (layermem train PRESET"),
         (["train", "tiny-lm", "--config", "x.yaml"], "give a preset or --config, got tiny-lm and"),
+        (["train", "--config", "x.yaml", "--config=y.yaml"], "give one --config, got y.yaml and x"),
+        (["tasks", "--count", "5"], "name the task that the options are of"),
         (["train"], "name a preset first (layermem train PRESET [--option ...]) or give --config"),
         (["train", "tiny-ml"], "unknown preset 'tiny-ml'; did you mean tiny-lm"),
         (["train", "tiny-lm", "--variant", "lame"], "unknown variant 'lame'; there are lime"),
@@ -188,7 +190,7 @@ def test_an_option_that_cannot_be_is_refused(option, value, message, capsys):
     shown = capsys.readouterr()
     # The box that it stands in breaks it into lines.
     assert message in " ".join((shown.err + shown.out).replace("│", " ").split())
-    assert "dummy" not in shown.err
+    assert "dummy" not in shown.err and "layermem train --help" in shown.err
 
 
 def test_help_and_the_list(capsys, monkeypatch):

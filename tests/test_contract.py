@@ -13,7 +13,7 @@ from tiny import TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
 
-from layermem.models import counting
+from layermem import counting
 from layermem.models.registry import lookup
 
 # Plain arithmetic in two orders: rounding of float32 and no more.

@@ -10,12 +10,13 @@ import pytest
 from tiny import needs_kernels
 
 import layermem
+from layermem.models.registry import lookup
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
-    {"typed_dicts"},
-    {"config", "intervals", "results", "runs", "text_hash"},
+    {"import_hooks", "typed_dicts"},
+    {"config", "counting", "intervals", "results", "runs", "text_hash"},
     {"ops", "data", "tasks"},
     {"models"},
     {"variants"},
@@ -88,13 +89,65 @@ def test_the_core_needs_torch_and_transformers_alone():
             assert tops - {"layermem"} - sys.stdlib_module_names <= allowed, path
 
 
-def test_importing_brings_in_no_room_above():
-    code = "import layermem, sys; print(*sys.modules)"
+def modules_after(code):
+    """Return the modules that are imported once some code has run, and its CPU seconds."""
+    code += "\nimport os, sys; print('after:', sum(os.times()[:2]), *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    seconds, *modules = done.stdout.rpartition("after:")[2].split()
+    return set(modules), float(seconds)
+
+
+def test_importing_brings_in_no_room_above():
+    loaded, _ = modules_after("import layermem; layermem.build")
     assert "layermem.variants.lime" in loaded
     assert not loaded & {"datasets", "matplotlib", "tyro", "sklearn", "pandas", "peft"}
     assert "layermem.ops.route.triton" not in loaded
+
+
+def test_importing_the_package_brings_in_neither_torch_nor_transformers():
+    loaded, _ = modules_after("import layermem")
+    assert not loaded & {"torch", "transformers", "numpy"}
+
+
+TRAINING_STACK = {"torch", "transformers", "datasets", "sklearn", "matplotlib", "scipy", "pyarrow"}
+
+
+@pytest.mark.parametrize(
+    ("command", "most_seconds"),
+    # CPU seconds on a shared x86 machine were 0.22, 0.28, 0.35 and 1.2: twice that, and some.
+    [("--help", 0.6), ("train tiny-lm --help", 0.7), ("tasks", 0.9), ("presets", 3.0)],
+)
+def test_what_trains_nothing_answers_without_the_training_stack(command, most_seconds):
+    code = f"""
+from layermem import cli
+try:
+    cli.main({command.split()})
+except SystemExit as left:
+    assert not left.code
+"""
+    loaded, seconds = modules_after(code)
+    assert not loaded & TRAINING_STACK
+    assert seconds < most_seconds
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "solve", "costs", "analyze", "report"])
+def test_options_of_a_command_are_shown_without_the_training_stack(command):
+    code = f"""
+from layermem import cli
+try:
+    cli.main([{command!r}, "--help"])
+except SystemExit as left:
+    assert not left.code
+"""
+    assert not modules_after(code)[0] & TRAINING_STACK
+
+
+def test_a_variant_has_the_name_of_its_file():
+    """`layermem presets` lists the files, so that it need not import them."""
+    files = {path.stem for path in (SOURCES / "variants").glob("*.py")} - {"__init__"}
+    assert set(layermem.variants()) >= files
+    for name in files:
+        assert lookup(name).config.__module__ == f"layermem.variants.{name}"
 
 
 def test_public_names():
@@ -150,6 +203,7 @@ def test_files_stay_small():
     "command",
     [
         ["decode_step.py", "--shapes=4x32", "--repeats=1"],
+        ["training_step.py", "--shapes=4x32", "--repeats=1"],
         ["traffic.py"],
         ["footprint.py"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],

@@ -8,20 +8,23 @@
     models     one LLaMA-shaped decoder with two seams, and the registry
     variants   one file for each architecture that fills the seams
 
-Importing this package registers its models with transformers' Auto classes.
+Importing this package makes its models known to transformers' Auto classes. It imports neither
+torch nor transformers: a public name is imported when it is used, and the variants are imported at
+the end of ``import transformers``, whichever of the two packages a program imports first.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import layermem.variants  # noqa: F401  (the public name, callable)
-from layermem.models.registry import build
-from layermem.ops.route import route
-from layermem.variants.lime import LimeConfig, LimeForCausalLM, LimeModel, LimeRouter
-from layermem.variants.plain import PlainConfig, PlainForCausalLM, PlainModel
+from layermem.import_hooks import call_after_import
 
 if TYPE_CHECKING:
-    # At run time the name is the package, which can be called; a type checker sees what calls do.
-    from layermem.models.registry import variants  # noqa: TC004  (not at run time, on purpose)
+    # At run time ``variants`` is the package, which can be called; a type checker sees a function.
+    from layermem.models.registry import build, variants
+    from layermem.ops.route import route
+    from layermem.variants.lime import LimeConfig, LimeForCausalLM, LimeModel, LimeRouter
+    from layermem.variants.plain import PlainConfig, PlainForCausalLM, PlainModel
 
 __version__ = "0.1.0"
 
@@ -37,3 +40,39 @@ __all__ = [
     "route",
     "variants",
 ]
+
+_PACKAGES = ("models", "ops", "variants")
+_MODULE_OF = {
+    "LimeConfig": "variants.lime",
+    "LimeForCausalLM": "variants.lime",
+    "LimeModel": "variants.lime",
+    "LimeRouter": "variants.lime",
+    "PlainConfig": "variants.plain",
+    "PlainForCausalLM": "variants.plain",
+    "PlainModel": "variants.plain",
+    "build": "models.registry",
+    "route": "ops.route",
+}
+
+if not TYPE_CHECKING:
+    # A type checker would take every name for one that this function knows.
+    def __getattr__(name: str) -> Any:
+        """Import a public name, or a package, when it is first used."""
+        if name in _PACKAGES:
+            return importlib.import_module(f"{__name__}.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
+
+
+# The end of ``import transformers`` is the one moment at which its Auto classes can be told of the
+# variants without importing it here and without an import that is half done: it imports none of the
+# modules that the variants need, and each of these imports it first. Transformers' own tables of
+# lazily imported models take modules of transformers alone.
+call_after_import("transformers", partial(importlib.import_module, f"{__name__}.variants"))

@@ -88,7 +88,8 @@ class RunFolder:
         except OSError as error:
             raise OSError(
                 f"the run folder {self.path} cannot be locked ({error.strerror}), so two processes "
-                "could train in it at once; choose an --out on another file system"
+                "could train in it at once; choose an --out that can be written to, on a file "
+                "system with locks"
             ) from error
         try:
             yield

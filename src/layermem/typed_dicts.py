@@ -31,7 +31,7 @@ def from_dict(cls: type[_T], values: Any, path: str) -> _T:
     ``path``: what comes before a field's name in an error, such as ``"model."``.
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"{path or 'the config'} must hold named fields, got {values!r}")
+        raise ValueError(f"{path or 'it'} must hold named fields, got {values!r}")
     hints = typing.get_type_hints(cls)
     names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
     if unknown := sorted(set(values) - set(names)):

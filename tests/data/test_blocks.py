@@ -34,6 +34,16 @@ def test_isolated_documents_count_from_zero_and_predict_no_first_token(tmp_path)
     assert block["labels"].tolist() == [-100, 8, END, -100, END, -100, -100, 6]
 
 
+@pytest.mark.parametrize("isolate", [False, True], ids=["joined", "isolated"])
+def test_a_batch_is_stacked_without_a_mask(tmp_path, isolate):
+    blocks = Blocks(prepared(tmp_path, [7, END, 8, 9, 5, END]), 3, isolate=isolate)
+    batch = blocks.collate([blocks[1], blocks[0]])
+    assert batch.keys() == {"input_ids", "labels"} | ({"position_ids"} if isolate else set())
+    assert batch["input_ids"].tolist() == [[9, 5, END], [7, END, 8]]
+    for name, rows in batch.items():
+        assert torch.equal(rows[0], blocks[1][name]) and torch.equal(rows[1], blocks[0][name])
+
+
 def test_less_text_than_one_block(tmp_path):
     with pytest.raises(ValueError, match="23 tokens, less than one block of 64; give more text"):
         Blocks(prepared(tmp_path, range(23)), 64)

@@ -292,7 +292,7 @@ def test_a_hugging_face_dataset_by_name(hub):
     ]
 
 
-def test_splits_and_revisions_of_one_streamed_dataset_are_unique_names(hub):
+def test_splits_and_revisions_of_one_streamed_dataset_are_told_apart(hub):
     marks = [open_source(name, streaming=True).fingerprint() for name in ("a:test", "a:train", "a")]
     assert marks[0] != marks[1] == marks[2]
     older = open_source("a", streaming=True, revision="v1").fingerprint()

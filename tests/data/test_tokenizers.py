@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from layermem.data.tokenizers import fingerprint, load_tokenizer
+from layermem.data.tokenizers import BYTE_VOCABULARY_SIZE, fingerprint, load_tokenizer
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizer" / "gpt2"
 
@@ -15,7 +15,7 @@ def test_a_byte_is_its_own_number():
     text = "".join(map(chr, range(256))) + " ∞ 漢\n"
     assert tokenizer(text)["input_ids"] == list(text.encode())
     assert tokenizer.decode(list(text.encode())) == text
-    assert len(tokenizer) == 257 and tokenizer.eos_token_id == 256
+    assert len(tokenizer) == BYTE_VOCABULARY_SIZE == 257 and tokenizer.eos_token_id == 256
 
 
 def test_what_was_saved_loads_and_splits_alike(tmp_path):

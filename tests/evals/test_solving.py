@@ -25,7 +25,7 @@ class Parrot:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_right_and_wrong_solutions_are_unique_names(name, monkeypatch):
+def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
     task, asked = get_task(name), Task(name=name, test=40, options=SMALL[name])
     tokenizer = task.tokenizer(**asked.fields())
     problems = task.problems("test", 40, 0, **asked.fields())

@@ -213,9 +213,9 @@ def test_what_is_no_run_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; layermem analyze writes"):
         compared(tmp_path, one, analyses=(tmp_path / "nowhere",))
     for text, wrong in (
-        ("no JSON", "is not what layermem costs --measure --out writes"),
-        ("[]", "is not what layermem costs --measure --out writes"),
-        ('{"asked": 1}', "was written before results had versions"),
+        ("no JSON", "is not what layermem costs --out writes"),
+        ("[]", "is not what layermem costs --out writes"),
+        ('{"asked": 1}', "is not what .* writes, or was written before results had versions"),
     ):
         (tmp_path / "costs.json").write_text(text)
         with pytest.raises(ValueError, match=rf"costs.json {wrong}"):
@@ -330,7 +330,7 @@ def test_a_preset_says_how_its_arms_are_measured(tmp_path):
     assert setting.costs.measure_command is None
 
 
-def test_folders_called_alike_are_unique_names(tmp_path):
+def test_folders_of_one_name_have_longer_names(tmp_path):
     runs = [record(tmp_path / str(seed) / "run", seed=seed) for seed in (0, 1)]
     found = compared(tmp_path, *runs)
     assert list(found.runs) == ["0/run", "1/run"]

@@ -3,10 +3,13 @@
 import pytest
 
 from layermem import cli
+from layermem.efficiency.costs import cost
 from layermem.efficiency.measuring import Measurement
-from layermem.experiments import preset_costs, presets
-from layermem.experiments.preset_costs import measure_presets
+from layermem.experiments import preset_measurements, presets
+from layermem.experiments.model_sizes import model_sizes
 from layermem.experiments.preset_costs import preset_costs as all_costs
+from layermem.experiments.preset_measurements import measure_presets
+from layermem.models.registry import lookup
 
 
 @pytest.fixture
@@ -22,8 +25,8 @@ def measured(monkeypatch):
             for name in models
         }
 
-    monkeypatch.setattr(preset_costs, "measure", measure)
-    monkeypatch.setattr(preset_costs.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(preset_measurements, "measure", measure)
+    monkeypatch.setattr(preset_measurements.torch.cuda, "is_available", lambda: False)
     return shapes
 
 
@@ -32,7 +35,20 @@ def test_costs_are_those_of_the_whole_run():
     assert list(costs) == presets.names()
     tiny = costs["tiny-lm"]
     assert tiny.tokens == 400 * 16 * 128
+    # Sequences of a task differ in length: their mean is no whole number of tokens.
+    expressions = costs["tiny-aet-4"]
+    assert expressions.tokens == round(expressions.sequences * expressions.mean_tokens)
+    assert expressions.tokens == pytest.approx(5_425_992, rel=2e-3)
     assert tiny.flops == pytest.approx(tiny.tokens * tiny.flops_per_token)
+
+
+def test_costs_without_a_config_class_are_those_of_the_plain_variant():
+    plain = lookup("plain")
+    for preset in all_costs():
+        fields, _ = model_sizes(preset.run)
+        step = cost(plain.config(**fields), plain.variant, preset.sequence_tokens)
+        assert preset.parameters == step.parameters
+        assert preset.flops_per_token == step.training / preset.sequence_tokens
 
 
 def test_time_is_that_of_all_sequences(measured):

@@ -64,6 +64,18 @@ def test_attempts_at_other_problems_are_not_laid_side_by_side(done, tmp_path, ca
         cli.main(asked)
 
 
+def test_a_missing_result_is_named(done, tmp_path):
+    options, out, _ = done
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    (again / "lime" / "result.json").unlink()
+    options = [str(again) if word == str(out) else word for word in options]
+    before = (again / "quickstart.json").read_text()
+    with pytest.raises(SystemExit, match=r"lime/result.json does not exist"):
+        cli.main(options)
+    assert (again / "quickstart.json").read_text() == before
+
+
 def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
     run, kept = done[1] / "lime", tmp_path / "solved.json"
     cli.main(["solve", str(run), "--count", "20", "--batch-size", "8", "--out", str(kept)])

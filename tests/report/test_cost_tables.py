@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from recorded import a_point as point
 
 from layermem.report import cost_tables, figures
+from layermem.report.numbers import with_unit
 from layermem.results.costs import Costs, Measurement
 
 
@@ -78,7 +79,7 @@ def test_the_table_counts_more_than_the_first():
     [(1.07608e9, 6, "1.07608B"), (999, 3, "999"), (5.1e12, 3, "5.1T"), (46432, 3, "46.4k")],
 )
 def test_large_numbers_are_short(number, digits, text):
-    assert cost_tables.short(number, digits) == text
+    assert with_unit(number, digits) == text
 
 
 def test_a_file_that_was_counted_and_not_measured_says_so():

@@ -9,6 +9,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 from small_run import a_run
+from transformers import AutoModelForCausalLM
 
 import layermem
 from layermem.config import Task
@@ -124,3 +125,25 @@ def test_a_local_checkpoint_is_no_base_model(tmp_path, model):
     folder.config.write_text("{}")
     text = model_card(run, folder, model)
     assert "base_model" not in text and f"| started from | {tmp_path} |" in text
+
+
+def test_a_run_that_ends_with_other_versions_says_both(tmp_path):
+    run = a_run(tmp_path, max_steps=2)
+    folder = train(run, tmp_path / "run")
+    model = AutoModelForCausalLM.from_pretrained(folder.final)
+    text = model_card(run, folder, model, {"precision": "bfloat16", "torch": "9.9"})
+    about = yaml.safe_load(folder.config.read_text())["about"]
+    assert f"| torch | {about['torch']} at the beginning, 9.9 at the end |" in text
+    assert "| precision | float32 at the beginning, bfloat16 at the end |" in text
+    assert f"| python | {about['python']} |" in text
+
+
+def test_damaged_records_cost_the_card_and_not_the_model(tmp_path, monkeypatch, caplog):
+    def damaged(*_):
+        raise ValueError("metrics.jsonl, line 3 is not a JSON row")
+
+    monkeypatch.setattr("layermem.train.model_card.model_card", damaged)
+    folder = train(a_run(tmp_path, max_steps=2), tmp_path / "run")
+    assert (folder.final / "model.safetensors").exists()
+    assert not (folder.final / "README.md").exists()
+    assert "has no model card (ValueError: metrics.jsonl, line 3" in caplog.text

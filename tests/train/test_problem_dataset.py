@@ -14,12 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from layermem.config import Task
 from layermem.evals.solving import evaluate
 from layermem.runs import RunFolder, step_of
-from layermem.tasks.registry import get_task
-from layermem.train.problem_dataset import (
-    ProblemDataset,
-    build_problem_datasets,
-    vocabulary_and_length,
-)
+from layermem.tasks.registry import get_task, vocabulary_and_length
+from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
 from layermem.train.run import train
 from layermem.train.trainer import Trainer
 
@@ -65,6 +61,15 @@ def test_splits_and_measures():
     learnt, validating = build_problem_datasets(few, tokenizer)
     assert (len(learnt), len(validating)) == (30, 5)
     assert vocabulary_and_length(few) == (len(tokenizer), 6.0)
+
+
+@pytest.mark.parametrize("task", [TASK, Task(name="prosqa", examples=20)], ids=lambda t: t.name)
+def test_vocabulary_and_length_are_those_of_the_training_set(task):
+    tokenizer = get_task(task.name).tokenizer(**task.fields())
+    problems = get_task(task.name).problems("train", task.examples, task.seed, **task.fields())
+    expected = len(tokenizer), pytest.approx(ProblemDataset(problems, tokenizer).length)
+    assert vocabulary_and_length(task) == expected
+    assert vocabulary_and_length(task, tokenizer) == expected
 
 
 def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):

@@ -2,8 +2,8 @@
 
     layermem COMMAND [options]      options are the fields of the command's dataclass
 
-Options are read before anything heavy is imported: importing a command's file must not import torch
-beyond what ``import layermem`` does.
+Options are read before anything heavy is imported: a command's file imports torch and transformers,
+and what needs them, in the function that carries the command out.
 
 It does not know: how anything is done.
 """
@@ -15,11 +15,9 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import make_dataclass
 from typing import Annotated, Any, Union
 
 import tyro
-from huggingface_hub.errors import StrictDataclassError
 
 from layermem.cli.analyze import Analyze, analyze
 from layermem.cli.costs import Costs, costs
@@ -69,34 +67,47 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Whoever read the output has gone (| head): the rest of it has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except (ValueError, TypeError, OSError, RuntimeError, StrictDataclassError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, _model_config_error()) as error:
         if os.environ.get("LAYERMEM_DEBUG"):
             raise
         # The message of a config's own check is the cause of the error that is raised.
-        cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        cause = error.__cause__ if isinstance(error, _model_config_error()) else None
         sys.exit(f"layermem: {cause or error} (LAYERMEM_DEBUG=1 shows where)")
     except KeyboardInterrupt:
         sys.stderr.write("layermem: interrupted\n")
         # What shells expect of a program that Ctrl-C has ended.
         sys.exit(128 + signal.SIGINT)
-    from layermem.train.processes import exit_if_distributed
+    # A command that has not imported torch has not joined other processes.
+    if "torch" in sys.modules:
+        from layermem.train.processes import exit_if_distributed
 
-    exit_if_distributed()
+        exit_if_distributed()
+
+
+def _model_config_error() -> type[Exception]:
+    """Return the error of a model's config that is invalid; its module takes long to import."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return StrictDataclassError
 
 
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a command, an instance of its dataclass."""
+    if args[0] not in COMMANDS:
+        return tyro.cli(_any_command(), prog="layermem", description=DESCRIPTION, args=args)
+    # A parser of its own, so that an error names the command's help and no other's options.
     command, rest = args[0], list(args[1:])
-    subcommands: list[Any] = []
-    for name, (kind, _) in COMMANDS.items():
-        settings = tyro.conf.subcommand(name)
-        if name == command and issubclass(kind, StartingRun):
-            # Its defaults are those of the preset, or of the config, that it starts from.
-            settings = tyro.conf.subcommand(name, default=with_base_run(kind, name, rest))
-        subcommands.append(Annotated[kind, settings])
-    any_command: Any = Union[tuple(subcommands)]  # noqa: UP007  (of a list that is made here)
-    # A field of its own, so that errors name "command.optim"; its name is in no option.
-    field = Annotated[any_command, tyro.conf.arg(name="")]
-    application = make_dataclass("Application", [("command", field)])
-    parsed: Any = tyro.cli(application, prog="layermem", description=DESCRIPTION, args=args)
-    return parsed.command
+    kind, _ = COMMANDS[command]
+    if issubclass(kind, StartingRun):
+        # Its defaults are those of the preset, or of the config, that it starts from.
+        default = with_base_run(kind, command, rest)
+        return tyro.cli(kind, prog=f"layermem {command}", args=rest, default=default)
+    return tyro.cli(kind, prog=f"layermem {command}", args=rest)
+
+
+def _any_command() -> Any:
+    """Return a type whose subcommands are all commands, for the help that lists them."""
+    subcommands = [
+        Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in COMMANDS.items()
+    ]
+    return Union[tuple(subcommands)]  # noqa: UP007  (of a list that is made here)

@@ -3,7 +3,10 @@
 It does not know: how costs are counted or measured.
 """
 
+import pkgutil
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -29,32 +32,46 @@ def presets(options: Presets, command: str) -> None:
     """Print presets with parameters, tokens and FLOPs, and the variants."""
     from rich.table import Table
 
-    from layermem.experiments import preset_costs
+    from layermem.experiments.preset_costs import preset_costs
     from layermem.experiments.presets import description
-    from layermem.models.registry import variants
-    from layermem.report.cost_tables import short
+    from layermem.report.numbers import with_unit
 
-    costs = preset_costs.preset_costs()
+    costs = preset_costs()
     table = Table("preset", "parameters", "tokens", "FLOPs", "what it is", box=None)
     for preset in costs:
         table.add_row(
             preset.name,
-            short(preset.parameters, 3),
-            short(preset.tokens, 3),
+            with_unit(preset.parameters, 3),
+            with_unit(preset.tokens, 3),
             f"{preset.flops:.1e}",
             description(preset.name),
         )
     console = screen()
     console.print(table)
-    console.print(f"\nvariants: {', '.join(variants())} (parameters and FLOPs above: plain)")
+    console.print(f"\nvariants: {', '.join(_variant_names())} (parameters and FLOPs above: plain)")
     if options.measure:
+        from layermem.experiments.preset_measurements import conditions
+
         console.print(_measured_presets(costs))
         console.print(
-            f"\n{preset_costs.conditions()}; time of the whole run, from the median of three "
+            f"\n{conditions()}; time of the whole run, from the median of three "
             "micro-batches (forward, backward, AdamW), without validation; peak memory of model, "
             "optimizer and one micro-batch",
             highlight=False,
         )
+
+
+def _variant_names() -> list[str]:
+    """Return the names of the variants, without importing them where nobody has done so yet.
+
+    A file of ``layermem/variants`` declares the variant of its name.
+    """
+    registry = sys.modules.get("layermem.models.registry")
+    if registry is not None:
+        names: list[str] = registry.variants()
+        return names
+    folder = Path(__file__).parents[1] / "variants"
+    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
 
 
 def _measured_presets(costs: "list[PresetCost]") -> "Table":
@@ -63,8 +80,8 @@ def _measured_presets(costs: "list[PresetCost]") -> "Table":
     from rich.progress import Progress
     from rich.table import Table
 
-    from layermem.experiments.preset_costs import measure_presets
-    from layermem.report.cost_tables import short
+    from layermem.experiments.preset_measurements import measure_presets
+    from layermem.report.numbers import with_unit
 
     table = Table("preset", "time: plain", "LIMe", "memory: plain", "LIMe", box=None)
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -76,7 +93,7 @@ def _measured_presets(costs: "list[PresetCost]") -> "Table":
                 continue
             times = [_format_duration(measured[arm].seconds) for arm in ("plain", "lime")]
             peaks = [measured[arm].peak_bytes for arm in ("plain", "lime")]
-            memory = ["unknown" if peak is None else f"{short(peak, 3)}B" for peak in peaks]
+            memory = ["unknown" if peak is None else f"{with_unit(peak, 3)}B" for peak in peaks]
             table.add_row(name, *times, *memory)
     return table
 

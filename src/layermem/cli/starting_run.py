@@ -8,8 +8,9 @@ It does not know: what is done with the run.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -23,7 +24,7 @@ _T = TypeVar("_T", bound="StartingRun")
 class StartingRun(Run):
     """Options of a command that starts from a preset or a config."""
 
-    preset: tyro.conf.Positional[str] = ""
+    preset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET")] = ""
     """Preset to start from: a name that `layermem presets` lists. It comes first."""
     config: Path | None = None
     """Config to start from, in place of a preset: the config.yaml of a run."""
@@ -62,12 +63,11 @@ def resolve_run(options: StartingRun) -> Run:
 
 def _config_argument(args: Sequence[str]) -> str | None:
     """Return what follows --config, as ``--config FILE`` or ``--config=FILE``."""
-    for i, arg in enumerate(args):
-        if arg.startswith("--config="):
-            return arg.removeprefix("--config=")
-        if arg == "--config" and i + 1 < len(args):
-            return args[i + 1]
-    return None
+    configs = [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
+    configs += [value for arg, value in pairwise(args) if arg == "--config"]
+    if len(configs) > 1:
+        raise ValueError(f"give one --config, got {' and '.join(configs)}")
+    return configs[0] if configs else None
 
 
 def _load(config: Path) -> Run:

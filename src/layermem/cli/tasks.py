@@ -34,6 +34,8 @@ class Tasks:
 def tasks(options: Tasks, command: str) -> None:
     """Show a task, or list them all."""
     if options.name is None:
+        if options != Tasks():
+            raise ValueError("name the task that the options are of: layermem tasks NAME ...")
         _list_tasks()
     else:
         _show_task(options.name, options)

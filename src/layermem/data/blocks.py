@@ -4,9 +4,10 @@ The file is cut into blocks as it is read, so one file serves every block size, 
 incomplete last block is not used.
 
 Letters: N tokens, T tokens of a block.
-It does not know: documents, how the file was prepared, models, batches, the order of training.
+It does not know: how the file was prepared, models, the order of training.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,15 @@ class Blocks(Dataset[dict[str, Tensor]]):
         # A document's first token cannot be predicted from the document before it.
         labels = ids.masked_fill(positions == 0, -100)
         return {"input_ids": ids, "labels": labels, "position_ids": positions}
+
+    @staticmethod
+    def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Stack blocks into a batch [B, T].
+
+        Nothing is padded, so there is no attention mask: attention is causal without one, and the
+        positions of isolated documents tell the model where it is not.
+        """
+        return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 
 def _positions_in_documents(is_end: Tensor) -> Tensor:

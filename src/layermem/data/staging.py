@@ -171,7 +171,9 @@ def _try_lock(path: Path, *, strict: bool = False) -> Iterator[bool]:
             yield True
         finally:
             # Deleted while it is held: FileLock takes no file that was deleted since it was opened.
-            path.unlink(missing_ok=True)
+            # Windows deletes no file that is open; there the lock file stays.
+            with suppress(PermissionError):
+                path.unlink(missing_ok=True)
 
 
 def _take_lock(path: Path) -> AbstractContextManager[object] | None:

@@ -1,15 +1,21 @@
 """Tokenizers: of bytes, of GPT-2's two files, or any that transformers loads; all are fast ones.
 
+Transformers is imported when a tokenizer is loaded.
+
 It does not know: documents, blocks.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
+BYTE_VOCABULARY_SIZE = 257
+"""The number of ids of the tokenizer "bytes": the bytes, and the end token."""
 
 
 def load_tokenizer(name: str) -> Any:
@@ -24,6 +30,8 @@ def load_tokenizer(name: str) -> Any:
         raise FileNotFoundError(
             f'{name} does not exist; data.tokenizer is "bytes", a folder, or a hub name'
         )
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -50,7 +58,9 @@ def _byte_vocabulary() -> dict[str, int]:
     return {chr(byte) if byte in printable else next(other_letters): byte for byte in range(256)}
 
 
-def _fast_tokenizer(model: Any) -> PreTrainedTokenizerFast:
+def _fast_tokenizer(model: Any) -> "PreTrainedTokenizerFast":
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -13,24 +13,24 @@ It does not know: time, devices, any particular variant.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
-from layermem.models.configuration import DecoderConfig
-from layermem.models.counting import count_forward_flops, count_parameters
-from layermem.models.registry import lookup
-from layermem.models.seams import Variant
+from layermem.counting import Additions, Sizes, count_forward_flops, count_parameters
 from layermem.results.costs import Cost, Counting
 
 COUNTINGS: tuple[Counting, ...] = get_args(Counting)
 
 
 def cost(
-    config: DecoderConfig, variant: type[Variant[Any]], tokens: int, counting: Counting = "honest"
+    config: Sizes, variant: Additions | None, tokens: int, counting: Counting = "honest"
 ) -> Cost:
-    """Count parameters and FLOPs of a model of this config on one sequence of ``tokens``."""
+    """Count parameters and FLOPs of a model of this config on one sequence of ``tokens``.
+
+    ``variant`` None: the plain decoder.
+    """
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}")
-    # models.counting counts two FLOPs a multiply-add and attention to all keys.
+    # layermem.counting counts two FLOPs a multiply-add and attention to all keys.
     total = count_forward_flops(config, variant, tokens)
     attention = total - count_forward_flops(config, variant, 0)
     if counting == "honest":
@@ -45,6 +45,9 @@ def count_costs(
     names: Sequence[str], fields: Mapping[str, object], tokens: int, counting: Counting = "honest"
 ) -> dict[str, Cost]:
     """Return the cost of each named variant with the same fields of the config."""
+    # Only here: what ``cost`` counts needs neither torch nor transformers.
+    from layermem.models.registry import lookup
+
     costs = {}
     for name in names:
         entry = lookup(name)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 
-from layermem.models.counting import count_parameters
+from layermem.counting import count_parameters
 from layermem.models.registry import build, lookup
 from layermem.results.costs import Measurement, Mode, Precision
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from layermem.config import Run
-from layermem.data.tokenizers import load_tokenizer
-from layermem.models.registry import lookup
+from layermem.data.tokenizers import BYTE_VOCABULARY_SIZE, load_tokenizer
+from layermem.tasks.registry import vocabulary_and_length
 
 SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -27,12 +27,17 @@ def model_sizes(run: Run) -> tuple[dict[str, Any], float]:
     """
     fields, length = run.model.sizes(), float(run.data.block_size)
     name = run.model.pretrained or (run.task.tokenizer if run.task.name else run.data.tokenizer)
-    tokenizer = load_tokenizer(name) if name and (name == "bytes" or Path(name).is_dir()) else None
-    vocabulary = len(tokenizer) if tokenizer else _GPT2_VOCABULARY
-    if run.task.name and (tokenizer or name is None):
-        from layermem.train.problem_dataset import vocabulary_and_length
-
-        vocabulary, length = vocabulary_and_length(run.task, tokenizer)
+    if run.task.name and name is None:
+        vocabulary, length = vocabulary_and_length(run.task)
+    elif name == "bytes" and not run.task.name:
+        vocabulary = BYTE_VOCABULARY_SIZE
+    elif name and (name == "bytes" or Path(name).is_dir()):
+        tokenizer = load_tokenizer(name)
+        vocabulary = len(tokenizer)
+        if run.task.name:
+            vocabulary, length = vocabulary_and_length(run.task, tokenizer)
+    else:
+        vocabulary = _GPT2_VOCABULARY
     fields["vocab_size"] = fields["vocab_size"] or vocabulary
     saved = Path(run.model.pretrained or "", "config.json")
     if run.model.pretrained and saved.exists():
@@ -45,6 +50,9 @@ def saved_sizes(
     variant: str, fields: Mapping[str, Any], saved: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return what a saved config says of sizes, and of what the variant reads across layers."""
+    # Only here: the sizes of a new model need neither torch nor transformers.
+    from layermem.models.registry import lookup
+
     names = (*fields, *lookup(variant).config.shape_fields)
     return {name: saved[name] for name in names if name in saved}
 

@@ -1,26 +1,17 @@
-"""What each preset costs: parameters, tokens and FLOPs, and, where asked, time and peak memory.
+"""What each preset costs in closed form, as the plain decoder: parameters, tokens and FLOPs.
 
-Time is that of some training steps on this machine, times the number of steps of the run; it leaves
-out validation, solving and saving. A preset whose step takes minutes on this machine is skipped.
+It imports neither torch nor transformers, so that presets are listed at once.
 
-It does not know: how costs are counted or measured, tables.
+It does not know: how costs are counted, time, memory, tables.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from layermem.config import Run
+from layermem.counting import plain_sizes
 from layermem.efficiency.costs import cost
-from layermem.efficiency.measuring import Shape, describe_machine, measure
 from layermem.experiments import presets
 from layermem.experiments.model_sizes import model_sizes
-from layermem.models.registry import lookup
-
-# FLOPs of a micro-batch beyond which a preset is not measured: minutes for each step.
-_MOST_FLOPS = {"cpu": 1e12, "cuda": 2e16}
-_REPEATS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +22,7 @@ class PresetCost:
     """The preset."""
     run: Run
     """Its run."""
-    sequence_tokens: int
+    mean_tokens: float
     """Mean tokens of a sequence."""
     parameters: int
     """Trainable parameters."""
@@ -44,24 +35,19 @@ class PresetCost:
         return self.run.max_steps * self.run.optim.batch_size
 
     @property
+    def sequence_tokens(self) -> int:
+        """Tokens of a sequence, for what needs a whole number of them."""
+        return round(self.mean_tokens)
+
+    @property
     def tokens(self) -> int:
         """Tokens of the whole run."""
-        return self.sequences * self.sequence_tokens
+        return round(self.sequences * self.mean_tokens)
 
     @property
     def flops(self) -> float:
         """FLOPs of the whole run."""
         return self.tokens * self.flops_per_token
-
-
-@dataclass(frozen=True, kw_only=True)
-class PresetMeasurement:
-    """What training a preset takes on this machine, with one variant."""
-
-    seconds: float
-    """The whole run, from the median time of a micro-batch."""
-    peak_bytes: int | None
-    """Peak memory of model, optimiser and a micro-batch; None: the system does not say."""
 
 
 def preset_costs() -> list[PresetCost]:
@@ -70,58 +56,14 @@ def preset_costs() -> list[PresetCost]:
 
 
 def _preset_cost(name: str) -> PresetCost:
-    run, plain = presets.get_preset(name), lookup("plain")
+    run = presets.get_preset(name)
     fields, length = model_sizes(run)
     tokens = round(length)
-    step = cost(plain.config(**fields), plain.variant, tokens)
+    step = cost(plain_sizes(fields), None, tokens)
     return PresetCost(
         name=name,
         run=run,
-        sequence_tokens=tokens,
+        mean_tokens=length,
         parameters=step.parameters,
         flops_per_token=step.training / tokens,
     )
-
-
-def measure_presets(
-    costs: Sequence[PresetCost], variants: Sequence[str] = ("plain", "lime")
-) -> Iterator[tuple[str, Mapping[str, PresetMeasurement] | None]]:
-    """Yield each preset's name and what each variant takes; None: too large for this machine.
-
-    Presets of the same sizes, tokens and micro-batch are measured once.
-    """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    measured: dict[object, Mapping[str, tuple[float, int | None]]] = {}
-    for preset in costs:
-        run, fields = preset.run, model_sizes(preset.run)[0]
-        batch = min(run.compute.micro_batch, run.optim.batch_size)
-        flops = batch * preset.sequence_tokens * preset.flops_per_token
-        if flops > _MOST_FLOPS[device]:
-            yield preset.name, None
-            continue
-        key = (tuple(sorted(fields.items())), preset.sequence_tokens, batch)
-        if key not in measured:
-            shape = Shape(
-                batch=batch,
-                tokens=preset.sequence_tokens,
-                device=device,
-                precision="float32" if device == "cpu" else "bfloat16",
-            )
-            steps = measure({name: (name, fields) for name in variants}, shape, _REPEATS)
-            measured[key] = {name: (step.seconds, step.peak) for name, step in steps.items()}
-        yield (
-            preset.name,
-            {
-                name: PresetMeasurement(
-                    seconds=seconds * preset.sequences / batch, peak_bytes=peak_bytes
-                )
-                for name, (seconds, peak_bytes) in measured[key].items()
-            },
-        )
-
-
-def conditions() -> str:
-    """Return the machine and the conditions that hold for every measurement."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    precision = "float32" if device == "cpu" else "bfloat16"
-    return f"{describe_machine(device)}, {precision}, eager"

@@ -67,6 +67,12 @@ def train_quickstart(
             "another --out"
         )
     records = {name: read_record(name, runs[name], folders[name]) for name in VARIANTS}
+    for name, record in records.items():
+        if record.solved is None:
+            raise FileNotFoundError(
+                f"{folders[name].result} does not exist; delete {folders[name].path} to train "
+                "again, or choose another --out"
+            )
     model = AutoModelForCausalLM.from_pretrained(folders["lime"].final)
     result = QuickstartResult(
         command=command,

@@ -56,7 +56,7 @@ def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
             tokens_per_second=statistics.median(speeds) if speeds else None,
             # Before the final model is there, it may be of an attempt that did not count.
             solved=read_solved(folder, run_id) if ended else None,
-            about={name: str(value) for name, value in about.items()},
+            about={name: str(value) for name, value in about.items() if value is not None},
         )
 
 

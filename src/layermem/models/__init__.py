@@ -2,3 +2,7 @@
 
 It does not know: any particular variant.
 """
+
+# Before any module of this package: importing transformers imports the variants (``layermem``'s own
+# ``__init__``), and they need these modules whole.
+import transformers  # noqa: F401

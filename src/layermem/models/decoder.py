@@ -20,7 +20,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import logging
@@ -29,6 +28,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding, attend
+from layermem.models.masks import create_mask
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Variant
 from layermem.ops.rope import rotate
@@ -246,18 +246,13 @@ class Decoder(PreTrainedDecoder):
         embeds = self._embed(input_ids, inputs_embeds)
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        mask = create_mask(self.config, embeds, attention_mask, position_ids, past_key_values)
         if position_ids is None:
             start = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = torch.arange(embeds.shape[1], device=embeds.device)[None] + start
 
         layer_kwargs = {
-            "attention_mask": create_causal_mask(
-                config=self.config,
-                inputs_embeds=embeds,
-                attention_mask=attention_mask,
-                past_key_values=past_key_values,
-                position_ids=position_ids,
-            ),
+            "attention_mask": mask,
             "position_embeddings": self.rotary_emb(embeds, position_ids),
             "position_ids": position_ids,
             "past_key_values": past_key_values,

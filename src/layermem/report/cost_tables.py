@@ -9,6 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from layermem.report import figures
+from layermem.report.numbers import with_unit
 from layermem.report.page import Figure, Section, Table
 from layermem.results.costs import CostPoint, Costs, MeasuringOptions
 
@@ -119,14 +120,6 @@ def given_section(title: str, costs: Costs) -> Section:
     )
 
 
-def short(number: float, digits: int = 6) -> str:
-    """Write a large number with its unit."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.{digits}g}{unit}"
-    return f"{number:.{digits}g}"
-
-
 def _figures(
     drawn: Sequence[tuple[Callable[[Axes], None], str]], points: Sequence[CostPoint]
 ) -> list[Figure]:
@@ -192,4 +185,4 @@ def _describe(point: CostPoint) -> str:
 
 def _with_increase(value: float, base: float | None, digits: int = 6, unit: str = "") -> list[str]:
     """Return a number, and by how much it is more than another; None: it is the first."""
-    return [f"{short(value, digits)}{unit}", f"{value / base - 1:+.2%}" if base else ""]
+    return [f"{with_unit(value, digits)}{unit}", f"{value / base - 1:+.2%}" if base else ""]

@@ -90,7 +90,7 @@ class Costs:
 
     KIND: ClassVar[str] = "costs"
     VERSION: ClassVar[int] = 1
-    COMMAND: ClassVar[str] = "layermem costs --measure --out"
+    COMMAND: ClassVar[str] = "layermem costs --out"
 
     command: str
     """What printed it."""

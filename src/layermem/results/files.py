@@ -1,6 +1,6 @@
 """Results as JSON files: the name of the kind and its version first, then the fields.
 
-    {"kind": "analysis", "version": 2, "command": "layermem analyze ...", ...}
+    {"kind": "analysis", "version": 1, "command": "layermem analyze ...", ...}
 
 A file of another kind or version is refused, with the command that writes it anew: a field that has
 changed its meaning would be a plausible wrong number.
@@ -43,11 +43,16 @@ def from_json(cls: type[_R], text: str, where: str) -> _R:
         values = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{where} is not what {cls.COMMAND} writes ({error})") from error
-    if not isinstance(values, dict) or values.pop("kind", cls.KIND) != cls.KIND:
+    if not isinstance(values, dict) or values.pop("kind", None) not in (cls.KIND, None):
         raise ValueError(f"{where} is not what {cls.COMMAND} writes")
     version = values.pop("version", None)
+    if version is None:
+        raise ValueError(
+            f"{where} is not what {cls.COMMAND} writes, or was written before results had "
+            f"versions: write it again with {cls.COMMAND}"
+        )
     if version != cls.VERSION:
-        by = "before results had versions" if version is None else f"in version {version}"
+        by = f"in version {version}"
         raise ValueError(
             f"{where} was written {by}, and this layermem reads version {cls.VERSION} of "
             f"{cls.KIND} results: write it again{_again(cls, values)}"

@@ -7,7 +7,7 @@ It does not know: problems, how they are graded.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from layermem.typed_dicts import from_dict, to_dict
 
@@ -65,5 +65,9 @@ class Solved(Shares):
 
     @classmethod
     def from_json(cls, text: str) -> "Solved":
-        """Return what a result.json says."""
-        return from_dict(cls, json.loads(text), "")
+        """Return what a result.json says; what another version added to it is left out."""
+        values = json.loads(text)
+        if isinstance(values, dict):
+            names = {field.name for field in fields(cls)}
+            values = {name: value for name, value in values.items() if name in names}
+        return from_dict(cls, values, "")

@@ -17,10 +17,9 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from layermem.tasks import arithmetic_splits
 from layermem.tasks.arithmetic_drawing import Rules, draw_expression, has_trivial_step
@@ -36,8 +35,12 @@ from layermem.tasks.expressions import (
     solve,
     write,
 )
+from layermem.tasks.fast_tokenizer import as_fast_tokenizer
 from layermem.tasks.grading import Grade
 from layermem.text_hash import hash_to_unit_interval
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Split = Literal["train", "validation", "test"]
 OPERANDS = range(2, 9)
@@ -170,8 +173,13 @@ def grade(prompt: str, text: str) -> Grade:
     return Grade(answer=answer, steps=True)
 
 
-def tokenizer(value_max: int = 200, **_: Any) -> PreTrainedTokenizerFast:
+def tokenizer(value_max: int = 200, **_: Any) -> "PreTrainedTokenizerFast":
     """Return a tokenizer with a token for each number up to ``value_max``, and each symbol."""
+    return as_fast_tokenizer(word_tokenizer(value_max))
+
+
+def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
+    """Return the same without transformers' interface."""
     words = ["<pad>", "<end>", "<unknown>", "=", *OPERATORS, "(", ")"]
     words += [str(number) for number in range(value_max + 1)]
     inner = Tokenizer(
@@ -180,9 +188,7 @@ def tokenizer(value_max: int = 200, **_: Any) -> PreTrainedTokenizerFast:
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"[0-9]+|."), "isolated")]
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>"
-    )
+    return inner
 
 
 def describe(examples: Sequence[Example]) -> dict[str, Any]:

@@ -18,11 +18,11 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
+from layermem.tasks.fast_tokenizer import as_fast_tokenizer
 from layermem.tasks.file_splits import load_split
 from layermem.tasks.grading import Grade
 from layermem.tasks.prosqa_bridged import BridgedGraph, draw_bridged
@@ -30,6 +30,9 @@ from layermem.tasks.prosqa_crossed import CrossedGraph, draw_crossed
 from layermem.tasks.prosqa_graphs import shortest_path
 from layermem.tasks.prosqa_records import Record, load
 from layermem.tasks.prosqa_shortcuts import SHORTCUTS, farther_from_others
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 __all__ = [
     "CONCEPTS",
@@ -148,8 +151,13 @@ def grade(record: Record, text: str) -> Grade:
     return Grade(answer=True, steps=True)
 
 
-def tokenizer(**_: Any) -> PreTrainedTokenizerFast:
+def tokenizer(**_: Any) -> "PreTrainedTokenizerFast":
     """Return a tokenizer with one token for each word, which decodes every prompt unchanged."""
+    return as_fast_tokenizer(word_tokenizer())
+
+
+def word_tokenizer(**_: Any) -> Tokenizer:
+    """Return the same without transformers' interface."""
     words = ["<pad>", "<end>", "<unknown>", "\n", ".", "?", "###", " or", " is", " a"]
     words += [f"{space}{word}" for word in ("Every", "Is", *NAMES) for space in ("", " ")]
     words += [f" {concept}" for concept in CONCEPTS]
@@ -159,9 +167,7 @@ def tokenizer(**_: Any) -> PreTrainedTokenizerFast:
     pieces = Regex(r" ?\w+| ?#+|\n|[^\w\s]")
     inner.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")
     inner.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>"
-    )
+    return inner
 
 
 def describe(records: Sequence[Record]) -> dict[str, Any]:

@@ -8,16 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
-from layermem.config import checked
+from layermem.config import Task, checked
 from layermem.tasks import arithmetic, prosqa
 from layermem.tasks.grading import Grade
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 # How many solutions are encoded and decoded to check that a tokenizer keeps what is graded.
 _CHECKED_SOLUTIONS = 50
+# Problems that are encoded to estimate the mean length of all.
+_MEASURED_PROBLEMS = 200
 
 
 class Problem(Protocol):
@@ -38,8 +43,10 @@ class TaskDefinition:
 
     generate: Callable[..., Sequence[Problem]]
     """Returns problems of ``split``, ``count``, ``seed`` and the task's own options."""
-    tokenizer: Callable[..., PreTrainedTokenizerFast]
+    tokenizer: Callable[..., "PreTrainedTokenizerFast"]
     """Returns the task's own tokenizer, given its options."""
+    word_tokenizer: Callable[..., Tokenizer]
+    """Returns the same without transformers' interface, and without importing transformers."""
     grade: Callable[[Any, str], Grade]
     """Grades a generated solution of a problem."""
     level: Callable[[Any], int]
@@ -113,6 +120,27 @@ def check_tokenizer(task: TaskDefinition, tokenizer: Any, problems: Sequence[Pro
             )
 
 
+def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float]:
+    """Return the size of the vocabulary and an estimate of the mean tokens of a problem.
+
+    ``tokenizer`` None: the task's own, and transformers is not imported.
+    """
+    definition = get_task(str(task.name))
+    count = min(_MEASURED_PROBLEMS, task.examples)
+    problems = definition.problems("train", count, task.seed, **task.fields())
+    if tokenizer is None:
+        words = definition.word_tokenizer(**task.fields())
+        vocabulary = words.get_vocab_size()
+        texts = [text for problem in problems for text in (problem.prompt, problem.solution)]
+        tokens = sum(map(len, words.encode_batch(texts)))
+    else:
+        vocabulary = len(tokenizer)
+        prompts, solutions = encode(tokenizer, problems)
+        tokens = sum(map(len, (*prompts, *solutions)))
+    # The end token follows every solution.
+    return vocabulary, tokens / len(problems) + 1
+
+
 def get_task(name: str) -> TaskDefinition:
     """Return the definition of a task by its name."""
     if name not in TASKS:
@@ -144,6 +172,7 @@ TASKS: dict[str, TaskDefinition] = {
     "arithmetic": TaskDefinition(
         generate=partial(arithmetic.generate, operands=4),
         tokenizer=arithmetic.tokenizer,
+        word_tokenizer=arithmetic.word_tokenizer,
         grade=lambda example, text: arithmetic.grade(example.prompt, text),
         level=lambda example: example.operands,
         level_name="operands",
@@ -157,6 +186,7 @@ TASKS: dict[str, TaskDefinition] = {
     "prosqa": TaskDefinition(
         generate=prosqa.problems,
         tokenizer=prosqa.tokenizer,
+        word_tokenizer=prosqa.word_tokenizer,
         grade=prosqa.grade,
         level=lambda record: len(record.steps),
         level_name="steps",

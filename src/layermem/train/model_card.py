@@ -7,6 +7,7 @@ It does not know: how models are trained or evaluated, how the folder is publish
 """
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,9 @@ from torch import nn
 
 from layermem.config import Run
 from layermem.runs import RunFolder
+from layermem.train.provenance import describe_environment
+
+logger = logging.getLogger(__name__)
 
 _CITATION = """```bibtex
 @article{gerasimov2025representation,
@@ -31,20 +35,36 @@ _CITATION = """```bibtex
 _PROVENANCE = ("layermem", "torch", "transformers", "python", "commit", "machine", "precision")
 
 
-def write_model_card(path: Path, run: Run, folder: RunFolder, model: nn.Module) -> None:
-    """Write README.md into ``path``, the folder of the final model of a run."""
-    (path / "README.md").write_text(model_card(run, folder, model), encoding="utf-8")
+def write_model_card(
+    path: Path, run: Run, folder: RunFolder, model: nn.Module, precision: str
+) -> None:
+    """Write README.md into ``path``, the folder of the final model of a run.
+
+    ``precision``: the arithmetic that the run ends with. A card that cannot be written, since a
+    record of the run is damaged, is a warning: it must not cost the trained model.
+    """
+    try:
+        card = model_card(run, folder, model, {**describe_environment(), "precision": precision})
+        (path / "README.md").write_text(card, encoding="utf-8")
+    except Exception as error:
+        logger.warning("the final model has no model card (%s: %s)", type(error).__name__, error)
 
 
-def model_card(run: Run, folder: RunFolder, model: nn.Module) -> str:
-    """Return the card of a trained model, from its config and what the run recorded."""
+def model_card(
+    run: Run, folder: RunFolder, model: nn.Module, at_end: Mapping[str, str] | None = None
+) -> str:
+    """Return the card of a trained model, from its config and what the run recorded.
+
+    ``at_end``: versions, commit and precision that the run ends with; a resumed run may have begun
+    with others, which are what it recorded.
+    """
     about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about", {})
     rows = folder.rows()
     parts = [
         f"---\n{_metadata(run)}\n---",
         f"# {run.preset}, {run.variant}, seed {run.seed}",
         _description(run, model),
-        f"## Training\n\n{_training(run, rows, about)}",
+        f"## Training\n\n{_training(run, rows, about, at_end or {})}",
         f"## Evaluation\n\n{_evaluation(rows, folder)}",
         f"## Use\n\n{_usage(folder)}",
         "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
@@ -82,7 +102,12 @@ def _description(run: Run, model: nn.Module) -> str:
     )
 
 
-def _training(run: Run, rows: list[dict[str, Any]], about: Mapping[str, Any]) -> str:
+def _training(
+    run: Run,
+    rows: list[dict[str, Any]],
+    about: Mapping[str, Any],
+    at_end: Mapping[str, str],
+) -> str:
     """Return a table of what the model was trained on and how."""
     tokens = max((row["tokens"] for row in rows if "tokens" in row), default=None)
     start = run.model.pretrained or "new weights"
@@ -99,9 +124,16 @@ def _training(run: Run, rows: list[dict[str, Any]], about: Mapping[str, Any]) ->
         "learning rate": f"{run.optim.lr:g}, {run.optim.schedule}, "
         f"{run.optim.warmup_steps} warm-up steps at most",
         "weight decay": f"{run.optim.weight_decay:g}",
-        **{name: about.get(name) for name in _PROVENANCE},
+        **{name: _begun_and_ended(about.get(name), at_end.get(name)) for name in _PROVENANCE},
     }
     return _table("", "value", {name: value for name, value in table.items() if value is not None})
+
+
+def _begun_and_ended(begun: str | None, ended: str | None) -> str | None:
+    """Return one value, or both where a resumed run ended with another than it began with."""
+    if begun is None or ended is None or begun == ended:
+        return begun or ended
+    return f"{begun} at the beginning, {ended} at the end"
 
 
 def _data(run: Run) -> str:
@@ -150,10 +182,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 path = "path/to/this/folder"
 tokenizer = AutoTokenizer.from_pretrained(path)
 model = AutoModelForCausalLM.from_pretrained(path)
-inputs = tokenizer({json.dumps(prompt)}, return_tensors="pt", return_token_type_ids=False)
+prompt = {_literal(prompt)}
+# As in training: without special tokens, which some tokenizers add at both ends.
+inputs = tokenizer(
+    prompt, return_tensors="pt", add_special_tokens=False, return_token_type_ids=False
+)
 tokens = model.generate(**inputs, max_new_tokens=64, do_sample=False)
 print(tokenizer.decode(tokens[0]))
 ```"""
+
+
+def _literal(text: str) -> str:
+    """Return a text as a Python literal in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _table(left: str, right: str, values: Mapping[str, Any]) -> str:

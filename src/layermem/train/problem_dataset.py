@@ -16,8 +16,6 @@ from layermem.tasks import registry
 
 # The label of tokens that have no loss.
 _IGNORED = -100
-# Problems that are encoded to estimate the mean length of all.
-_SAMPLE = 200
 
 
 class ProblemDataset(Dataset[dict[str, Tensor]]):
@@ -64,15 +62,3 @@ def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, 
     )
     registry.check_tokenizer(definition, tokenizer, validation.problems)
     return train, validation
-
-
-def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float]:
-    """Return the size of the vocabulary and an estimate of the mean tokens of a problem.
-
-    ``tokenizer`` None: the task's own.
-    """
-    definition = registry.get_task(str(task.name))
-    tokenizer = tokenizer or definition.tokenizer(**task.fields())
-    count = min(_SAMPLE, task.examples)
-    problems = definition.problems("train", count, task.seed, **task.fields())
-    return len(tokenizer), ProblemDataset(problems, tokenizer).length

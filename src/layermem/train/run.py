@@ -172,7 +172,8 @@ def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
         trainer.save_model(str(temporary))
         trainer.accelerator.wait_for_everyone()
         if is_first:
-            write_model_card(temporary, trainer.run, folder, trainer.model)
+            precision = "bfloat16" if trainer.args.bf16 else "float32"
+            write_model_card(temporary, trainer.run, folder, trainer.model, precision)
             os.replace(temporary, folder.final)
     if is_first and not trainer.run.save_every:
         folder.delete_checkpoint(trainer.run.max_steps)

@@ -30,8 +30,8 @@ class Prepared:
     tokenizer: Any
     train_data: Blocks | ProblemDataset
     validation_data: Blocks | ProblemDataset
-    collate: Callable[..., dict[str, Tensor]] | None
-    """Makes a batch of sequences; None: all have one length and are stacked."""
+    collate: Callable[..., dict[str, Tensor]]
+    """Makes a batch of sequences."""
 
 
 def prepare_run(run: Run) -> Prepared:
@@ -51,7 +51,7 @@ def prepare_run(run: Run) -> Prepared:
         tokenizer=tokenizer,
         train_data=blocks(train_tokens),
         validation_data=blocks(validation_tokens, at_most=run.eval_blocks),
-        collate=None,
+        collate=Blocks.collate,
     )
 
 

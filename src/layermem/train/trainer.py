@@ -22,15 +22,15 @@ import transformers
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback, default_data_collator
+from transformers import PrinterCallback, ProgressCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.config import Run
+from layermem.counting import count_forward_flops
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.counting import count_forward_flops
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
 from layermem.train.arguments import training_arguments
@@ -75,7 +75,7 @@ class Trainer(transformers.Trainer):
         validation_data: SequenceDataset | None,
         tokenizer: Any,
         *,
-        collate: Callable[..., dict[str, Tensor]] | None = None,
+        collate: Callable[..., dict[str, Tensor]],
         evaluate: Callable[[DecoderForCausalLM], Mapping[str, float]] | None = None,
     ) -> None:
         self.run, self.folder, self._solve_problems = run, folder, evaluate
@@ -102,8 +102,9 @@ class Trainer(transformers.Trainer):
             eval_dataset=validation_data,
             processing_class=tokenizer,
             # Not transformers' default for a tokenizer: that adds an attention mask of ones, with
-            # which the documents of a block would attend to each other.
-            data_collator=collate or default_data_collator,
+            # which the documents of a block would attend to each other, and which rules out sdpa's
+            # flash kernels under torch.compile.
+            data_collator=collate,
             callbacks=[
                 RunProgress(run.max_steps),
                 self.stop,

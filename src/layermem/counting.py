@@ -1,0 +1,92 @@
+"""Parameters and FLOPs of one model in closed form, from its sizes.
+
+A multiply-add counts as two FLOPs and attention as if each query read all keys; norms, rope and the
+softmax do not count. The tests compare both numbers with the model and with torch's FLOP counter,
+which counts in the same way.
+
+Letters: D width, H query heads, G key-value heads, E head width, V vocabulary.
+It does not know: any particular variant, torch, time, devices.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Sizes(Protocol):
+    """The sizes that are counted; the config of every model has them."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def tie_word_embeddings(self) -> bool: ...
+
+
+class Additions(Protocol):
+    """What a variant adds to the plain decoder."""
+
+    def extra_parameters(self, config: Any, /) -> int:
+        """Count the parameters beyond the plain decoder's."""
+
+    def extra_flops(self, config: Any, /) -> int:
+        """Count the forward FLOPs per token beyond the plain decoder's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSizes:
+    """The sizes of a plain decoder, without its config class and so without transformers."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    tie_word_embeddings: bool
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+def plain_sizes(fields: Mapping[str, Any]) -> DecoderSizes:
+    """Return the sizes of a plain decoder with these fields of its config."""
+    kv_heads = fields["num_key_value_heads"] or fields["num_attention_heads"]
+    return DecoderSizes(**{**fields, "num_key_value_heads": kv_heads})
+
+
+def count_parameters(config: Sizes, variant: Additions | None = None) -> int:
+    """Count the trainable parameters, biases not included; ``variant`` None: the plain decoder."""
+    width, layers = config.hidden_size, config.num_hidden_layers
+    embeddings = config.vocab_size * width * (1 if config.tie_word_embeddings else 2)
+    norms = (2 * layers + 1) * width
+    extra = variant.extra_parameters(config) if variant else 0
+    return _count_linear_weights(config) + embeddings + norms + extra
+
+
+def count_forward_flops(config: Sizes, variant: Additions | None, tokens: int) -> int:
+    """Count the forward FLOPs of one token in a sequence of ``tokens``, with the output head."""
+    attention = 4 * config.num_attention_heads * config.head_dim * tokens * config.num_hidden_layers
+    head = 2 * config.vocab_size * config.hidden_size
+    extra = variant.extra_flops(config) if variant else 0
+    return 2 * _count_linear_weights(config) + head + attention + extra
+
+
+def _count_linear_weights(config: Sizes) -> int:
+    """Count the weights of all projections and mlps, without biases."""
+    heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
+    per_layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+    return int(config.num_hidden_layers * per_layer)

@@ -1,0 +1,112 @@
+"""The mask of attention: none where causality is enough, one for padding, packing and caches."""
+
+import pytest
+import torch
+from attention_calls import AttentionCall, record_compiled_attention, record_eager_attention
+from tiny import TINY, make
+from transformers import DynamicCache, StaticCache
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+N_LAYERS = TINY["num_hidden_layers"]
+# Without a mask, torch takes a single query as one that sees every key.
+CAUSAL, ONE_QUERY, MASKED = (
+    AttentionCall(is_causal=True, has_mask=False),
+    AttentionCall(is_causal=False, has_mask=False),
+    AttentionCall(is_causal=False, has_mask=True),
+)
+CHECKPOINTING = {"kept": None, "non-reentrant": False, "reentrant": True}
+
+
+@pytest.fixture
+def model(entry):
+    return make(entry.causal_lm, entry.config(**TINY))
+
+
+@pytest.fixture
+def packed(ids):
+    """Two documents in each row, and the positions that separate them."""
+    return ids, torch.cat([torch.arange(5), torch.arange(6)]).expand(3, -1)
+
+
+@pytest.mark.parametrize("reentrant", CHECKPOINTING.values(), ids=CHECKPOINTING.keys())
+def test_training_is_causal_without_a_mask(model, ids, monkeypatch, reentrant):
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    calls = record_eager_attention(monkeypatch)
+    model.train()(ids, labels=ids, use_cache=False).loss.backward()
+    forwards = 1 if reentrant is None else 2
+    assert calls == [CAUSAL] * N_LAYERS * forwards
+
+
+@pytest.mark.parametrize("use_cache", [False, True], ids=["no cache", "cache"])
+def test_compiled_training_is_causal_without_a_mask(model, ids, use_cache):
+    calls, compiled = record_compiled_attention(model.train())
+    compiled(ids, labels=ids, use_cache=use_cache).loss.backward()
+    assert calls == [CAUSAL] * N_LAYERS
+
+
+def test_compiled_checkpointing_is_causal_without_a_mask(model, ids):
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    calls, compiled = record_compiled_attention(model.train())
+    loss = compiled(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    assert calls == [CAUSAL] * N_LAYERS
+    torch.testing.assert_close(loss, model(ids, labels=ids, use_cache=False).loss, **CLOSE)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_prompt_is_read_causally_without_a_mask(model, ids, monkeypatch, cache):
+    calls = record_eager_attention(monkeypatch)
+    options = {} if cache == "dynamic" else {"cache_implementation": "static"}
+    model.generate(
+        ids, max_new_tokens=2, do_sample=False, pad_token_id=0, disable_compile=True, **options
+    )
+    assert calls[:N_LAYERS] == [CAUSAL] * N_LAYERS
+    # A static cache has places that are not yet filled, which the mask leaves out.
+    token = ONE_QUERY if cache == "dynamic" else MASKED
+    assert calls[N_LAYERS:] == [token] * N_LAYERS
+
+
+def test_left_padding_has_a_mask(model, ids, monkeypatch):
+    calls = record_eager_attention(monkeypatch)
+    padding = torch.ones_like(ids)
+    padding[1, :4] = 0
+    model(ids, attention_mask=padding)
+    assert calls == [MASKED] * N_LAYERS
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_second_part_of_a_prompt_has_a_mask(model, ids, monkeypatch, compiled):
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        expected = model(ids).logits
+        first = model(ids[:, :6], past_key_values=cache).logits
+        if compiled:
+            calls, forward = record_compiled_attention(model)
+        else:
+            calls, forward = record_eager_attention(monkeypatch), model
+        second = forward(ids[:, 6:10], past_key_values=cache).logits
+        last = forward(ids[:, 10:], past_key_values=cache).logits
+    assert calls == [MASKED] * N_LAYERS + [ONE_QUERY] * N_LAYERS
+    torch.testing.assert_close(torch.cat([first, second, last], 1), expected, **CLOSE)
+
+
+def test_a_compiled_static_cache_has_a_mask(model, ids):
+    with torch.no_grad():
+        expected = model(ids).logits
+        cache = StaticCache(config=model.config, max_cache_len=16)
+        first = model(ids[:, :10], past_key_values=cache).logits
+        calls, compiled = record_compiled_attention(model)
+        last = compiled(ids[:, 10:], past_key_values=cache).logits
+    assert calls == [MASKED] * N_LAYERS
+    torch.testing.assert_close(torch.cat([first, last], 1), expected, **CLOSE)
+
+
+def test_compiled_packed_documents_have_a_mask(model, packed):
+    row, positions = packed
+    calls, compiled = record_compiled_attention(model)
+    with torch.no_grad():
+        expected = torch.cat([model(row[:, :5]).logits, model(row[:, 5:]).logits], 1)
+        got = compiled(row, position_ids=positions, use_cache=False).logits
+    assert calls == [MASKED] * N_LAYERS
+    torch.testing.assert_close(got, expected, **CLOSE)

@@ -1,0 +1,105 @@
+"""When the variants become known to transformers, whichever package is imported first."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+from tiny import TINY
+
+import layermem
+from layermem.import_hooks import call_after_import
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of a saved LIMe model."""
+    folder = tmp_path_factory.mktemp("saved")
+    layermem.build("lime", **TINY).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import layermem; from transformers import AutoModelForCausalLM",
+        "from transformers import AutoModelForCausalLM; import layermem",
+        # A package that imports transformers while it is imported itself.
+        "import layermem, peft",
+        # A module that needs transformers, and that the variants need.
+        "from layermem.models.layers import MLP",
+        # Looking for transformers imports nothing.
+        "import layermem; from importlib.util import find_spec; find_spec('transformers')",
+    ],
+)
+def test_the_auto_classes_know_our_models_in_any_order(first, saved):
+    code = f"""
+{first}
+from transformers import AutoConfig, AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained({str(saved)!r})
+import layermem
+print(type(model) is layermem.LimeForCausalLM, type(model.config) is layermem.LimeConfig)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_names_of_the_package_are_imported_when_used():
+    code = """
+import layermem, pickle, pydoc, sys
+assert set(layermem.__all__) | {"models", "ops", "variants", "__version__"} <= set(dir(layermem))
+for name in ("fly", "__path_of_nothing__"):
+    assert not hasattr(layermem, name)
+assert "torch" not in sys.modules
+assert layermem.route is layermem.ops.route.route and "transformers" not in sys.modules
+config = pickle.loads(pickle.dumps(layermem.LimeConfig()))
+assert type(config) is layermem.LimeConfig is layermem.variants.lime.LimeConfig
+assert layermem.variants() == layermem.models.registry.variants()
+help = pydoc.render_doc(layermem, renderer=pydoc.plaintext)
+assert "class LimeForCausalLM" in help and "build(" in help
+names = {}
+exec("from layermem import *", names)
+assert set(layermem.__all__) <= set(names)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module that nothing has imported yet."""
+    (tmp_path / "awaited.py").write_text("import sys\nsys.calls.append('body')\nVALUE = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "calls", [], raising=False)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    yield tmp_path / "awaited.py"
+    sys.modules.pop("awaited", None)
+
+
+def test_a_function_is_called_once_and_after_the_modules_own_code(module):
+    finders = list(sys.meta_path)
+    call_after_import("awaited", lambda: sys.calls.append(sys.modules["awaited"].VALUE))
+    awaited = importlib.import_module("awaited")
+    assert sys.calls == ["body", 1] and sys.meta_path == finders
+    assert awaited.__spec__.loader is awaited.__loader__
+    call_after_import("awaited", lambda: sys.calls.append("at once"))
+    assert sys.calls == ["body", 1, "at once"]
+
+
+def test_an_import_that_failed_is_tried_again(module):
+    text = module.read_text()
+    module.write_text(text + "1 / 0\n")
+    call_after_import("awaited", lambda: sys.calls.append("called"))
+    with pytest.raises(ZeroDivisionError):
+        importlib.import_module("awaited")
+    assert sys.calls == ["body"]
+    module.write_text(text + "# mended\n")
+    importlib.import_module("awaited")
+    assert sys.calls == ["body", "body", "called"]
+
+
+def test_two_functions_wait_for_one_module(module):
+    for name in ("first", "second"):
+        call_after_import("awaited", lambda name=name: sys.calls.append(name))
+    importlib.import_module("awaited")
+    assert sys.calls[0] == "body" and sorted(sys.calls[1:]) == ["first", "second"]
