@@ -8,6 +8,7 @@ from torch.nn.utils import parametrize
 from transformers import StaticCache
 
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
+from layermem.models.decoder import Attention
 from layermem.ops import route as room
 from layermem.ops.route import SlotBuffer, using
 from layermem.ops.route import buffer as buffer_room
@@ -127,6 +128,14 @@ def one_layer_wrapped(model):
     model.model.layers[2] = checkpoint_wrapper(model.model.layers[2])
 
 
+def one_attention_of_another_class(model):
+    class Other(Attention):
+        def forward(self, x, slots, *arguments, **kwargs):
+            return super().forward(x, tuple(slots), *arguments, **kwargs)
+
+    model.model.layers[2].self_attn.__class__ = Other
+
+
 def one_memory_wrapped(model):
     class Wrapper(torch.nn.Module):
         def __init__(self, inner):
@@ -183,6 +192,7 @@ def pruned(model):
         checkpointed,
         checkpointed_reentrantly,
         one_layer_wrapped,
+        one_attention_of_another_class,
         one_memory_wrapped,
         one_weight_parametrized,
         one_forward_replaced,

@@ -385,25 +385,51 @@ def test_half_precision_has_no_buffer(dtype):
         assert begin_buffer(weights_of(), torch.randn(2)) is None
 
 
-def test_weights_that_are_not_at_hand_have_no_buffer():
+class Sharded(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight[:, 1:],
+        lambda weight: weight[:0],
+        lambda weight: weight.to("meta"),
+        lambda weight: weight.as_subclass(Sharded),
+        lambda weight: nn.Parameter(weight).flatten(),
+    ],
+    ids=["columns", "rows", "device", "type", "flat"],
+)
+def test_weights_that_are_not_at_hand_have_no_buffer(change):
     like, (_, first, second) = torch.randn(2), weights_of()
-
-    class Sharded(torch.Tensor):
-        pass
-
-    freed = second.clone()
-    freed.untyped_storage().resize_(0)
-    for other in (
-        second[:, 1:],
-        second[:0],
-        second.to("meta"),
-        second.as_subclass(Sharded),
-        freed,
-        torch.nn.Parameter(second).flatten(),
-    ):
-        assert begin_buffer([None, first, other], like) is None
+    assert begin_buffer([None, first, change(second)], like) is None
     assert begin_buffer([None, first, second], like) is not None
-    assert begin_buffer([None, first, second], like.as_subclass(Sharded)) is None
+
+
+def test_freed_weights_have_no_buffer():
+    """As FSDP leaves them between two uses."""
+    _, first, second = weights_of()
+    storage = second.untyped_storage()
+    size = storage.size()
+    storage.resize_(0)
+    begun = begin_buffer([None, first, second], torch.randn(2))
+    # Printing a tensor without memory, as a failure would, crashes.
+    storage.resize_(size)
+    assert begun is None
+
+
+def test_tensors_of_another_type_have_no_buffer():
+    assert begin_buffer(weights_of(), torch.randn(2).as_subclass(Sharded)) is None
+
+
+def test_compiled_code_has_no_buffer():
+    weights = weights_of()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def run(x):
+        return x + (begin_buffer(weights, x) is None)
+
+    assert torch.equal(run(torch.zeros(2)), torch.ones(2))
 
 
 def test_transforms_of_functions_have_no_buffer():
