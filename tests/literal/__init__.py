@@ -2,9 +2,9 @@
 
 ``literal/NAME.py`` belongs to the variant NAME and has
 
-    logits(model, ids)    the logits of a causal LM, computed from its weights by the equations as the
-                          paper prints them: one token, head or layer at a time, and no module of the
-                          variant called
+    logits(model, ids)    the logits of a causal LM, computed from its weights by the equations as
+                          the paper prints them: one token, head or layer at a time, and no module
+                          of the variant called
     CASES                 {id: fields}: further forms that the contract tests, beside the default
     PLAIN                 further fields, beside the variant's ``plain_fields``, with which it
                           computes what the plain decoder does

@@ -1,6 +1,7 @@
 """LIMe, equation (2): [K~; V~]_l = W_l [slot_0; ...; slot_l], one head at a time."""
 
 import torch
+
 from literal import parts
 
 CASES = {
