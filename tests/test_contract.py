@@ -7,6 +7,7 @@ import itertools
 import re
 import textwrap
 
+import literal
 import pytest
 import torch
 from tiny import TINY, is_own, make, needs_compiler
@@ -23,6 +24,10 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 def causal_lm(case):
     entry, fields = case
     return make(entry.causal_lm, entry.config(**fields))
+
+
+def name_of(entry):
+    return entry.config.model_type.removeprefix("layermem_")
 
 
 def test_the_future_never_changes_the_past(case, ids):
@@ -92,16 +97,52 @@ def test_tools_see_which_classes_generate(entry):
         assert not other.can_generate()
 
 
-def test_equals_the_plain_decoder_when_it_reads_the_own_layer_only(entry, ids):
+def test_equals_its_equations_written_out(case, ids):
+    entry, _ = case
+    transcription = literal.find(name_of(entry))
+    if transcription is None:
+        module = entry.variant.__module__
+        assert not module.startswith("layermem."), f"tests/literal/ has no file for {module}"
+        pytest.skip("a variant from outside the package without a transcription")
+    model = causal_lm(case).double()
+    with torch.no_grad():
+        ours, theirs = model(ids).logits, transcription.logits(model, ids)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+def identity_settings(entry):
+    """The settings with which a variant computes what the plain decoder does."""
     if entry.variant.plain_fields is None:
         pytest.skip("no fields of this variant make it the plain decoder")
-    torch.manual_seed(0)
-    ours = entry.causal_lm(entry.config(**TINY, **entry.variant.plain_fields)).eval()
-    torch.manual_seed(0)
-    plain = lookup("plain")
-    plain = plain.causal_lm(plain.config(**TINY)).eval()
-    with torch.no_grad():
-        torch.testing.assert_close(ours(ids).logits, plain(ids).logits, rtol=0, atol=1e-6)
+    return [entry.variant.plain_fields, *literal.plain_settings(name_of(entry))]
+
+
+def test_equals_the_plain_decoder_at_the_identity_setting(entry, ids):
+    for fields in identity_settings(entry):
+        torch.manual_seed(0)
+        ours = entry.causal_lm(entry.config(**TINY, **fields)).eval().double()
+        torch.manual_seed(0)
+        plain = lookup("plain")
+        plain = plain.causal_lm(plain.config(**TINY)).eval().double()
+        with torch.no_grad():
+            difference = (ours(ids).logits - plain(ids).logits).abs().max()
+        assert difference <= 1e-12, fields
+
+
+def test_no_parameter_is_dead_at_the_identity_setting(entry, ids):
+    """A start from which a parameter never moves makes a variant look like the plain decoder."""
+    for fields in identity_settings(entry):
+        torch.manual_seed(0)
+        model = entry.causal_lm(entry.config(**TINY, **fields)).train()
+        own = {name: p for name, p in model.named_parameters() if is_own(name)}
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        moved = set()
+        for _ in range(2):
+            optimiser.zero_grad()
+            model(ids, labels=ids).loss.backward()
+            moved |= {name for name, p in own.items() if p.grad.abs().sum() > 0}
+            optimiser.step()
+        assert moved == own.keys(), f"{fields}: {sorted(own.keys() - moved)} never move"
 
 
 def test_one_seed_gives_one_set_of_shared_weights(case):

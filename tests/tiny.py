@@ -8,6 +8,7 @@ import shutil
 # whose own functions ask too, and transformers imports it; for tests on a GPU, TRITON_INTERPRET=0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import literal
 import pytest
 import torch
 
@@ -23,14 +24,11 @@ TINY = {
     "max_position_embeddings": 64,
 }
 
-# Every registered variant as it comes, and LIMe's ablations: (id, variant, fields).
+# Every registered variant as it comes, and its further forms: (id, variant, fields).
 CASES = [
-    *((name, name, {}) for name in variants()),
-    ("lime-mha", "lime", {"num_key_value_heads": 4}),
-    ("lime-average", "lime", {"router": "average"}),
-    ("lime-last-2", "lime", {"router": "last", "router_window": 2}),
-    ("lime-first-1", "lime", {"router": "first", "router_window": 1}),
-    ("lime-chosen", "lime", {"router_sources": [[], [0], [], [0, 2]]}),
+    (case, name, fields)
+    for name in variants()
+    for case, fields in {name: {}, **literal.cases(name)}.items()
 ]
 
 needs_compiler = pytest.mark.skipif(

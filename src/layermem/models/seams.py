@@ -72,6 +72,23 @@ class OwnLayerMemory(Memory):
         return key, value
 
 
+class DepthWeights(nn.Module, ABC):
+    """The weights with which one place of a model mixes states or slots of different depths.
+
+    A memory or connection whose weights depend on the input computes them in a submodule of this
+    class, so that analysis can record its output on a text; one with constant weights may.
+    """
+
+    # What is mixed, for instance ("embedding", "layer 0", "layer 1"), and what reads it, for
+    # instance ("query", "key", "value", "residual"): one name for each column and row of a weight.
+    sources: tuple[str, ...]
+    readers: tuple[str, ...]
+
+    @abstractmethod
+    def forward(self, *args: Any) -> Tensor:
+        """Return weights [..., readers, sources]; the leading dimensions, if any, are of tokens."""
+
+
 class Stream(nn.Module, ABC):
     """The first and the last state of the pass over depth. One for each model.
 

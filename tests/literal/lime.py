@@ -1,0 +1,33 @@
+"""LIMe, equation (2): [K~; V~]_l = W_l [slot_0; ...; slot_l], one head at a time."""
+
+import torch
+
+from literal import parts
+
+CASES = {
+    "lime-mha": {"num_key_value_heads": 4},
+    "lime-average": {"router": "average"},
+    "lime-last-2": {"router": "last", "router_window": 2},
+    "lime-first-1": {"router": "first", "router_window": 1},
+    "lime-chosen": {"router_sources": [[], [0], [], [0, 2]]},
+}
+
+
+def logits(model, ids):
+    return parts.residual_logits(model, ids, read)
+
+
+def read(layer, query, slots):
+    if layer.layer_idx == 0:
+        return slots[0]
+    router = layer.self_attn.memory
+    heads = slots[0][0].shape[1]
+    routed = []
+    for part in (0, 1):
+        out = torch.zeros_like(slots[-1][part])
+        for h in range(heads):
+            for s, source in enumerate(router.sources):
+                for g in range(heads):
+                    out[:, h] += router.weight[h, s * heads + g] * slots[source][part][:, g]
+        routed.append(out)
+    return tuple(routed)
