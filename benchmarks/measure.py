@@ -35,6 +35,17 @@ SHAPES = {
         512,
     ),
     "8x384": ({"num_hidden_layers": 8, "hidden_size": 384, "num_attention_heads": 6}, 2, 512),
+    "16x512-gqa": (
+        {
+            "num_hidden_layers": 16,
+            "hidden_size": 512,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+        },
+        2,
+        512,
+    ),
+    "16x128": ({"num_hidden_layers": 16, "hidden_size": 128, "num_attention_heads": 8}, 4, 256),
     "32x128": ({"num_hidden_layers": 32, "hidden_size": 128, "num_attention_heads": 8}, 4, 256),
     "64x128": ({"num_hidden_layers": 64, "hidden_size": 128, "num_attention_heads": 8}, 4, 256),
 }

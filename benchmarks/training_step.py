@@ -23,8 +23,8 @@ def main():
         models = build_models(fields, args.device, ["functional", "deferred", "grouped"])
         if args.compile:
             models = {
-                name: (torch.compile(models[name][0], fullgraph=True), "functional")
-                for name in ("plain", "lime functional")
+                name: (torch.compile(models[name][0], fullgraph=True), "grouped")
+                for name in ("plain", "lime grouped")
             }
         rows[shape] = round_seconds(models, step, args.repeats, args.device)
     title, base = (

@@ -11,7 +11,6 @@ from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.models.decoder import Attention
 from layermem.ops import route as room
 from layermem.ops.route import SlotBuffer, using
-from layermem.ops.route import buffer as buffer_room
 
 SIZES = {**TINY, "num_hidden_layers": 7}
 
@@ -20,7 +19,7 @@ SIZES = {**TINY, "num_hidden_layers": 7}
 def small_groups(monkeypatch):
     """Several groups in a shallow model, also without gradients."""
     monkeypatch.setattr(room, "_GROUP_SIZE", 3)
-    monkeypatch.setattr(buffer_room, "_FEW", 0)
+    monkeypatch.setattr(room, "_FEW", 0)
 
 
 @pytest.fixture
@@ -28,9 +27,9 @@ def begun(monkeypatch):
     """The numbers of layers of the buffers that forwards have begun."""
     depths, begin = [], SlotBuffer.__init__
 
-    def noted(self, weights, group_size):
+    def noted(self, weights):
         depths.append(len(weights))
-        begin(self, weights, group_size)
+        begin(self, weights)
 
     monkeypatch.setattr(SlotBuffer, "__init__", noted)
     return depths

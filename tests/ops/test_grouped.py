@@ -9,7 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from layermem.ops import route as room
 from layermem.ops.route import SlotBuffer, begin_buffer, naive, using
-from layermem.ops.route import buffer as buffer_room
+from layermem.ops.route.grouped import GroupedBuffer
+from layermem.ops.route.small import SmallBuffer
+from layermem.ops.route.traced import TracedBuffer
 
 HEADS = 3
 # Without gradients, tokens enough for groups to be used.
@@ -21,6 +23,8 @@ class Depth(nn.Module):
 
     ``group_size`` None: by ``naive.route``.
     """
+
+    buffer = GroupedBuffer
 
     def __init__(self, depth=7, width=5, heads=HEADS, without=(0,)):
         super().__init__()
@@ -41,7 +45,7 @@ class Depth(nn.Module):
 
     def forward(self, x, group_size=None, all_layers=False):
         weights = [self.weights.get(str(i)) for i in range(len(self.keys))]
-        slots = [] if group_size is None else SlotBuffer(weights, group_size)
+        slots = [] if group_size is None else self.buffer(weights, group_size)
         outputs = []
         for i, weight in enumerate(weights):
             key, value = (
@@ -201,7 +205,7 @@ def test_gradients_that_no_slot_of_their_group_waits_for():
         x = an_input(2, MANY)
         weights = [torch.ones(HEADS, HEADS * (i + 1), dtype=x.dtype) / (i + 1) for i in range(6)]
         weights = [weight.requires_grad_() for weight in weights]
-        buffer, slots, outs = SlotBuffer(weights, 3), [], []
+        buffer, slots, outs = GroupedBuffer(weights, 3), [], []
         for i, weight in enumerate(weights):
             key = (i * x if i < 3 else x.detach()).unflatten(-1, (HEADS, 5)).transpose(1, 2)
             slots.append(buffer.append(key, key) if with_buffer else (key, key))
@@ -253,7 +257,7 @@ def test_without_gradients(batch, tokens, context, monkeypatch):
     model, x = Depth(), an_input(batch, tokens).detach()
     with context():
         torch.testing.assert_close(model(x, 3), model(x))
-        monkeypatch.setattr(buffer_room, "_FEW", 0)
+        monkeypatch.setattr(model, "buffer", lambda weights, group_size: SmallBuffer(weights))
         torch.testing.assert_close(model(x, 3), model(x))
 
 
@@ -287,7 +291,7 @@ def test_memory_is_the_slots_and_no_more():
     x = an_input(2, 300)
     weights = [torch.randn(HEADS, HEADS * (i + 1), dtype=x.dtype) for i in range(6)]
     weights = [weight.requires_grad_() for weight in weights]
-    buffer = SlotBuffer(weights, 2)
+    buffer = GroupedBuffer(weights, 2)
     key = x.unflatten(-1, (HEADS, 5)).transpose(1, 2)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         for weight in weights:
@@ -316,14 +320,14 @@ def test_a_backward_leaves_nothing():
 
 def test_a_kept_slot_cannot_be_changed_in_place():
     key = an_input().unflatten(-1, (HEADS, 5)).transpose(1, 2)
-    slot = SlotBuffer([None, None], 2).append(key, key)
+    slot = GroupedBuffer([None, None], 2).append(key, key)
     with pytest.raises(RuntimeError, match="modified inplace"):
         slot[0].mul_(3)
 
 
 def test_a_buffer_is_the_sequence_of_its_slots():
     keys = torch.randn(3, 2, HEADS, 7, 5)
-    buffer = SlotBuffer([None] * 3, 2)
+    buffer = GroupedBuffer([None] * 3, 2)
     for i, key in enumerate(keys):
         assert len(buffer) == i
         buffer.append(key, 2 * key)
@@ -340,7 +344,7 @@ def test_another_weight_than_announced_is_used():
         x = an_input()
         weights = [torch.eye(HEADS, dtype=x.dtype).repeat(1, i + 1) for i in range(4)]
         other = (2 * weights[3]).requires_grad_()
-        buffer = SlotBuffer(weights, 2)
+        buffer = GroupedBuffer(weights, 2)
         slots, key = [], x.unflatten(-1, (HEADS, 5)).transpose(1, 2)
         for i, weight in enumerate([*weights[:3], other]):
             slots.append(buffer.append(key, key.sin()) if with_buffer else (key, key.sin()))
@@ -353,7 +357,7 @@ def test_another_weight_than_announced_is_used():
 @pytest.mark.parametrize("which", ["key", "value"])
 def test_slots_of_another_shape_are_refused(which):
     key = torch.randn(2, HEADS, 7, 5)
-    buffer = SlotBuffer([None, None], 2)
+    buffer = GroupedBuffer([None, None], 2)
     buffer.append(key, key)
     slot = {"key": key, "value": key, which: key[:, :2]}
     with pytest.raises(ValueError, match=r"shape \[2, 3, 7, 5\] .* \[2, 2, 7, 5\].* at layer 1"):
@@ -422,14 +426,53 @@ def test_tensors_of_another_type_have_no_buffer():
     assert begin_buffer(weights_of(), torch.randn(2).as_subclass(Sharded)) is None
 
 
-def test_compiled_code_has_no_buffer():
+@pytest.mark.parametrize("group_size", [1, 3, 8])
+@pytest.mark.parametrize("without", [(0,), (), (0, 3, 4, 5)])
+def test_the_buffer_of_compiled_code_equals_naive(group_size, without, monkeypatch):
+    model, x = Depth(without=without), an_input()
+    monkeypatch.setattr(model, "buffer", TracedBuffer)
+    assert_same(outcome(model, x, group_size), outcome(model, x, None))
+
+
+def test_a_buffer_in_compiled_code(monkeypatch):
+    torch.compiler.reset()
+    model, x = Depth(), an_input()
+    monkeypatch.setattr(model, "buffer", TracedBuffer)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_same(outcome(compiled, x, 3), outcome(model, x, None))
+
+
+def test_compiled_code_has_a_buffer_of_its_own():
     weights = weights_of()
 
     @torch.compile(fullgraph=True, backend="eager")
     def run(x):
-        return x + (begin_buffer(weights, x) is None)
+        return x + isinstance(begin_buffer(weights, x), TracedBuffer)
 
     assert torch.equal(run(torch.zeros(2)), torch.ones(2))
+    assert torch.equal(run(torch.zeros(2, dtype=torch.bfloat16)), torch.zeros(2))
+
+
+def test_nodes_of_a_compiled_forward_grow_linearly():
+    """Of a layer, as many in a deep model as in a shallow one."""
+
+    def count(depth):
+        nodes = []
+
+        def backend(graph, _):
+            nodes.append(sum(node.op != "placeholder" for node in graph.graph.nodes))
+            return graph.forward
+
+        torch.compiler.reset()
+        model = Depth(depth=depth)
+        model.buffer = TracedBuffer
+        torch.compile(model, fullgraph=True, backend=backend)(an_input(), 2)
+        return sum(nodes)
+
+    few, more, most = count(4), count(8), count(16)
+    # Reading an older group is a product and a slice of the weights for each pair of groups.
+    pairs = 2 * (8 * 7 // 2 - 2 * (4 * 3 // 2) + 2 * 1 // 2)
+    assert most - more <= 2 * (more - few) + pairs
 
 
 def test_transforms_of_functions_have_no_buffer():

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from layermem.ops import rope
 from layermem.ops.norm import rms_norm
-from layermem.ops.rope import rotate
+from layermem.ops.rope import rotate, rotate_both
 
 
 def norm_formula(x, weight, eps):
@@ -88,6 +89,18 @@ def test_rope_equals_its_formula(dtype):
     (ours,) = torch.autograd.grad(got, x, direction)
     (theirs,) = torch.autograd.grad(expected, x, direction)
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("few", [0, 10**6])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_queries_and_keys_are_rotated_as_each_alone(few, gradients, monkeypatch):
+    monkeypatch.setattr(rope, "_FEW", few)
+    x, cos, sin = rope_inputs(torch.float32)
+    query, key = x.repeat(1, 2, 1, 1), x.flip(1)
+    with torch.set_grad_enabled(gradients):
+        got = rotate_both(query, key, cos, sin)
+    assert torch.equal(got[0], rope_formula(query, cos, sin))
+    assert torch.equal(got[1], rope_formula(key, cos, sin))
 
 
 def test_derivatives_once_and_twice():

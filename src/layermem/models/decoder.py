@@ -6,7 +6,7 @@ The forward of one layer, with the parts that a variant may replace marked:
     q, k, v = projections of x
     own slot = store(k, v)                          variant
     k, v = memory(q, k, v, slots of sources + own)  variant; before rope
-    q, k = rope(q), rope(k); the cache; attention; o_proj -> y
+    q, k = rope(q, k); the cache; attention; o_proj -> y
     state = connection.write(carry, y)              variant
     ... and read, mlp, write once more
 
@@ -31,7 +31,7 @@ from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding, attend
 from layermem.models.masks import create_mask
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Variant
-from layermem.ops.rope import rotate
+from layermem.ops.rope import rotate_both
 from layermem.ops.route import Slot, SlotBuffer
 
 logger = logging.get_logger(__name__)
@@ -74,16 +74,18 @@ class Attention(nn.Module):
         ``slots`` are those of earlier layers. To a buffer the own slot is appended, not returned.
         """
         query_input, key_input, value_input = x if isinstance(x, tuple) else (x, x, x)
-        query = self._split_heads(self.q_proj(query_input))
-        key = self._split_heads(self.k_proj(key_input))
-        value = self._split_heads(self.v_proj(value_input))
+        # Views [B, T, heads, E] -> [B, heads, T, E].
+        by_head = (*query_input.shape[:-1], -1, self.head_dim)
+        query = self.q_proj(query_input).view(by_head).transpose(1, 2)
+        key = self.k_proj(key_input).view(by_head).transpose(1, 2)
+        value = self.v_proj(value_input).view(by_head).transpose(1, 2)
         if isinstance(slots, SlotBuffer):
             key, value = self.memory(query, *slots.append(key, value), slots)
             own_slot: tuple[Tensor, ...] = ()
         else:
             own_slot = self.store(key, value)
             key, value = self.memory(query, *own_slot, (*slots, own_slot))
-        query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
+        query, key = rotate_both(query, key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
 
@@ -98,12 +100,8 @@ class Attention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        y = self.o_proj(y.reshape(*y.shape[:2], -1).contiguous())
+        y = self.o_proj(y.flatten(2))
         return y, weights, *own_slot
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """Return x [B, T, heads * E] as a view [B, heads, T, E]."""
-        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -181,11 +179,13 @@ class DecoderLayer(GradientCheckpointingLayer):
         memory = attention.memory
         if not isinstance(memory, Memory) or memory._forward_pre_hooks:
             return None
-        hooks = (memory._forward_hooks, memory._backward_hooks, memory._backward_pre_hooks)
-        if torch.is_grad_enabled() and any(hooks):
+        hooks = memory._forward_hooks or memory._backward_hooks or memory._backward_pre_hooks
+        if hooks and torch.is_grad_enabled():
             return None
         # accelerate replaces the forward of an instance, to move its inputs to other devices.
-        replaced = any("forward" in vars(module) for module in (self, attention, memory))
+        replaced = (
+            "forward" in vars(memory) or "forward" in vars(attention) or "forward" in vars(self)
+        )
         return None if replaced else memory
 
 
@@ -285,8 +285,6 @@ class Decoder(PreTrainedDecoder):
 
     def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:
         """Return the buffer that the layers of this forward share, if they may and do."""
-        if torch.compiler.is_compiling():
-            return None
         memories = []
         for layer in layers:
             memory = layer.find_memory() if isinstance(layer, DecoderLayer) else None

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Up to this many numbers a call costs more than its arithmetic.
+_FEW = 16384
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [B, heads, T, E] by the angles whose cosines and sines are [B, T, E].
@@ -17,11 +20,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     result is ``x * cos + (-right, left) * sin``.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    # torch.compile and torch.func differentiate the formula; a compiler saves what is best itself.
+    return _Rotate.apply(x, cos, sin) if _saves_tensors() else _formula(x, cos, sin)
+
+
+def rotate_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate a query [B, H, T, E] and a key [B, G, T, E]; with few tokens, both in one go."""
+    if _saves_tensors() or torch.compiler.is_compiling() or query.numel() > _FEW:
+        return rotate(query, cos, sin), rotate(key, cos, sin)
+    both = _formula(torch.cat((query, key), dim=1), cos.unsqueeze(1), sin.unsqueeze(1))
+    heads = query.shape[1]
+    return both[:, :heads], both[:, heads:]
+
+
+def _saves_tensors() -> bool:
+    """Whether autograd saves tensors now: torch.compile and torch.func differentiate the formula,
+    and a compiler saves what is best itself."""
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if traced or not torch.is_grad_enabled():
-        return _formula(x, cos, sin)
-    return _Rotate.apply(x, cos, sin)
+    return torch.is_grad_enabled() and not traced
 
 
 def _formula(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

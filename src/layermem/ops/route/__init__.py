@@ -24,14 +24,20 @@ from torch import Tensor
 
 from layermem.ops.route import deferred, naive
 from layermem.ops.route.buffer import SlotBuffer
+from layermem.ops.route.grouped import GroupedBuffer
 from layermem.ops.route.naive import Slot
 from layermem.ops.route.packed import PackedBackend
+from layermem.ops.route.small import SmallBuffer
+from layermem.ops.route.traced import TracedBuffer
 
 _NAMES = ("naive", "functional", "deferred", "grouped", "triton")
 _NO_TRITON = (
     "triton is not installed, so routing uses matrix products, which are slower on a GPU; "
     "pip install triton"
 )
+# Up to this many numbers in an input without gradients, as at decoding, a call costs more than its
+# arithmetic.
+_FEW = 16384
 # Layers of a group: with more, fat products get fatter and thin ones more.
 _GROUP_SIZE = 8
 _packed = PackedBackend()
@@ -68,20 +74,29 @@ def store(key: Tensor, value: Tensor) -> Slot:
     )
 
 
-def begin_buffer(weights: Sequence[Tensor | None], like: Tensor) -> SlotBuffer | None:
+def begin_buffer(weights: Sequence[Tensor | None], embeds: Tensor) -> SlotBuffer | None:
     """Return a buffer for a forward whose layer l routes all slots up to its own by ``weights[l]``.
 
     None where its layers have to call ``store`` and ``route`` on slots of their own instead: unless
-    everything is on the CPU, in float32 or float64 and at hand now, in eager mode. ``like`` is a
-    tensor of this forward.
+    everything is in float32 or float64, without autocast and at hand now, and, in eager mode, on
+    the CPU. ``embeds`` [B, T, D] is the input of the forward.
     """
-    if _forced not in (None, "grouped") or not _is_eager(like):
+    if _forced not in (None, "grouped") or not _sums_are_exact(embeds):
+        return None
+    traced = torch.compiler.is_compiling()
+    if not traced and not _is_eager(embeds):
         return None
     heads = next((weight.shape[0] for weight in weights if weight is not None), 0)
     for layer, weight in enumerate(weights):
-        if weight is not None and not _is_at_hand(weight, (heads, (layer + 1) * heads), like):
+        if weight is not None and not _is_at_hand(weight, (heads, (layer + 1) * heads), embeds):
             return None
-    return SlotBuffer(weights, _GROUP_SIZE) if heads else None
+    if not heads:
+        return None
+    if traced:
+        return TracedBuffer(weights, _GROUP_SIZE)
+    if embeds.numel() <= _FEW and not torch.is_grad_enabled():
+        return SmallBuffer(weights)
+    return GroupedBuffer(weights, _GROUP_SIZE)
 
 
 def implementations() -> list[str]:
@@ -114,15 +129,18 @@ def _choose(tensor: Tensor) -> str:
     return "triton" if tensor.is_cuda and half and _triton_or_warn() else "deferred"
 
 
+def _sums_are_exact(tensor: Tensor) -> bool:
+    """Whether partial sums like this tensor are not rounded to half precision."""
+    exact = tensor.dtype in (torch.float32, torch.float64)
+    return exact and not torch.is_autocast_enabled(tensor.device.type)
+
+
 def _is_eager(tensor: Tensor) -> bool:
-    """Whether this is an ordinary tensor on the CPU, computed with at once and without autocast."""
+    """Whether this is an ordinary tensor on the CPU, computed with at once."""
     return (
         type(tensor) is Tensor
         and tensor.is_cpu
-        and tensor.dtype in (torch.float32, torch.float64)
-        and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]
-        and not torch.is_autocast_enabled("cpu")
         and not torch._C._are_functorch_transforms_active()
     )
 
@@ -133,7 +151,8 @@ def _is_at_hand(weight: Tensor, shape: tuple[int, int], like: Tensor) -> bool:
         type(weight) in (Tensor, torch.nn.Parameter)
         and weight.shape == shape
         and weight.device == like.device
-        and weight.untyped_storage().size() > 0
+        # While a compiler traces, tensors have no memory; what FSDP has sharded has another type.
+        and (torch.compiler.is_compiling() or weight.untyped_storage().size() > 0)
     )
 
 

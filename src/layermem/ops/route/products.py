@@ -54,3 +54,9 @@ def unflatten(rows: Tensor, shape: torch.Size) -> Tensor:
     """Return rows [R, C] as a view [B, R, T, E] like ``shape``."""
     batch, heads, tokens, width = shape
     return rows.view(heads, batch, tokens, width).transpose(0, 1)
+
+
+def view_slots(matrix: Tensor, shape: torch.Size) -> list[Tensor]:
+    """Return the keys (or values) of a matrix [S R, C] as S views [B, R, T, E] like ``shape``."""
+    batch, heads, tokens, width = shape
+    return list(matrix.view(-1, heads, batch, tokens, width).transpose(1, 2).unbind())
