@@ -48,7 +48,7 @@ def main():
         if args.variants:
             models = build_variants(fields, args.device, args.variants)
         else:
-            models = build_models(fields, args.device, ["naive", "deferred"])
+            models = build_models(fields, args.device, ["deferred", "grouped"])
         for model, _ in models.values():
             model.eval()
         for batch in args.batches:

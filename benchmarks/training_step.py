@@ -36,7 +36,7 @@ def main():
         if args.variants:
             models = build_variants(fields, args.device, args.variants)
         else:
-            models = build_models(fields, args.device, ["functional", "deferred"])
+            models = build_models(fields, args.device, ["functional", "deferred", "grouped"])
         if args.compile:
             models = {
                 name: (torch.compile(models[name][0], fullgraph=True), "functional")
