@@ -1,0 +1,15 @@
+"""Weighted sums of states of different depths, whose backward computes each state's gradient once.
+
+    mix      out_c = sum_j weights[c, j] x_j        weights constant, per channel or per token
+    score    out[..., j] = x_j . vector             one number for each token and state
+    store    marks a state that several mixtures and scores will read
+
+A state is [B, T, D]. Without ``store`` the results are the same; its gradient is then accumulated
+reader by reader.
+
+It does not know: layers, norms, where weights come from.
+"""
+
+from layermem.ops.depth.deferred import mix, score, store
+
+__all__ = ["mix", "score", "store"]
