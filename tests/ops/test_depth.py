@@ -16,11 +16,8 @@ SUMS = 3
 class Unstored:
     """The equations alone, differentiated by autograd."""
 
-    mix, score, store = (
-        staticmethod(naive.mix),
-        staticmethod(naive.score),
-        staticmethod(lambda x: x),
-    )
+    mix, score, inverse_rms = map(staticmethod, (naive.mix, naive.score, naive.inverse_rms))
+    store = staticmethod(lambda x: x)
 
 
 class Chain(nn.Module):
@@ -46,6 +43,7 @@ class Chain(nn.Module):
         for i, linear in enumerate(self.linears):
             n = len(states)
             scores = ops.score(states, self.vectors[i])
+            scores = scores * torch.stack([ops.inverse_rms(x, 1e-3) for x in states], dim=-1)
             (one,) = ops.mix(states, scores.softmax(-1)[:, :, None])
             per_token = (states[-1] @ self.to_weights[i].T).unflatten(-1, (-1, n)).tanh()
             (constant,) = ops.mix(states, self.constant[i])

@@ -7,6 +7,7 @@ which autograd runs after all readers, accumulates them in place:
 
     d x_j = sum over mixtures m, sums c of weights_m[c, j] d out_mc
           + sum over scores p of d scores_p[j] vector_p           one product for all scores
+          + the gradient of its inverse root mean square, likewise a sum
 
 Nothing is saved but the states themselves, once, and the weights. What readers leave belongs to one
 backward pass, so that partial, repeated and nested passes do not mix. A state that no node of ours
@@ -67,6 +68,17 @@ def score(states: Sequence[Tensor], vector: Tensor) -> Tensor:
         return scores
     with _autocast_disabled(vector):
         return products.score(states, vector)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Compute ``naive.inverse_rms``."""
+    if _traced():
+        return naive.inverse_rms(x, eps)
+    if torch.is_grad_enabled():
+        inverse: Tensor = _InverseRms.apply(x, eps)
+        return inverse
+    with _autocast_disabled(x):
+        return products.inverse_rms(x, eps)
 
 
 class _Store(torch.autograd.Function):
@@ -148,6 +160,32 @@ class _Score(torch.autograd.Function):
                 else:
                     d_states[j] = (grads[..., j, None] * wide).to(x.dtype)
         return d_vector, *d_states
+
+
+class _InverseRms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        with _autocast_disabled(x):
+            inverse = products.inverse_rms(x, eps)
+        ctx.save_for_backward(x, inverse)
+        ctx.eps, ctx.node = eps, _find_store_node(x)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        x, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # Under create_graph=True: an expression that can itself be differentiated.
+            inverse = naive.inverse_rms(x, ctx.eps)
+        factor = grad * inverse.pow(3) * (-1 / x.shape[-1])
+        if torch.is_grad_enabled():
+            return (factor[..., None] * x).to(x.dtype), None
+        term = x, factor[..., None]
+        if ctx.node is not None and not _is_watched(x):
+            _pending_of(ctx.node).sums.append(term)
+            return None, None
+        with _autocast_disabled(x):
+            return products.accumulate(None, [term]).to(x.dtype), None
 
 
 def _score_as_list(states: Sequence[Tensor], vector: Tensor) -> list[Tensor]:

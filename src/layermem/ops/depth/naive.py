@@ -36,6 +36,12 @@ def score(states: Sequence[Tensor], vector: Tensor) -> Tensor:
     return torch.stack([(x.to(wide) * vector.to(wide)).sum(-1) for x in states], dim=-1)
 
 
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Return 1 / sqrt(mean(x^2) + eps) of every token, [B, T], in float32 at least."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.rsqrt(wide.square().mean(-1) + eps)
+
+
 def count_sums(weights: Weights) -> int:
     """Return C."""
     return weights.shape[2] if weights.dim() == 4 else weights.shape[0]

@@ -96,7 +96,16 @@ def score(states: Sequence[Tensor], vector: Tensor) -> Tensor:
     """Compute ``naive.score``."""
     wide = widest(common_dtype(states))
     vector = vector.to(wide)
-    return torch.stack([x.to(wide) @ vector for x in states], dim=-1)
+    if not _in_tiles(states, 1):
+        return torch.stack([x.to(wide) @ vector for x in states], dim=-1)
+    scores = [(scratch @ vector[:, None])[:, :, 0] for _, scratch in _tiles(states, wide)]
+    return torch.cat(scores).unflatten(0, states[0].shape[:2])
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Compute ``naive.inverse_rms``."""
+    wide = x.to(widest(x.dtype))
+    return torch.rsqrt(torch.linalg.vecdot(wide, wide) / x.shape[-1] + eps)
 
 
 def score_vector_gradient(states: Sequence[Tensor], vector: Tensor, grads: Tensor) -> Tensor:
