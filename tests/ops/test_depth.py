@@ -35,7 +35,7 @@ class Chain(nn.Module):
         self.constant = nn.ParameterList(draw(1, n) for n in steps)
         self.several = nn.ParameterList(draw(sums, n) for n in steps)
         self.channels = nn.ParameterList(draw(2, n, width) for n in steps)
-        self.vectors = nn.ParameterList(draw(width) for _ in steps)
+        self.vectors = nn.ParameterList(draw(2, width) for _ in steps)
         self.to_weights = nn.ParameterList(draw(sums * n, width) / 4 for n in steps)
 
     def forward(self, x, ops=depth, all_layers=False):
@@ -43,8 +43,10 @@ class Chain(nn.Module):
         for i, linear in enumerate(self.linears):
             n = len(states)
             scores = ops.score(states, self.vectors[i])
-            scores = scores * torch.stack([ops.inverse_rms(x, 1e-3) for x in states], dim=-1)
-            (one,) = ops.mix(states, scores.softmax(-1)[:, :, None])
+            scores = (
+                scores * torch.stack([ops.inverse_rms(x, 1e-3) for x in states], dim=-1)[:, :, None]
+            )
+            (one,) = ops.mix(states, scores.softmax(-1).sum(2, keepdim=True))
             per_token = (states[-1] @ self.to_weights[i].T).unflatten(-1, (-1, n)).tanh()
             (constant,) = ops.mix(states, self.constant[i])
             parts = [
@@ -113,7 +115,7 @@ def test_states_of_two_dtypes_have_gradients_of_their_own():
     wide, narrow = x.requires_grad_(), x.detach().bfloat16().requires_grad_()
     states = [depth.store(wide), depth.store(narrow)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        (out,) = depth.mix(states, depth.score(states, torch.ones(6)).unsqueeze(2))
+        (out,) = depth.mix(states, depth.score(states, torch.ones(1, 6)))
     assert out.dtype == torch.float32
     out.sum().backward()
     assert (wide.grad.dtype, narrow.grad.dtype) == (torch.float32, torch.bfloat16)
@@ -190,7 +192,7 @@ def test_a_watched_state_sees_its_whole_gradient():
         state.retain_grad()
         state.register_hook(seen.append)
         (out,) = ops.mix([state, ops.store(x * 3)], torch.ones(1, 2).double())
-        (out * ops.score([state], torch.ones(6).double())).sum().backward()
+        (out * ops.score([state], torch.ones(1, 6).double())[:, :, 0]).sum().backward()
         grads.append([state.grad, *seen, x.grad])
     assert_same(*grads)
 
@@ -245,7 +247,7 @@ def test_memory_is_the_states_and_no_more():
 
     x = an_input(2, 300)
     weights = [torch.randn(4, n).double().requires_grad_() for n in range(1, 7)]
-    vectors = [torch.randn(6).double().requires_grad_() for _ in weights]
+    vectors = [torch.randn(1, 6).double().requires_grad_() for _ in weights]
     states, outs = [depth.store(x)], []
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         for weight, vector in zip(weights, vectors, strict=True):

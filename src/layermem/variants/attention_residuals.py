@@ -129,8 +129,8 @@ class SourceAttention(DepthWeights):
 
     def forward(self, states: list[Tensor], inverse: list[Tensor]) -> Tensor:
         # w . RMSNorm(v) = (w * gain) . v / rms(v)
-        scores = score(states, self.query * self.gain) * torch.stack(inverse, dim=-1)
-        return self.factor * scores.softmax(-1)[:, :, None]
+        scores = score(states, (self.query * self.gain)[None])
+        return self.factor * (scores * torch.stack(inverse, dim=-1)[:, :, None]).softmax(-1)
 
     def reset_parameters(self) -> None:
         """Initialise as in the table above."""

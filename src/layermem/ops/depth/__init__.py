@@ -1,7 +1,7 @@
 """Weighted sums of states of different depths, whose backward computes each state's gradient once.
 
     mix           out_c = sum_j weights[c, j] x_j        weights constant, per channel or per token
-    score         out[..., j] = x_j . vector             one number for each token and state
+    score         out[..., c, j] = vectors[c] . x_j      numbers for each token and state
     inverse_rms   1 / sqrt(mean(x^2) + eps) of each token of one state
     store         marks a state that several of these will read
 

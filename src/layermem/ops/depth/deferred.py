@@ -6,7 +6,7 @@ its incoming gradient and its weights with the autograd node that stored the sta
 which autograd runs after all readers, accumulates them in place:
 
     d x_j = sum over mixtures m, sums c of weights_m[c, j] d out_mc
-          + sum over scores p of d scores_p[j] vector_p           one product for all scores
+          + sum over scores p, c of d scores_p[c, j] vectors_p[c] one product for all scores
           + the gradient of its inverse root mean square, likewise a sum
 
 Nothing is saved but the states themselves, once, and the weights. What readers leave belongs to one
@@ -39,7 +39,7 @@ class _Pending:
     """What the readers of a state have left for its gradient in one backward pass."""
 
     # (gradient of a sum [B, T, D], what multiplied the state in it) and (gradient of the state's
-    # scores [B, T], vector [D]).
+    # scores [B, T, C], vectors [C, D]).
     sums: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     scores: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
@@ -59,15 +59,15 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
         return products.mix(states, weights)
 
 
-def score(states: Sequence[Tensor], vector: Tensor) -> Tensor:
+def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     """Compute ``naive.score``."""
     if _traced():
-        return naive.score(states, vector)
+        return naive.score(states, vectors)
     if torch.is_grad_enabled():
-        scores: Tensor = _Score.apply(vector, *states)
+        scores: Tensor = _Score.apply(vectors, *states)
         return scores
-    with _autocast_disabled(vector):
-        return products.score(states, vector)
+    with _autocast_disabled(vectors):
+        return products.score(states, vectors)
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -134,32 +134,32 @@ class _Mix(torch.autograd.Function):
 
 class _Score(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, vector: Tensor, *states: Tensor) -> Tensor:
-        ctx.save_for_backward(vector, *states)
+    def forward(ctx: Any, vectors: Tensor, *states: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, *states)
         ctx.nodes = [_find_store_node(x) for x in states]
-        with _autocast_disabled(vector):
-            return products.score(states, vector)
+        with _autocast_disabled(vectors):
+            return products.score(states, vectors)
 
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> Grads:
         if torch.is_grad_enabled():
             return _differentiable_gradients(ctx, _score_as_list, (grads,))
-        vector, *states = ctx.saved_tensors
-        needs_vector, *needs = ctx.needs_input_grad
+        vectors, *states = ctx.saved_tensors
+        needs_vectors, *needs = ctx.needs_input_grad
         d_states: list[Tensor | None] = [None] * len(states)
-        d_vector = None
-        with _autocast_disabled(vector):
-            if needs_vector:
-                d_vector = products.score_vector_gradient(states, vector, grads)
-            wide = vector.to(grads.dtype)
+        d_vectors = None
+        with _autocast_disabled(vectors):
+            if needs_vectors:
+                d_vectors = products.score_vectors_gradient(states, vectors, grads)
+            wide = vectors.to(grads.dtype)
             for j, (x, node) in enumerate(zip(states, ctx.nodes, strict=True)):
                 if not needs[j]:
                     continue
                 if node is not None and not _is_watched(x):
                     _pending_of(node).scores.append((grads[..., j], wide))
                 else:
-                    d_states[j] = (grads[..., j, None] * wide).to(x.dtype)
-        return d_vector, *d_states
+                    d_states[j] = (grads[..., j] @ wide).to(x.dtype)
+        return d_vectors, *d_states
 
 
 class _InverseRms(torch.autograd.Function):
@@ -188,8 +188,8 @@ class _InverseRms(torch.autograd.Function):
             return products.accumulate(None, [term]).to(x.dtype), None
 
 
-def _score_as_list(states: Sequence[Tensor], vector: Tensor) -> list[Tensor]:
-    return [naive.score(states, vector)]
+def _score_as_list(states: Sequence[Tensor], vectors: Tensor) -> list[Tensor]:
+    return [naive.score(states, vectors)]
 
 
 def _gather(direct: Tensor | None, pending: _Pending) -> Tensor:
@@ -198,8 +198,8 @@ def _gather(direct: Tensor | None, pending: _Pending) -> Tensor:
     if pending.sums:
         total = products.accumulate(total, pending.sums)
     if pending.scores:
-        grads = torch.stack([grad for grad, _ in pending.scores], dim=-1)
-        product = grads @ torch.stack([vector for _, vector in pending.scores])
+        grads = torch.cat([grad for grad, _ in pending.scores], dim=-1)
+        product = grads @ torch.cat([vectors for _, vectors in pending.scores])
         total = product if total is None else product.add_(total)
     assert total is not None
     return total

@@ -30,10 +30,10 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
     return sums
 
 
-def score(states: Sequence[Tensor], vector: Tensor) -> Tensor:
-    """Return states[j] . vector for every token and state, [B, T, S], in float32 at least."""
+def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
+    """Return vectors[c] . states[j] for every token, [B, T, C, S], in float32 at least."""
     wide = torch.promote_types(common_dtype(states), torch.float32)
-    return torch.stack([(x.to(wide) * vector.to(wide)).sum(-1) for x in states], dim=-1)
+    return torch.stack([x.to(wide) @ vectors.to(wide).t() for x in states], dim=-1)
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:

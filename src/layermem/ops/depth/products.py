@@ -92,13 +92,13 @@ def mix_weight_gradient(
     return gradient.to(weights.dtype)
 
 
-def score(states: Sequence[Tensor], vector: Tensor) -> Tensor:
+def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     """Compute ``naive.score``."""
     wide = widest(common_dtype(states))
-    vector = vector.to(wide)
+    across = vectors.to(wide).t()
     if not _in_tiles(states, 1):
-        return torch.stack([x.to(wide) @ vector for x in states], dim=-1)
-    scores = [(scratch @ vector[:, None])[:, :, 0] for _, scratch in _tiles(states, wide)]
+        return torch.stack([x.to(wide) @ across for x in states], dim=-1)
+    scores = [(scratch @ across).transpose(1, 2) for _, scratch in _tiles(states, wide)]
     return torch.cat(scores).unflatten(0, states[0].shape[:2])
 
 
@@ -108,13 +108,13 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
     return torch.rsqrt(torch.linalg.vecdot(wide, wide) / x.shape[-1] + eps)
 
 
-def score_vector_gradient(states: Sequence[Tensor], vector: Tensor, grads: Tensor) -> Tensor:
-    """Return the gradient of the vector of ``score`` from that of its output [B, T, S]."""
-    by_state = grads.flatten(0, 1).t().contiguous()
-    total = by_state.new_zeros(vector.shape)
+def score_vectors_gradient(states: Sequence[Tensor], vectors: Tensor, grads: Tensor) -> Tensor:
+    """Return the gradient of the vectors of ``score`` from that of its output [B, T, C, S]."""
+    by_state = grads.flatten(0, 1).permute(2, 1, 0).contiguous()
+    total = by_state.new_zeros(vectors.shape)
     for grad, x in zip(by_state, states, strict=True):
-        total.addmv_(x.reshape(-1, x.shape[-1]).to(total.dtype).t(), grad)
-    return total.to(vector.dtype)
+        total.addmm_(grad, x.reshape(-1, x.shape[-1]).to(total.dtype))
+    return total.to(vectors.dtype)
 
 
 def _in_tiles(states: Sequence[Tensor], count: int) -> bool:
