@@ -1,0 +1,195 @@
+"""Hyper-Connections: a residual stream of n states, and learned weights to read, mix and write it.
+
+At a sub-layer F the streams H in R^{n x D} become
+
+    N = RMSNorm(H)                                   each stream by itself, one learned gain
+    A = S_a + s_a tanh(N W_a)    in R^{n x (1 + n)}  the read weights, then the mixing matrix
+    B = S_b + s_b tanh(N w_b)    in R^n              the write weights
+    [h; H'] = A^T H              H <- H' + B (x) F(norm(h))
+
+The streams begin as n copies of the embedding, and the final norm reads their mean.
+``coefficients="static"`` has S_a and S_b alone. Initial weights, at connection k, which counts
+attention and mlp of all layers from 0:
+
+    parameter          in the code           initial value
+    S_a^T              static_mix [1+n, n]   row 0: e_{k mod n}; the other rows: the identity
+    S_b                static_write [n]      1
+    W_a^T and w_b^T    projection [2+n, D]   0
+    s_a, s_b           mix_scale, write_scale [1]   0.01
+    gain of the norm   gain [D]              1
+
+So a new model computes what the plain decoder computes, exactly: all streams are the plain residual.
+
+Source: arXiv 2409.19606. Where this differs from the paper, and where the paper leaves a choice:
+
+* the streams are reduced by their mean, not their sum, which the final norm scales to the same up
+  to its eps; with the sum a new model would not be exactly plain;
+* the norm of N is the decoder's RMSNorm;
+* the paper scales the initial deviation of the sub-layers' last projections by a power of sqrt(n)
+  and does not say which way: ``output_scale`` offers both, and none is the default, since the mean
+  of equal streams is the plain residual;
+* static weights have no weight decay and projections have, as in the paper; gain and scales have
+  none, as all vectors here.
+
+Letters: B batch, T tokens, n streams, D width.
+It does not know: how streams are read and written, layers, training.
+"""
+
+from typing import Any, Literal, final
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import initialization
+
+from layermem.models.configuration import DecoderConfig
+from layermem.models.decoder import DecoderLayer
+from layermem.models.registry import declare
+from layermem.models.seams import Connection, ParameterOverride, Stream, SubLayer, Variant
+from layermem.models.streams import CopiesStream, StreamsConnection, StreamWeights
+
+_EXPONENTS = {"none": 0.0, "-1/2": -0.5, "+1/2": 0.5}
+
+
+@strict
+class HyperConnectionsConfig(DecoderConfig):
+    """The fields of a LLaMA, and those of the streams."""
+
+    shape_fields = (*DecoderConfig.shape_fields, "streams", "coefficients", "tanh")
+
+    streams: int = 4
+    """Number n of residual streams."""
+    coefficients: Literal["dynamic", "static"] = "dynamic"
+    """Whether the weights depend on the token ("dynamic") or are parameters alone ("static")."""
+    tanh: bool = True
+    """Whether the part of the weights that depends on the token passes through tanh."""
+    output_scale: Literal["none", "-1/2", "+1/2"] = "none"
+    """Power of n by which the initial o_proj and down_proj are scaled: n^(-1/2), n^(1/2) or 1."""
+
+    def validate_streams(self) -> None:
+        """Raise ``ValueError`` if there is no stream."""
+        if self.streams < 1:
+            raise ValueError(f"streams must be at least 1, got {self.streams}; the paper has 4")
+
+
+class HyperWeights(StreamWeights):
+    """The static weights of connection k; see the table above."""
+
+    def __init__(self, streams: int, connection: int) -> None:
+        super().__init__(streams)
+        self.connection = connection
+        self.static_mix = nn.Parameter(torch.empty(1 + streams, streams))
+        self.static_write = nn.Parameter(torch.empty(streams))
+
+    def reset_parameters(self) -> None:
+        """Read one stream, mix none, write to all."""
+        identity = torch.eye(self.streams, device="cpu")
+        first = identity[self.connection % self.streams]
+        initialization.copy_(self.static_mix, torch.cat((first[None], identity)))
+        initialization.ones_(self.static_write)
+
+    def forward(self, streams: Tensor) -> Tensor:
+        # The input reads no output.
+        write = nn.functional.pad(self.static_write, (1, 0))
+        return torch.cat((self.static_mix, write[:, None]), dim=-1)
+
+
+@final
+class DynamicHyperWeights(HyperWeights):
+    """Static weights plus those that depend on the token."""
+
+    def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
+        super().__init__(config.streams, connection)
+        width = config.hidden_size
+        self.eps, self.tanh = config.rms_norm_eps, config.tanh
+        self.gain = nn.Parameter(torch.empty(width))
+        self.projection = nn.Parameter(torch.empty(2 + config.streams, width))
+        self.mix_scale = nn.Parameter(torch.empty(1))
+        self.write_scale = nn.Parameter(torch.empty(1))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        initialization.ones_(self.gain)
+        initialization.zeros_(self.projection)
+        for scale in (self.mix_scale, self.write_scale):
+            initialization.constant_(scale, 0.01)
+
+    def forward(self, streams: Tensor) -> Tensor:
+        with torch.autocast(streams.device.type, enabled=False):
+            z = project_normed(streams, self.projection * self.gain, self.eps)
+            z = z.tanh() if self.tanh else z
+            # [B, T, stream, 1 + n + 1] to [B, T, 1 + n, stream] and the last column.
+            mix, write = z.mT.split((self.streams + 1, 1), dim=-2)
+            write = nn.functional.pad(self.write_scale * write.mT, (0, 0, 1, 0))
+            dynamic = torch.cat((self.mix_scale * mix, write), dim=-1)
+            return super().forward(streams) + dynamic
+
+
+def project_normed(x: Tensor, projection: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) times a matrix [K, D], in float32 at least, from x [..., D]."""
+    # The scale commutes with the product: the normed x is never made.
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = torch.rsqrt(torch.linalg.vecdot(wide, wide)[..., None] / x.shape[-1] + eps)
+    return nn.functional.linear(wide, projection.to(wide.dtype)) * scale
+
+
+@final
+class HyperConnections(Variant[HyperConnectionsConfig]):
+    """Differences from the plain decoder:
+
+    * stream: n residual streams, which begin as copies and end as their mean;
+    * connections: learned weights read, mix and write the streams;
+    * optimiser: the static weights have no weight decay.
+    """
+
+    overrides = (
+        ParameterOverride(
+            pattern=r"_connection\.weights\.(static_mix|static_write|gain|\w+_scale)$",
+            weight_decay=0.0,
+        ),
+        ParameterOverride(pattern=r"_connection\.weights\.projection$"),
+    )
+
+    @classmethod
+    def stream(cls, config: HyperConnectionsConfig) -> Stream:
+        return CopiesStream(config.streams)
+
+    @classmethod
+    def connection(
+        cls, config: HyperConnectionsConfig, layer_idx: int, sub_layer: SubLayer
+    ) -> Connection:
+        index = 2 * layer_idx + (sub_layer == "mlp")
+        if config.coefficients == "static":
+            return StreamsConnection(HyperWeights(config.streams, index))
+        return StreamsConnection(DynamicHyperWeights(config, index))
+
+    @classmethod
+    def init_weights(cls, module: nn.Module) -> bool:
+        if isinstance(module, HyperWeights):
+            module.reset_parameters()
+        if isinstance(module, DecoderLayer):
+            # Its linear layers have their initial weights by now: children come before parents.
+            config: Any = module.self_attn.config
+            factor = config.streams ** _EXPONENTS[config.output_scale]
+            for linear in (module.self_attn.o_proj, module.mlp.down_proj):
+                initialization.copy_(linear.weight, linear.weight * factor)
+        return isinstance(module, HyperWeights)
+
+    @classmethod
+    def extra_parameters(cls, config: HyperConnectionsConfig) -> int:
+        """Return those of both connections of each layer."""
+        n, width = config.streams, config.hidden_size
+        static = n * (n + 1) + n
+        dynamic = (n + 2) * width + width + 2 if config.coefficients == "dynamic" else 0
+        return 2 * config.num_hidden_layers * (static + dynamic)
+
+    @classmethod
+    def extra_flops(cls, config: HyperConnectionsConfig) -> int:
+        """Return those of the read and the mixing, n (n + 1) D multiply-adds, and the projection,
+        n (n + 2) D, of both connections of each layer."""
+        n = config.streams
+        products = n + 1 + (n + 2 if config.coefficients == "dynamic" else 0)
+        return 2 * config.num_hidden_layers * 2 * n * products * config.hidden_size
+
+
+declare("hyper_connections", HyperConnectionsConfig, HyperConnections)
