@@ -19,31 +19,31 @@ def logits(model, ids):
     n = model.config.streams
     streams = parts.embed(model, ids)[:, :, None].repeat(1, 1, n, 1)
     for layer in model.model.layers:
-        weights = coefficients(model, layer.attn_connection.weights, streams)
+        weights = coefficients(model, layer.attn_connection, streams)
         x = parts.norm(layer.input_layernorm, read(streams, weights))
         query, key, value = parts.project(layer, x)
         streams = write(streams, parts.attend(model, layer, query, key, value), weights)
 
-        weights = coefficients(model, layer.mlp_connection.weights, streams)
+        weights = coefficients(model, layer.mlp_connection, streams)
         x = parts.norm(layer.post_attention_layernorm, read(streams, weights))
         streams = write(streams, parts.mlp(layer, x), weights)
     return parts.head(model, streams.sum(2) / n)
 
 
-def coefficients(model, weights, streams):
+def coefficients(model, connection, streams):
     """Return {(b, t): (A [n, 1 + n], B [n])}."""
-    n, out = model.config.streams, {}
+    n, weights, out = model.config.streams, connection.weights, {}
     for b in range(streams.shape[0]):
         for t in range(streams.shape[1]):
             mix, write = weights.static_mix.T.clone(), weights.static_write.clone()
             if model.config.coefficients == "dynamic":
                 normed = parts.scale_to_unit(streams[b, t], model.config.rms_norm_eps)
-                normed = normed * weights.gain
+                normed = normed * connection.projection.gain
                 for i in range(n):
-                    z = weights.projection @ normed[i]
+                    z = connection.projection.weight @ normed[i]
                     z = torch.tanh(z) if model.config.tanh else z
-                    mix[i] += weights.mix_scale * z[: n + 1]
-                    write[i] += weights.write_scale[0] * z[n + 1]
+                    mix[i] += weights.scale[0] * z[: n + 1]
+                    write[i] += weights.scale[1] * z[n + 1]
             out[b, t] = mix, write
     return out
 

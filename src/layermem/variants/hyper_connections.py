@@ -14,11 +14,11 @@ attention and mlp of all layers from 0:
     parameter          in the code           initial value
     S_a^T              static_mix [1+n, n]   row 0: e_{k mod n}; the other rows: the identity
     S_b                static_write [n]      1
-    W_a^T and w_b^T    projection [2+n, D]   0
-    s_a, s_b           mix_scale, write_scale [1]   0.01
-    gain of the norm   gain [D]              1
+    s_a, s_b           scale [2]             0.01
+    W_a^T and w_b^T    weight [1+n+1, D] of the projection   0
+    gain of the norm   gain [D] of the projection            1
 
-So a new model computes what the plain decoder computes, exactly: all streams are the plain residual.
+So a new model computes what the plain decoder does, exactly: all streams are the plain residual.
 
 Source: arXiv 2409.19606. Where this differs from the paper, and where the paper leaves a choice:
 
@@ -46,7 +46,12 @@ from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import DecoderLayer
 from layermem.models.registry import declare
 from layermem.models.seams import Connection, ParameterOverride, Stream, SubLayer, Variant
-from layermem.models.streams import CopiesStream, StreamsConnection, StreamWeights
+from layermem.models.streams import (
+    CopiesStream,
+    NormedProjection,
+    StreamsConnection,
+    StreamWeights,
+)
 
 _EXPONENTS = {"none": 0.0, "-1/2": -0.5, "+1/2": 0.5}
 
@@ -88,7 +93,7 @@ class HyperWeights(StreamWeights):
         initialization.copy_(self.static_mix, torch.cat((first[None], identity)))
         initialization.ones_(self.static_write)
 
-    def forward(self, streams: Tensor) -> Tensor:
+    def forward(self, projected: Tensor | None) -> Tensor:
         # The input reads no output.
         write = nn.functional.pad(self.static_write, (1, 0))
         return torch.cat((self.static_mix, write[:, None]), dim=-1)
@@ -98,39 +103,23 @@ class HyperWeights(StreamWeights):
 class DynamicHyperWeights(HyperWeights):
     """Static weights plus those that depend on the token."""
 
-    def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
-        super().__init__(config.streams, connection)
-        width = config.hidden_size
-        self.eps, self.tanh = config.rms_norm_eps, config.tanh
-        self.gain = nn.Parameter(torch.empty(width))
-        self.projection = nn.Parameter(torch.empty(2 + config.streams, width))
-        self.mix_scale = nn.Parameter(torch.empty(1))
-        self.write_scale = nn.Parameter(torch.empty(1))
+    def __init__(self, streams: int, connection: int, *, tanh: bool) -> None:
+        super().__init__(streams, connection)
+        self.tanh = tanh
+        self.scale = nn.Parameter(torch.empty(2))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        initialization.ones_(self.gain)
-        initialization.zeros_(self.projection)
-        for scale in (self.mix_scale, self.write_scale):
-            initialization.constant_(scale, 0.01)
+        initialization.constant_(self.scale, 0.01)
 
-    def forward(self, streams: Tensor) -> Tensor:
-        with torch.autocast(streams.device.type, enabled=False):
-            z = project_normed(streams, self.projection * self.gain, self.eps)
-            z = z.tanh() if self.tanh else z
-            # [B, T, stream, 1 + n + 1] to [B, T, 1 + n, stream] and the last column.
-            mix, write = z.mT.split((self.streams + 1, 1), dim=-2)
-            write = nn.functional.pad(self.write_scale * write.mT, (0, 0, 1, 0))
-            dynamic = torch.cat((self.mix_scale * mix, write), dim=-1)
-            return super().forward(streams) + dynamic
-
-
-def project_normed(x: Tensor, projection: Tensor, eps: float) -> Tensor:
-    """Return x / rms(x) times a matrix [K, D], in float32 at least, from x [..., D]."""
-    # The scale commutes with the product: the normed x is never made.
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    scale = torch.rsqrt(torch.linalg.vecdot(wide, wide)[..., None] / x.shape[-1] + eps)
-    return nn.functional.linear(wide, projection.to(wide.dtype)) * scale
+    def forward(self, projected: Tensor | None) -> Tensor:
+        """Return the weights from the projections [B, T, n, 1 + n + 1] of the streams."""
+        assert projected is not None
+        n = self.streams
+        z = projected.tanh() if self.tanh else projected
+        (mix, write), (mix_scale, write_scale) = z.split((n + 1, 1), dim=-1), self.scale.split(1)
+        write = nn.functional.pad(write_scale * write, (0, 0, 1, 0))
+        return super().forward(None) + torch.cat((mix_scale * mix.mT, write), dim=-1)
 
 
 @final
@@ -144,10 +133,9 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
 
     overrides = (
         ParameterOverride(
-            pattern=r"_connection\.weights\.(static_mix|static_write|gain|\w+_scale)$",
-            weight_decay=0.0,
+            pattern=r"_connection\.(weights\.\w+|projection\.gain)$", weight_decay=0.0
         ),
-        ParameterOverride(pattern=r"_connection\.weights\.projection$"),
+        ParameterOverride(pattern=r"_connection\.projection\.weight$"),
     )
 
     @classmethod
@@ -158,22 +146,28 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
     def connection(
         cls, config: HyperConnectionsConfig, layer_idx: int, sub_layer: SubLayer
     ) -> Connection:
-        index = 2 * layer_idx + (sub_layer == "mlp")
+        n, index = config.streams, 2 * layer_idx + (sub_layer == "mlp")
         if config.coefficients == "static":
-            return StreamsConnection(HyperWeights(config.streams, index))
-        return StreamsConnection(DynamicHyperWeights(config, index))
+            return StreamsConnection(HyperWeights(n, index))
+        projection = NormedProjection(
+            n, config.hidden_size, n + 2, by_stream=True, eps=config.rms_norm_eps
+        )
+        return StreamsConnection(DynamicHyperWeights(n, index, tanh=config.tanh), projection)
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:
         if isinstance(module, HyperWeights):
             module.reset_parameters()
+        if isinstance(module, NormedProjection):
+            initialization.zeros_(module.weight)
+            initialization.ones_(module.gain)
         if isinstance(module, DecoderLayer):
             # Its linear layers have their initial weights by now: children come before parents.
             config: Any = module.self_attn.config
             factor = config.streams ** _EXPONENTS[config.output_scale]
             for linear in (module.self_attn.o_proj, module.mlp.down_proj):
                 initialization.copy_(linear.weight, linear.weight * factor)
-        return isinstance(module, HyperWeights)
+        return isinstance(module, HyperWeights | NormedProjection)
 
     @classmethod
     def extra_parameters(cls, config: HyperConnectionsConfig) -> int:
