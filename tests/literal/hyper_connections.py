@@ -35,7 +35,7 @@ def coefficients(model, connection, streams):
     n, weights, out = model.config.streams, connection.weights, {}
     for b in range(streams.shape[0]):
         for t in range(streams.shape[1]):
-            mix, write = weights.static_mix.T.clone(), weights.static_write.clone()
+            mix, write = weights.static[:-1].T.clone(), weights.static[-1].clone()
             if model.config.coefficients == "dynamic":
                 normed = parts.scale_to_unit(streams[b, t], model.config.rms_norm_eps)
                 normed = normed * connection.projection.gain

@@ -1,23 +1,23 @@
 """A residual stream of several states of one width, which connections mix, read and write.
 
 The state is (mean of the streams, streams [B, T, n, D]). Every stream begins as a copy of the
-embedding, and the output is their mean. At a sub-layer with weights w (``StreamWeights``), which
-depend on the streams or not:
+embedding, and the output is their mean. At a sub-layer F with weights w (``StreamWeights``):
 
-    x   = norm(sum_j w[0, j] H_j)                          the input of the sub-layer
-    H_i = sum_j w[1 + i, j] H_j + w[1 + i, n] y            the next streams, y its output
+    H'_i = sum_j w[1 + i, j] H_j + w[1 + n, i] F(norm(sum_j w[0, j] H_j))
 
-Letters: B batch, T tokens, n streams, D width.
+Row 0 of w reads, rows 1 to n mix, and row n + 1 writes.
+
+Letters: B batch, T tokens, N = B T, n streams, D width, K outputs of a projection.
 It does not know: how weights are computed.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from layermem.models.seams import Connection, DepthWeights, Norm, State, Stream
+from layermem.models.seams import Connection, DepthWeights, Norm, State, Stream, SubLayer
 from layermem.ops import streams as ops
 
 
@@ -43,22 +43,30 @@ class NormedProjection(nn.Module):
             return ops.project(streams, matrix.to(wide), self.eps)
 
 
-class StreamWeights(DepthWeights):
-    """The weights of one sub-layer: [n + 1, n + 1], or [B, T, n + 1, n + 1] if it has an input."""
+class StreamWeights(nn.Module, ABC):
+    """The weights of one sub-layer: [n + 2, n], or [N, n + 2, n] if it has an input."""
 
     def __init__(self, streams: int) -> None:
         super().__init__()
-        names = tuple(f"stream {j}" for j in range(streams))
-        self.sources, self.readers = (*names, "output"), ("input", *names)
-
-    @property
-    def streams(self) -> int:
-        """Number of streams n."""
-        return len(self.readers) - 1
+        self.streams = streams
 
     @abstractmethod
     def forward(self, projected: Tensor | None) -> Tensor:
         """Return the weights, from the projection of the streams if the connection has one."""
+
+
+@final
+class StreamMixture(DepthWeights):
+    """The weights on the streams, as they are: those of the input and of each next stream."""
+
+    def __init__(self, streams: int) -> None:
+        super().__init__()
+        self.sources = tuple(f"stream {j}" for j in range(streams))
+        self.readers = ("input", *self.sources)
+
+    def forward(self, weights: Tensor) -> Tensor:
+        """Return weights [B, T, n + 1, n]."""
+        return weights
 
 
 @final
@@ -78,32 +86,39 @@ class CopiesStream(Stream):
 
 @final
 class StreamsConnection(Connection):
-    """Read a mixture of the streams; write the output to every stream of another mixture."""
+    """Read a mixture of the streams; write the output to every stream of another mixture.
 
-    def __init__(self, weights: StreamWeights, projection: NormedProjection | None = None) -> None:
+    The mean of the streams is made anew after the mlp only, since nothing reads it in between.
+    """
+
+    def __init__(
+        self,
+        sub_layer: SubLayer,
+        weights: StreamWeights,
+        projection: NormedProjection | None = None,
+    ) -> None:
         super().__init__()
+        self.sub_layer = sub_layer
         self.projection, self.weights = projection, weights
+        self.mixture = StreamMixture(weights.streams)
 
     def read(self, state: State, norm: Norm) -> tuple[Tensor, Any]:
-        shape = state[1].shape
-        streams, n = ops.hold(state[1].flatten(0, 1)), shape[-2]
-        projected = None
-        if self.projection is not None:
-            projected = self.projection(streams)
-            projected = projected.view(*shape[:2], *projected.shape[1:])
-        weights = self.weights(projected).to(streams.dtype)
-        by_token = weights.expand(*shape[:2], n + 1, n + 1).flatten(0, 1)
-        left, right = by_token.split((n, 1), dim=-1)
-        first, mixing = left.split((1, n), dim=-2)
+        batch, tokens, n, _ = state[1].shape
+        streams = ops.hold(state[1].flatten(0, 1))
+        projected = self.projection(streams) if self.projection is not None else None
+        weights = self.weights(projected).to(streams.dtype).expand(batch * tokens, n + 2, n)
+        mixture, writing = weights.split((n + 1, 1), dim=-2)
+        mixture = self.mixture(mixture.unflatten(0, (batch, tokens))).flatten(0, 1)
+        reading, mixing = mixture.split((1, n), dim=-2)
         # Autocast would round the residual.
         with torch.autocast(streams.device.type, enabled=False):
-            x = ops.read(streams, first).view(*shape[:2], -1)
-        return norm(x), (streams, mixing, right[:, 1:])
+            x = ops.read(streams, reading)
+        return norm(x.view(batch, tokens, -1)), (state[0], streams, mixing, writing.mT)
 
     def write(self, carry: Any, y: Tensor) -> State:
-        streams, mixing, weights = carry
+        mean, streams, mixing, weights = carry
         flat = y.flatten(0, 1).to(streams.dtype)
         with torch.autocast(streams.device.type, enabled=False):
             streams = ops.write(streams, flat, mixing, weights)
         streams = streams.view(*y.shape[:2], *streams.shape[1:])
-        return streams.mean(-2), streams
+        return (streams.mean(-2) if self.sub_layer == "mlp" else mean), streams

@@ -11,12 +11,12 @@ The streams begin as n copies of the embedding, and the final norm reads their m
 ``coefficients="static"`` has S_a and S_b alone. Initial weights, at connection k, which counts
 attention and mlp of all layers from 0:
 
-    parameter          in the code           initial value
-    S_a^T              static_mix [1+n, n]   row 0: e_{k mod n}; the other rows: the identity
-    S_b                static_write [n]      1
-    s_a, s_b           scale [2]             0.01
-    W_a^T and w_b^T    weight [1+n+1, D] of the projection   0
-    gain of the norm   gain [D] of the projection            1
+    parameter          in the code                        initial value
+    S_a^T              weights.static, rows 0 to n        e_{k mod n}, then the identity
+    S_b                weights.static, the last row       1 (``output_scale="none"``)
+    s_a, s_b           weights.scale                      0.01
+    W_a^T and w_b^T    projection.weight [1+n+1, D]       0
+    gain of the norm   projection.gain [D]                1
 
 So a new model computes what the plain decoder does, exactly: all streams are the plain residual.
 
@@ -25,9 +25,10 @@ Source: arXiv 2409.19606. Where this differs from the paper, and where the paper
 * the streams are reduced by their mean, not their sum, which the final norm scales to the same up
   to its eps; with the sum a new model would not be exactly plain;
 * the norm of N is the decoder's RMSNorm;
-* the paper scales the initial deviation of the sub-layers' last projections by a power of sqrt(n)
-  and does not say which way: ``output_scale`` offers both, and none is the default, since the mean
-  of equal streams is the plain residual;
+* the paper scales the initial deviation of the sub-layers' last projections by a power of sqrt(n),
+  and does not say which way. ``output_scale`` offers both, as the initial value of S_b: it has the
+  same effect on a new model, and the projections stay those of the plain decoder. None is the
+  default, with which the mean of the streams is the plain residual;
 * static weights have no weight decay and projections have, as in the paper; gain and scales have
   none, as all vectors here.
 
@@ -35,7 +36,7 @@ Letters: B batch, T tokens, n streams, D width.
 It does not know: how streams are read and written, layers, training.
 """
 
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -43,7 +44,6 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import DecoderLayer
 from layermem.models.registry import declare
 from layermem.models.seams import Connection, ParameterOverride, Stream, SubLayer, Variant
 from layermem.models.streams import (
@@ -69,7 +69,7 @@ class HyperConnectionsConfig(DecoderConfig):
     tanh: bool = True
     """Whether the part of the weights that depends on the token passes through tanh."""
     output_scale: Literal["none", "-1/2", "+1/2"] = "none"
-    """Power of n by which the initial o_proj and down_proj are scaled: n^(-1/2), n^(1/2) or 1."""
+    """Power of n that is the initial weight of outputs when they are written; "none": 1."""
 
     def validate_streams(self) -> None:
         """Raise ``ValueError`` if there is no stream."""
@@ -80,32 +80,30 @@ class HyperConnectionsConfig(DecoderConfig):
 class HyperWeights(StreamWeights):
     """The static weights of connection k; see the table above."""
 
-    def __init__(self, streams: int, connection: int) -> None:
-        super().__init__(streams)
+    def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
+        super().__init__(config.streams)
         self.connection = connection
-        self.static_mix = nn.Parameter(torch.empty(1 + streams, streams))
-        self.static_write = nn.Parameter(torch.empty(streams))
+        self.initial_write = config.streams ** _EXPONENTS[config.output_scale]
+        self.static = nn.Parameter(torch.empty(1 + self.streams + 1, self.streams))
 
     def reset_parameters(self) -> None:
         """Read one stream, mix none, write to all."""
         identity = torch.eye(self.streams, device="cpu")
         first = identity[self.connection % self.streams]
-        initialization.copy_(self.static_mix, torch.cat((first[None], identity)))
-        initialization.ones_(self.static_write)
+        rows = (first[None], identity, torch.full_like(first, self.initial_write)[None])
+        initialization.copy_(self.static, torch.cat(rows))
 
     def forward(self, projected: Tensor | None) -> Tensor:
-        # The input reads no output.
-        write = nn.functional.pad(self.static_write, (1, 0))
-        return torch.cat((self.static_mix, write[:, None]), dim=-1)
+        return self.static.clone()
 
 
 @final
 class DynamicHyperWeights(HyperWeights):
     """Static weights plus those that depend on the token."""
 
-    def __init__(self, streams: int, connection: int, *, tanh: bool) -> None:
-        super().__init__(streams, connection)
-        self.tanh = tanh
+    def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
+        super().__init__(config, connection)
+        self.tanh = config.tanh
         self.scale = nn.Parameter(torch.empty(2))
 
     def reset_parameters(self) -> None:
@@ -113,13 +111,12 @@ class DynamicHyperWeights(HyperWeights):
         initialization.constant_(self.scale, 0.01)
 
     def forward(self, projected: Tensor | None) -> Tensor:
-        """Return the weights from the projections [B, T, n, 1 + n + 1] of the streams."""
+        """Return the weights from the projections [N, n, 1 + n + 1] of the streams."""
         assert projected is not None
-        n = self.streams
         z = projected.tanh() if self.tanh else projected
-        (mix, write), (mix_scale, write_scale) = z.split((n + 1, 1), dim=-1), self.scale.split(1)
-        write = nn.functional.pad(write_scale * write, (0, 0, 1, 0))
-        return super().forward(None) + torch.cat((mix_scale * mix.mT, write), dim=-1)
+        mix_scale, write_scale = self.scale.split(1)
+        scale = torch.cat((mix_scale.expand(self.streams + 1), write_scale))
+        return torch.addcmul(self.static.mT, z, scale.to(z.dtype)).mT
 
 
 @final
@@ -131,6 +128,7 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
     * optimiser: the static weights have no weight decay.
     """
 
+    plain_fields = {"output_scale": "none"}
     overrides = (
         ParameterOverride(
             pattern=r"_connection\.(weights\.\w+|projection\.gain)$", weight_decay=0.0
@@ -148,11 +146,12 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
     ) -> Connection:
         n, index = config.streams, 2 * layer_idx + (sub_layer == "mlp")
         if config.coefficients == "static":
-            return StreamsConnection(HyperWeights(n, index))
+            return StreamsConnection(sub_layer, HyperWeights(config, index))
         projection = NormedProjection(
             n, config.hidden_size, n + 2, by_stream=True, eps=config.rms_norm_eps
         )
-        return StreamsConnection(DynamicHyperWeights(n, index, tanh=config.tanh), projection)
+        weights = DynamicHyperWeights(config, index)
+        return StreamsConnection(sub_layer, weights, projection)
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:
@@ -161,12 +160,6 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
         if isinstance(module, NormedProjection):
             initialization.zeros_(module.weight)
             initialization.ones_(module.gain)
-        if isinstance(module, DecoderLayer):
-            # Its linear layers have their initial weights by now: children come before parents.
-            config: Any = module.self_attn.config
-            factor = config.streams ** _EXPONENTS[config.output_scale]
-            for linear in (module.self_attn.o_proj, module.mlp.down_proj):
-                initialization.copy_(linear.weight, linear.weight * factor)
         return isinstance(module, HyperWeights | NormedProjection)
 
     @classmethod
