@@ -1,0 +1,182 @@
+"""Hyper-Connections: a residual stream of n states, and learned weights to read, mix and write it.
+
+At a sub-layer F the streams H in R^{n x D} become
+
+    N = RMSNorm(H)                                   each stream by itself, one learned gain
+    A = S_a + s_a tanh(N W_a)    in R^{n x (1 + n)}  the read weights, then the mixing matrix
+    B = S_b + s_b tanh(N w_b)    in R^n              the write weights
+    [h; H'] = A^T H              H <- H' + B (x) F(norm(h))
+
+The streams begin as n copies of the embedding, and the final norm reads their mean.
+``coefficients="static"`` has S_a and S_b alone. Initial weights, at connection k, which counts
+attention and mlp of all layers from 0:
+
+    parameter          in the code                        initial value
+    S_a^T              weights.static, rows 0 to n        e_{k mod n}, then the identity
+    S_b                weights.static, the last row       1 (``output_scale="none"``)
+    s_a, s_b           weights.scale                      0.01
+    W_a^T and w_b^T    projection.weight [1+n+1, D]       0
+    gain of the norm   projection.gain [D]                1
+
+So a new model computes what the plain decoder does, exactly: all streams are the plain residual.
+
+Source: arXiv 2409.19606. Where this differs from the paper, and where the paper leaves a choice:
+
+* the streams are reduced by their mean, not their sum, which the final norm scales to the same up
+  to its eps; with the sum a new model would not be exactly plain;
+* the norm of N is the decoder's RMSNorm;
+* the paper scales the initial deviation of the sub-layers' last projections by a power of sqrt(n),
+  and does not say which way. ``output_scale`` offers both, as the initial value of S_b: it has the
+  same effect on a new model, and the projections stay those of the plain decoder. None is the
+  default, with which the mean of the streams is the plain residual;
+* static weights have no weight decay and projections have, as in the paper; gain and scales have
+  none, as all vectors here.
+
+Letters: B batch, T tokens, n streams, D width.
+It does not know: how streams are read and written, layers, training.
+"""
+
+from typing import Literal, final
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import initialization
+
+from layermem.models.configuration import DecoderConfig
+from layermem.models.registry import declare
+from layermem.models.seams import Connection, ParameterOverride, Stream, SubLayer, Variant
+from layermem.models.streams import (
+    CopiesStream,
+    NormedProjection,
+    StreamsConnection,
+    StreamWeights,
+)
+
+_EXPONENTS = {"none": 0.0, "-1/2": -0.5, "+1/2": 0.5}
+
+
+@strict
+class HyperConnectionsConfig(DecoderConfig):
+    """The fields of a LLaMA, and those of the streams."""
+
+    shape_fields = (*DecoderConfig.shape_fields, "streams", "coefficients", "tanh")
+
+    streams: int = 4
+    """Number n of residual streams."""
+    coefficients: Literal["dynamic", "static"] = "dynamic"
+    """Whether the weights depend on the token ("dynamic") or are parameters alone ("static")."""
+    tanh: bool = True
+    """Whether the part of the weights that depends on the token passes through tanh."""
+    output_scale: Literal["none", "-1/2", "+1/2"] = "none"
+    """Power of n that is the initial weight of outputs when they are written; "none": 1."""
+
+    def validate_streams(self) -> None:
+        """Raise ``ValueError`` if there is no stream."""
+        if self.streams < 1:
+            raise ValueError(f"streams must be at least 1, got {self.streams}; the paper has 4")
+
+
+class HyperWeights(StreamWeights):
+    """The static weights of connection k; see the table above."""
+
+    def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
+        super().__init__(config.streams)
+        self.connection = connection
+        self.initial_write = config.streams ** _EXPONENTS[config.output_scale]
+        self.static = nn.Parameter(torch.empty(1 + self.streams + 1, self.streams))
+
+    def reset_parameters(self) -> None:
+        """Read one stream, mix none, write to all."""
+        identity = torch.eye(self.streams, device="cpu")
+        first = identity[self.connection % self.streams]
+        rows = (first[None], identity, torch.full_like(first, self.initial_write)[None])
+        initialization.copy_(self.static, torch.cat(rows))
+
+    def forward(self, projected: Tensor | None) -> Tensor:
+        return self.static.clone()
+
+
+@final
+class DynamicHyperWeights(HyperWeights):
+    """Static weights plus those that depend on the token."""
+
+    def __init__(self, config: HyperConnectionsConfig, connection: int) -> None:
+        super().__init__(config, connection)
+        self.tanh = config.tanh
+        self.scale = nn.Parameter(torch.empty(2))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        initialization.constant_(self.scale, 0.01)
+
+    def forward(self, projected: Tensor | None) -> Tensor:
+        """Return the weights from the projections [N, n, 1 + n + 1] of the streams."""
+        assert projected is not None
+        z = projected.tanh() if self.tanh else projected
+        mix_scale, write_scale = self.scale.split(1)
+        scale = torch.cat((mix_scale.expand(self.streams + 1), write_scale))
+        return torch.addcmul(self.static.mT, z, scale.to(z.dtype)).mT
+
+
+@final
+class HyperConnections(Variant[HyperConnectionsConfig]):
+    """Differences from the plain decoder:
+
+    * stream: n residual streams, which begin as copies and end as their mean;
+    * connections: learned weights read, mix and write the streams;
+    * optimiser: the static weights have no weight decay.
+    """
+
+    plain_fields = {"output_scale": "none"}
+    overrides = (
+        ParameterOverride(
+            pattern=r"_connection\.(weights\.\w+|projection\.gain)$", weight_decay=0.0
+        ),
+        ParameterOverride(pattern=r"_connection\.projection\.weight$"),
+    )
+
+    @classmethod
+    def stream(cls, config: HyperConnectionsConfig) -> Stream:
+        return CopiesStream(config.streams)
+
+    @classmethod
+    def connection(
+        cls, config: HyperConnectionsConfig, layer_idx: int, sub_layer: SubLayer
+    ) -> Connection:
+        n, index = config.streams, 2 * layer_idx + (sub_layer == "mlp")
+        if config.coefficients == "static":
+            return StreamsConnection(sub_layer, HyperWeights(config, index))
+        projection = NormedProjection(
+            n, config.hidden_size, n + 2, by_stream=True, eps=config.rms_norm_eps
+        )
+        weights = DynamicHyperWeights(config, index)
+        return StreamsConnection(sub_layer, weights, projection)
+
+    @classmethod
+    def init_weights(cls, module: nn.Module) -> bool:
+        if isinstance(module, HyperWeights):
+            module.reset_parameters()
+        if isinstance(module, NormedProjection):
+            initialization.zeros_(module.weight)
+            initialization.ones_(module.gain)
+        return isinstance(module, HyperWeights | NormedProjection)
+
+    @classmethod
+    def extra_parameters(cls, config: HyperConnectionsConfig) -> int:
+        """Return those of both connections of each layer."""
+        n, width = config.streams, config.hidden_size
+        static = n * (n + 1) + n
+        dynamic = (n + 2) * width + width + 2 if config.coefficients == "dynamic" else 0
+        return 2 * config.num_hidden_layers * (static + dynamic)
+
+    @classmethod
+    def extra_flops(cls, config: HyperConnectionsConfig) -> int:
+        """Return those of the read and the mixing, n (n + 1) D multiply-adds, and the projection,
+        n (n + 2) D, of both connections of each layer."""
+        n = config.streams
+        products = n + 1 + (n + 2 if config.coefficients == "dynamic" else 0)
+        return 2 * config.num_hidden_layers * 2 * n * products * config.hidden_size
+
+
+declare("hyper_connections", HyperConnectionsConfig, HyperConnections)
