@@ -27,7 +27,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding, attend
+from layermem.models.layers import MLP, AbsentLinear, RMSNorm, RotaryEmbedding, attend
 from layermem.models.masks import create_mask
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Variant
@@ -55,7 +55,12 @@ class Attention(nn.Module):
         kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(width, q_width, bias=bias)
         self.k_proj = nn.Linear(width, kv_width, bias=bias)
-        self.v_proj = nn.Linear(width, kv_width, bias=bias)
+        self.projects_value = variant.projects_value(config, layer_idx)
+        if self.projects_value:
+            self.v_proj = nn.Linear(width, kv_width, bias=bias)
+        else:
+            # Not under the name v_proj: adapters and sharding plans look for a matrix there.
+            self.no_v_proj = AbsentLinear(width, kv_width, bias=bias)
         self.o_proj = nn.Linear(q_width, width, bias=bias)
         self.memory = variant.memory(config, layer_idx)
         self.store = variant.store
@@ -72,8 +77,9 @@ class Attention(nn.Module):
         """Return (output, attention weights or None, *key and value of the own slot)."""
         query_input, key_input, value_input = x if isinstance(x, tuple) else (x, x, x)
         query = self._split_heads(self.q_proj(query_input))
+        value_proj = self.v_proj if self.projects_value else self.no_v_proj
         own_slot = self.store(
-            self._split_heads(self.k_proj(key_input)), self._split_heads(self.v_proj(value_input))
+            self._split_heads(self.k_proj(key_input)), self._split_heads(value_proj(value_input))
         )
 
         key, value = self.memory(query, *own_slot, (*slots, own_slot))
