@@ -33,6 +33,24 @@ def test_against_a_loop(fields):
     assert heatmap[1, 2] == 0 and (np.triu(heatmap, 1) == 0).all()
 
 
+def test_keys_and_values_that_read_differently():
+    model = a_model(router_shares_kv=False)
+    router = model.model.layers[2].self_attn.memory.requires_grad_(False)
+    sizes = {}
+    for part, weight in (("key", router.weight), ("value", router.value_weight)):
+        sizes[part] = weight.abs().double().view(2, 3, 2).sum((0, 2)).numpy()
+        shares = mean_heatmap(model, part)[2, :3]
+        np.testing.assert_allclose(shares, sizes[part] / sizes[part].sum(), rtol=1e-6)
+    both = sizes["key"] + sizes["value"]
+    np.testing.assert_allclose(mean_heatmap(model)[2, :3], both / both.sum(), rtol=1e-6)
+    # Keys of a value residual are its own.
+    model = a_model("value_residual", form="learnable")
+    np.testing.assert_array_equal(mean_heatmap(model, "key"), np.eye(4))
+    weight = model.model.layers[3].self_attn.memory.weight.detach().abs().double().numpy()
+    expected = np.array([weight[0], 0, 0, weight[1]]) / weight.sum()
+    np.testing.assert_allclose(mean_heatmap(model, "value")[3], expected, rtol=1e-6)
+
+
 def test_own_layer_only_is_a_diagonal():
     torch.manual_seed(0)
     model = layermem.build("lime", **TINY, router_init="identity")

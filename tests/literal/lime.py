@@ -9,8 +9,11 @@ CASES = {
     "lime-average": {"router": "average"},
     "lime-last-2": {"router": "last", "router_window": 2},
     "lime-first-1": {"router": "first", "router_window": 1},
+    "lime-separate": {"router_shares_kv": False},
     "lime-chosen": {"router_sources": [[], [0], [], [0, 2]]},
 }
+
+PLAIN = [{"router_init": "identity", "router_shares_kv": False}]
 
 
 def logits(model, ids):
@@ -24,10 +27,14 @@ def read(layer, query, slots):
     heads = slots[0][0].shape[1]
     routed = []
     for part in (0, 1):
+        # One weight for keys and values, or one for each.
+        weight = router.weight
+        if part == 1 and not layer.self_attn.config.router_shares_kv:
+            weight = router.value_weight
         out = torch.zeros_like(slots[-1][part])
         for h in range(heads):
             for s, source in enumerate(router.sources):
                 for g in range(heads):
-                    out[:, h] += router.weight[h, s * heads + g] * slots[source][part][:, g]
+                    out[:, h] += weight[h, s * heads + g] * slots[source][part][:, g]
         routed.append(out)
     return tuple(routed)

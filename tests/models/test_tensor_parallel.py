@@ -26,7 +26,9 @@ CASES = {
     # Heads that two processes cannot share evenly: each of them routes and attends with all.
     "lime-one-head": ("lime", {"num_key_value_heads": 1}),
     "lime-last-2": ("lime", {"router": "last", "router_window": 2}),
+    "lime-separate": ("lime", {"router_shares_kv": False}),
     "lime-biases": ("lime", {"attention_bias": True, "mlp_bias": True}),
+    "value_residual-svformer": ("value_residual", {"form": "svformer", "attention_bias": True}),
     "lime-tied": ("lime", {"tie_word_embeddings": True}),
     "plain-classes": ("plain", {"num_labels": 3, "pad_token_id": 0}),
     "lime-classes": ("lime", {"num_labels": 3, "pad_token_id": 0}),

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -368,3 +369,71 @@ def test_what_cannot_be_pruned_is_refused_and_left_as_it_was(ids):
 def test_chosen_sources_must_be_earlier_layers(chosen, message):
     with pytest.raises(Exception, match=message):
         LimeConfig(**TINY, router_sources=chosen)
+
+
+def separate(**fields):
+    return make(LimeForCausalLM, LimeConfig(**{**TINY, **fields}, router_shares_kv=False))
+
+
+def test_separate_routers_begin_as_the_one_does_and_differ():
+    torch.manual_seed(0)
+    one = LimeForCausalLM(LimeConfig(**TINY)).model.layers[2].self_attn.memory
+    torch.manual_seed(0)
+    two = LimeForCausalLM(LimeConfig(**TINY, router_shares_kv=False)).model.layers[2]
+    two = two.self_attn.memory
+    assert torch.equal(two.weight, one.weight)
+    assert not torch.equal(two.value_weight, one.weight)
+    assert torch.equal(two.value_weight[:, -2:], torch.eye(2))
+
+
+@pytest.mark.parametrize("by", ["layer", "entry"])
+@pytest.mark.parametrize("keep", [0.6, 2])
+def test_separate_routers_pruned_keep_the_same_layers(by, keep, ids, tmp_path):
+    model = separate(num_hidden_layers=6).double()
+    zeroed = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in zeroed.model.layers[1:]:
+            router = layer.self_attn.memory
+            both = prune(torch.cat((router.weight, router.value_weight)), keep, by, 2)[0]
+            router.weight.copy_(both[:2])
+            router.value_weight.copy_(both[2:])
+        expected = zeroed(ids).logits
+        rows = model.prune_routers(keep, by)
+        torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-13)
+        model.save_pretrained(tmp_path)
+        loaded = LimeForCausalLM.from_pretrained(tmp_path).eval()
+        torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-13)
+    assert any(row.dropped or row.zeroed for row in rows)
+    own = [p for n, p in model.named_parameters() if "memory." in n]
+    assert sum(p.numel() for p in own) == Lime.extra_parameters(model.config)
+
+
+def test_separate_routers_have_a_row_each_in_the_summary():
+    model = separate()
+    with torch.no_grad():
+        model.model.layers[3].self_attn.memory.value_weight[:, -2:] = torch.eye(2)
+    with pytest.warns(UserWarning, match=r"layers \[3\] have not moved"):
+        rows = model.router_summary()
+    assert [(row.layer, row.reads) for row in rows] == [
+        (layer, reads) for layer in (1, 2, 3) for reads in ("keys", "values")
+    ]
+    assert [row.moved for row in rows] == [True] * 5 + [False]
+    assert "values" in str(rows[-1]) and "keys" in str(rows[0])
+
+
+def test_separate_routers_both_have_the_routers_optimiser_settings():
+    (override,) = Lime.overrides
+    own = [name for name, _ in separate().named_parameters() if ".memory." in name]
+    assert len(own) == 6
+    assert all(re.search(override.pattern, name) for name in own)
+
+
+def test_constant_routers_are_not_separate():
+    with pytest.raises(Exception, match="router_shares_kv=False; leave it True"):
+        LimeConfig(**TINY, router="average", router_shares_kv=False)
+
+
+def test_weights_of_one_router_are_not_loaded_as_two(tmp_path):
+    LimeForCausalLM(LimeConfig(**TINY)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="router_shares_kv"):
+        LimeForCausalLM.from_pretrained(tmp_path, router_shares_kv=False)

@@ -14,13 +14,16 @@ import torch
 from torch import nn
 
 from layermem.models.memories import unadapted_memories
-from layermem.models.seams import OwnLayerMemory
+from layermem.models.seams import OwnLayerMemory, Part
 from layermem.results.analysis import Circuit, Reading
 
 
-def mean_heatmap(model: nn.Module) -> np.ndarray:
-    """Return [L, L]: the share of what layer i reads that comes from layer j, over all heads."""
-    sizes = _weight_sizes(model).mean(1)
+def mean_heatmap(model: nn.Module, part: Part | None = None) -> np.ndarray:
+    """Return [L, L]: the share of what layer i reads that comes from layer j, over all heads.
+
+    ``part``: of keys or of values; None: of both.
+    """
+    sizes = _weight_sizes(model, part).mean(1)
     return np.asarray(sizes / sizes.sum(-1, keepdims=True))
 
 
@@ -75,8 +78,9 @@ def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Ci
 
 
 @torch.no_grad()
-def _weight_sizes(model: nn.Module) -> np.ndarray:
-    """Return [L, R, L]: absolute weights, averaged over source heads."""
+def _weight_sizes(model: nn.Module, part: Part | None = None) -> np.ndarray:
+    """Return [L, R, L]: absolute weights, averaged over source heads and, without ``part``, over
+    keys and values."""
     memories = unadapted_memories(model)
     if not memories:
         raise ValueError(
@@ -88,9 +92,11 @@ def _weight_sizes(model: nn.Module) -> np.ndarray:
         if isinstance(memory, OwnLayerMemory):
             by_layer.append(np.eye(depth)[layer : layer + 1])
             continue
-        sources, weights = memory.static_weights()
+        of_part = memory.static_weights_by_part()
+        chosen = of_part.values() if part is None else [of_part[part]]
         # The weights are [target head, source layer, source head].
-        sizes = weights.double().abs().mean(2).cpu().numpy()
+        sizes = np.mean([w.double().abs().mean(2).cpu().numpy() for _, w in chosen], axis=0)
+        sources = next(iter(chosen))[0]
         if not np.isfinite(sizes).all():
             raise ValueError(f"the router of layer {layer} has weights that are not finite")
         if not sizes.sum():

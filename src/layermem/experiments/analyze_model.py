@@ -6,7 +6,7 @@ It does not know: where models and texts come from, figures.
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, rea
 from layermem.analysis.separability import separability
 from layermem.experiments.analyze_checkpoints import Checkpoint
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.seams import WeightsUnknown
+from layermem.models.seams import Part, WeightsUnknown
 from layermem.results.analysis import (
     AnalysisOptions,
     AnalyzedModel,
@@ -179,11 +179,16 @@ def _analyze_routing(model: Any, name: str) -> tuple[Routing | None, str | None]
         return None, str(error)
     if np.array_equal(heatmap, np.eye(len(heatmap))):
         return None, None
+    parts = {part: mean_heatmap(model, part) for part in get_args(Part)}
+    alike = all(np.array_equal(part, heatmap) for part in parts.values())
     routing = Routing(
         heatmap=tuple(map(tuple, heatmap.tolist())),
         heads=tuple(tuple(map(tuple, heads)) for heads in head_heatmaps(model).tolist()),
         readings=tuple(readings(heatmap)),
         circuits=tuple(circuits(heatmap)) if len(heatmap) > 2 else (),
+        parts=None
+        if alike
+        else {name: tuple(map(tuple, part.tolist())) for name, part in parts.items()},
     )
     return routing, None
 

@@ -27,7 +27,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding, attend
+from layermem.models.layers import MLP, AbsentLinear, RMSNorm, RotaryEmbedding, attend
 from layermem.models.masks import create_mask
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Variant
@@ -55,7 +55,12 @@ class Attention(nn.Module):
         kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(width, q_width, bias=bias)
         self.k_proj = nn.Linear(width, kv_width, bias=bias)
-        self.v_proj = nn.Linear(width, kv_width, bias=bias)
+        self.projects_value = variant.projects_value(config, layer_idx)
+        if self.projects_value:
+            self.v_proj = nn.Linear(width, kv_width, bias=bias)
+        else:
+            # Not under the name v_proj: adapters and sharding plans look for a matrix there.
+            self.no_v_proj = AbsentLinear(width, kv_width, bias=bias)
         self.o_proj = nn.Linear(q_width, width, bias=bias)
         self.memory = variant.memory(config, layer_idx)
         self.store = variant.store
@@ -74,11 +79,12 @@ class Attention(nn.Module):
         ``slots`` are those of earlier layers. To a buffer the own slot is appended, not returned.
         """
         query_input, key_input, value_input = x if isinstance(x, tuple) else (x, x, x)
+        value_proj = self.v_proj if self.projects_value else self.no_v_proj
         # Views [B, T, heads, E] -> [B, heads, T, E].
         by_head = (*query_input.shape[:-1], -1, self.head_dim)
         query = self.q_proj(query_input).view(by_head).transpose(1, 2)
         key = self.k_proj(key_input).view(by_head).transpose(1, 2)
-        value = self.v_proj(value_input).view(by_head).transpose(1, 2)
+        value = value_proj(value_input).view(by_head).transpose(1, 2)
         if isinstance(slots, SlotBuffer):
             key, value = self.memory(query, *slots.append(key, value), slots)
             own_slot: tuple[Tensor, ...] = ()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -65,6 +66,35 @@ class RotaryEmbedding(nn.Module):
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
         return cos.to(x.dtype), sin.to(x.dtype)
+
+
+class AbsentLinear(nn.Module):
+    """Stands where a layer has no projection: returns zeros, which take no memory.
+
+    It draws the random numbers that the projection would, so that all other weights of a seed are
+    those of a model that has it.
+    """
+
+    held: Tensor
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        # The constructor of a linear layer draws too; transformers may have told it not to.
+        nn.Linear(in_features, out_features, bias=bias)
+        # transformers does not initialise a module that holds no tensor.
+        self.register_buffer("held", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(()).expand(*x.shape[:-1], self.out_features)
+
+    def draw(self, std: float) -> None:
+        """Advance torch's random state as initialising the weight would."""
+        initialization.zeros_(self.held)
+        torch.empty(self.out_features, self.in_features).normal_(std=std)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
 class MLP(nn.Module):

@@ -26,6 +26,7 @@ from layermem.models.checkpoints import (
     read_saved_config,
 )
 from layermem.models.configuration import DecoderConfig, check_dtype
+from layermem.models.layers import AbsentLinear
 from layermem.models.seams import Variant
 
 # Fields of a LLaMA's config about its file or class, which a config of ours does not take over.
@@ -55,7 +56,9 @@ class PreTrainedDecoder(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if not self.variant.init_weights(module):
+        if isinstance(module, AbsentLinear):
+            module.draw(self.config.initializer_range)
+        elif not self.variant.init_weights(module):
             super()._init_weights(module)
 
     @classmethod

@@ -11,20 +11,21 @@ It does not know: any particular variant, how a product is computed, training.
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from types import MappingProxyType
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from layermem.models.memories import unadapted_memories
 from layermem.models.pretrained import PreTrainedDecoder
-from layermem.models.seams import Memory, WeightsUnknown
+from layermem.models.seams import Memory, Part, WeightsUnknown
 from layermem.ops.route.pruning import By, check_options, prune
 
 # The parameter's name, also as the copy of an adapter where PEFT trains whole routers.
-ROUTER_NAME = r"\.memory\.(modules_to_save\.[^.]+\.)?weight$"
+ROUTER_NAME = r"\.memory\.(modules_to_save\.[^.]+\.)?(value_)?weight$"
 
 
 class StaticRouter(Memory):
@@ -32,13 +33,22 @@ class StaticRouter(Memory):
 
     ``sources`` are the indices of the layers that it reads, its own last. The weight is a parameter
     if it is learned and a buffer if it is fixed.
+
+    A subclass with a weight for keys and another for values, of the same shape, sets
+    ``weight_names`` to {"keys": "weight", "values": the other's name}.
     """
 
+    # The name of each weight, by what it reads.
+    weight_names: ClassVar[Mapping[str, str]] = MappingProxyType({"keys and values": "weight"})
     weight: Tensor
 
     def __init__(self, num_heads: int, sources: tuple[int, ...]) -> None:
         super().__init__()
         self.num_heads, self.sources = num_heads, sources
+
+    def named_weights(self) -> dict[str, Tensor]:
+        """Return each weight by what it reads."""
+        return {reads: getattr(self, name) for reads, name in self.weight_names.items()}
 
     @property
     def is_learned(self) -> bool:
@@ -48,8 +58,25 @@ class StaticRouter(Memory):
     def with_sources(self, sources: tuple[int, ...]) -> Self:
         """Return a new router like this one that reads other sources, newly initialised."""
 
+    def extra_repr(self) -> str:
+        return f"heads={self.num_heads}, sources={list(self.sources)}"
+
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
-        return self.sources, self.weight.unflatten(1, (len(self.sources), self.num_heads))
+        if len(self.weight_names) > 1:
+            raise WeightsUnknown(
+                f"a {type(self).__name__} has one weight for keys and one for values; use "
+                "static_weights_by_part"
+            )
+        return self.sources, self._by_source(self.weight)
+
+    def static_weights_by_part(self) -> dict[Part, tuple[tuple[int, ...], Tensor]]:
+        if len(self.weight_names) == 1:
+            return super().static_weights_by_part()
+        keys, values = map(self._by_source, self.named_weights().values())
+        return {"key": (self.sources, keys), "value": (self.sources, values)}
+
+    def _by_source(self, weight: Tensor) -> Tensor:
+        return weight.unflatten(1, (len(self.sources), self.num_heads))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,9 +93,13 @@ class RouterRow:
     """Largest absolute weight."""
     moved: bool
     """Whether the weights on the own layer, initially the identity, have changed."""
+    reads: str = "keys and values"
+    """What the weights are for: "keys and values", or, in rows of their own, "keys", "values"."""
 
     def __str__(self) -> str:
         state = "moved" if self.moved else "as initialised"
+        if self.reads != "keys and values":
+            state = f"{state}, {self.reads}"
         return (
             f"layer {self.layer:3d}  {len(self.sources):3d} sources  "
             f"off-layer {self.off_layer_share:6.1%}  largest {self.largest:8.3f}  {state}"
@@ -104,14 +135,16 @@ class RouterMethods(PreTrainedDecoder):
     def router_summary(self, largest: float = 10.0) -> list[RouterRow]:
         """Return a row for each learned router, and warn about those that look wrong.
 
+        Where keys and values have weights of their own, each has a row.
+
         A router has not moved if its weights on the own layer are still exactly the identity. It
         has exploded if a weight is not finite or larger than ``largest`` (initially, weights are
         at most 1.23).
         """
         routers = learned_routers(self)
-        rows = [_summarise(router) for router in routers]
-        unmoved = [row.layer for row in rows if not row.moved]
-        exploded = [row.layer for row in rows if not row.largest <= largest]
+        rows = [row for router in routers for row in _summarise(router)]
+        unmoved = sorted({row.layer for row in rows if not row.moved})
+        exploded = sorted({row.layer for row in rows if not row.largest <= largest})
         if unmoved:
             warnings.warn(
                 f"the routers of layers {unmoved} have not moved from their initial values: is the "
@@ -198,7 +231,7 @@ def router_metrics(model: nn.Module) -> dict[str, float]:
         torch.stack(
             [
                 torch.stack([w.square().sum(), w[:, -len(w) :].abs().sum(), w.abs().sum()])
-                for w in (router.weight.float() for router in routers)
+                for w in (w.float() for router in routers for w in router.named_weights().values())
             ]
         )
         .sum(0)
@@ -209,20 +242,25 @@ def router_metrics(model: nn.Module) -> dict[str, float]:
 
 def _prune(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRouter, PrunedRouter]:
     """Return a router without its small weights, and the row about what was removed."""
-    old = router.weight.detach()
+    # Keys and values keep the same layers, because slots hold both.
+    old = torch.cat([weight.detach() for weight in router.named_weights().values()])
     if not old.isfinite().all():
         raise ValueError(
             f"the router of layer {router.sources[-1]} has weights that are not finite; load an "
             "earlier checkpoint"
         )
-    new, read = prune(old, keep, by)
+    new, read = prune(old, keep, by, router.num_heads)
     columns = read.repeat_interleave(router.num_heads)
     old_sum, new_sum = (float(w.abs().sum(dtype=torch.float64)) for w in (old, new))
 
     kept = tuple(j for j, is_read in zip(router.sources, read.tolist(), strict=True) if is_read)
     smaller = router.with_sources(kept).train(router.training)
     kept_part = new[:, columns].contiguous()
-    smaller.weight = nn.Parameter(kept_part, requires_grad=router.weight.requires_grad)
+    for name, part in zip(
+        router.weight_names.values(), kept_part.split(router.num_heads), strict=True
+    ):
+        needs_gradient = getattr(router, name).requires_grad
+        setattr(smaller, name, nn.Parameter(part.clone(), requires_grad=needs_gradient))
     return smaller, PrunedRouter(
         layer=router.sources[-1],
         kept=kept,
@@ -232,15 +270,21 @@ def _prune(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRoute
     )
 
 
-def _summarise(router: StaticRouter) -> RouterRow:
-    weight = router.weight.detach().float().cpu()
-    own = weight[:, -router.num_heads :]
-    size = weight.abs()
-    return RouterRow(
-        layer=router.sources[-1],
-        sources=router.sources,
-        off_layer_share=1 - float(own.abs().sum() / size.sum()),
-        # torch's `max` returns NaN if there is one.
-        largest=float(size.max()),
-        moved=not torch.equal(own, torch.eye(router.num_heads)),
-    )
+def _summarise(router: StaticRouter) -> list[RouterRow]:
+    rows = []
+    for reads, weight in router.named_weights().items():
+        weight = weight.detach().float().cpu()
+        own = weight[:, -router.num_heads :]
+        size = weight.abs()
+        rows.append(
+            RouterRow(
+                layer=router.sources[-1],
+                sources=router.sources,
+                off_layer_share=1 - float(own.abs().sum() / size.sum()),
+                # torch's `max` returns NaN if there is one.
+                largest=float(size.max()),
+                moved=not torch.equal(own, torch.eye(router.num_heads)),
+                reads=reads,
+            )
+        )
+    return rows

@@ -28,6 +28,7 @@ State = tuple[Tensor, ...]
 Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
 Norm = Callable[[Tensor], Tensor]
 SubLayer = Literal["attention", "mlp"]
+Part = Literal["key", "value"]
 ConfigT = TypeVar("ConfigT", bound=DecoderConfig)
 
 
@@ -56,12 +57,20 @@ class Memory(nn.Module, ABC):
 
         The weights must hold for every input, and for keys and values alike. Override it to
         return them, or to raise ``DependsOnInput`` if the weights depend on the input. A memory
-        that treats keys and values differently does not override it.
+        that treats keys and values differently overrides ``static_weights_by_part`` instead.
         """
         raise WeightsUnknown(
             f"{type(self).__name__} does not override static_weights, which a memory does if it "
             "has weights that hold for every input and for keys and values alike"
         )
+
+    def static_weights_by_part(self) -> dict[Part, tuple[tuple[int, ...], Tensor]]:
+        """Return what ``static_weights`` does, for keys and for values.
+
+        A memory overrides it if its weights hold for every input and differ between the two.
+        """
+        weights = self.static_weights()
+        return {"key": weights, "value": weights}
 
 
 @final
@@ -184,6 +193,11 @@ class Variant(Generic[ConfigT]):
     def memory(cls, config: ConfigT, layer_idx: int) -> Memory:
         """Build the memory of one layer."""
         return OwnLayerMemory()
+
+    @classmethod
+    def projects_value(cls, config: ConfigT, layer_idx: int) -> bool:
+        """Whether the layer has a value projection; without one its own value is zero."""
+        return True
 
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:

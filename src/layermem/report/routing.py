@@ -19,20 +19,27 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
         if model.routing_unknown is not None:
             reason = f"It is not shown: {model.routing_unknown}."
         return Section(title=title, paragraphs=[reason])
-    heatmap = figures.heatmap(np.array(routing.heatmap), across="source layer", up="layer")
     return Section(
         title=title,
         tables=[_readings_table(routing)],
-        figures=[
-            Figure(
-                svg=heatmap,
-                caption="Absolute router weights, averaged over heads, each row divided by its "
-                "sum.",
-            )
-        ],
+        figures=_heatmaps(routing),
         switches=[_heads_switch(name, routing)],
         paragraphs=[_describe_circuits(routing)],
     )
+
+
+def _heatmaps(routing: Routing) -> list[Figure]:
+    """Return the heatmap of what is read, or that of keys and that of values if they differ."""
+    caption = "Absolute router weights, averaged over heads, each row divided by its sum."
+    shown = {caption: routing.heatmap}
+    if routing.parts is not None:
+        shown = {f"What {part}s read. {caption}": heat for part, heat in routing.parts.items()}
+    return [
+        Figure(
+            svg=figures.heatmap(np.array(heat), across="source layer", up="layer"), caption=caption
+        )
+        for caption, heat in shown.items()
+    ]
 
 
 def _heads_switch(name: str, routing: Routing) -> Switch:

@@ -105,13 +105,15 @@ class Routing:
     """What a model's routers read, as shares of absolute weights."""
 
     heatmap: tuple[tuple[float, ...], ...]
-    """[target layer, source layer], averaged over heads."""
+    """[target layer, source layer], averaged over heads, and over keys and values."""
     heads: tuple[tuple[tuple[float, ...], ...], ...]
     """[target layer, target head, source layer]."""
     readings: tuple[Reading, ...]
     """Of each layer, what it reads."""
     circuits: tuple[Circuit, ...]
     """The heaviest paths of two steps."""
+    parts: Mapping[str, tuple[tuple[float, ...], ...]] | None = None
+    """The heatmap of keys ("key") and of values ("value"); None if they read alike."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ The paper's ablations are values of ``LimeConfig.router``. Initial weights:
     own layer         identity                             identity
     earlier layers    U(-b, b), b = sqrt(3 / (S R))        0
 
-``router="average"`` has the constant weight identity / S for every source and learns nothing.
+``router="average"`` has the constant weight identity / S for every source and learns nothing. With
+``router_shares_kv=False`` (not in the paper) keys and values have a W each, initialised alike.
 
 Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 It does not know: how ``route`` computes the product, rope, caches, training.
@@ -19,6 +20,7 @@ It does not know: how ``route`` computes the product, rope, caches, training.
 
 import math
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, final
 
 import torch
@@ -47,7 +49,10 @@ RouterInit = Literal["paper", "identity", "average"]
 class LimeConfig(DecoderConfig):
     """The fields of a LLaMA, and those of the routers."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "router", "router_window", "router_sources")
+    shape_fields = (
+        *DecoderConfig.shape_fields,
+        *("router", "router_window", "router_sources", "router_shares_kv"),
+    )
 
     router: Literal["full", "average", "last", "first"] = "full"
     """Source layers: "full" all; "average" all, with constant weights; "last" the last
@@ -60,6 +65,8 @@ class LimeConfig(DecoderConfig):
     router_sources: list[list[int]] | None = None
     """The earlier layers that each layer reads, ascending, as ``prune_routers`` sets them; None:
     those that ``router`` selects."""
+    router_shares_kv: bool = True
+    """Whether one router is for keys and values; False: each has its own."""
 
     def validate_router(self) -> None:
         """Raise ``ValueError`` unless ``router_window`` fits ``router``."""
@@ -70,6 +77,11 @@ class LimeConfig(DecoderConfig):
             raise ValueError(
                 f'router="{self.router}" has no window, got router_window={window}; '
                 'leave it None or choose router="last" or "first"'
+            )
+        if self.router == "average" and not self.router_shares_kv:
+            raise ValueError(
+                'router="average" has constant weights, the same for keys and values, got '
+                "router_shares_kv=False; leave it True or choose a learned router"
             )
 
     def validate_router_sources(self) -> None:
@@ -100,19 +112,7 @@ class LimeRouter(StaticRouter):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialise as in the table above, without changing torch's random state."""
-        n_sources, heads = len(self.sources), self.num_heads
-        # On the CPU in float32, so that a seed gives the same routers on every device.
-        own = torch.eye(heads, device="cpu", dtype=torch.float32)
-        initial = (own / n_sources).repeat(1, n_sources)
-        if self.init != "average":
-            initial.zero_()
-            if self.init == "paper":
-                bound = math.sqrt(3 / (n_sources * heads))
-                generator = forked_generator(f"router {self.sources[-1]}")
-                initial.uniform_(-bound, bound, generator=generator)
-            initial[:, -heads:] = own
-        # transformers' copy_ does nothing to weights that a checkpoint has filled in.
-        initialization.copy_(self.weight, initial)
+        _initialise(self.weight, self.sources, self.init, "router")
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
         """Route the slots of ``sources``, [B, R, T, E] each; the last is (key, value)."""
@@ -121,8 +121,56 @@ class LimeRouter(StaticRouter):
     def with_sources(self, sources: tuple[int, ...]) -> "LimeRouter":
         return LimeRouter(self.num_heads, sources, init=self.init)
 
-    def extra_repr(self) -> str:
-        return f"heads={self.num_heads}, sources={list(self.sources)}, init={self.init}"
+
+@final
+class LimeSeparateRouters(StaticRouter):
+    """The routers of one layer: ``weight`` for keys and ``value_weight`` for values, [R, S * R].
+
+    Both are applied to keys and values in one product, of which half is used: slots hold both, and
+    are packed and get their gradients together.
+    """
+
+    weight_names = MappingProxyType({"keys": "weight", "values": "value_weight"})
+
+    def __init__(
+        self, num_heads: int, sources: Sequence[int], *, init: RouterInit = "paper"
+    ) -> None:
+        super().__init__(num_heads, tuple(sources))
+        self.init = init
+        shape = (num_heads, len(self.sources) * num_heads)
+        self.weight, self.value_weight = (nn.Parameter(torch.empty(shape)) for _ in range(2))
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above, without changing torch's random state."""
+        _initialise(self.weight, self.sources, self.init, "router")
+        _initialise(self.value_weight, self.sources, self.init, "router of values")
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
+        """Route the slots of ``sources``, [B, R, T, E] each; the last is (key, value)."""
+        keys, values = route(slots, torch.cat((self.weight, self.value_weight)))
+        return keys[:, : self.num_heads], values[:, self.num_heads :]
+
+    def with_sources(self, sources: tuple[int, ...]) -> "LimeSeparateRouters":
+        return LimeSeparateRouters(self.num_heads, sources, init=self.init)
+
+
+def _initialise(weight: Tensor, sources: Sequence[int], init: RouterInit, salt: str) -> None:
+    """Set a weight [R, S * R] to its initial values."""
+    n_sources, heads = len(sources), len(weight)
+    # On the CPU in float32, so that a seed gives the same routers on every device.
+    own = torch.eye(heads, device="cpu", dtype=torch.float32)
+    initial = (own / n_sources).repeat(1, n_sources)
+    if init != "average":
+        initial.zero_()
+        if init == "paper":
+            bound = math.sqrt(3 / (n_sources * heads))
+            generator = forked_generator(f"{salt} {sources[-1]}")
+            initial.uniform_(-bound, bound, generator=generator)
+        initial[:, -heads:] = own
+    # transformers' copy_ does nothing to weights that a checkpoint has filled in.
+    initialization.copy_(weight, initial)
 
 
 @final
@@ -154,9 +202,12 @@ class Lime(Variant[LimeConfig]):
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
         if layer_idx == 0:
             return super().memory(config, layer_idx)
+        sources = (*cls.sources(config, layer_idx), layer_idx)
+        if not config.router_shares_kv:
+            return LimeSeparateRouters(config.num_key_value_heads, sources, init=config.router_init)
         return LimeRouter(
             config.num_key_value_heads,
-            (*cls.sources(config, layer_idx), layer_idx),
+            sources,
             init="average" if config.router == "average" else config.router_init,
         )
 
@@ -179,9 +230,10 @@ class Lime(Variant[LimeConfig]):
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, LimeRouter):
+        is_own = isinstance(module, (LimeRouter, LimeSeparateRouters))
+        if is_own:
             module.reset_parameters()
-        return isinstance(module, LimeRouter)
+        return is_own
 
     @classmethod
     def extra_parameters(cls, config: LimeConfig) -> int:
@@ -200,7 +252,12 @@ class Lime(Variant[LimeConfig]):
     @classmethod
     def _count_weights(cls, config: LimeConfig) -> int:
         layers = range(1, config.num_hidden_layers)
-        return config.num_key_value_heads**2 * sum(1 + len(cls.sources(config, i)) for i in layers)
+        routers = 1 if config.router_shares_kv else 2
+        return (
+            routers
+            * config.num_key_value_heads**2
+            * sum(1 + len(cls.sources(config, i)) for i in layers)
+        )
 
 
 declare("lime", LimeConfig, Lime, base=RouterMethods)

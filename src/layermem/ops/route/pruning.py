@@ -12,17 +12,20 @@ from torch import Tensor
 By = Literal["layer", "entry"]
 
 
-def prune(weight: Tensor, keep: float | int, by: By) -> tuple[Tensor, Tensor]:
+def prune(
+    weight: Tensor, keep: float | int, by: By, heads: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Set what is small in ``weight`` [R, S * R] to zero; return it and a mask of slots to read.
 
     ``keep`` is a share of the absolute weight, of which the fewest and largest slots or entries are
     kept, or, as an int, their number. The last slot is always read, and ``by="layer"`` never
-    changes it.
+    changes it. A weight with another number of rows than R, such as one of keys over one of values,
+    is pruned as a whole if ``heads`` is R.
 
     An example with R = 1 head and weight [0.1, 0.6, 0.3]: ``keep=0.85, by="layer"`` keeps slots 1
     and 2 (0.9 of 1.0) and returns [0, 0.6, 0.3] and [False, True, True].
     """
-    heads = weight.shape[0]
+    heads = weight.shape[0] if heads is None else heads
     # [target head, slot, source head]
     parts = weight.detach().clone().unflatten(1, (-1, heads))
     size = parts.abs().double()

@@ -1,0 +1,62 @@
+"""Value residual: V~_l = l1 V_0 + l2 V_l and its forms, one layer and token at a time."""
+
+import torch
+
+from literal import parts
+
+CASES = {
+    "value_residual-sparse": {
+        "form": "sparse",
+        "last_layers": 2,
+        "first_weight": 0.7,
+        "own_weight": 0.2,
+    },
+    "value_residual-learnable": {"form": "learnable"},
+    "value_residual-dense": {"form": "dense", "first_weight": 0.3},
+    "value_residual-svformer": {"form": "svformer"},
+}
+PLAIN = [
+    {"form": form, "first_weight": 0.0, "own_weight": 1.0}
+    for form in ("constant", "sparse", "dense")
+]
+
+
+def logits(model, ids):
+    config = model.config
+    x, values = parts.embed(model, ids), []
+    for layer in model.model.layers:
+        normed = parts.norm(layer.input_layernorm, x)
+        attention = layer.self_attn
+        query = split(normed @ attention.q_proj.weight.T, attention)
+        key = split(normed @ attention.k_proj.weight.T, attention)
+        if layer.layer_idx and config.form == "svformer":
+            mixed = values[0]
+        else:
+            values.append(split(normed @ attention.v_proj.weight.T, attention))
+            mixed = torch.zeros_like(values[-1])
+            for weight, value in zip(weights(model, layer), values, strict=True):
+                for t in range(ids.shape[1]):
+                    mixed[:, :, t] += weight * value[:, :, t]
+        x = x + parts.attend(model, layer, query, key, mixed)
+        x = x + parts.mlp(layer, parts.norm(layer.post_attention_layernorm, x))
+    return parts.head(model, x)
+
+
+def split(x, attention):
+    return x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+
+
+def weights(model, layer):
+    """Return a weight for the values of every layer so far, the own ones last."""
+    config, n = model.config, layer.layer_idx
+    if n == 0:
+        return [1.0]
+    if config.form == "dense":
+        return list(layer.self_attn.memory.weight)
+    if config.form == "learnable":
+        first, own = layer.self_attn.memory.weight
+    elif config.form == "sparse" and n < config.num_hidden_layers - config.last_layers:
+        first, own = 0.0, 1.0
+    else:
+        first, own = config.first_weight, config.own_weight
+    return [first, *[0.0] * (n - 1), own]

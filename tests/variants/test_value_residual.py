@@ -1,0 +1,80 @@
+"""Value residual: refused settings, what the cache holds, layers without a value projection."""
+
+import pytest
+import torch
+from tiny import TINY
+
+import layermem
+from layermem.models.registry import lookup
+from layermem.models.seams import OwnLayerMemory
+
+ENTRY = lookup("value_residual")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"form": "mean"}, "mean"),
+        ({"first_weight": 0.3}, 'form="identity" has fixed weights, got first_weight=0.3'),
+        ({"form": "svformer", "own_weight": 1.0}, "fixed weights.*own_weight=1.0"),
+        ({"form": "constant", "first_weight": float("nan")}, "finite, got"),
+        ({"last_layers": 2}, 'form="sparse" alone, got form="identity"'),
+        ({"form": "sparse", "last_layers": 0}, "between 1 and the 3 layers.*got 0"),
+        ({"form": "sparse", "last_layers": 4}, "between 1 and the 3 layers.*got 4"),
+    ],
+)
+def test_bad_settings_are_refused(fields, message):
+    with pytest.raises(Exception, match=message):
+        ENTRY.config(**TINY, **fields)
+
+
+@pytest.mark.parametrize(("layers", "first"), [(1, None), (2, 1), (4, 3), (5, 3), (12, 9)])
+def test_the_sparse_form_mixes_in_the_last_quarter(layers, first):
+    model = layermem.build("value_residual", **{**TINY, "num_hidden_layers": layers}, form="sparse")
+    mixing = [
+        i
+        for i, layer in enumerate(model.model.layers)
+        if not isinstance(layer.self_attn.memory, OwnLayerMemory)
+    ]
+    assert mixing == ([] if first is None else list(range(first, layers)))
+
+
+def test_without_a_value_projection_a_llama_is_refused():
+    llama = layermem.build("plain", **TINY)
+    weights = {"first_weight": 0.5, "own_weight": 0.5}
+    with pytest.raises(
+        ValueError, match=r"3 weights .* such as model\.layers\.1\.self_attn\.v_proj"
+    ):
+        ENTRY.causal_lm.from_llama(llama, form="svformer", **weights)
+
+
+@pytest.mark.parametrize("form", ["identity", "svformer"])
+def test_the_cache_holds_own_keys_and_mixed_values(form, ids):
+    torch.manual_seed(0)
+    model = layermem.build("value_residual", **TINY, form=form).eval()
+    with torch.no_grad():
+        mixed = model(ids, use_cache=True).past_key_values.layers
+    first = mixed[0].values
+    if form == "svformer":
+        assert all(torch.equal(layer.values, first) for layer in mixed)
+    attention = model.model.layers[2].self_attn
+    own = []
+    attention.memory.register_forward_hook(lambda _, inputs, out: own.append((inputs, out)))
+    with torch.no_grad():
+        model(ids)
+    ((_, key, value, _), (out_key, out_value)) = own[0]
+    assert out_key is key
+    expected = first if form == "svformer" else (first + value) / 2
+    torch.testing.assert_close(out_value, expected)
+    torch.testing.assert_close(mixed[2].values, expected)
+
+
+def test_a_layer_without_value_projection_initialises_with_biases_too():
+    # The constructor of a linear layer draws for its bias as well.
+    states = []
+    for name, form in (("plain", {}), ("value_residual", {"form": "svformer"})):
+        torch.manual_seed(0)
+        entry = lookup(name)
+        model = entry.causal_lm(entry.config(**TINY, attention_bias=True, **form))
+        states.append(model.state_dict()["model.layers.3.mlp.down_proj.weight"])
+    assert torch.equal(*states)
