@@ -239,12 +239,21 @@ def test_compiled_equals_eager(entry, ids):
         torch.testing.assert_close(parameter.grad, gradients[name], **CLOSE, msg=name)
 
 
-def test_a_full_graph_has_no_breaks(case, ids):
+def assert_one_graph(case, ids):
     torch.compiler.reset()
     model = causal_lm(case)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **CLOSE)
+
+
+def test_a_full_graph_has_no_breaks(entry, ids):
+    assert_one_graph((entry, {**TINY, "num_hidden_layers": 2}), ids)
+
+
+@pytest.mark.slow
+def test_a_full_graph_of_every_form_has_no_breaks(case, ids):
+    assert_one_graph(case, ids)
 
 
 def test_hidden_states_and_attention_weights_are_those_of_the_layers(case, ids):
