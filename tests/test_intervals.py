@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import layermem.intervals
-from layermem.intervals import interval, paired, proportion
+from layermem.intervals import Interval, holm, interval, p_value, paired, proportion
 
 
 def test_against_a_known_case():
@@ -35,6 +35,33 @@ def test_quantiles_are_those_of_the_tables(count, quantile):
     values = [float(i % 3) for i in range(count)]
     half = interval(values).half * math.sqrt(count) / statistics.stdev(values)
     assert half == pytest.approx(quantile, abs=6e-5)
+
+
+def test_p_values_are_those_of_the_tables():
+    # t(4) = 2.7764 is the quantile of p = 0.05, 4.6041 that of 0.01.
+    assert p_value(Interval(mean=-1.0, half=1.0, count=5)) == pytest.approx(0.05)
+    one_percent = Interval(mean=4.6041, half=2.7764, count=5)
+    assert p_value(one_percent) == pytest.approx(0.01, abs=1e-5)
+    assert p_value(Interval(mean=0.0, half=0.0, count=3)) == 1
+    assert p_value(Interval(mean=0.5, half=0.0, count=3)) == 0
+    assert math.isnan(p_value(interval([1.0])))
+
+
+def test_p_values_equal_those_of_scipy():
+    from scipy import stats
+
+    ours, theirs = [1.0, 2.5, 2.0, 4.0], [0.5, 2.7, 1.0, 2.0]
+    expected = stats.ttest_rel(ours, theirs).pvalue
+    assert p_value(paired(ours, theirs)) == pytest.approx(float(expected))
+
+
+def test_holm_by_hand():
+    # Ranked .01, .03, .04: 3 x .01, 2 x .03, then 1 x .04, which may not be below .06.
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+    with pytest.raises(ValueError, match=r"between 0 and 1, got 0.1, nan"):
+        holm([0.1, math.nan])
 
 
 def test_importing_it_is_cheap():

@@ -19,6 +19,7 @@ from small_run import a_run, curve
 
 from layermem.config import Compute, Optim, Run, to_dict
 from layermem.experiments import arms, many_runs
+from layermem.models.registry import variants
 from layermem.runs import RunFolder
 from layermem.train.run import train
 from layermem.train.run_config import load_run
@@ -338,5 +339,9 @@ def test_arms():
     }
     sources = "lime:router_sources=[[],[0]]"
     assert list(arms.parse_arms(f"{sources},plain")) == [sources, "plain"]
+    every = arms.parse_arms("all,lime:router=average")
+    assert list(every)[0] == "plain" and set(every) == {*variants(), "lime:router=average"}
+    with pytest.raises(ValueError, match="unknown variant 'all'"):
+        arms.parse_arms("all:router=last")
     with pytest.raises(ValueError, match="a bracket is open or closed too often"):
         arms.parse_arms("plain,lime:router_sources=[[0]")

@@ -98,6 +98,30 @@ def test_a_seed_that_diverged_is_in_no_mean_and_said(tmp_path, four, capsys):
     assert "diverged at step 25" in text and "Not ended, and left out" not in text
 
 
+def test_several_differences_have_adjusted_p_values(tmp_path):
+    """Each arm against the first over three seeds: one far apart, one near, one a single seed."""
+    rights = {
+        "plain": (0.50, 0.51, 0.49),
+        "lime": (0.70, 0.72, 0.69),
+        "mudd": (0.50, 0.52, 0.49),
+        "dca": (0.9,),
+    }
+    runs = [
+        record(tmp_path / f"{variant}-s{seed}", variant=variant, seed=seed, right=right)
+        for variant, values in rights.items()
+        for seed, right in enumerate(values)
+    ]
+    _, right, _ = report.tables(compared(tmp_path, *runs))
+    assert right.header[-1] == "p (Holm)"
+    # By hand: differences .20, .21, .20 have t = 61 and p = .00027, doubled; 0, .01, 0 have t = 1.
+    cells = {row[0]: row[-1] for row in right.texts()}
+    assert cells == {"plain": "", "lime": "< 0.001", "mudd": "0.423, within noise", "dca": ""}
+    assert "the 2 differences" in right.caption
+    # One difference has its interval.
+    alone = report.tables(compared(tmp_path, *runs[:6]))[1]
+    assert "p (Holm)" not in alone.header
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_two_seeds_that_ended_with_no_number_are_a_sentence(value, tmp_path):
     # As older versions left them: ended, and a validation loss that is not finite.

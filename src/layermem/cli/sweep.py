@@ -22,7 +22,7 @@ class Sweep(StartingRun):
     variant: tyro.conf.Suppress[str] = "lime"
     variants: str = "plain,lime"
     """Variants, the first is what the others are compared with; options of one follow colons
-    (lime:router=last:router_window=4)."""
+    (lime:router=last:router_window=4). all: every variant."""
     seeds: int = 5
     """Seeds, from --seed on, the same for every variant."""
     rates: tuple[float, ...] = ()

@@ -15,7 +15,7 @@ from typing import TypeVar
 from layermem.config import Run
 from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import read_divergence, read_metrics
-from layermem.models.registry import lookup
+from layermem.models.registry import lookup, variants
 from layermem.results.run_record import LOSS
 from layermem.runs import RunFolder
 
@@ -28,17 +28,23 @@ _NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
 def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return variant and options of each arm in ``plain,lime,lime:router_init=identity``.
 
-    A comma within brackets belongs to an option: ``lime:router_sources=[[],[0]]``.
+    A comma within brackets belongs to an option: ``lime:router_sources=[[],[0]]``. ``all`` stands
+    for every variant, the plain decoder first.
     """
-    arms, depth, arm = {}, 0, ""
+    arms: dict[str, tuple[str, tuple[str, ...]]] = {}
+    depth, arm = 0, ""
     for letter in f"{names},":
         depth += (letter in "[{") - (letter in "]}")
         if letter != "," or depth:
             arm += letter
             continue
         variant, *options = arm.strip().split(":")
-        lookup(variant)
-        arms[arm.strip()], arm = (variant, tuple(options)), ""
+        if variant == "all" and not options:
+            arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *variants()))}
+        else:
+            lookup(variant)
+            arms[arm.strip()] = variant, tuple(options)
+        arm = ""
     if depth:
         raise ValueError(f"a bracket is open or closed too often in {names!r}")
     return arms

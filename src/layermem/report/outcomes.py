@@ -32,14 +32,31 @@ def outcome_section(setting: Setting, title_suffix: str) -> Section:
 
 
 def metric_tables(setting: Setting) -> list[Table]:
-    """Return a table of each metric: mean, every seed as a link, difference to the first arm."""
-    return [
-        Table(
-            header=[metric, "mean", "each seed", f"against {setting.first}"],
-            rows=[_metric_row(setting, arm, metric, is_share) for arm in setting.arms],
-        )
-        for metric, is_share in setting.metrics.items()
-    ]
+    """Return a table of each metric: mean, every seed as a link, difference to the first arm.
+
+    With several arms to compare, p-values say which differences are more than noise.
+    """
+    tables = []
+    for metric, is_share in setting.metrics.items():
+        header = [metric, "mean", "each seed", f"against {setting.first}"]
+        rows = [_metric_row(setting, arm, metric, is_share) for arm in setting.arms]
+        p_values = setting.adjusted_p_values(metric)
+        caption = ""
+        if len(p_values) > 1:
+            header.append("p (Holm)")
+            for arm, row in zip(setting.arms, rows, strict=True):
+                row.append(_format_p_value(p_values[arm]) if arm in p_values else "")
+            caption = (
+                f"p-values of the {len(p_values)} differences by Student's t over pairs of seeds, "
+                "adjusted for their number by Holm's method. From 0.05 on a difference is within "
+                "noise."
+            )
+        tables.append(Table(header=header, rows=rows, caption=caption))
+    return tables
+
+
+def _format_p_value(p: float) -> str:
+    return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < 0.05 else ', within noise'}"
 
 
 def run_mark(run: RunRecord) -> str:

@@ -6,7 +6,9 @@ did not diverge would be a mean over other seeds than the other arms'.
 It does not know: torch, pages, figures.
 """
 
-from layermem.intervals import Interval, paired
+import math
+
+from layermem.intervals import Interval, holm, p_value, paired
 from layermem.results.comparison import Comparison, ComparisonSetting
 from layermem.results.run_record import LOSS, RunRecord
 
@@ -77,6 +79,16 @@ class Setting:
         if arm == self.first or not common:
             return None
         return paired([ours[seed] for seed in common], [theirs[seed] for seed in common])
+
+    def adjusted_p_values(self, metric: str) -> dict[str, float]:
+        """Return the p-value of each arm's difference, adjusted by Holm's method for their number.
+
+        Arms with fewer than two pairs of seeds have none.
+        """
+        differences = {arm: self.difference(arm, metric) for arm in self.arms}
+        p_values = {arm: p_value(value) for arm, value in differences.items() if value}
+        p_values = {arm: p for arm, p in p_values.items() if not math.isnan(p)}
+        return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
     def left_out(self) -> list[RunRecord]:
         """Return the runs that neither count nor diverged."""
