@@ -34,7 +34,7 @@ def main():
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="sequences at once")
     args, rows = parse_arguments(options), {}
     for shape in args.shapes:
-        models = build_models(SHAPES[shape][0], args.device, ["naive", "deferred"])
+        models = build_models(SHAPES[shape][0], args.device, ["deferred", "grouped"])
         for model, _ in models.values():
             model.eval()
         for batch in args.batches:

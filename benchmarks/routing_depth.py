@@ -1,9 +1,9 @@
 """Time of routing by depth: a forward and backward of all routes of a model, and nothing else.
 
-Width 128, 8 heads, 4 x 256 tokens, float32: the functional and the deferred implementation, and
-routers that read the last four layers only. The exponent is the slope of log time over log depth
-between the last two depths. It tends to 2 where every layer reads all earlier ones, and to 1 with a
-window.
+Width 128, 8 heads, 4 x 256 tokens, float32: the functional, the deferred and the grouped
+implementation, and routers that read the last four layers only. The exponent is the slope of log
+time over log depth between the last two depths. It tends to 2 where every layer reads all earlier
+ones, and to 1 with a window.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from measure import make_parser, median_seconds, parse_arguments, print_table
 
 from layermem import LimeRouter
-from layermem.ops.route import store
+from layermem.ops.route import begin_buffer, store
 
 DEPTHS = (4, 8, 16, 32, 64, 128)
 WINDOW = 4
@@ -28,10 +28,14 @@ class Routes(torch.nn.Module):
         )
 
     def forward(self, key, value):
+        buffer = begin_buffer([router.weight for router in self.routers], key)
         slots, total = (), 0.0
         for router in self.routers:
-            slots = (*slots, store(key * 1.0, value * 1.0))
-            k, v = router(None, *slots[-1], slots[-len(router.sources) :])
+            if buffer is None:
+                slots = (*slots, store(key * 1.0, value * 1.0))
+                k, v = router(None, *slots[-1], slots[-len(router.sources) :])
+            else:
+                k, v = router(None, *buffer.append(key * 1.0, value * 1.0), buffer)
             total = total + k.sum() + v.sum()
         return total
 
@@ -45,6 +49,7 @@ def main():
         models = {
             "functional": (full, "functional"),
             "deferred": (full, "deferred"),
+            "grouped": (full, "grouped"),
             f"deferred, last-{WINDOW}": (windowed, "deferred"),
         }
         repeats = args.repeats if depth < 64 else max(1, args.repeats // 4)

@@ -20,7 +20,7 @@ def main():
             model(ids, labels=ids, use_cache=False).loss.backward()
             model.zero_grad()
 
-        models = build_models(fields, args.device, ["functional", "deferred"])
+        models = build_models(fields, args.device, ["functional", "deferred", "grouped"])
         if args.compile:
             models = {
                 name: (torch.compile(models[name][0], fullgraph=True), "functional")

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import layermem
+from layermem.ops import route
 from layermem.ops.route import using
 
 WORLD = 2
@@ -41,9 +42,9 @@ def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def sharded(model):
-    """Shard every layer by itself and the rest together."""
-    for layer in model.model.layers:
+def sharded(model, as_one):
+    """Shard every layer by itself and the rest together, or all as one."""
+    for layer in [] if as_one else model.model.layers:
         fully_shard(layer)
     fully_shard(model)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
@@ -62,7 +63,9 @@ def work(rank, variant, name, how, folder):
     model = a_model(variant).train()
     if "checkpointed" in how:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    model = sharded(model) if "fsdp" in how else DistributedDataParallel(model)
+    # Several groups in a shallow model.
+    route._GROUP_SIZE = 3
+    model = sharded(model, "as one" in how) if "fsdp" in how else DistributedDataParallel(model)
     with using(name):
         weights = two_steps(model, a_batch().chunk(WORLD)[rank])
     torch.save(weights, f"{folder}/{rank}.pt")
@@ -80,6 +83,9 @@ def work(rank, variant, name, how, folder):
         ("lime", "deferred", "ddp checkpointed"),
         ("lime", "deferred", "fsdp"),
         ("lime", "deferred", "fsdp checkpointed"),
+        ("lime", "grouped", "ddp"),
+        ("lime", "grouped", "fsdp"),
+        ("lime", "grouped", "fsdp as one"),
         pytest.param("lime", "triton", "fsdp", marks=needs_kernels),
     ],
 )

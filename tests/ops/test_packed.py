@@ -215,6 +215,16 @@ def test_derivatives_once_and_twice(name):
             torch.autograd.gradgradcheck(model, (x,))
 
 
+def test_gradients_with_a_graph_equal_those_without(name):
+    """Slots depend on each other through the layers, which is not to be counted twice."""
+    model, x = Depth(), an_input()
+    wanted = [x, *model.parameters()]
+    expected = outcome(model, x, "naive")[1:]
+    with using(name):
+        got = torch.autograd.grad(model(x).square().sum(), wanted, create_graph=True)
+    assert_same([gradient.detach() for gradient in got], expected)
+
+
 def test_a_slot_used_beside_its_routes(name):
     """A slot's key read by somebody else too, and one slot read by two routes of no relation."""
 
@@ -278,7 +288,7 @@ def test_stored_slots_keep_their_numbers_and_shape():
 
 
 def test_the_choice_of_implementation():
-    assert implementations() == ["naive", "functional", "deferred", "triton"]
+    assert implementations() == ["naive", "functional", "deferred", "grouped", "triton"]
     with pytest.raises(ValueError, match="'fast'; choose one of naive"), using("fast"):
         pass
     with using("naive"):

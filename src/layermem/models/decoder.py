@@ -30,9 +30,9 @@ from layermem.models.configuration import DecoderConfig
 from layermem.models.layers import MLP, RMSNorm, RotaryEmbedding, attend
 from layermem.models.masks import create_mask
 from layermem.models.pretrained import PreTrainedDecoder
-from layermem.models.seams import Inputs, Variant
+from layermem.models.seams import Inputs, Memory, Variant
 from layermem.ops.rope import rotate
-from layermem.ops.route import Slot
+from layermem.ops.route import Slot, SlotBuffer
 
 logger = logging.get_logger(__name__)
 
@@ -63,20 +63,26 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Inputs,
-        slots: Sequence[Slot],
+        slots: tuple[Slot, ...] | SlotBuffer,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor | None, ...]:
-        """Return (output, attention weights or None, *key and value of the own slot)."""
+        """Return (output, attention weights or None, *key and value of the own slot).
+
+        ``slots`` are those of earlier layers. To a buffer the own slot is appended, not returned.
+        """
         query_input, key_input, value_input = x if isinstance(x, tuple) else (x, x, x)
         query = self._split_heads(self.q_proj(query_input))
-        own_slot = self.store(
-            self._split_heads(self.k_proj(key_input)), self._split_heads(self.v_proj(value_input))
-        )
-
-        key, value = self.memory(query, *own_slot, (*slots, own_slot))
+        key = self._split_heads(self.k_proj(key_input))
+        value = self._split_heads(self.v_proj(value_input))
+        if isinstance(slots, SlotBuffer):
+            key, value = self.memory(query, *slots.append(key, value), slots)
+            own_slot: tuple[Tensor, ...] = ()
+        else:
+            own_slot = self.store(key, value)
+            key, value = self.memory(query, *own_slot, (*slots, own_slot))
         query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
@@ -130,19 +136,26 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.attn_connection = variant.connection(config, layer_idx, "attention")
         self.mlp_connection = variant.connection(config, layer_idx, "mlp")
 
-    def forward(self, x: Tensor, *history: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
+    def forward(
+        self, x: Tensor, *history: Tensor, slot_buffer: SlotBuffer | None = None, **kwargs: Any
+    ) -> tuple[Tensor, ...]:
         """Run the layer on (*state, *slots of ``sources``), all as single tensors.
 
         Returns (*state, *own slot). Of a state that grows (``Stream.grows``) only the first tensor
         and the new ones are returned, and of the own slot nothing unless a later layer reads it.
-        ``kwargs`` are those of attention.
+        With a ``slot_buffer`` slots are read from it and appended to it, and are neither inputs nor
+        outputs. ``kwargs`` are those of attention.
 
         An example: layer 2 of LIMe is called with (x, k_0, v_0, k_1, v_1), where x is the whole
-        state, and returns (x, k_2, v_2).
+        state, and returns (x, k_2, v_2); with a buffer it is called with x and returns (x,).
         """
-        n_state = len(history) - 2 * len(self.sources)
+        n_state = len(history) if slot_buffer is not None else len(history) - 2 * len(self.sources)
         state = (x, *history[:n_state])
-        slots = tuple(zip(history[n_state::2], history[n_state + 1 :: 2], strict=True))
+        slots: tuple[Slot, ...] | SlotBuffer = (
+            tuple(zip(history[n_state::2], history[n_state + 1 :: 2], strict=True))
+            if slot_buffer is None
+            else slot_buffer
+        )
 
         inputs, carry = self.attn_connection.read(state, self.input_layernorm)
         y, _, *own_slot = self.self_attn(inputs, slots, **kwargs)
@@ -152,6 +165,28 @@ class DecoderLayer(GradientCheckpointingLayer):
         x, *new = self.mlp_connection.write(carry, self.mlp(inputs))
         new = new[n_state:] if self.stream_grows else new
         return (x, *new, *own_slot) if self.is_source else (x, *new)
+
+    def find_memory(self) -> Memory | None:
+        """Return the memory if this layer may share a buffer with others, else None.
+
+        It may not if it runs twice, if something else than its own code runs (a wrapper, a module
+        put in its place), or with hooks on the memory that may change its weights before it runs,
+        or follow the gradients of slots.
+        """
+        attention = self.self_attn
+        if self.gradient_checkpointing and self.training:
+            return None
+        if type(self) is not DecoderLayer or type(attention) is not Attention:
+            return None
+        memory = attention.memory
+        if not isinstance(memory, Memory) or memory._forward_pre_hooks:
+            return None
+        hooks = (memory._forward_hooks, memory._backward_hooks, memory._backward_pre_hooks)
+        if torch.is_grad_enabled() and any(hooks):
+            return None
+        # accelerate replaces the forward of an instance, to move its inputs to other devices.
+        replaced = any("forward" in vars(module) for module in (self, attention, memory))
+        return None if replaced else memory
 
 
 class Decoder(PreTrainedDecoder):
@@ -224,22 +259,41 @@ class Decoder(PreTrainedDecoder):
             **kwargs,
         }
         state = self.stream.begin(embeds)
-        buffer: dict[int, list[Tensor]] = {}
-        # A loop over num_hidden_layers: assisted generation lowers it to leave out the last layers.
-        for layer in cast("list[DecoderLayer]", self.layers[: self.config.num_hidden_layers]):
-            x, *new = layer(
-                *state, *(tensor for j in layer.sources for tensor in buffer[j]), **layer_kwargs
-            )
-            if layer.is_source:
-                *new, key, value = new
-                buffer[layer.layer_idx] = [key, value]
-            for j in self._slots_to_free[layer.layer_idx]:
-                del buffer[j]
+        # As many as num_hidden_layers: assisted generation lowers it to leave out the last ones.
+        layers = cast("list[DecoderLayer]", list(self.layers[: self.config.num_hidden_layers]))
+        slot_buffer = self._begin_buffer(layers, embeds)
+        if slot_buffer is not None:
+            layer_kwargs["slot_buffer"] = slot_buffer
+        slots: dict[int, list[Tensor]] = {}
+        for layer in layers:
+            if slot_buffer is not None:
+                x, *new = layer(*state, **layer_kwargs)
+            else:
+                x, *new = layer(
+                    *state, *(tensor for j in layer.sources for tensor in slots[j]), **layer_kwargs
+                )
+                if layer.is_source:
+                    *new, key, value = new
+                    slots[layer.layer_idx] = [key, value]
+                for j in self._slots_to_free[layer.layer_idx]:
+                    del slots[j]
             state = (x, *state[1:], *new) if self.stream.grows else (x, *new)
 
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(self.stream.end(state)), past_key_values=past_key_values
         )
+
+    def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:
+        """Return the buffer that the layers of this forward share, if they may and do."""
+        if torch.compiler.is_compiling():
+            return None
+        memories = []
+        for layer in layers:
+            memory = layer.find_memory() if isinstance(layer, DecoderLayer) else None
+            if memory is None:
+                return None
+            memories.append(memory)
+        return self.variant.begin_buffer(memories, embeds)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):

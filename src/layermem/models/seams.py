@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from layermem.models.configuration import DecoderConfig
-from layermem.ops.route import Slot
+from layermem.ops.route import Slot, SlotBuffer
 
 State = tuple[Tensor, ...]
 Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
@@ -189,6 +189,17 @@ class Variant(Generic[ConfigT]):
     def store(cls, key: Tensor, value: Tensor) -> Slot:
         """Return the slot of a layer: the same key and value, in the layout its readers want."""
         return key, value
+
+    @classmethod
+    def begin_buffer(cls, memories: Sequence[Memory], embeds: Tensor) -> SlotBuffer | None:
+        """Return a buffer that all layers of this forward share, or None.
+
+        ``memories`` are those of the layers that the forward runs, none with hooks, and ``embeds``
+        is its input. Each layer then appends its slot to the buffer (``store`` is not called), and
+        its memory gets the buffer as ``slots``. With None, slots are handed from layer to layer as
+        single tensors.
+        """
+        return None
 
     @classmethod
     def stream(cls, config: ConfigT) -> Stream:

@@ -38,7 +38,7 @@ from layermem.models.routers import (
     router_metrics,
 )
 from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
-from layermem.ops.route import Slot, route, store
+from layermem.ops.route import Slot, SlotBuffer, begin_buffer, route, store
 
 RouterInit = Literal["paper", "identity", "average"]
 
@@ -163,6 +163,19 @@ class Lime(Variant[LimeConfig]):
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:
         return store(key, value)
+
+    @classmethod
+    def begin_buffer(cls, memories: Sequence[Memory], embeds: Tensor) -> SlotBuffer | None:
+        weights: list[Tensor | None] = []
+        for layer, memory in enumerate(memories):
+            if type(memory) is LimeRouter and len(memory.sources) == layer + 1:
+                weights.append(memory.weight)
+            elif layer == 0:
+                weights.append(None)
+            else:
+                # A router that reads only some of the earlier layers.
+                return None
+        return begin_buffer(weights, embeds)
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Routing over depth: ``route`` and ``store``, and the choice among four implementations of them.
+"""Routing over depth: ``route`` and ``store``, and the choice among five implementations of them.
 
 All have one signature and equal forward and backward:
 
@@ -6,6 +6,8 @@ All have one signature and equal forward and backward:
     functional   matrix products on packed slots, with autograd's ordinary gradients
     deferred     the same, and each slot's gradient is computed once; it becomes ``functional``
                  where that is not possible (torch.compile, re-entrant checkpointing)
+    grouped      products for several layers at once, on a ``SlotBuffer`` that all layers share; it
+                 becomes ``deferred`` where that is not possible (``begin_buffer``)
     triton       deferred, with kernels that need no packing: half precision on a GPU
 
 It does not know: who calls it.
@@ -21,14 +23,17 @@ import torch
 from torch import Tensor
 
 from layermem.ops.route import deferred, naive
+from layermem.ops.route.buffer import SlotBuffer
 from layermem.ops.route.naive import Slot
 from layermem.ops.route.packed import PackedBackend
 
-_NAMES = ("naive", "functional", "deferred", "triton")
+_NAMES = ("naive", "functional", "deferred", "grouped", "triton")
 _NO_TRITON = (
     "triton is not installed, so routing uses matrix products, which are slower on a GPU; "
     "pip install triton"
 )
+# Layers of a group: with more, fat products get fatter and thin ones more.
+_GROUP_SIZE = 8
 _packed = PackedBackend()
 # The implementation that ``using`` has forced; None: it depends on the tensors.
 _forced: str | None = None
@@ -40,6 +45,8 @@ def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
     ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
     head minor, and is applied to keys and values alike. Returns (key, value), each [B, R, T, E].
     """
+    if isinstance(slots, SlotBuffer):
+        return slots.route(weight)
     naive.check_shapes(slots, weight)
     name = _choose(slots[0][0])
     if name == "naive":
@@ -59,6 +66,22 @@ def store(key: Tensor, value: Tensor) -> Slot:
     return (
         _packed.lay_out(key, value) if name == "functional" else deferred.store(_packed, key, value)
     )
+
+
+def begin_buffer(weights: Sequence[Tensor | None], like: Tensor) -> SlotBuffer | None:
+    """Return a buffer for a forward whose layer l routes all slots up to its own by ``weights[l]``.
+
+    None where its layers have to call ``store`` and ``route`` on slots of their own instead: unless
+    everything is on the CPU, in float32 or float64 and at hand now, in eager mode. ``like`` is a
+    tensor of this forward.
+    """
+    if _forced not in (None, "grouped") or not _is_eager(like):
+        return None
+    heads = next((weight.shape[0] for weight in weights if weight is not None), 0)
+    for layer, weight in enumerate(weights):
+        if weight is not None and not _is_at_hand(weight, (heads, (layer + 1) * heads), like):
+            return None
+    return SlotBuffer(weights, _GROUP_SIZE) if heads else None
 
 
 def implementations() -> list[str]:
@@ -91,6 +114,29 @@ def _choose(tensor: Tensor) -> str:
     return "triton" if tensor.is_cuda and half and _triton_or_warn() else "deferred"
 
 
+def _is_eager(tensor: Tensor) -> bool:
+    """Whether this is an ordinary tensor on the CPU, computed with at once and without autocast."""
+    return (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and tensor.dtype in (torch.float32, torch.float64)
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined]
+        and not torch.is_autocast_enabled("cpu")
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _is_at_hand(weight: Tensor, shape: tuple[int, int], like: Tensor) -> bool:
+    """Whether this is a whole weight in memory. FSDP gathers a layer's only when it runs."""
+    return (
+        type(weight) in (Tensor, torch.nn.Parameter)
+        and weight.shape == shape
+        and weight.device == like.device
+        and weight.untyped_storage().size() > 0
+    )
+
+
 @torch.compiler.assume_constant_result
 def _triton_or_warn() -> bool:
     """Whether triton is installed; warn if it is not (Python shows the warning once)."""
@@ -114,4 +160,12 @@ def _kernels() -> Any:
     return triton
 
 
-__all__ = ["Slot", "implementations", "route", "store", "using"]
+__all__ = [
+    "Slot",
+    "SlotBuffer",
+    "begin_buffer",
+    "implementations",
+    "route",
+    "store",
+    "using",
+]

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from layermem.ops.route import naive
+from layermem.ops.route.differentiable import route_gradients
 from layermem.ops.route.naive import Slot
 
 Grads = tuple[Tensor | None, ...]
@@ -222,11 +223,10 @@ def _transposed_columns(weight: Tensor, heads: int, dtype: torch.dtype) -> list[
 def _differentiable_gradients(ctx: Any, grads: Slot) -> Grads:
     """Return gradients that can themselves be differentiated (``create_graph=True``)."""
     weight, *tensors = ctx.saved_tensors
+    d_weight, d_slots = route_gradients(_pair_up(tensors), weight, *grads)
+    gradients = (d_weight, *(grad for slot in d_slots for grad in slot))
     needs = ctx.needs_input_grad[1:]
-    inputs = [t for t, need in zip(ctx.saved_tensors, needs, strict=True) if need]
-    out = naive.route(_pair_up(tensors), weight)
-    gradients = iter(torch.autograd.grad(out, inputs, grads, create_graph=True))
-    return tuple(next(gradients) if need else None for need in needs)
+    return tuple(grad if need else None for grad, need in zip(gradients, needs, strict=True))
 
 
 def autocast_disabled(tensor: Tensor) -> AbstractContextManager[Any]:

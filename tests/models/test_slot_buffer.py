@@ -1,0 +1,309 @@
+"""Layers that share a buffer: equal to layers that do not, and which forwards share one."""
+
+import pytest
+import torch
+from tiny import TINY, make
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import parametrize
+from transformers import StaticCache
+
+from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
+from layermem.models.decoder import Attention
+from layermem.ops import route as room
+from layermem.ops.route import SlotBuffer, using
+from layermem.ops.route import buffer as buffer_room
+
+SIZES = {**TINY, "num_hidden_layers": 7}
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    """Several groups in a shallow model, also without gradients."""
+    monkeypatch.setattr(room, "_GROUP_SIZE", 3)
+    monkeypatch.setattr(buffer_room, "_FEW", 0)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The numbers of layers of the buffers that forwards have begun."""
+    depths, begin = [], SlotBuffer.__init__
+
+    def noted(self, weights, group_size):
+        depths.append(len(weights))
+        begin(self, weights, group_size)
+
+    monkeypatch.setattr(SlotBuffer, "__init__", noted)
+    return depths
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(TINY["vocab_size"], (3, 11), generator=torch.Generator().manual_seed(2))
+
+
+def a_model(**fields):
+    return make(LimeForCausalLM, LimeConfig(**{**SIZES, **fields})).double().train()
+
+
+def gradients(model, ids, **kwargs):
+    model.zero_grad()
+    loss = model(ids, labels=ids, **kwargs).loss
+    loss.backward()
+    return {"loss": loss.detach(), **{n: p.grad for n, p in model.named_parameters()}}
+
+
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("fields", [{}, {"router": "average"}, {"num_hidden_layers": 1}], ids=str)
+def test_a_training_step_equals_naive(heads, attention, fields, ids, begun):
+    model = a_model(num_key_value_heads=heads, attn_implementation=attention, **fields)
+    with using("naive"):
+        expected = gradients(model, ids, use_cache=False)
+    assert not begun
+    assert_same(gradients(model, ids, use_cache=False), expected)
+    # A model of one layer has nothing to route.
+    assert begun == [model.config.num_hidden_layers] * (model.config.num_hidden_layers > 1)
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])
+def test_generation_with_padding_equals_naive(static, ids, begun):
+    model = a_model().eval()
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    options = {"cache_implementation": "static"} if static else {}
+    options |= {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    with using("naive"):
+        expected = model.generate(ids, **options)
+    assert not begun
+    assert torch.equal(model.generate(ids, **options), expected)
+    assert len(begun) == 6
+
+
+def test_cached_logits_equal_those_of_a_forward(ids):
+    model = a_model().eval()
+    with torch.no_grad():
+        expected = model(ids).logits
+        cache = StaticCache(model.config, max_cache_len=11)
+        parts = [model(part, past_key_values=cache).logits for part in ids.split([4, 1, 5, 1], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), expected)
+
+
+def test_the_layers_that_run_are_those_that_share(ids, begun):
+    """Assisted generation lowers the number of layers."""
+    model = a_model()
+    for depth in (7, 5):
+        model.config.num_hidden_layers = depth
+        model(ids)
+    assert begun == [7, 5]
+
+
+def test_hidden_states_and_attentions_are_recorded_alike(ids, begun):
+    model = a_model(attn_implementation="eager").eval()
+    options = {"output_hidden_states": True, "output_attentions": True}
+    got = model(ids, **options)
+    with using("deferred"):
+        expected = model(ids, **options)
+    assert len(begun) == 1
+    for name in ("hidden_states", "attentions"):
+        assert len(got[name]) == len(expected[name])
+        for a, b in zip(got[name], expected[name], strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def checkpointed(model):
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def checkpointed_reentrantly(model):
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+
+
+def one_layer_wrapped(model):
+    model.model.layers[2] = checkpoint_wrapper(model.model.layers[2])
+
+
+def one_attention_of_another_class(model):
+    class Other(Attention):
+        def forward(self, x, slots, *arguments, **kwargs):
+            return super().forward(x, tuple(slots), *arguments, **kwargs)
+
+    model.model.layers[2].self_attn.__class__ = Other
+
+
+def one_memory_wrapped(model):
+    class Wrapper(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *arguments):
+            return self.inner(*arguments)
+
+    attention = model.model.layers[4].self_attn
+    attention.memory = Wrapper(attention.memory)
+
+
+def one_weight_parametrized(model):
+    class Doubled(torch.nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    parametrize.register_parametrization(
+        model.model.layers[4].self_attn.memory, "weight", Doubled()
+    )
+
+
+def one_forward_replaced(model):
+    memory = model.model.layers[4].self_attn.memory
+    real = memory.forward
+    memory.forward = lambda *arguments: real(*arguments)
+
+
+def a_hook_before_a_memory(model):
+    def double(memory, arguments):
+        query, key, value, slots = arguments
+        return query, key, value, tuple((2 * k, 3 * v) for k, v in slots)
+
+    model.model.layers[4].self_attn.memory.register_forward_pre_hook(double)
+
+
+def a_hook_after_a_memory(model):
+    def double(memory, arguments, output):
+        # A hook on the gradient of a slot sees all of it.
+        arguments[1].register_hook(lambda grad: 2 * grad)
+        return 2 * output[0], output[1]
+
+    model.model.layers[4].self_attn.memory.register_forward_hook(double)
+
+
+def pruned(model):
+    model.prune_routers(4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        checkpointed,
+        checkpointed_reentrantly,
+        one_layer_wrapped,
+        one_attention_of_another_class,
+        one_memory_wrapped,
+        one_weight_parametrized,
+        one_forward_replaced,
+        a_hook_before_a_memory,
+        a_hook_after_a_memory,
+        pruned,
+    ],
+)
+def test_what_cannot_share_does_not_and_is_right(change, ids, begun):
+    model = a_model()
+    change(model)
+    got = gradients(model, ids, use_cache=False)
+    assert not begun
+    with using("naive"):
+        assert_same(got, gradients(model, ids, use_cache=False))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"router": "last", "router_window": 3},
+        {"router": "first", "router_window": 2},
+        {"router_sources": [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0]]},
+    ],
+    ids=["last", "first", "chosen"],
+)
+def test_routers_that_do_not_read_all_layers_do_not_share(fields, ids, begun):
+    model = a_model(**fields)
+    got = gradients(model, ids)
+    assert not begun
+    with using("naive"):
+        assert_same(got, gradients(model, ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_does_not_share(dtype, ids, begun):
+    model = a_model().to(dtype)
+    model(ids)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        a_model().float()(ids)
+    assert not begun
+
+
+def test_a_reading_hook_sees_and_changes_nothing_without_gradients(ids, begun):
+    """As analysis captures values and routed values."""
+    model, seen = a_model().eval(), {}
+    with torch.no_grad():
+        expected = model(ids).logits
+
+        def note(memory, arguments, output):
+            _, key, _, slots = arguments
+            assert len(slots) == 5 and torch.equal(slots[-1][0], key)
+            seen["slots"], seen["out"] = list(slots), output
+
+        memory = model.model.layers[4].self_attn.memory
+        memory.register_forward_hook(note)
+        assert torch.equal(model(ids).logits, expected)
+        for got, routed in zip(
+            seen["out"], room.naive.route(seen["slots"], memory.weight), strict=True
+        ):
+            torch.testing.assert_close(got, routed)
+    assert begun == [7, 7]
+
+
+def test_gradient_checkpointing_in_eval_mode_shares(ids, begun):
+    """Nothing is recomputed then."""
+    model = a_model()
+    checkpointed(model)
+    model.eval()(ids)
+    assert begun == [7]
+
+
+def test_a_variant_without_memory_has_no_buffer(ids, begun):
+    make(PlainForCausalLM, PlainConfig(**SIZES))(ids)
+    assert not begun
+
+
+def test_second_derivatives_equal_naive(ids):
+    """Of a penalty on the gradient of the embeddings."""
+    model = a_model(num_hidden_layers=4, attn_implementation="eager")
+    embeds = model.get_input_embeddings()(ids).detach().requires_grad_()
+    results = []
+    for name in ("grouped", "naive"):
+        with using(name):
+            loss = model(inputs_embeds=embeds, labels=ids).loss
+            (gradient,) = torch.autograd.grad(loss, [embeds], create_graph=True)
+            routers = [p for n, p in model.named_parameters() if ".memory." in n]
+            results.append(torch.autograd.grad(gradient.square().sum(), routers))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_two_forwards_before_their_backwards(ids):
+    """Each has its own buffer; accumulated gradients add up."""
+    model = a_model()
+    parts = [ids[:1], ids[1:]]
+    losses = [model(part, labels=part).loss for part in parts]
+    sum(losses).backward()
+    got = {n: p.grad.clone() for n, p in model.named_parameters()}
+    with using("naive"):
+        expected = [gradients(model, part) for part in parts[:1]]
+        first = {n: g.clone() for n, g in expected[0].items() if n != "loss"}
+        second = gradients(model, parts[1])
+    assert_same(got, {n: g + second[n] for n, g in first.items()})
+
+
+def test_weights_changed_after_the_forward_do_not_spoil_the_backward(ids):
+    """Torch notices, as it does for every saved tensor."""
+    model = a_model()
+    loss = model(ids, labels=ids).loss
+    with torch.no_grad():
+        model.model.layers[4].self_attn.memory.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
