@@ -23,9 +23,8 @@ def a_batch():
 
 
 def a_model(variant):
-    config_class = layermem.LimeConfig if variant == "lime" else layermem.PlainConfig
-    model_class = layermem.LimeForCausalLM if variant == "lime" else layermem.PlainForCausalLM
-    return make(model_class, config_class(**TINY)).double()
+    entry = lookup(variant)
+    return make(entry.causal_lm, entry.config(**TINY)).double()
 
 
 def two_steps(model, batch):
@@ -87,6 +86,10 @@ def work(rank, variant, name, how, folder):
         ("lime", "grouped", "fsdp"),
         ("lime", "grouped", "fsdp as one"),
         pytest.param("lime", "triton", "fsdp", marks=needs_kernels),
+        ("lime+hyper_connections", "deferred", "ddp"),
+        ("lime+hyper_connections", "deferred", "fsdp checkpointed"),
+        pytest.param("mhc", "naive", "ddp checkpointed", marks=pytest.mark.slow),
+        pytest.param("mhc", "naive", "fsdp", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_descend_as_one(variant, name, how, tmp_path):

@@ -236,6 +236,23 @@ class Variant(Generic[ConfigT]):
         return {}
 
 
+# The methods of ``Variant`` that fill each seam.
+SEAMS: Mapping[str, tuple[str, ...]] = {
+    "memory": ("sources", "memory", "store"),
+    "stream": ("stream", "connection"),
+}
+
+
+def filled_seams(variant: type[Variant[Any]]) -> tuple[str, ...]:
+    """Return the seams that a variant fills: those of which it overrides a method."""
+
+    def overrides(method: str) -> bool:
+        own, plain = getattr(variant, method), getattr(Variant, method)
+        return getattr(own, "__func__", own) is not plain.__func__
+
+    return tuple(seam for seam, methods in SEAMS.items() if any(map(overrides, methods)))
+
+
 def forked_generator(salt: str) -> torch.Generator:
     """Return a CPU generator seeded by torch's random state and ``salt``.
 
