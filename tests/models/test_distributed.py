@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-import layermem
+from layermem.models.registry import lookup
 from layermem.ops import route
 from layermem.ops.route import using
 
