@@ -134,6 +134,7 @@ def _join_variants(memory: type[Variant[Any]], stream: type[Variant[Any]]) -> ty
     body = {
         "__module__": __name__,
         "__doc__": f"{inspect.getdoc(memory)}\n\n{inspect.getdoc(stream)}",
+        "source": ", ".join(side.source for side in (memory, stream) if side.source),
         "overrides": (*memory.overrides, *stream.overrides),
         "plain_fields": None
         if None in plain

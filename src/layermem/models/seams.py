@@ -169,6 +169,8 @@ class Variant(Generic[ConfigT]):
     ``class Lime(Variant[LimeConfig])``.
     """
 
+    # arXiv number of the paper that it is from; empty if there is none.
+    source: ClassVar[str] = ""
     # Optimiser settings of the variant's own parameters.
     overrides: ClassVar[tuple[ParameterOverride, ...]] = ()
     # Values of config fields with which a fresh model computes what the plain decoder computes;
@@ -238,7 +240,7 @@ class Variant(Generic[ConfigT]):
 
 # The methods of ``Variant`` that fill each seam.
 SEAMS: Mapping[str, tuple[str, ...]] = {
-    "memory": ("sources", "memory", "store"),
+    "memory": ("sources", "memory", "store", "begin_buffer"),
     "stream": ("stream", "connection"),
 }
 

@@ -128,6 +128,7 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
     * optimiser: the static weights have no weight decay.
     """
 
+    source = "2409.19606"
     plain_fields = {"output_scale": "none"}
     overrides = (
         ParameterOverride(

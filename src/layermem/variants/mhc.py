@@ -190,6 +190,7 @@ class Mhc(Variant[MhcConfig]):
     * optimiser: biases and scales have no weight decay.
     """
 
+    source = "2512.24880"
     overrides = (
         ParameterOverride(pattern=r"_connection\.weights\.(scale|bias)$", weight_decay=0.0),
         ParameterOverride(pattern=r"_connection\.projection\.weight$"),
