@@ -4,7 +4,7 @@ It does not know: tables, any particular variant.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import DynamicCache
@@ -64,7 +64,7 @@ def _run(model: Decoder) -> tuple[float, float]:
     def count(layer: DecoderLayer, inputs: Any, outputs: tuple[torch.Tensor, ...]) -> None:
         counts.append(sum(tensor.numel() for tensor in outputs))
 
-    for layer in model.layers:
+    for layer in cast("list[DecoderLayer]", model.layers):
         layer.register_forward_hook(count)
         # With a hook on a memory, layers hand their slots on one by one, not in one buffer.
         layer.self_attn.memory.register_forward_pre_hook(lambda *_: None)
