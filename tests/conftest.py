@@ -4,7 +4,7 @@ import signal
 
 import pytest
 import torch
-from tiny import CASES, TINY
+from tiny import CASES, PAIRS, TINY
 
 from layermem.models.registry import lookup, variants
 
@@ -16,9 +16,9 @@ def case(request):
     return lookup(name), {**TINY, **extra}
 
 
-@pytest.fixture(params=variants())
+@pytest.fixture(params=[*variants(), *PAIRS])
 def entry(request):
-    """The registry's entry of every variant."""
+    """The registry's entry of every variant and of some pairs."""
     return lookup(request.param)
 
 

@@ -118,7 +118,13 @@ TRAINING_STACK = {
 @pytest.mark.parametrize(
     ("command", "most_seconds"),
     # CPU seconds on a shared x86 machine were 0.18, 0.22, 0.23 and 1.02: twice that, and some.
-    [("--help", 0.6), ("train tiny-lm --help", 0.7), ("tasks", 0.9), ("presets", 3.0)],
+    [
+        ("--help", 0.6),
+        ("train tiny-lm --help", 0.7),
+        ("tasks", 0.9),
+        ("presets", 3.0),
+        ("variants", 0.9),
+    ],
 )
 def test_what_trains_nothing_answers_without_the_training_stack(command, most_seconds):
     code = f"""

@@ -24,10 +24,13 @@ TINY = {
     "max_position_embeddings": 64,
 }
 
+# Pairs of variants that the contract tests, of all that can be made.
+PAIRS = ["lime+hyper_connections"]
+
 # Every registered variant as it comes, and its further forms: (id, variant, fields).
 CASES = [
     (case, name, fields)
-    for name in variants()
+    for name in [*variants(), *PAIRS]
     for case, fields in {name: {}, **literal.cases(name)}.items()
 ]
 

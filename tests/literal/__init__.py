@@ -8,14 +8,26 @@
     CASES                 {id: fields}: further forms that the contract tests, beside the default
     PLAIN                 further fields, beside the variant's ``plain_fields``, with which it
                           computes what the plain decoder does
+
+A pair (``lime+hyper_connections``) needs no file: the variant of the memory has
+
+    read(layer, query, slots)    the key and value to attend to, from the slots of all layers so far
+
+and ``logits`` of the variant of the stream takes that function as ``memory``.
 """
 
 import importlib.util
+from functools import partial
 from types import ModuleType
 
 
 def find(name: str) -> ModuleType | None:
-    """Return the transcription of a variant, None if it has none."""
+    """Return the transcription of a variant or of a pair, None if it has none."""
+    if "+" in name:
+        memory, stream = map(find, name.split("+"))
+        pair = ModuleType(name)
+        pair.logits = partial(stream.logits, memory=memory.read)
+        return pair
     if importlib.util.find_spec(f"literal.{name}") is None:
         return None
     return importlib.import_module(f"literal.{name}")

@@ -15,14 +15,17 @@ PLAIN = [
 ]
 
 
-def logits(model, ids):
+def logits(model, ids, memory=parts.own_slot):
     n = model.config.streams
     streams = parts.embed(model, ids)[:, :, None].repeat(1, 1, n, 1)
+    slots = []
     for layer in model.model.layers:
         weights = coefficients(model, layer.attn_connection, streams)
         x = parts.norm(layer.input_layernorm, read(streams, weights))
         query, key, value = parts.project(layer, x)
-        streams = write(streams, parts.attend(model, layer, query, key, value), weights)
+        slots.append((key, value))
+        y = parts.attend(model, layer, query, *memory(layer, query, slots))
+        streams = write(streams, y, weights)
 
         weights = coefficients(model, layer.mlp_connection, streams)
         x = parts.norm(layer.post_attention_layernorm, read(streams, weights))

@@ -11,15 +11,18 @@ CASES = {
 PLAIN = [{"streams": 2, "rounds": 1}, {"res": "identity", "streams": 3}]
 
 
-def logits(model, ids):
+def logits(model, ids, memory=parts.own_slot):
     n, last = model.config.streams, 2 * model.config.num_hidden_layers - 1
     streams = parts.embed(model, ids)[:, :, None].repeat(1, 1, n, 1)
+    slots = []
     for i, layer in enumerate(model.model.layers):
         mixes = model.config.res == "sinkhorn" and i > 0
         coefficients = compute(model, layer.attn_connection, streams, 2 * i, mixes=mixes)
         x = parts.norm(layer.input_layernorm, read(streams, coefficients))
         query, key, value = parts.project(layer, x)
-        streams = write(streams, parts.attend(model, layer, query, key, value), coefficients)
+        slots.append((key, value))
+        y = parts.attend(model, layer, query, *memory(layer, query, slots))
+        streams = write(streams, y, coefficients)
 
         mixes = model.config.res == "sinkhorn" and 2 * i + 1 < last
         coefficients = compute(model, layer.mlp_connection, streams, 2 * i + 1, mixes=mixes)

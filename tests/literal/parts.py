@@ -85,7 +85,12 @@ def head(model, x):
     return norm(model.model.norm, x) @ model.lm_head.weight.T
 
 
-def residual_logits(model, ids, memory):
+def own_slot(layer, query, slots):
+    """The plain decoder's memory: key and value of the own layer."""
+    return slots[-1]
+
+
+def residual_logits(model, ids, memory=own_slot):
     """Logits of a decoder with the plain residual stream.
 
     ``memory(layer, query, slots)`` returns the key and value to attend to, before rope, from those

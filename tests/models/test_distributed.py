@@ -91,6 +91,10 @@ def work(rank, variant, name, how, folder):
         ("lime-separate", "deferred", "fsdp checkpointed"),
         ("value_residual-svformer", "naive", "ddp"),
         pytest.param("value_residual-dense", "naive", "fsdp", marks=pytest.mark.slow),
+        ("lime+hyper_connections", "deferred", "ddp"),
+        ("lime+hyper_connections", "deferred", "fsdp checkpointed"),
+        pytest.param("mhc", "naive", "ddp checkpointed", marks=pytest.mark.slow),
+        pytest.param("mhc", "naive", "fsdp", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_descend_as_one(variant, name, how, tmp_path):

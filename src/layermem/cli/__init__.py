@@ -30,6 +30,7 @@ from layermem.cli.starting_run import StartingRun, with_base_run
 from layermem.cli.sweep import Sweep, sweep
 from layermem.cli.tasks import Tasks, tasks
 from layermem.cli.train import Train, train
+from layermem.cli.variants import Variants, variants
 
 DESCRIPTION = "Train, compare and look inside transformers whose attention reads earlier layers."
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
@@ -37,6 +38,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "train": (Train, train),
     "sweep": (Sweep, sweep),
     "presets": (Presets, presets),
+    "variants": (Variants, variants),
     "tasks": (Tasks, tasks),
     "solve": (Solve, solve),
     "costs": (Costs, costs),

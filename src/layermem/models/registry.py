@@ -1,5 +1,8 @@
 """The registry of variants: ``declare`` makes a variant's model classes, ``lookup`` returns them.
 
+Pairs of variants (``lime+hyper_connections``) are made when they are first looked up, here or by
+the model type of a saved config.
+
 It does not know: which variants there are.
 """
 
@@ -25,6 +28,7 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
 )
 from transformers.models.auto import modeling_auto as tables
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig, check_dtype
@@ -39,6 +43,7 @@ class RegisteredVariant:
 
     variant: type[Variant[Any]]
     config: type[DecoderConfig]
+    base: type[PreTrainedDecoder]
     decoder: type[Decoder]
     causal_lm: type[DecoderForCausalLM]
     sequence_classification: type[PreTrainedDecoder]
@@ -47,6 +52,24 @@ class RegisteredVariant:
 
 
 _REGISTERED: dict[str, RegisteredVariant] = {}
+_PREFIX = "layermem_"
+
+
+class _ConfigsOnDemand(dict[str, Any]):
+    """The configs registered with transformers; a pair is made when its model type is looked up."""
+
+    def __contains__(self, model_type: object) -> bool:
+        if super().__contains__(model_type):
+            return True
+        name = str(model_type).removeprefix(_PREFIX)
+        if name == model_type or not _is_pair(name):
+            return False
+        lookup(name)
+        return super().__contains__(model_type)
+
+
+# Otherwise AutoConfig would know a pair only after a program had named it.
+CONFIG_MAPPING._extra_content = _ConfigsOnDemand(CONFIG_MAPPING._extra_content)
 # transformers' tables of class names, to which ``AutoModel.register`` adds nothing.
 _CLASS_NAME_TABLES: dict[Any, dict[str, str]] = {
     AutoModel: tables.MODEL_MAPPING_NAMES,
@@ -86,7 +109,7 @@ def declare(
         setattr(sys.modules[config.__module__], cls.__name__, cls)
         return cls
 
-    config.model_type = f"layermem_{name}"
+    config.model_type = f"{_PREFIX}{name}"
     attributes = {"variant": variant, "__annotations__": {"config": config}}
     root = make_class("PreTrained", (base,), "Base of the variant's model classes.", **attributes)
     decoder = make_class("Model", (root, Decoder), "Token ids to hidden states.")
@@ -95,6 +118,7 @@ def declare(
     entry = RegisteredVariant(
         variant=variant,
         config=config,
+        base=base,
         decoder=decoder,
         causal_lm=make_class("ForCausalLM", bases, "Next-token prediction.", decoder_class=decoder),
         sequence_classification=make_class(
@@ -144,14 +168,29 @@ def _register(entry: RegisteredVariant) -> None:
 
 def variants() -> list[str]:
     """Return the names of the registered variants, sorted."""
-    return sorted(_REGISTERED)
+    return sorted(name for name in _REGISTERED if not _is_pair(name))
 
 
 def lookup(name: str) -> RegisteredVariant:
-    """Return a registered variant and its classes by its name."""
+    """Return a variant and its classes by its name, or a pair by both: ``lime+hyper_connections``.
+
+    The variant that fills the memory seam is named first.
+    """
+    if name not in _REGISTERED and _is_pair(name):
+        # It imports this module.
+        from layermem.models.pairs import declare_pair
+
+        return declare_pair(name)
     if name not in _REGISTERED:
-        raise ValueError(f"unknown variant {name!r}; there are {', '.join(variants())}")
+        raise ValueError(
+            f"unknown variant {name!r}; there are {', '.join(variants())}, and pairs A+B of one "
+            "that changes what attention reads and one that changes the residual stream"
+        )
     return _REGISTERED[name]
+
+
+def _is_pair(name: str) -> bool:
+    return "+" in name
 
 
 def build(name: str, **fields: Any) -> DecoderForCausalLM:

@@ -178,6 +178,8 @@ class Variant(Generic[ConfigT]):
     ``class Lime(Variant[LimeConfig])``.
     """
 
+    # arXiv number of the paper that it is from; empty if there is none.
+    source: ClassVar[str] = ""
     # Optimiser settings of the variant's own parameters.
     overrides: ClassVar[tuple[ParameterOverride, ...]] = ()
     # Values of config fields with which a fresh model computes what the plain decoder computes;
@@ -248,6 +250,23 @@ class Variant(Generic[ConfigT]):
     def metrics(cls, model: nn.Module) -> dict[str, float]:
         """Return figures about the variant's own parameters, which training logs by name."""
         return {}
+
+
+# The methods of ``Variant`` that fill each seam.
+SEAMS: Mapping[str, tuple[str, ...]] = {
+    "memory": ("sources", "memory", "store", "begin_buffer"),
+    "stream": ("stream", "connection"),
+}
+
+
+def filled_seams(variant: type[Variant[Any]]) -> tuple[str, ...]:
+    """Return the seams that a variant fills: those of which it overrides a method."""
+
+    def overrides(method: str) -> bool:
+        own, plain = getattr(variant, method), getattr(Variant, method)
+        return getattr(own, "__func__", own) is not plain.__func__
+
+    return tuple(seam for seam, methods in SEAMS.items() if any(map(overrides, methods)))
 
 
 def forked_generator(salt: str) -> torch.Generator:

@@ -32,7 +32,11 @@ Source: arXiv 2409.19606. Where this differs from the paper, and where the paper
 * static weights have no weight decay and projections have, as in the paper; gain and scales have
   none, as all vectors here.
 
-Letters: B batch, T tokens, n streams, D width.
+Every connection keeps its streams [N, n, D] and its sub-layer's output for the backward, n + 1
+tensors as large as the residual beside what the plain decoder keeps: the gradients of the weights
+need both.
+
+Letters: D width, N tokens, n streams.
 It does not know: how streams are read and written, layers, training.
 """
 
@@ -128,6 +132,7 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
     * optimiser: the static weights have no weight decay.
     """
 
+    source = "2409.19606"
     plain_fields = {"output_scale": "none"}
     overrides = (
         ParameterOverride(

@@ -181,6 +181,7 @@ class Lime(Variant[LimeConfig]):
     * optimiser: routers have learning rate 1e-2 and no weight decay.
     """
 
+    source = "2502.09245"
     overrides = (ParameterOverride(pattern=ROUTER_NAME, lr=1e-2, weight_decay=0.0),)
     plain_fields = {"router_init": "identity"}
 

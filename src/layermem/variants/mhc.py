@@ -39,6 +39,10 @@ Source: arXiv 2512.24880. Where this differs from the paper, and where the paper
 ``res="identity"`` leaves res out everywhere. Products of residual matrices over many layers lose
 rank; the identity does not.
 
+Every connection keeps its streams [N, n, D] and its sub-layer's output for the backward, n + 1
+tensors as large as the residual beside what the plain decoder keeps: the gradients of the weights
+need both.
+
 Letters: D width, N tokens, n streams.
 It does not know: how streams are read and written, how Sinkhorn is computed, layers, training.
 """
@@ -190,6 +194,7 @@ class Mhc(Variant[MhcConfig]):
     * optimiser: biases and scales have no weight decay.
     """
 
+    source = "2512.24880"
     overrides = (
         ParameterOverride(pattern=r"_connection\.weights\.(scale|bias)$", weight_decay=0.0),
         ParameterOverride(pattern=r"_connection\.projection\.weight$"),

@@ -52,7 +52,7 @@ class Hold(torch.autograd.Function):
         return total
 
 
-_HoldNode = Hold._backward_cls  # type: ignore[attr-defined]
+_HoldNode = Hold._backward_cls
 
 
 def _node_of(streams: Tensor) -> Any | None:

@@ -1,0 +1,58 @@
+"""Facts of the variants: recorded as they are, shown as a table, and on the page."""
+
+import json
+from pathlib import Path
+
+import layermem
+from layermem import cli
+from layermem.experiments.variant_facts import find_facts
+from layermem.models.registry import lookup
+from layermem.results.variant_facts import markdown_table, read_facts
+
+ROOT = Path(__file__).parents[2]
+HOW = "run python docs/family_table.py"
+
+
+def own_variants():
+    return [n for n in layermem.variants() if lookup(n).config.__module__.startswith("layermem.")]
+
+
+def test_the_recorded_facts_are_those_of_the_variants():
+    assert read_facts() == find_facts(own_variants()), HOW
+
+
+def test_the_page_has_the_table():
+    assert markdown_table(read_facts()) in (ROOT / "docs" / "family.md").read_text("utf-8"), HOW
+
+
+def test_every_variant_but_the_plain_decoder_names_its_paper():
+    for name in set(own_variants()) - {"plain"}:
+        assert lookup(name).variant.source, f"{name} has no source"
+
+
+def test_numbers_by_hand():
+    """Width 2048, 16 layers, 8 key-value heads of width 64, two bytes a number."""
+    facts = {row.name: row for row in find_facts(["plain", "lime", "hyper_connections"])}
+    slot = 2 * 8 * 64 * 2
+    assert {row.cache_bytes for row in facts.values()} == {16 * slot}
+    assert facts["plain"].depth_bytes == 2048 * 2
+    # The last layer's slot is read by no other.
+    assert facts["lime"].depth_bytes == 2048 * 2 + slot * 15 // 16
+    # Four streams and their mean.
+    assert facts["hyper_connections"].depth_bytes == 5 * 2048 * 2
+    assert facts["lime"].seams == ("memory",)
+
+
+def test_a_pair_adds_up():
+    lime, hyper, pair = find_facts(["lime", "hyper_connections", "lime+hyper_connections"])
+    assert pair.seams == ("memory", "stream")
+    assert pair.extra_parameters == lime.extra_parameters + hyper.extra_parameters
+    assert pair.source == "2502.09245, 2409.19606"
+
+
+def test_the_command_prints_the_facts(capsys):
+    cli.main(["variants", "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in shown][: len(read_facts())] == [r.name for r in read_facts()]
+    cli.main(["variants"])
+    assert "2502.09245" in capsys.readouterr().out

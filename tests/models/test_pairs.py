@@ -1,0 +1,147 @@
+"""Pairs of variants: what is refused, what both bring, loading and unpickling in a new process."""
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from tiny import TINY
+
+import layermem
+from layermem.experiments.arms import parse_arms
+from layermem.models.registry import lookup
+
+PAIR = "lime+hyper_connections"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mhc+hyper_connections", "mhc and hyper_connections both fill the stream seam"),
+        ("lime+lime", "lime and lime both fill the memory seam"),
+        ("hyper_connections+lime", r"spell it lime\+hyper_connections"),
+        ("plain+mhc", "plain in .* fills neither seam"),
+        ("lime+nothing", "unknown variant 'nothing'"),
+        ("lime+", "unknown variant ''"),
+        ("lime+mhc+hyper_connections", "names 3 variants"),
+    ],
+)
+def test_what_is_no_pair_is_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        layermem.build(name, **TINY)
+
+
+def test_a_pair_is_made_once_and_is_no_variant_of_its_own():
+    assert lookup(PAIR) is lookup(PAIR)
+    assert PAIR not in layermem.variants()
+
+
+def test_fields_and_their_checks_are_those_of_both():
+    model = layermem.build(PAIR, **TINY, router_init="identity", streams=2)
+    assert (model.config.router_init, model.config.streams) == ("identity", 2)
+    assert {"router", "streams"} <= set(model.config.shape_fields)
+    for fields in ({"router_window": 2}, {"streams": 0}):
+        with pytest.raises(StrictDataclassError):
+            layermem.build(PAIR, **TINY, **fields)
+    with pytest.raises(TypeError, match="did you mean streams"):
+        layermem.build(PAIR, **TINY, stream=2)
+
+
+def test_what_both_have_is_joined():
+    entry, parts = lookup(PAIR), [lookup(name) for name in PAIR.split("+")]
+    config = entry.config(**TINY)
+    assert entry.variant.overrides == (*parts[0].variant.overrides, *parts[1].variant.overrides)
+    assert entry.variant.plain_fields == {"router_init": "identity", "output_scale": "none"}
+    for count in ("extra_parameters", "extra_flops"):
+        expected = [getattr(p.variant, count)(p.config(**TINY)) for p in parts]
+        assert getattr(entry.variant, count)(config) == sum(expected)
+    model = entry.causal_lm(config)
+    assert entry.variant.metrics(model).keys() == parts[0].variant.metrics(model).keys()
+
+
+def test_methods_of_the_variant_of_the_memory_are_kept():
+    model = layermem.build(PAIR, **TINY)
+    with pytest.warns(UserWarning, match="have not moved"):
+        assert len(model.router_summary()) == TINY["num_hidden_layers"] - 1
+    model.prune_routers(keep=1, by="layer")
+    ids = torch.randint(61, (1, 5))
+    assert model(ids).logits.isfinite().all()
+
+
+def test_two_checks_of_one_name_are_both_made(monkeypatch):
+    lime, hyper = (lookup(name).config for name in PAIR.split("+"))
+    called = []
+    for config in (lime, hyper):
+        monkeypatch.setattr(
+            config, "validate_both", lambda self, c=config: called.append(c), raising=False
+        )
+    from layermem.models import pairs
+
+    joined = pairs._join_configs("a+b", lime, hyper)
+    called.clear()
+    joined(**TINY)
+    assert called == [lime, hyper]
+
+
+def test_two_fields_of_one_name_are_refused():
+    from layermem.models import pairs
+
+    hyper = lookup("hyper_connections").config
+    with pytest.raises(ValueError, match="both variants have a field coefficients, output_scale"):
+        pairs._join_configs("a+b", hyper, hyper)
+
+
+def run_in_new_process(code):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_a_new_process_loads_and_unpickles_a_pair(tmp_path):
+    torch.manual_seed(0)
+    model = layermem.build(PAIR, **TINY).eval()
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        expected = model(ids).logits.sum().item()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
+    loaded = {
+        "auto": "AutoModelForCausalLM.from_pretrained(folder)",
+        "pickle": "pickle.load(open(folder + '/model.pickle', 'rb'))",
+        "by name": "pairs.LimeHyperConnectionsForCausalLM.from_pretrained(folder)",
+    }
+    for expression in loaded.values():
+        code = f"""
+import pickle, layermem, torch
+from transformers import AutoModelForCausalLM
+from layermem.models import pairs
+folder = {str(tmp_path)!r}
+model = {expression}
+print(type(model).__name__, model(torch.arange(5)[None]).logits.sum().item())
+"""
+        name, total = run_in_new_process(code).split()[-2:]
+        assert name == "LimeHyperConnectionsForCausalLM"
+        assert float(total) == pytest.approx(expected, rel=1e-5)
+
+
+def test_unknown_names_of_the_module_are_no_pairs():
+    from layermem.models import pairs
+
+    with pytest.raises(AttributeError, match="no attribute 'LimeNothingModel'"):
+        _ = pairs.LimeNothingModel
+
+
+def test_importing_makes_no_pair():
+    code = """
+import sys, layermem
+layermem.variants()
+print("layermem.models.pairs" in sys.modules)
+"""
+    assert run_in_new_process(code).strip() == "False"
+
+
+def test_arms_of_a_sweep_may_be_pairs():
+    arms = parse_arms(f"plain,{PAIR}:streams=2")
+    assert arms[f"{PAIR}:streams=2"] == (PAIR, ("streams=2",))
