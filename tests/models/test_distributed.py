@@ -5,13 +5,13 @@ import os
 
 import pytest
 import torch
-from tiny import TINY, make, needs_kernels
+from tiny import CASES, TINY, make, needs_kernels
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-import layermem
+from layermem.models.registry import lookup
 from layermem.ops import route
 from layermem.ops.route import using
 
@@ -23,9 +23,10 @@ def a_batch():
 
 
 def a_model(variant):
-    config_class = layermem.LimeConfig if variant == "lime" else layermem.PlainConfig
-    model_class = layermem.LimeForCausalLM if variant == "lime" else layermem.PlainForCausalLM
-    return make(model_class, config_class(**TINY)).double()
+    """Build a variant, or one of its further forms by the name of the case."""
+    name, fields = next((name, fields) for case, name, fields in CASES if case == variant)
+    entry = lookup(name)
+    return make(entry.causal_lm, entry.config(**{**TINY, **fields})).double()
 
 
 def two_steps(model, batch):
@@ -87,6 +88,13 @@ def work(rank, variant, name, how, folder):
         ("lime", "grouped", "fsdp"),
         ("lime", "grouped", "fsdp as one"),
         pytest.param("lime", "triton", "fsdp", marks=needs_kernels),
+        ("mudd-pre-post", "naive", "fsdp checkpointed"),
+        ("attention_residuals", "naive", "ddp"),
+        pytest.param("mudd", "naive", "ddp checkpointed", marks=pytest.mark.slow),
+        pytest.param("attention_residuals-delta", "naive", "fsdp", marks=pytest.mark.slow),
+        pytest.param("attention_residuals-block", "naive", "fsdp", marks=pytest.mark.slow),
+        pytest.param("denseformer", "naive", "fsdp", marks=pytest.mark.slow),
+        pytest.param("dca", "naive", "fsdp checkpointed", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_descend_as_one(variant, name, how, tmp_path):

@@ -22,7 +22,6 @@ It does not know: layers, norms, how the products are computed.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -253,8 +252,11 @@ def _pending_of(node: Any) -> _Pending:
     pass_id = torch._C._current_graph_task_id()
     if pass_id not in by_pass:
         by_pass[pass_id] = _Pending()
+
+        def drop() -> None:
+            by_pass.pop(pass_id, None)
+
         # A pass may end before it reaches the node.
-        drop = partial(by_pass.pop, pass_id, None)
         torch.autograd.Variable._execution_engine.queue_callback(drop)
     return by_pass[pass_id]
 
