@@ -95,6 +95,13 @@ def work(rank, variant, name, how, folder):
         ("lime+hyper_connections", "deferred", "fsdp checkpointed"),
         pytest.param("mhc", "naive", "ddp checkpointed", marks=pytest.mark.slow),
         pytest.param("mhc", "naive", "fsdp", marks=pytest.mark.slow),
+        ("mudd-pre-post", "naive", "fsdp checkpointed"),
+        ("attention_residuals", "naive", "ddp"),
+        pytest.param("mudd", "naive", "ddp checkpointed", marks=pytest.mark.slow),
+        pytest.param("attention_residuals-delta", "naive", "fsdp", marks=pytest.mark.slow),
+        pytest.param("attention_residuals-block", "naive", "fsdp", marks=pytest.mark.slow),
+        pytest.param("denseformer", "naive", "fsdp", marks=pytest.mark.slow),
+        pytest.param("dca", "naive", "fsdp checkpointed", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_descend_as_one(variant, name, how, tmp_path):

@@ -17,11 +17,14 @@ class Unstored:
     """The equations alone, differentiated by autograd."""
 
     mix, score, inverse_rms = map(staticmethod, (naive.mix, naive.score, naive.inverse_rms))
-    store = staticmethod(lambda x: x)
+    store = staticmethod(lambda x, *_: x)
 
 
 class Chain(nn.Module):
     """Layers that read mixtures of all states so far, by weights of the three kinds."""
+
+    # Room in the buffer of the states: for none, for all, for the first four.
+    room = 1
 
     def __init__(self, layers=5, width=6, sums=SUMS):
         super().__init__()
@@ -39,7 +42,7 @@ class Chain(nn.Module):
         self.to_weights = nn.ParameterList(draw(sums * n, width) / 4 for n in steps)
 
     def forward(self, x, ops=depth, all_layers=False):
-        states, outs = [ops.store(x)], []
+        states, outs = [ops.store(x, (), self.room)], []
         for i, linear in enumerate(self.linears):
             n = len(states)
             scores = ops.score(states, self.vectors[i])
@@ -57,9 +60,14 @@ class Chain(nn.Module):
                 *ops.mix(states, self.channels[i]),
             ]
             x = sum(part * (k + 1) for k, part in enumerate(parts)).tanh() @ linear + states[-1]
-            states.append(ops.store(x))
+            states.append(ops.store(x, states, self.room))
             outs.append(x)
         return outs if all_layers else x
+
+
+@pytest.fixture(params=[1, 6, 4], ids=lambda room: f"room {room}", autouse=True)
+def buffer_room(request, monkeypatch):
+    monkeypatch.setattr(Chain, "room", request.param)
 
 
 def an_input(batch=2, tokens=7, width=6):
@@ -188,10 +196,10 @@ def test_a_watched_state_sees_its_whole_gradient():
     grads = []
     for ops in (depth, Unstored):
         x, seen = an_input(), []
-        state = ops.store(x * 2)
+        state = ops.store(x * 2, (), 2)
         state.retain_grad()
         state.register_hook(seen.append)
-        (out,) = ops.mix([state, ops.store(x * 3)], torch.ones(1, 2).double())
+        (out,) = ops.mix([state, ops.store(x * 3, [state], 2)], torch.ones(1, 2).double())
         (out * ops.score([state], torch.ones(1, 6).double())[:, :, 0]).sum().backward()
         grads.append([state.grad, *seen, x.grad])
     assert_same(*grads)
@@ -271,3 +279,47 @@ def test_a_backward_leaves_nothing():
     torch.autograd.grad(loss, model.linears[3], retain_graph=True)
     torch.autograd.grad(loss, tensors_of(model, x), retain_graph=True)
     assert count() <= forward
+
+
+def test_states_that_follow_each_other_share_memory():
+    x = an_input()
+    states = [depth.store(x, (), 3)]
+    for k in (2, 3):
+        states.append(depth.store(x * k, states, 3))
+    matrix = products._shared_memory(states, x.dtype)
+    assert matrix.data_ptr() == states[0].data_ptr()
+    assert torch.equal(matrix, torch.stack([s.flatten(0, 1) for s in states], dim=1))
+    for others in (states[::-1], states[::2], [states[0], states[1].clone()]):
+        assert products._shared_memory(others, x.dtype) is None
+    assert products._shared_memory(states, torch.float32) is None
+
+
+def test_a_place_in_the_buffer_is_taken_once():
+    """Two ways to go on after the same states, as a layer that runs twice has, do not mix."""
+    x = an_input()
+    first = depth.store(x, (), 3)
+    one, other = depth.store(x * 2, [first], 3), depth.store(x * 3, [first], 3)
+    fourth = depth.store(x * 4, [first, one, other], 3)
+    beyond = depth.store(x * 5, [first, one, other, fourth], 3)
+    for k, state in enumerate((first, one, other, fourth, beyond), start=1):
+        assert torch.equal(state, x * k)
+    assert products._shared_memory([first, one], x.dtype) is not None
+    assert products._shared_memory([first, other], x.dtype) is None
+
+
+@pytest.mark.parametrize("change", [lambda x: x[:, 1:], lambda x: x.float(), lambda x: x[..., :4]])
+def test_a_state_of_another_kind_is_stored_by_itself(change):
+    x = an_input()
+    first = depth.store(x, (), 2)
+    assert torch.equal(depth.store(change(x), [first], 2), change(x))
+
+
+def test_a_stored_state_cannot_be_changed_in_place():
+    x = an_input()
+    first = depth.store(x, (), 2)
+    second = depth.store(x * 2, [first], 2)
+    (out,) = depth.mix([first, second], torch.ones(1, 2).double())
+    with torch.no_grad():
+        second.mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()

@@ -34,6 +34,7 @@ the newest output); delta's is the residual.
 It does not know: what sub-layers compute, how sums and scores are computed.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
@@ -164,6 +165,7 @@ class Place(nn.Module):
         factor = len(sources) if config.scale_by_sources and not delta else 1
         salt = f"attention residuals {place}" if delta else None
         self.eps = config.rms_norm_eps
+        self.room = 1 + 2 * config.num_hidden_layers // config.sub_layers_per_block()
         self.delta = delta
         # Whether x, the open block, is completed here: delta keeps x and completes no block.
         self.completes = not delta and place % config.sub_layers_per_block() == 0
@@ -175,7 +177,7 @@ class Place(nn.Module):
     def forward(self, x: Tensor, *completed: Tensor) -> tuple[Tensor, ...]:
         """Return the mixture and the completed sources, of which some may be new."""
         if self.completes:
-            completed = *completed, *self.complete(x)
+            completed = *completed, *self.complete(x, completed)
         read = completed if self.completes or self.delta else (*completed, *self.complete(x))
         states, inverse = list(read[::2]), list(read[1::2])
         if self.weights is not None:
@@ -188,9 +190,9 @@ class Place(nn.Module):
             mixture = x
         return mixture, *completed
 
-    def complete(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a source and its inverse root mean square."""
-        v = store(v)
+    def complete(self, v: Tensor, completed: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+        """Return the source that comes after the completed ones, and its inverse rms."""
+        v = store(v, completed[::2], self.room)
         return v, inverse_rms(v, self.eps)
 
 
@@ -227,7 +229,7 @@ class AttendOverDepth(Connection):
     def write(self, carry: Any, y: Tensor) -> State:
         x, completed = carry
         if self.place.delta:
-            completed = *completed, *self.place.complete(y)
+            completed = *completed, *self.place.complete(y, completed)
         return (y if x is None else x + y, *completed)
 
 

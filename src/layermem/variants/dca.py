@@ -132,8 +132,12 @@ class AllOutputsStream(Stream):
 
     grows = True
 
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = layers
+
     def begin(self, embeds: Tensor) -> State:
-        return embeds, store(embeds)
+        return embeds, store(embeds, room=self.layers)
 
     def end(self, state: State) -> Tensor:
         return state[0]
@@ -187,7 +191,7 @@ class AddOutput(Connection):
 
     def write(self, carry: Any, y: Tensor) -> State:
         *sources, x, y_attention = carry
-        output = store(y_attention + y)
+        output = store(y_attention + y, sources)
         if self.recent is not None and len(sources) > self.recent:
             embedding, *middle, oldest = sources[: len(sources) - self.recent + 1]
             middle = [store(sum(middle, start=oldest))]
@@ -203,7 +207,11 @@ class Dca(Variant[DcaConfig]):
 
     @classmethod
     def stream(cls, config: DcaConfig) -> Stream:
-        return AllOutputsStream() if config.recent is None else RecentOutputsStream()
+        return (
+            AllOutputsStream(config.num_hidden_layers)
+            if config.recent is None
+            else RecentOutputsStream()
+        )
 
     @classmethod
     def connection(cls, config: DcaConfig, layer_idx: int, sub_layer: SubLayer) -> Connection:

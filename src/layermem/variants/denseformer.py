@@ -75,8 +75,12 @@ class OutputsStream(Stream):
 
     grows = True
 
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = layers
+
     def begin(self, embeds: Tensor) -> State:
-        embeds = store(embeds)
+        embeds = store(embeds, room=self.layers + 1)
         return embeds, embeds
 
     def end(self, state: State) -> Tensor:
@@ -113,7 +117,7 @@ class MixAfterLayer(Connection):
 
     def write(self, carry: Any, y: Tensor) -> State:
         x, *outputs = carry
-        outputs.append(store(x + y))
+        outputs.append(store(x + y, outputs))
         if self.weights is None:
             return outputs[-1], *outputs
         (mixed,) = mix([outputs[j] for j in self.depths], self.weights())
@@ -133,7 +137,7 @@ class Denseformer(Variant[DenseformerConfig]):
 
     @classmethod
     def stream(cls, config: DenseformerConfig) -> Stream:
-        return OutputsStream()
+        return OutputsStream(config.num_hidden_layers)
 
     @classmethod
     def connection(

@@ -116,6 +116,7 @@ class Place(nn.Module):
 
     def __init__(self, config: MuddConfig, layers: int, readers: tuple[str, ...]) -> None:
         super().__init__()
+        self.room = config.num_hidden_layers + 1
         width, eps, normed = config.hidden_size, config.rms_norm_eps, config.pre_post_norm
         self.weights = MuddWeights(config, layers, readers) if layers else None
         self.source_norm = RMSNorm(width, eps) if normed else None
@@ -124,9 +125,10 @@ class Place(nn.Module):
 
     def forward(self, x: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
         """Return what each way reads, and the newest source."""
-        x = store(x)
-        # Under pre_post_norm the sources are the normed outputs.
-        newest = x if self.source_norm is None else store(self.source_norm(x))
+        if self.source_norm is None:
+            x = newest = store(x, sources, self.room)
+        else:
+            newest = store(self.source_norm(x), sources, self.room)
         if self.weights is None:
             return x, newest
         mixtures = mix([*sources, newest], self.weights(x))

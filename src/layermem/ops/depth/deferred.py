@@ -22,7 +22,6 @@ It does not know: layers, norms, how the products are computed.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,9 +43,51 @@ class _Pending:
     scores: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
-def store(x: Tensor) -> Tensor:
-    """Return the same state, whose gradient is computed once for all its readers."""
-    return _Store.apply(x) if torch.is_grad_enabled() and not _traced() else x
+class _Buffer:
+    """The memory [B T, room, D] of the states of one forward, token after token."""
+
+    def __init__(self, x: Tensor, room: int) -> None:
+        self.tensor = x.new_empty(x.shape[0] * x.shape[1], room, x.shape[2])
+        self.shape, self.used = x.shape, 0
+
+    def append(self, x: Tensor) -> Tensor:
+        """Copy a state into the next row; return the row [B, T, D]."""
+        batch, tokens, width = x.shape
+        stride = self.tensor.stride(0)
+        # Not a view of the buffer, whose rows would share a count of changes in place.
+        row = self.tensor.new_empty(0)
+        row.set_(
+            self.tensor.untyped_storage(),
+            self.used * width,
+            x.shape,
+            (tokens * stride, stride, 1),
+        )
+        self.used += 1
+        return row.copy_(x)
+
+    def has_room_for(self, x: Tensor, position: int) -> bool:
+        """Whether ``x`` may be the state of this position: none has been stored there."""
+        tensor = self.tensor
+        free = position == self.used < tensor.shape[1]
+        return free and (x.shape, x.dtype, x.device) == (self.shape, tensor.dtype, tensor.device)
+
+
+def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1) -> Tensor:
+    """Return the same state, whose gradient is computed once for all its readers.
+
+    ``after`` are the states stored before it in this forward, of ``room`` in all: those that
+    follow each other share memory, in which a product reads all of them at once.
+    """
+    if not torch.is_grad_enabled() or _traced():
+        return x
+    buffer = None
+    if after:
+        buffer = getattr(_find_store_node(after[-1]), "buffer", None)
+    elif room > 1 and x.requires_grad and type(x) is Tensor:
+        buffer = _Buffer(x, room)
+    if buffer is not None and not buffer.has_room_for(x, len(after)):
+        buffer = None
+    return _Store.apply(x, buffer)
 
 
 def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
@@ -82,23 +123,23 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 class _Store(torch.autograd.Function):
-    """The identity; in the backward, the sum of what the readers have left."""
+    """The same state, in a buffer if there is one; in the backward, what readers have left."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, buffer: _Buffer | None) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.dtype = x.dtype
+        ctx.dtype, ctx.buffer = x.dtype, buffer
         ctx.pending = {}
-        return x.view_as(x)
+        return x.view_as(x) if buffer is None else buffer.append(x)
 
     @staticmethod
-    def backward(ctx: Any, direct: Tensor | None) -> Tensor | None:
+    def backward(ctx: Any, direct: Tensor | None) -> tuple[Tensor | None, None]:
         pending = ctx.pending.pop(torch._C._current_graph_task_id(), None)
         if pending is None:
-            return direct
+            return direct, None
         first = (pending.sums or pending.scores)[0][0]
         with _autocast_disabled(first):
-            return _gather(direct, pending).to(ctx.dtype)
+            return _gather(direct, pending).to(ctx.dtype), None
 
 
 class _Mix(torch.autograd.Function):
@@ -211,8 +252,11 @@ def _pending_of(node: Any) -> _Pending:
     pass_id = torch._C._current_graph_task_id()
     if pass_id not in by_pass:
         by_pass[pass_id] = _Pending()
+
+        def drop() -> None:
+            by_pass.pop(pass_id, None)
+
         # A pass may end before it reaches the node.
-        drop = partial(by_pass.pop, pass_id, None)
         torch.autograd.Variable._execution_engine.queue_callback(drop)
     return by_pass[pass_id]
 
