@@ -90,6 +90,8 @@ def work(rank, variant, name, how, folder):
         pytest.param("lime", "triton", "fsdp", marks=needs_kernels),
         ("lime-separate", "deferred", "fsdp checkpointed"),
         ("value_residual-svformer", "naive", "ddp"),
+        ("depth_attention-raw", "naive", "ddp checkpointed"),
+        pytest.param("depth_attention", "naive", "fsdp", marks=pytest.mark.slow),
         pytest.param("value_residual-dense", "naive", "fsdp", marks=pytest.mark.slow),
     ],
 )

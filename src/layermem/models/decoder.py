@@ -64,6 +64,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(q_width, width, bias=bias)
         self.memory = variant.memory(config, layer_idx)
         self.store = variant.store
+        self.hands_on = variant.hands_on(config)
 
     def forward(
         self,
@@ -74,7 +75,7 @@ class Attention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor | None, ...]:
-        """Return (output, attention weights or None, *key and value of the own slot).
+        """Return (output, attention weights or None, *key and value of the slot handed on).
 
         ``slots`` are those of earlier layers. To a buffer the own slot is appended, not returned.
         """
@@ -89,6 +90,8 @@ class Attention(nn.Module):
         else:
             own_slot = self.store(key, value)
             key, value = self.memory(query, *own_slot, (*slots, own_slot))
+            if self.hands_on == "read":
+                own_slot = (key, value)
         query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)

@@ -29,6 +29,7 @@ Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
 Norm = Callable[[Tensor], Tensor]
 SubLayer = Literal["attention", "mlp"]
 Part = Literal["key", "value"]
+HandedOn = Literal["own", "read"]
 ConfigT = TypeVar("ConfigT", bound=DecoderConfig)
 
 
@@ -205,13 +206,18 @@ class Variant(Generic[ConfigT]):
         return key, value
 
     @classmethod
+    def hands_on(cls, config: ConfigT) -> HandedOn:
+        """Return which slot of a layer later layers read: its own, or what its memory returned."""
+        return "own"
+
+    @classmethod
     def begin_buffer(cls, memories: Sequence[Memory], embeds: Tensor) -> SlotBuffer | None:
         """Return a buffer that all layers of this forward share, or None.
 
         ``memories`` are those of the layers that the forward runs, none with hooks, and ``embeds``
         is its input. Each layer then appends its slot to the buffer (``store`` is not called), and
-        its memory gets the buffer as ``slots``. With None, slots are handed from layer to layer as
-        single tensors.
+        its memory gets the buffer as ``slots``, which holds own slots whatever ``hands_on`` says.
+        With None, slots are handed from layer to layer as single tensors.
         """
         return None
 
