@@ -2,11 +2,20 @@
 
 Eager, one sequence and a batch: a prompt of 64 tokens in one forward, and 16 greedy tokens, one
 forward each. The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and
-LIMe with two implementations of routing.
+LIMe with two implementations of routing; with --variants, plain and the named variants.
 """
 
 import torch
-from measure import SHAPES, build_models, make_parser, parse_arguments, print_table, round_seconds
+from measure import (
+    SHAPES,
+    add_variants_option,
+    build_models,
+    build_variants,
+    make_parser,
+    parse_arguments,
+    print_table,
+    round_seconds,
+)
 from transformers import DynamicCache
 
 PROMPT, STEPS = 64, 16
@@ -32,9 +41,14 @@ def decode_tokens(model, token, cache):
 def main():
     options = make_parser(__doc__, ("8x384", "64x128"))
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="sequences at once")
+    add_variants_option(options)
     args, rows = parse_arguments(options), {}
     for shape in args.shapes:
-        models = build_models(SHAPES[shape][0], args.device, ["deferred", "grouped"])
+        fields = SHAPES[shape][0]
+        if args.variants:
+            models = build_variants(fields, args.device, args.variants)
+        else:
+            models = build_models(fields, args.device, ["deferred", "grouped"])
         for model, _ in models.values():
             model.eval()
         for batch in args.batches:
@@ -51,7 +65,8 @@ def main():
             tokens = round_seconds(models, decode, args.repeats, args.device, STEPS)
             suffix = f" x{batch}" if batch > 1 else ""
             rows |= {f"{shape} prompt{suffix}": prompts, f"{shape} token{suffix}": tokens}
-    print_table(f"a prompt of {PROMPT}; a token", rows, args.device, args.json)
+    base = "plain" if args.variants else "llama"
+    print_table(f"a prompt of {PROMPT}; a token", rows, args.device, args.json, base)
 
 
 if __name__ == "__main__":

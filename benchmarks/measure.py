@@ -8,6 +8,7 @@ times come from the same round, and the ratio is the median over the rounds.
 import argparse
 import json
 import statistics
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from concatenating import build_concatenating
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import layermem
+from layermem.config import Model
 from layermem.efficiency import measuring
+from layermem.experiments.arms import parse_arms
 from layermem.ops import route
 
 # name: (config fields, batch, tokens). The mlp is four times as wide as the model, as in the paper.
@@ -48,6 +51,14 @@ def make_parser(document, shapes=tuple(SHAPES)):
     options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--json", type=Path, help="file to write the figures to")
     return options
+
+
+def add_variants_option(options):
+    """Add the option that replaces the columns by plain and the named variants."""
+    options.add_argument(
+        "--variants",
+        help="compare these with plain instead: NAME[:FIELD=VALUE...][,NAME...], as in a sweep",
+    )
 
 
 def parse_arguments(options):
@@ -83,6 +94,22 @@ def build_models(fields, device, implementations=None):
     return {**{name: (model, "naive") for name, model in peers.items()}, **limes}
 
 
+def build_variants(fields, device, names):
+    """Return {column: (model, None)} of plain and the named variants; see ``forcing``."""
+    models = {}
+    for arm, (variant, options) in parse_arms(f"plain,{names}").items():
+        torch.manual_seed(0)
+        chosen = Model(options=options).variant_fields()
+        model = layermem.build(variant, **complete_fields(fields), **chosen).to(device)
+        models[arm] = model, None
+    return models
+
+
+def forcing(implementation):
+    """Return a context with an implementation of routing; None: the one that is chosen anyway."""
+    return nullcontext() if implementation is None else route.using(implementation)
+
+
 def median_seconds(models, step, repeats, device, count=1):
     """Return {column: median seconds} of ``round_seconds``."""
     rounds = round_seconds(models, step, repeats, device, count)
@@ -96,7 +123,7 @@ def round_seconds(models, step, repeats, device, count=1):
     """
 
     def run_step(model, implementation):
-        with route.using(implementation):
+        with forcing(implementation):
             step(model)
 
     steps = {name: partial(run_step, *column) for name, column in models.items()}

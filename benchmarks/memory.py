@@ -4,6 +4,7 @@ Alive: all tensor storages that exist after the forward and did not exist before
 saves, and what Python objects that it refers to may hold. Peak: by how much the memory of the
 process (on a GPU, of the allocator) grows from before the first training step to its highest point,
 gradients of the parameters included; each figure is from a new process (on a CPU: Linux only).
+With --variants the columns are plain and the named variants.
 """
 
 import gc
@@ -13,10 +14,18 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
-from measure import SHAPES, build_models, make_parser, parse_arguments, print_table
+from measure import (
+    SHAPES,
+    add_variants_option,
+    build_models,
+    build_variants,
+    forcing,
+    make_parser,
+    parse_arguments,
+    print_table,
+)
 
 from layermem.efficiency.measuring import read_memory
-from layermem.ops.route import using
 
 
 def storages():
@@ -46,33 +55,43 @@ def alive_after(model, ids):
     return sum(size for address, size in after.items() if address not in before)
 
 
-def peak_of_a_step(shape, column, device):
+def build_columns(fields, device, variants):
+    """Return {column: (model, implementation of routing)}."""
+    return build_variants(fields, device, variants) if variants else build_models(fields, device)
+
+
+def peak_of_a_step(shape, column, device, variants=None):
     """Return the bytes by which a training step raises the peak. To be called in a new process."""
     torch.set_num_threads(1)
     fields, batch, tokens = SHAPES[shape]
-    model, implementation = build_models(fields, device)[column]
+    model, implementation = build_columns(fields, device, variants)[column]
     ids = torch.randint(256, (batch, tokens), device=device)
     before = read_memory(device, "now")
-    with using(implementation):
+    with forcing(implementation):
         model(ids, labels=ids, use_cache=False).loss.backward()
     return read_memory(device, "peak") - before
 
 
 def main():
-    args, rows = parse_arguments(make_parser(__doc__)), {}
+    options = make_parser(__doc__)
+    add_variants_option(options)
+    args, rows = parse_arguments(options), {}
     spawn = multiprocessing.get_context("spawn")
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
         alive, peak = {}, {}
-        for name, (model, implementation) in build_models(fields, args.device).items():
-            with using(implementation):
+        models = build_columns(fields, args.device, args.variants)
+        for name, (model, implementation) in models.items():
+            with forcing(implementation):
                 alive[name] = alive_after(model, ids)
             if args.device != "cpu" or Path("/proc/self/clear_refs").exists():
                 with ProcessPoolExecutor(1, spawn) as pool:
-                    peak[name] = pool.submit(peak_of_a_step, shape, name, args.device).result()
+                    task = peak_of_a_step, shape, name, args.device, args.variants
+                    peak[name] = pool.submit(*task).result()
         rows |= {f"{shape} alive": alive, **({f"{shape} peak": peak} if peak else {})}
-    print_table("memory of a step", rows, args.device, args.json, unit=("MB", 1e-6))
+    base = "plain" if args.variants else "llama"
+    print_table("memory of a step", rows, args.device, args.json, base, ("MB", 1e-6))
 
 
 if __name__ == "__main__":

@@ -207,6 +207,13 @@ def test_files_stay_small():
     [
         ["decode_step.py", "--shapes=4x32", "--repeats=1"],
         ["training_step.py", "--shapes=4x32", "--repeats=1"],
+        [
+            "training_step.py",
+            "--shapes=4x32",
+            "--repeats=1",
+            "--variants=lime:router=average",
+        ],
+        ["decode_step.py", "--shapes=4x32", "--repeats=1", "--variants=lime"],
         ["traffic.py"],
         ["footprint.py"],
         ["preparing.py", "--documents=40", "--repeats=2"],

@@ -110,6 +110,21 @@ def test_routers_of_unknown_weights_are_left_out_with_the_reason(
     assert f"what the routers of lime read is left out: {reason}" in caplog.messages
 
 
+def test_what_two_variants_mix_over_depth_is_shown(folder):
+    names = ("mudd", "denseformer")
+    first, second = (train(a_run(folder, variant=v, max_steps=2), folder / v).path for v in names)
+    out = folder / "mixtures"
+    options = ["--text", folder / "words.jsonl", "--out", out, *SMALL]
+    analysis = analyzed(first, "--against", second, *options)
+    mudd, denseformer = (analysis.models[name].mixtures for name in names)
+    assert [m.place for m in mudd] == ["layer 1, attention", "layer 2, attention", "final norm"]
+    assert mudd[1].readers == ("query", "key", "value", "residual")
+    assert np.shape(mudd[1].mean) == (4, 3) and np.any(mudd[1].deviation)
+    assert [m.place for m in denseformer] == [f"layer {i}, mlp" for i in range(3)]
+    page = (out / "index.html").read_text()
+    assert "What mudd mixes" in page and "What denseformer mixes" in page
+
+
 def test_entropy_is_that_of_the_arrays(runs, folder):
     text = folder / "words.jsonl"
     options = ["--text", text, "--out", folder / "one", "--alpha", "0.5", *SMALL]

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from layermem.analysis.capture import capture, sequences_at_once
+from layermem.analysis.depth_weights import recording
 from layermem.analysis.disk_rows import DiskRows
 from layermem.analysis.embedding import embed
 from layermem.analysis.entropy import Standardiser, matrix_entropy
@@ -27,6 +28,7 @@ from layermem.results.analysis import (
     AnalysisOptions,
     AnalyzedModel,
     ByLayer,
+    DepthMixture,
     Layout,
     ModelAnalysis,
     Probe,
@@ -50,7 +52,7 @@ def analyze_model(
     options: AnalysisOptions,
 ) -> ModelAnalysis:
     """Analyze a model: its entropy on ``texts``, the words by ``occurrences``, its routers."""
-    entropy = _compute_entropy(model, checkpoint.tokenizer, texts, options)
+    entropy, mixtures = _compute_entropy(model, checkpoint.tokenizer, texts, options)
     accuracies, layout = _analyze_words(model, checkpoint.tokenizer, occurrences, options)
     routing, unknown = _analyze_routing(model, checkpoint.name)
     return ModelAnalysis(
@@ -66,24 +68,27 @@ def analyze_model(
         layout=layout,
         routing=routing,
         routing_unknown=unknown,
+        mixtures=mixtures,
     )
 
 
 def _compute_entropy(
     model: Any, tokenizer: Any, texts: Sequence[str], options: AnalysisOptions
-) -> dict[Representation, ByLayer]:
-    """Return the entropy of sequences whose features are standardised over all sequences.
+) -> tuple[dict[Representation, ByLayer], tuple[DepthMixture, ...]]:
+    """Return the entropy of sequences whose features are standardised over all sequences, and what
+    places that mix over depth read on the way.
 
     The texts are read twice, so that no more than a batch is held in memory: first for the moments
     of each feature, then for the entropies.
     """
     standardisers: dict[tuple[Representation, int], Standardiser] = {}
     batches = _encode_batches(model, tokenizer, texts, options.length, "moments")
-    for captured in capture(model, batches, kinds=_REPRESENTATIONS):
-        for kind in _REPRESENTATIONS:
-            for layer, array in enumerate(getattr(captured, kind)):
-                tokens = array[captured.mask]
-                standardisers.setdefault((kind, layer), Standardiser()).add(tokens)
+    with recording(model) as recorder:
+        for captured in capture(model, batches, kinds=_REPRESENTATIONS):
+            for kind in _REPRESENTATIONS:
+                for layer, array in enumerate(getattr(captured, kind)):
+                    tokens = array[captured.mask]
+                    standardisers.setdefault((kind, layer), Standardiser()).add(tokens)
     entropies: dict[tuple[Representation, int], list[float]] = {key: [] for key in standardisers}
     batches = _encode_batches(model, tokenizer, texts, options.length, "entropy")
     for captured in capture(model, batches, kinds=_REPRESENTATIONS):
@@ -94,13 +99,14 @@ def _compute_entropy(
                 standardised = standardiser.standardise(tokens[mask])
                 entropies[kind, layer].append(matrix_entropy(standardised, options.alpha))
     layers = range(model.config.num_hidden_layers)
-    return {
+    by_layer: dict[Representation, ByLayer] = {
         kind: ByLayer(
             mean=tuple(float(np.mean(entropies[kind, layer])) for layer in layers),
             deviation=tuple(float(np.std(entropies[kind, layer])) for layer in layers),
         )
         for kind in _REPRESENTATIONS
     }
+    return by_layer, recorder.mixtures()
 
 
 def _analyze_words(

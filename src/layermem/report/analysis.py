@@ -5,6 +5,7 @@
     Separability of words      curves of both probes
     Layout of words            a scatter plot for each layer
     What MODEL reads           see report/routing.py
+    What MODEL mixes           see report/mixtures.py
 
 It does not know: torch, models, how anything was computed.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from layermem.report import figures
+from layermem.report.mixtures import mixtures_section
 from layermem.report.page import Cell, Figure, Link, Page, Section, Switch, Table
 from layermem.report.routing import routing_section
 from layermem.results.analysis import Analysis, ByLayer, ModelAnalysis, Probe, Representation
@@ -68,6 +70,11 @@ def sections(
         _separability_section(analysis, line_styles),
         _layout_section(analysis),
         *(routing_section(name, model) for name, model in analysis.models.items()),
+        *(
+            mixtures_section(name, model.mixtures)
+            for name, model in analysis.models.items()
+            if model.mixtures
+        ),
     ]
     return [replace(part, title=f"{part.title}{title_suffix}") for part in parts]
 

@@ -151,6 +151,24 @@ def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
     return _svg(draw, (4.2, 3.2), spines=True)
 
 
+def signed_rows(matrix: np.ndarray, across: Sequence[str], up: Sequence[str]) -> str:
+    """Return an SVG of a matrix of numbers of any sign, with a name for each column and row.
+
+    Cells that are not numbers are left blank.
+    """
+    limit = float(np.nanmax(np.abs(matrix))) or 1.0
+
+    def draw(axes: Axes) -> None:
+        image = axes.imshow(matrix, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+        for axis, names in ((axes.xaxis, across), (axes.yaxis, up)):
+            ticks = range(0, len(names), max(1, len(names) // 24))
+            axis.set_ticks(ticks, [_escape_label(names[i]) for i in ticks], fontsize=7)
+        axes.tick_params(axis="x", rotation=90)
+        axes.figure.colorbar(image, ax=axes, fraction=0.04)
+
+    return _svg(draw, (5.4, 4.4), spines=True)
+
+
 def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
     """Return an SVG of a lower triangle of shares, with numbers in the cells if there is room."""
     size = len(matrix)

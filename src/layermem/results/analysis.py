@@ -117,6 +117,22 @@ class Routing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DepthMixture:
+    """The weights with which one place mixes states or slots of different depths."""
+
+    place: str
+    """Where it stands, for instance "layer 3, attention"."""
+    readers: tuple[str, ...]
+    """What reads a mixture of its own: the rows of the weights."""
+    sources: tuple[str, ...]
+    """What is mixed: the columns of the weights."""
+    mean: tuple[tuple[float, ...], ...]
+    """[reader, source], the mean over the tokens of the texts."""
+    deviation: tuple[tuple[float, ...], ...]
+    """[reader, source], the standard deviation over tokens; 0 for constant weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnalyzedModel:
     """Which model was analyzed."""
 
@@ -148,6 +164,8 @@ class ModelAnalysis:
     """What its routers read; None: it has none, or it is not known."""
     routing_unknown: str | None = None
     """Why it is not known what its routers read; None: it is, or it has none."""
+    mixtures: tuple[DepthMixture, ...] = ()
+    """What each place that mixes over depth read on the texts; empty: none does."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,133 @@
+"""The products of sums over depth, without an intermediate as large as all states.
+
+One sum is accumulated state by state, in place. Several sums of one list of states read it once: a
+tile of tokens is copied into a scratch [tile, S, D], which stays in the processor's cache, and
+multiplied by the weights of all sums. The same is done with few tokens, as at decoding, where calls
+cost more than arithmetic.
+
+Letters: S states, C sums, B batch, T tokens, N = B T, D width.
+It does not know: autograd.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from layermem.ops.depth.naive import Weights, column, common_dtype, count_sums
+
+_TILE = 128
+# Up to this many numbers in a state, one sum is computed in tiles too.
+_FEW = 16384
+
+
+def widest(*dtypes: torch.dtype) -> torch.dtype:
+    """Return the dtype to compute in: float32 at least."""
+    wide = torch.float32
+    for dtype in dtypes:
+        wide = torch.promote_types(wide, dtype)
+    return wide
+
+
+def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
+    """Compute ``naive.mix``."""
+    dtype, count = common_dtype(states), count_sums(weights)
+    weights = weights.to(widest(dtype))
+    if weights.dim() == 3 or not _in_tiles(states, count):
+        return [
+            accumulate(None, [(x, column(weights, c, j)) for j, x in enumerate(states)]).to(dtype)
+            for c in range(count)
+        ]
+    shape = states[0].shape
+    outs = [states[0].new_empty(shape, dtype=dtype).view(-1, shape[-1]) for _ in range(count)]
+    by_token = weights.flatten(0, 1) if weights.dim() == 4 else None
+    for tokens, scratch in _tiles(states, weights.dtype):
+        sums = weights @ scratch if by_token is None else torch.bmm(by_token[tokens], scratch)
+        for out, total in zip(outs, sums.unbind(1), strict=True):
+            out[tokens] = total
+    return [out.view(shape) for out in outs]
+
+
+def accumulate(total: Tensor | None, terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return ``total`` plus the sum of x * weight over ``terms``, in the dtype of the weights.
+
+    A weight is [], [D] or [B, T, 1]. ``total`` stays as it is.
+    """
+    dtype = terms[0][1].dtype
+    owned = None
+    for x, weight in terms:
+        wide = x.to(dtype)
+        if owned is not None:
+            owned.addcmul_(wide, weight)
+        elif total is not None:
+            owned = torch.addcmul(total.to(dtype), wide, weight)
+        else:
+            owned = wide * weight
+    assert owned is not None
+    return owned
+
+
+def mix_weight_gradient(
+    states: Sequence[Tensor], weights: Weights, grads: Sequence[Tensor]
+) -> Weights:
+    """Return the gradient of the weights of ``mix`` from those of its sums."""
+    wide = widest(weights.dtype, common_dtype(states))
+    gradient = weights.new_empty(weights.shape, dtype=wide)
+    if weights.dim() == 4 and _in_tiles(states, len(grads)):
+        by_token = gradient.view(-1, *weights.shape[2:])
+        flat = [grad.reshape(-1, grad.shape[-1]) for grad in grads]
+        for tokens, scratch in _tiles(states, wide):
+            tile = torch.stack([grad[tokens].to(wide) for grad in flat], dim=1)
+            by_token[tokens] = torch.bmm(tile, scratch.transpose(1, 2))
+        return gradient.to(weights.dtype)
+    for c, grad in enumerate(grads):
+        grad = grad.to(wide)
+        for j, x in enumerate(states):
+            if weights.dim() == 4:
+                gradient[:, :, c, j] = torch.linalg.vecdot(grad, x.to(wide))
+            elif weights.dim() == 3:
+                gradient[c, j] = (grad * x).flatten(0, 1).sum(0)
+            else:
+                gradient[c, j] = torch.dot(grad.reshape(-1), x.to(wide).reshape(-1))
+    return gradient.to(weights.dtype)
+
+
+def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
+    """Compute ``naive.score``."""
+    wide = widest(common_dtype(states))
+    across = vectors.to(wide).t()
+    if not _in_tiles(states, 1):
+        return torch.stack([x.to(wide) @ across for x in states], dim=-1)
+    scores = [(scratch @ across).transpose(1, 2) for _, scratch in _tiles(states, wide)]
+    return torch.cat(scores).unflatten(0, states[0].shape[:2])
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Compute ``naive.inverse_rms``."""
+    wide = x.to(widest(x.dtype))
+    return torch.rsqrt(torch.linalg.vecdot(wide, wide) / x.shape[-1] + eps)
+
+
+def score_vectors_gradient(states: Sequence[Tensor], vectors: Tensor, grads: Tensor) -> Tensor:
+    """Return the gradient of the vectors of ``score`` from that of its output [B, T, C, S]."""
+    by_state = grads.flatten(0, 1).permute(2, 1, 0).contiguous()
+    total = by_state.new_zeros(vectors.shape)
+    for grad, x in zip(by_state, states, strict=True):
+        total.addmm_(grad, x.reshape(-1, x.shape[-1]).to(total.dtype))
+    return total.to(vectors.dtype)
+
+
+def _in_tiles(states: Sequence[Tensor], count: int) -> bool:
+    return count > 1 or states[0].numel() <= _FEW
+
+
+def _tiles(states: Sequence[Tensor], dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Yield a slice of the tokens, and the states of these tokens [tile, S, D]."""
+    flat = [x.reshape(-1, x.shape[-1]) for x in states]
+    count, width = flat[0].shape
+    buffer = flat[0].new_empty(min(count, _TILE), len(flat), width, dtype=dtype)
+    for start in range(0, count, _TILE):
+        tokens = slice(start, min(start + _TILE, count))
+        scratch = buffer[: tokens.stop - start]
+        torch.stack([x[tokens].to(dtype) for x in flat], dim=1, out=scratch)
+        yield tokens, scratch

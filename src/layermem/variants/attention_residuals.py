@@ -1,0 +1,282 @@
+"""Attention residuals: every sub-layer reads a softmax mixture of all earlier sub-layers' outputs.
+
+v_0 is the embedding and v_i the output of sub-layer i (attention and mlp in turn). Each place, one
+before every sub-layer and one before the final norm, has a vector w and an RMSNorm of its own:
+
+    full     h = c sum_i a_i v_i,  a = softmax_i(w . RMSNorm(v_i))
+             read by the sub-layer, through its norm; there is no other residual. c is the number of
+             sources with ``scale_by_sources``, else 1
+    block    the same over v_0, the sums of the completed blocks of ``block_size`` sub-layers each,
+             and the sum so far of the open block. The sub-layer that opens a block finds the
+             previous one completed and reads no open one
+    delta    h = x + g sum_i a_i v_i over i >= 1, x the plain residual, g a learned number
+
+Initial values:
+
+    parameter      full, block      delta
+    w              0                N(0, 0.02)
+    RMSNorm gain   1                1
+    g              -                gate_init
+
+With w = 0 and c the number of sources, h is the sum of all outputs: the plain decoder. Multiplying
+by c changes nothing but the size of h next to the norm's epsilon, and so is the default.
+
+Sources: arXiv 2603.15031 (full, block); arXiv 2605.18855 and its code,
+wdlctc/delta-attention-residuals-code (fc11c3e) (delta).
+
+Deviations: ``scale_by_sources`` is on. A place with one source, whose softmax is constant, has no w
+and no norm. Delta's gate starts at 0, where theirs is 1 from the start and adds the mean of the
+outputs; its w is not 0, or the gain had no gradient behind the closed gate until the third step.
+
+The first tensor of the state, which hooks see as the hidden state, is the open block's sum (full:
+the newest output); delta's is the residual.
+
+It does not know: what sub-layers compute, how sums and scores are computed.
+"""
+
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import initialization
+
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.configuration import DecoderConfig
+from layermem.models.decoder import Decoder
+from layermem.models.registry import declare
+from layermem.models.seams import (
+    Connection,
+    DepthWeights,
+    Norm,
+    State,
+    Stream,
+    SubLayer,
+    Variant,
+    forked_generator,
+)
+from layermem.ops.depth import inverse_rms, mix, score, store
+
+_SUB_LAYERS: tuple[SubLayer, ...] = ("attention", "mlp")
+
+
+@strict
+class AttentionResidualsConfig(DecoderConfig):
+    """The fields of a LLaMA, and what is mixed at each place."""
+
+    shape_fields = (*DecoderConfig.shape_fields, "form", "block_size", "scale_by_sources")
+
+    form: Literal["full", "block", "delta"] = "full"
+    """Sources: "full" all outputs; "block" sums of blocks; "delta" all outputs, added to the plain
+    residual behind a gate."""
+    block_size: int | None = None
+    """Sub-layers in a block for form="block", a divisor of 2 * num_hidden_layers; None: the fewest
+    with which there are at most 8 blocks."""
+    scale_by_sources: bool = True
+    """Whether a mixture is multiplied by the number of its sources (full and block)."""
+    gate_init: float = 0.0
+    """Initial gate of form="delta"; 0 makes a new model compute what the plain decoder does."""
+
+    def validate_block_size(self) -> None:
+        """Raise ``ValueError`` unless ``block_size`` divides the sub-layers and has its form."""
+        size, count = self.block_size, 2 * self.num_hidden_layers
+        if size is None:
+            return
+        if self.form != "block":
+            raise ValueError(
+                f'form="{self.form}" has no blocks, got block_size={size}; leave it None or choose '
+                'form="block"'
+            )
+        if size < 1 or count % size:
+            choices = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
+            raise ValueError(
+                f"block_size must divide the number of sub-layers, 2 * num_hidden_layers = {count}:"
+                f" one of {choices}; got {size}"
+            )
+
+    def sub_layers_per_block(self) -> int:
+        """Return the block size in use; every sub-layer is a block in the full form."""
+        count = 2 * self.num_hidden_layers
+        if self.form != "block":
+            return 1
+        divisors = (d for d in range(1, count + 1) if count % d == 0 and count <= 8 * d)
+        return next(divisors) if self.block_size is None else self.block_size
+
+
+def source_names(config: AttentionResidualsConfig, place: int) -> tuple[str, ...]:
+    """Return what is mixed at a place: that of sub-layer ``place``, or of the final norm."""
+    size = config.sub_layers_per_block()
+    outputs = [f"{kind} {i}" for i in range(config.num_hidden_layers) for kind in _SUB_LAYERS]
+    if config.form == "delta":
+        return tuple(outputs[:place])
+    if size > 1:
+        outputs = [f"block {i}" for i in range(len(outputs) // size)]
+    completed = ("embedding", *outputs[: place // size])
+    return (*completed, "open block") if place % size else completed
+
+
+@final
+class SourceAttention(DepthWeights):
+    """a_i of one place, times ``factor``: [B, T, 1, sources]."""
+
+    readers = ("input",)
+
+    def __init__(self, sources: tuple[str, ...], width: int, factor: int, salt: str | None) -> None:
+        super().__init__()
+        self.sources, self.factor, self.salt = sources, factor, salt
+        self.query = nn.Parameter(torch.empty(width))
+        self.gain = nn.Parameter(torch.empty(width))
+
+    def forward(self, states: list[Tensor], inverse: list[Tensor]) -> Tensor:
+        # w . RMSNorm(v) = (w * gain) . v / rms(v)
+        scores = score(states, (self.query * self.gain)[None])
+        return self.factor * (scores * torch.stack(inverse, dim=-1)[:, :, None]).softmax(-1)
+
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        query = torch.zeros(self.query.shape, device="cpu")
+        if self.salt is not None:
+            query.normal_(std=0.02, generator=forked_generator(self.salt))
+        initialization.copy_(self.query, query)
+        initialization.ones_(self.gain)
+
+
+@final
+class Gate(nn.Module):
+    """g times a mixture."""
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.initial = initial
+        self.weight = nn.Parameter(torch.empty(1))
+
+    def forward(self, mixture: Tensor) -> Tensor:
+        return self.weight * mixture
+
+
+class Place(nn.Module):
+    """What is read at one place, of the state (x, v_0, 1 / rms(v_0), v_1, ...)."""
+
+    def __init__(self, config: AttentionResidualsConfig, place: int) -> None:
+        super().__init__()
+        sources = source_names(config, place)
+        delta = config.form == "delta"
+        factor = len(sources) if config.scale_by_sources and not delta else 1
+        salt = f"attention residuals {place}" if delta else None
+        self.eps = config.rms_norm_eps
+        self.delta = delta
+        # Whether x, the open block, is completed here: delta keeps x and completes no block.
+        self.completes = not delta and place % config.sub_layers_per_block() == 0
+        self.weights = (
+            SourceAttention(sources, config.hidden_size, factor, salt) if sources[1:] else None
+        )
+        self.gate = Gate(config.gate_init) if delta and sources else None
+
+    def forward(self, x: Tensor, *completed: Tensor) -> tuple[Tensor, ...]:
+        """Return the mixture and the completed sources, of which some may be new."""
+        if self.completes:
+            completed = *completed, *self.complete(x)
+        read = completed if self.completes or self.delta else (*completed, *self.complete(x))
+        states, inverse = list(read[::2]), list(read[1::2])
+        if self.weights is not None:
+            (mixture,) = mix(states, self.weights(states, inverse))
+        elif states:
+            mixture = states[0]
+        if self.gate is not None:
+            mixture = x + self.gate(mixture)
+        elif not states:
+            mixture = x
+        return mixture, *completed
+
+    def complete(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a source and its inverse root mean square."""
+        v = store(v)
+        return v, inverse_rms(v, self.eps)
+
+
+@final
+class OutputsStream(Stream):
+    """The open block's sum (delta: the residual), then the sources, each with its inverse rms."""
+
+    grows = True
+
+    def __init__(self, config: AttentionResidualsConfig) -> None:
+        super().__init__()
+        self.place = Place(config, 2 * config.num_hidden_layers)
+
+    def begin(self, embeds: Tensor) -> State:
+        return (embeds,)
+
+    def end(self, state: State) -> Tensor:
+        mixture: Tensor = self.place(*state)[0]
+        return mixture
+
+
+@final
+class AttendOverDepth(Connection):
+    """Reads a mixture at its place; writes the output into the open block, or as a delta."""
+
+    def __init__(self, config: AttentionResidualsConfig, place: int) -> None:
+        super().__init__()
+        self.place = Place(config, place)
+
+    def read(self, state: State, norm: Norm) -> tuple[Tensor, Any]:
+        mixture, *completed = self.place(*state)
+        return norm(mixture), (None if self.place.completes else state[0], completed)
+
+    def write(self, carry: Any, y: Tensor) -> State:
+        x, completed = carry
+        if self.place.delta:
+            completed = *completed, *self.place.complete(y)
+        return (y if x is None else x + y, *completed)
+
+
+@final
+class AttentionResiduals(Variant[AttentionResidualsConfig]):
+    """Differences from the plain decoder: what each sub-layer and the final norm read."""
+
+    plain_fields = {"scale_by_sources": True, "gate_init": 0.0}
+
+    @classmethod
+    def stream(cls, config: AttentionResidualsConfig) -> Stream:
+        return OutputsStream(config)
+
+    @classmethod
+    def connection(
+        cls, config: AttentionResidualsConfig, layer_idx: int, sub_layer: SubLayer
+    ) -> Connection:
+        return AttendOverDepth(config, 2 * layer_idx + _SUB_LAYERS.index(sub_layer))
+
+    @classmethod
+    def init_weights(cls, module: nn.Module) -> bool:
+        if isinstance(module, SourceAttention):
+            module.reset_parameters()
+        if isinstance(module, Gate):
+            initialization.constant_(module.weight, module.initial)
+        return isinstance(module, SourceAttention | Gate)
+
+    @classmethod
+    def extra_parameters(cls, config: AttentionResidualsConfig) -> int:
+        """Return 2 D for each place with several sources, and the gates."""
+        counts = cls._count_sources(config)
+        gates = sum(n > 0 for n in counts) if config.form == "delta" else 0
+        return 2 * config.hidden_size * sum(n > 1 for n in counts) + gates
+
+    @classmethod
+    def extra_flops(cls, config: AttentionResidualsConfig) -> int:
+        """Return 4 D for each source of each place: 2 D for its score and 2 D for the sum."""
+        return 4 * config.hidden_size * sum(n for n in cls._count_sources(config) if n > 1)
+
+    @classmethod
+    def _count_sources(cls, config: AttentionResidualsConfig) -> list[int]:
+        places = range(2 * config.num_hidden_layers + 1)
+        return [len(source_names(config, place)) for place in places]
+
+
+declare("attention_residuals", AttentionResidualsConfig, AttentionResiduals)
+
+if TYPE_CHECKING:
+    # For type checkers: the classes that the declaration makes.
+    class AttentionResidualsModel(Decoder): ...
+
+    class AttentionResidualsForCausalLM(DecoderForCausalLM): ...

@@ -1,0 +1,248 @@
+"""DCA, DeepCrossAttention: queries, keys and values read their own sums of all layers' outputs.
+
+G = [v_0, ..., v_(S-1)] is the embedding and what each layer so far has added to the residual. Each
+layer has, for each of c in {q, k, v}, weights b_c [S, D], one for each source and channel, and
+w_c [D], which weighs sources by the token:
+
+    X^c = sum over j of (b_c[j] + ReLU(w_c . v_j)) * v_j
+    y = attention(norm X^q, norm X^k, norm X^v)
+    v_S = y + mlp(norm(X^q + y))
+
+and the final norm reads the sum of all v_j. With b = 1 and w = 0 this is the plain decoder: G holds
+the residual already, so that nothing else is added. ``recent=k`` (k-DCA) has at most k + 2 sources:
+the embedding, the sum of the middle ones, and the last k.
+
+Initial values:
+
+    parameter             gated=False            gated=True
+    b                     1                      1
+    w                     N(0, 1e-4 / D)         N(0, 1e-4 / D)
+    gate g of each c      -                      0
+
+Source: arXiv 2502.06785, by the account of a re-implementation.
+
+Deviations: w starts small instead of at 0, where the ReLU passes no gradient and w would never
+move. Hence a new model is the plain decoder only nearly, and exactly with ``gated``, a form of
+ours: ReLU(w_c . v_j) is multiplied by a learned number g_c that starts at 0. The residual within a
+layer, which the mlp reads, is X^q.
+
+It does not know: what layers compute, how sums and scores are computed.
+"""
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import initialization
+
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.configuration import DecoderConfig
+from layermem.models.decoder import Decoder
+from layermem.models.registry import declare
+from layermem.models.seams import (
+    Connection,
+    DepthWeights,
+    Norm,
+    State,
+    Stream,
+    SubLayer,
+    Variant,
+    forked_generator,
+)
+from layermem.ops.depth import mix, score, store
+
+_WAYS = ("query", "key", "value")
+
+
+@strict
+class DcaConfig(DecoderConfig):
+    """The fields of a LLaMA, and the sources of the sums."""
+
+    shape_fields = (*DecoderConfig.shape_fields, "recent", "gated")
+
+    recent: int | None = None
+    """Number k of the last outputs that are sources of their own, the middle ones being one sum;
+    None: all are."""
+    gated: bool = False
+    """Whether the input-dependent weights are behind a gate that starts closed, so that a new model
+    computes what the plain decoder does."""
+
+    def validate_recent(self) -> None:
+        """Raise ``ValueError`` unless ``recent`` is None or between 1 and the number of layers."""
+        if self.recent is not None and not 1 <= self.recent <= self.num_hidden_layers:
+            raise ValueError(
+                f"recent must be None or between 1 and num_hidden_layers "
+                f"({self.num_hidden_layers}), got {self.recent}"
+            )
+
+
+def source_names(config: DcaConfig, layer_idx: int) -> tuple[str, ...]:
+    """Return the names of the sources of a layer."""
+    outputs = [f"layer {i}" for i in range(layer_idx)]
+    if config.recent is not None and layer_idx > config.recent:
+        return ("embedding", "middle layers", *outputs[-config.recent :])
+    return ("embedding", *outputs)
+
+
+@final
+class TokenWeights(DepthWeights):
+    """The mean of b_c[j] over channels plus ReLU(w_c . v_j): [B, T, ways, sources]."""
+
+    readers = _WAYS
+
+    def __init__(self, sources: tuple[str, ...], width: int, *, gated: bool) -> None:
+        super().__init__()
+        self.sources = sources
+        self.vectors = nn.Parameter(torch.empty(len(_WAYS), width))
+        self.gate = nn.Parameter(torch.empty(len(_WAYS))) if gated else None
+
+    def forward(self, states: list[Tensor], channel_mean: Tensor) -> Tensor:
+        dynamic = score(states, self.vectors).relu()
+        if self.gate is not None:
+            dynamic = self.gate[:, None] * dynamic
+        return dynamic + channel_mean
+
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        vectors = torch.empty(self.vectors.shape, device="cpu")
+        generator = forked_generator(f"dca {len(self.sources)} {self.sources[-1]}")
+        std = 1e-2 * vectors.shape[1] ** -0.5
+        initialization.copy_(self.vectors, vectors.normal_(std=std, generator=generator))
+        if self.gate is not None:
+            initialization.zeros_(self.gate)
+
+
+@final
+class ChannelWeights(nn.Module):
+    """b [ways, sources, D], as its mean over channels and what is left."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(len(_WAYS), count, width))
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        mean = self.weight.mean(-1, keepdim=True)
+        return mean[..., 0], self.weight - mean
+
+
+@final
+class AllOutputsStream(Stream):
+    """The residual, then the embedding and all layers' outputs."""
+
+    grows = True
+
+    def begin(self, embeds: Tensor) -> State:
+        return embeds, store(embeds)
+
+    def end(self, state: State) -> Tensor:
+        return state[0]
+
+
+@final
+class RecentOutputsStream(Stream):
+    """The residual, then the sources of the next layer."""
+
+    def begin(self, embeds: Tensor) -> State:
+        return embeds, store(embeds)
+
+    def end(self, state: State) -> Tensor:
+        return state[0]
+
+
+@final
+class ReadThreeWays(Connection):
+    """The connection of attention: reads X^q, X^k and X^v, and leaves X^q + y to the mlp."""
+
+    def __init__(self, config: DcaConfig, layer_idx: int) -> None:
+        super().__init__()
+        sources = source_names(config, layer_idx)
+        self.weights = TokenWeights(sources, config.hidden_size, gated=config.gated)
+        self.channels = ChannelWeights(len(sources), config.hidden_size)
+
+    def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
+        sources = list(state[1:])
+        mean, by_channel = self.channels()
+        by_token = mix(sources, self.weights(sources, mean))
+        sums = [a + b for a, b in zip(by_token, mix(sources, by_channel), strict=True)]
+        query, key, value = (norm(x) for x in sums)
+        return (query, key, value), (sums[0], state)
+
+    def write(self, carry: Any, y: Tensor) -> State:
+        residual, state = carry
+        # The mlp reads the first; the other two are for its connection.
+        return residual + y, *state[1:], state[0], y
+
+
+@final
+class AddOutput(Connection):
+    """The connection of the mlp: appends the layer's output to the sources."""
+
+    def __init__(self, recent: int | None) -> None:
+        super().__init__()
+        self.recent = recent
+
+    def read(self, state: State, norm: Norm) -> tuple[Tensor, Any]:
+        return norm(state[0]), state[1:]
+
+    def write(self, carry: Any, y: Tensor) -> State:
+        *sources, x, y_attention = carry
+        output = store(y_attention + y)
+        if self.recent is not None and len(sources) > self.recent:
+            embedding, *middle, oldest = sources[: len(sources) - self.recent + 1]
+            middle = [store(sum(middle, start=oldest))]
+            sources = [embedding, *middle, *sources[len(sources) - self.recent + 1 :]]
+        return x + output, *sources, output
+
+
+@final
+class Dca(Variant[DcaConfig]):
+    """Differences from the plain decoder: what attention and the residual after it read."""
+
+    plain_fields = {"gated": True}
+
+    @classmethod
+    def stream(cls, config: DcaConfig) -> Stream:
+        return AllOutputsStream() if config.recent is None else RecentOutputsStream()
+
+    @classmethod
+    def connection(cls, config: DcaConfig, layer_idx: int, sub_layer: SubLayer) -> Connection:
+        if sub_layer == "attention":
+            return ReadThreeWays(config, layer_idx)
+        return AddOutput(config.recent)
+
+    @classmethod
+    def init_weights(cls, module: nn.Module) -> bool:
+        if isinstance(module, TokenWeights):
+            module.reset_parameters()
+        elif isinstance(module, ChannelWeights):
+            initialization.ones_(module.weight)
+        return isinstance(module, TokenWeights | ChannelWeights)
+
+    @classmethod
+    def extra_parameters(cls, config: DcaConfig) -> int:
+        """Return 3 D for the sources and the vectors of each layer, and the gates."""
+        vectors = cls._count_sources(config) + config.num_hidden_layers
+        gates = 3 * config.num_hidden_layers if config.gated else 0
+        return 3 * config.hidden_size * vectors + gates
+
+    @classmethod
+    def extra_flops(cls, config: DcaConfig) -> int:
+        """Return 2 D for the score and 2 D for the sum of each source of each way.
+
+        The sums with weights by channel are element-wise products and count 0.
+        """
+        return 3 * 4 * config.hidden_size * cls._count_sources(config)
+
+    @classmethod
+    def _count_sources(cls, config: DcaConfig) -> int:
+        return sum(len(source_names(config, i)) for i in range(config.num_hidden_layers))
+
+
+declare("dca", DcaConfig, Dca)
+
+if TYPE_CHECKING:
+    # For type checkers: the classes that the declaration makes.
+    class DcaModel(Decoder): ...
+
+    class DcaForCausalLM(DecoderForCausalLM): ...

@@ -1,0 +1,172 @@
+"""DenseFormer: after each layer, a learned weighted sum of the embedding and all layers' outputs.
+
+With depths counted from 1, X_0 the embedding and X_i the output of layer i on Y_{i-1}:
+
+    Y_0 = X_0
+    Y_i = sum over j in S_i of a_ij X_j     if the period p divides i, else X_i
+    S_i = {j <= i: j = i mod k}             k the dilation
+
+The final norm reads Y_L. Initial weights: a_ii = 1, all others 0.
+
+Source: arXiv 2402.02622, and the packaged modules of epfml/DenseFormer (c99a623), whose meaning of
+the period this is: every layer's output is a source, also of layers after which nothing is mixed.
+The repository's experiments keep as sources only the outputs at multiples of the period.
+
+Deviations: the weights have no weight decay (theirs decays them, towards 0 and not towards 1).
+
+It does not know: what layers compute, how the sums are computed.
+"""
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import initialization
+
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.configuration import DecoderConfig
+from layermem.models.decoder import Decoder
+from layermem.models.registry import declare
+from layermem.models.seams import (
+    Connection,
+    DepthWeights,
+    Norm,
+    ParameterOverride,
+    State,
+    Stream,
+    SubLayer,
+    Variant,
+)
+from layermem.ops.depth import mix, store
+
+
+@strict
+class DenseformerConfig(DecoderConfig):
+    """The fields of a LLaMA, and which layers' outputs are mixed where."""
+
+    shape_fields = (*DecoderConfig.shape_fields, "dilation", "period")
+
+    dilation: int = 1
+    """Distance between the sources of a sum; 1: all earlier layers are sources."""
+    period: int = 1
+    """Number of layers from one sum to the next; 1: there is one after every layer."""
+
+    def validate_dilation_and_period(self) -> None:
+        """Raise ``ValueError`` unless both are between 1 and the number of layers."""
+        for name in ("dilation", "period"):
+            if not 1 <= getattr(self, name) <= self.num_hidden_layers:
+                raise ValueError(
+                    f"{name} must be between 1 and num_hidden_layers "
+                    f"({self.num_hidden_layers}), got {getattr(self, name)}"
+                )
+
+
+def source_depths(config: DenseformerConfig, depth: int) -> tuple[int, ...]:
+    """Return S_i of the equations for i = ``depth``; empty where nothing is mixed."""
+    if depth % config.period:
+        return ()
+    return tuple(range(depth % config.dilation, depth + 1, config.dilation))
+
+
+@final
+class OutputsStream(Stream):
+    """The residual, then the embedding and the output of every layer so far."""
+
+    grows = True
+
+    def begin(self, embeds: Tensor) -> State:
+        embeds = store(embeds)
+        return embeds, embeds
+
+    def end(self, state: State) -> Tensor:
+        return state[0]
+
+
+@final
+class ConstantDepthWeights(DepthWeights):
+    """The weights of one sum, ``weight`` [1, sources], for all tokens."""
+
+    readers = ("residual",)
+
+    def __init__(self, depths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.sources = tuple(f"layer {j - 1}" if j else "embedding" for j in depths)
+        self.weight = nn.Parameter(torch.empty(1, len(depths)))
+
+    def forward(self) -> Tensor:
+        # Not the parameter itself: hooks expect the output of a module to be computed.
+        return self.weight.clone()
+
+
+@final
+class MixAfterLayer(Connection):
+    """The connection of the mlp, the last sub-layer of a layer: x + y, then the sum over depth."""
+
+    def __init__(self, depths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.depths = depths
+        self.weights = ConstantDepthWeights(depths) if depths else None
+
+    def read(self, state: State, norm: Norm) -> tuple[Tensor, State]:
+        return norm(state[0]), state
+
+    def write(self, carry: Any, y: Tensor) -> State:
+        x, *outputs = carry
+        outputs.append(store(x + y))
+        if self.weights is None:
+            return outputs[-1], *outputs
+        (mixed,) = mix([outputs[j] for j in self.depths], self.weights())
+        return mixed, *outputs
+
+
+@final
+class Denseformer(Variant[DenseformerConfig]):
+    """Differences from the plain decoder:
+
+    * stream: the outputs of all layers are kept;
+    * connection of the mlp: the residual becomes a weighted sum of them;
+    * optimiser: no weight decay on the weights.
+    """
+
+    overrides = (ParameterOverride(pattern=r"mlp_connection\.weights\.weight$", weight_decay=0.0),)
+
+    @classmethod
+    def stream(cls, config: DenseformerConfig) -> Stream:
+        return OutputsStream()
+
+    @classmethod
+    def connection(
+        cls, config: DenseformerConfig, layer_idx: int, sub_layer: SubLayer
+    ) -> Connection:
+        if sub_layer == "mlp":
+            return MixAfterLayer(source_depths(config, layer_idx + 1))
+        return super().connection(config, layer_idx, sub_layer)
+
+    @classmethod
+    def init_weights(cls, module: nn.Module) -> bool:
+        if isinstance(module, ConstantDepthWeights):
+            own = torch.zeros(module.weight.shape, device="cpu")
+            own[0, -1] = 1
+            initialization.copy_(module.weight, own)
+        return isinstance(module, ConstantDepthWeights)
+
+    @classmethod
+    def extra_parameters(cls, config: DenseformerConfig) -> int:
+        """Return the number of sources of all sums."""
+        depths = range(1, config.num_hidden_layers + 1)
+        return sum(len(source_depths(config, depth)) for depth in depths)
+
+    @classmethod
+    def extra_flops(cls, config: DenseformerConfig) -> int:
+        """Return 2 D for each weight, which multiplies the D numbers of a state."""
+        return 2 * config.hidden_size * cls.extra_parameters(config)
+
+
+declare("denseformer", DenseformerConfig, Denseformer)
+
+if TYPE_CHECKING:
+    # For type checkers: the classes that the declaration makes.
+    class DenseformerModel(Decoder): ...
+
+    class DenseformerForCausalLM(DecoderForCausalLM): ...

@@ -1,0 +1,252 @@
+"""MUDD: queries, keys, values and the residual each read their own mixture of all layers' outputs.
+
+X_0 is the embedding and X_i the output of layer i, counted from 1. Layer i + 1 reads, for each way
+c of {q, k, v, r}, per token:
+
+    A = GELU(RMSNorm(X_i) W1) W2 + a           [4, i + 1]; RMSNorm without a gain
+    X^c = sum over j <= i of A[c, j] X_j
+    attention(norm_q X^q, norm_k X^k, norm_v X^v) + X^r, then the mlp as ever
+
+The first layer reads X_0 alone, and the final norm X^r alone. The hidden width of the weights is 4
+(i + 1), for the final norm too. With ``pre_post_norm`` the sources are normed before and the sums
+after, and added to the newest output:
+
+    X^c = X_i + norm_c(sum over j <= i of A[c, j] norm_j(X_j))
+
+Initial values:
+
+    parameter                 plain                       pre_post_norm
+    W1                        N(0, 1 / D)                 N(0, 1 / D)
+    W2                        0                           0
+    a                         1 on X_i, 0 on others       0
+    gains of the key's and    1                           1
+    the value's norm
+    gain of norm_j, norm_c    -                           1, 1e-3
+
+Source: arXiv 2502.12170, Caiyun-AI/MUDDFormer (fc067b2).
+
+Deviations: the hidden width is not rounded up to a multiple of 64. Layers are equally wide (the
+paper also re-allocates mlp widths over depth). The norms of keys and values share the layer's norm,
+times a gain of their own: the same functions, which start equal to the query's also where that one
+is pretrained. Gains have no weight decay, as all norms here (theirs decays everything).
+
+It does not know: what layers compute, how the sums are computed.
+"""
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import initialization
+
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.configuration import DecoderConfig
+from layermem.models.decoder import Decoder
+from layermem.models.layers import RMSNorm
+from layermem.models.registry import declare
+from layermem.models.seams import (
+    Connection,
+    DepthWeights,
+    Norm,
+    ResidualConnection,
+    State,
+    Stream,
+    SubLayer,
+    Variant,
+    forked_generator,
+)
+from layermem.ops.depth import mix, store
+from layermem.ops.norm import rms_norm
+
+_WAYS = ("query", "key", "value", "residual")
+
+
+@strict
+class MuddConfig(DecoderConfig):
+    """The fields of a LLaMA, and the form of the mixtures."""
+
+    shape_fields = (*DecoderConfig.shape_fields, "pre_post_norm")
+
+    pre_post_norm: bool = False
+    """Whether sources are normed before they are mixed and mixtures after, and then added to the
+    newest output: the stable form at depth."""
+
+
+@final
+class MuddWeights(DepthWeights):
+    """A of the equations, [B, T, ways, sources]."""
+
+    def __init__(self, config: MuddConfig, layers: int, readers: tuple[str, ...]) -> None:
+        super().__init__()
+        self.sources = ("embedding", *(f"layer {i}" for i in range(layers)))
+        self.readers = readers
+        self.eps, self.starts_at_newest = config.rms_norm_eps, not config.pre_post_norm
+        hidden, count = 4 * len(self.sources), len(readers) * len(self.sources)
+        self.inner = nn.Parameter(torch.empty(hidden, config.hidden_size))
+        self.outer = nn.Parameter(torch.empty(count, hidden))
+        self.static = nn.Parameter(torch.empty(len(readers), len(self.sources)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        unit = rms_norm(x, x.new_ones(x.shape[-1]), self.eps)
+        hidden = nn.functional.gelu(nn.functional.linear(unit, self.inner))
+        dynamic = nn.functional.linear(hidden, self.outer)
+        return dynamic.unflatten(-1, self.static.shape) + self.static
+
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        inner = torch.empty(self.inner.shape, device="cpu")
+        generator = forked_generator(f"mudd {len(self.sources)}")
+        initialization.copy_(
+            self.inner, inner.normal_(std=inner.shape[1] ** -0.5, generator=generator)
+        )
+        initialization.zeros_(self.outer)
+        static = torch.zeros(self.static.shape, device="cpu")
+        static[:, -1] = float(self.starts_at_newest)
+        initialization.copy_(self.static, static)
+
+
+@final
+class MixtureNorm(RMSNorm):
+    """norm_c, whose gain starts at 1e-3."""
+
+
+class Place(nn.Module):
+    """What layer ``layers`` + 1 or the final norm reads, of the state (X_i, X_0, ..., X_(i-1))."""
+
+    def __init__(self, config: MuddConfig, layers: int, readers: tuple[str, ...]) -> None:
+        super().__init__()
+        width, eps, normed = config.hidden_size, config.rms_norm_eps, config.pre_post_norm
+        self.weights = MuddWeights(config, layers, readers) if layers else None
+        self.source_norm = RMSNorm(width, eps) if normed else None
+        norms = (MixtureNorm(width, eps) for _ in readers)
+        self.mixture_norms = nn.ModuleList(norms) if normed and layers else None
+
+    def forward(self, x: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
+        """Return what each way reads, and the newest source."""
+        x = store(x)
+        # Under pre_post_norm the sources are the normed outputs.
+        newest = x if self.source_norm is None else store(self.source_norm(x))
+        if self.weights is None:
+            return x, newest
+        mixtures = mix([*sources, newest], self.weights(x))
+        if self.mixture_norms is not None:
+            pairs = zip(self.mixture_norms, mixtures, strict=True)
+            mixtures = [x + norm(mixture) for norm, mixture in pairs]
+        return *mixtures, newest
+
+
+@final
+class Gains(nn.Module):
+    """The gains of the norms of keys and values, relative to the query's."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.key = nn.Parameter(torch.empty(width))
+        self.value = nn.Parameter(torch.empty(width))
+
+    def forward(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return key * self.key, value * self.value
+
+
+@final
+class OutputsStream(Stream):
+    """The residual, then the sources: the embedding and the output of every completed layer."""
+
+    grows = True
+
+    def __init__(self, config: MuddConfig) -> None:
+        super().__init__()
+        self.place = Place(config, config.num_hidden_layers, ("residual",))
+
+    def begin(self, embeds: Tensor) -> State:
+        return (embeds,)
+
+    def end(self, state: State) -> Tensor:
+        residual: Tensor = self.place(*state)[0]
+        return residual
+
+
+@final
+class ReadFourWays(Connection):
+    """The connection of attention."""
+
+    def __init__(self, config: MuddConfig, layers: int) -> None:
+        super().__init__()
+        self.place = Place(config, layers, _WAYS)
+        self.gains = Gains(config.hidden_size) if layers else None
+
+    def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
+        *mixtures, newest = self.place(*state)
+        carry = (mixtures[-1], *state[1:], newest)
+        if self.gains is None:
+            return norm(mixtures[0]), carry
+        query, key, value = (norm(mixture) for mixture in mixtures[:3])
+        return (query, *self.gains(key, value)), carry
+
+    def write(self, carry: Any, y: Tensor) -> State:
+        residual, *sources = carry
+        return residual + y, *sources
+
+
+@final
+class Mudd(Variant[MuddConfig]):
+    """Differences from the plain decoder: what attention, the residual after it and the final norm
+    read."""
+
+    @classmethod
+    def stream(cls, config: MuddConfig) -> Stream:
+        return OutputsStream(config)
+
+    @classmethod
+    def connection(cls, config: MuddConfig, layer_idx: int, sub_layer: SubLayer) -> Connection:
+        return ReadFourWays(config, layer_idx) if sub_layer == "attention" else ResidualConnection()
+
+    @classmethod
+    def init_weights(cls, module: nn.Module) -> bool:
+        if isinstance(module, MuddWeights):
+            module.reset_parameters()
+        elif isinstance(module, MixtureNorm):
+            initialization.constant_(module.weight, 1e-3)
+        elif isinstance(module, Gains):
+            initialization.ones_(module.key)
+            initialization.ones_(module.value)
+        return isinstance(module, MuddWeights | MixtureNorm | Gains)
+
+    @classmethod
+    def extra_parameters(cls, config: MuddConfig) -> int:
+        """Return those of the weights, the gains, and the norms of ``pre_post_norm``."""
+        width, layers = config.hidden_size, config.num_hidden_layers
+        count = cls._count_weights(config) + 2 * width * (layers - 1)
+        for ways, sources in cls._sizes(config):
+            count += ways * sources
+        if config.pre_post_norm:
+            count += width * (layers + 1) + width * (4 * (layers - 1) + 1)
+        return count
+
+    @classmethod
+    def extra_flops(cls, config: MuddConfig) -> int:
+        """Return 2 for each weight of W1 and W2, and 2 D for each source of each way."""
+        mixed = sum(ways * sources for ways, sources in cls._sizes(config))
+        return 2 * cls._count_weights(config) + 2 * config.hidden_size * mixed
+
+    @classmethod
+    def _count_weights(cls, config: MuddConfig) -> int:
+        """Count the weights of W1 and W2: 4 S of D numbers, and C S of 4 S numbers."""
+        sizes = cls._sizes(config)
+        return sum(4 * s * (config.hidden_size + ways * s) for ways, s in sizes)
+
+    @classmethod
+    def _sizes(cls, config: MuddConfig) -> list[tuple[int, int]]:
+        """Return (ways, sources) of every place that mixes."""
+        layers = config.num_hidden_layers
+        return [*((4, i + 1) for i in range(1, layers)), (1, layers + 1)]
+
+
+declare("mudd", MuddConfig, Mudd)
+
+if TYPE_CHECKING:
+    # For type checkers: the classes that the declaration makes.
+    class MuddModel(Decoder): ...
+
+    class MuddForCausalLM(DecoderForCausalLM): ...

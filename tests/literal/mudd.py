@@ -1,0 +1,46 @@
+"""MUDD: X^c = sum over j of A[c, j] X_j, A = GELU(RMSNorm(X_i) W1) W2 + a, one source at a time."""
+
+import torch
+
+from literal import parts
+
+CASES = {"mudd-pre-post": {"pre_post_norm": True}}
+PLAIN = [{"pre_post_norm": True}]
+
+
+def logits(model, ids):
+    xs = [parts.embed(model, ids)]
+    places = [layer.attn_connection.place for layer in model.model.layers]
+    for i, layer in enumerate(model.model.layers):
+        weight = layer.input_layernorm.weight
+        if i == 0:
+            q = k = v = parts.norm(layer.input_layernorm, xs[0])
+            r = xs[0]
+        else:
+            q, k, v, r = (mixture(model, places, i, c, xs) for c in range(4))
+            eps, gains = model.config.rms_norm_eps, layer.attn_connection.gains
+            q = parts.scale_to_unit(q, eps) * weight
+            k = parts.scale_to_unit(k, eps) * weight * gains.key
+            v = parts.scale_to_unit(v, eps) * weight * gains.value
+        query, key, value = parts.project(layer, q, k, v)
+        u = r + parts.attend(model, layer, query, key, value)
+        xs.append(u + parts.mlp(layer, parts.norm(layer.post_attention_layernorm, u)))
+    places.append(model.model.stream.place)
+    return parts.head(model, mixture(model, places, len(xs) - 1, 0, xs))
+
+
+def mixture(model, places, i, c, xs):
+    place, eps = places[i], model.config.rms_norm_eps
+    weights = place.weights
+    h = parts.scale_to_unit(xs[i], eps) @ weights.inner.T
+    h = h * 0.5 * (1 + torch.erf(h / 2**0.5))
+    total = 0
+    for j in range(i + 1):
+        a = h @ weights.outer[c * (i + 1) + j] + weights.static[c, j]
+        source = xs[j]
+        if model.config.pre_post_norm:
+            source = parts.norm(places[j].source_norm, xs[j])
+        total = total + a[..., None] * source
+    if model.config.pre_post_norm:
+        return xs[i] + parts.norm(place.mixture_norms[c], total)
+    return total

@@ -1,0 +1,273 @@
+"""Sums over depth equal their equations, forward and every gradient, however backward is run."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from layermem.ops import depth
+from layermem.ops.depth import naive, products
+
+SUMS = 3
+
+
+class Unstored:
+    """The equations alone, differentiated by autograd."""
+
+    mix, score, inverse_rms = map(staticmethod, (naive.mix, naive.score, naive.inverse_rms))
+    store = staticmethod(lambda x: x)
+
+
+class Chain(nn.Module):
+    """Layers that read mixtures of all states so far, by weights of the three kinds."""
+
+    def __init__(self, layers=5, width=6, sums=SUMS):
+        super().__init__()
+        noise = torch.Generator().manual_seed(0)
+
+        def draw(*shape):
+            return nn.Parameter(torch.randn(shape, generator=noise).double())
+
+        steps = range(1, layers + 1)
+        self.linears = nn.ParameterList(draw(width, width) / width**0.5 for _ in steps)
+        self.constant = nn.ParameterList(draw(1, n) for n in steps)
+        self.several = nn.ParameterList(draw(sums, n) for n in steps)
+        self.channels = nn.ParameterList(draw(2, n, width) for n in steps)
+        self.vectors = nn.ParameterList(draw(2, width) for _ in steps)
+        self.to_weights = nn.ParameterList(draw(sums * n, width) / 4 for n in steps)
+
+    def forward(self, x, ops=depth, all_layers=False):
+        states, outs = [ops.store(x)], []
+        for i, linear in enumerate(self.linears):
+            n = len(states)
+            scores = ops.score(states, self.vectors[i])
+            scores = (
+                scores * torch.stack([ops.inverse_rms(x, 1e-3) for x in states], dim=-1)[:, :, None]
+            )
+            (one,) = ops.mix(states, scores.softmax(-1).sum(2, keepdim=True))
+            per_token = (states[-1] @ self.to_weights[i].T).unflatten(-1, (-1, n)).tanh()
+            (constant,) = ops.mix(states, self.constant[i])
+            parts = [
+                one,
+                constant,
+                *ops.mix(states, per_token),
+                *ops.mix(states, self.several[i]),
+                *ops.mix(states, self.channels[i]),
+            ]
+            x = sum(part * (k + 1) for k, part in enumerate(parts)).tanh() @ linear + states[-1]
+            states.append(ops.store(x))
+            outs.append(x)
+        return outs if all_layers else x
+
+
+def an_input(batch=2, tokens=7, width=6):
+    noise = torch.Generator().manual_seed(1)
+    return torch.randn(batch, tokens, width, generator=noise).double().requires_grad_()
+
+
+def tensors_of(model, x):
+    return [t for t in (x, *model.parameters()) if t.requires_grad]
+
+
+def outcome(model, x, ops=depth):
+    y = model(x, ops)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), tensors_of(model, x))]
+
+
+def assert_same(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["few tokens", "many tokens"])
+@pytest.mark.parametrize("sums", [1, 3], ids=lambda n: f"{n} sums")
+@pytest.mark.parametrize(
+    ("batch", "tokens", "width"), [(1, 1, 3), (2, 7, 5), (3, 131, 2)], ids=lambda n: str(n)
+)
+def test_a_chain_equals_its_equations(batch, tokens, width, sums, few, monkeypatch):
+    monkeypatch.setattr(products, "_FEW", 10**6 if few else 0)
+    model, x = Chain(width=width, sums=sums), an_input(batch, tokens, width)
+    assert_same(outcome(model, x), outcome(model, x, Unstored))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), model(x, Unstored))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sums_are_computed_in_float32_and_rounded_once(dtype):
+    model, x = Chain(), an_input(2, 130).detach()
+    states = [(x * k).to(dtype) for k in range(1, 6)]
+    for weights in (model.constant[4], model.several[4], model.channels[4]):
+        for weights_dtype in (torch.float32, dtype):
+            given = weights.detach().to(weights_dtype)
+            exact = naive.mix([s.double() for s in states], given.double())
+            for got, wanted in zip(depth.mix(states, given), exact, strict=True):
+                assert got.dtype == dtype
+                allowed = 1.01 * torch.finfo(dtype).eps / 2 if dtype == torch.bfloat16 else 1e-5
+                assert ((got.double() - wanted).abs() <= allowed * wanted.abs() + 1e-4).all()
+
+
+def test_states_of_two_dtypes_have_gradients_of_their_own():
+    """As under autocast: the embedding is float32, outputs of layers are bfloat16."""
+    x = an_input().detach().float()
+    wide, narrow = x.requires_grad_(), x.detach().bfloat16().requires_grad_()
+    states = [depth.store(wide), depth.store(narrow)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (out,) = depth.mix(states, depth.score(states, torch.ones(1, 6)))
+    assert out.dtype == torch.float32
+    out.sum().backward()
+    assert (wide.grad.dtype, narrow.grad.dtype) == (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "frozen", ["constant", "channels", "vectors", "to_weights", "linears", "x"]
+)
+def test_partial_inputs_needing_gradients(frozen):
+    model, x = Chain(), an_input()
+    if frozen == "x":
+        x = x.detach()
+    else:
+        getattr(model, frozen).requires_grad_(False)
+    assert_same(outcome(model, x), outcome(model, x, Unstored))
+
+
+def test_repeated_and_partial_passes():
+    model, x = Chain(), an_input()
+    expected = outcome(model, x, Unstored)[1:]
+    loss = model(x).square().sum()
+    for some in (model.vectors[3], model.linears[2], model.constant[4]):
+        (got,) = torch.autograd.grad(loss, [some], retain_graph=True)
+        index = [t is some for t in tensors_of(model, x)].index(True)
+        torch.testing.assert_close(got, expected[index])
+    for _ in range(2):
+        got = torch.autograd.grad(loss, tensors_of(model, x), retain_graph=True)
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("layer", range(5))
+def test_a_loss_that_does_not_reach_the_last_layers(layer):
+    model, x = Chain(), an_input()
+    grads = []
+    for ops in (depth, Unstored):
+        outs = model(x, ops, all_layers=True)
+        torch.autograd.grad(outs[-1].sum(), tensors_of(model, x), retain_graph=True)
+        loss = outs[layer].square().sum()
+        grads.append(torch.autograd.grad(loss, tensors_of(model, x), allow_unused=True))
+    for got, expected in zip(*grads, strict=True):
+        assert (got is None) == (expected is None)
+        if got is not None:
+            torch.testing.assert_close(got, expected)
+
+
+def test_a_backward_inside_a_backward():
+    """A pass that a hook starts over the same graph does not mix with the one it interrupts."""
+    model, x = Chain(), an_input()
+    tensors, inner = tensors_of(model, x), []
+
+    def losses(ops):
+        outs = model(x, ops, all_layers=True)
+        return outs, outs[-1].square().sum(), outs[-1].sin().sum()
+
+    def nested(_):
+        if not inner:
+            inner.append(None)
+            inner[:] = torch.autograd.grad(inner_loss, tensors, retain_graph=True)
+
+    expected = [
+        torch.autograd.grad(loss, tensors, retain_graph=True) for loss in losses(Unstored)[1:]
+    ]
+    outs, loss, inner_loss = losses(depth)
+    outs[2].register_hook(nested)
+    assert_same(torch.autograd.grad(loss, tensors, retain_graph=True), expected[0])
+    assert_same(inner, expected[1])
+
+
+def test_a_watched_state_sees_its_whole_gradient():
+    grads = []
+    for ops in (depth, Unstored):
+        x, seen = an_input(), []
+        state = ops.store(x * 2)
+        state.retain_grad()
+        state.register_hook(seen.append)
+        (out,) = ops.mix([state, ops.store(x * 3)], torch.ones(1, 2).double())
+        (out * ops.score([state], torch.ones(1, 6).double())[:, :, 0]).sum().backward()
+        grads.append([state.grad, *seen, x.grad])
+    assert_same(*grads)
+
+
+def test_derivatives_once_and_twice():
+    model, x = Chain(3, 2, 2), an_input(1, 2, 2)
+    torch.autograd.gradcheck(model, (x,))
+    torch.autograd.gradgradcheck(model, (x,))
+    got = torch.autograd.grad(model(x).square().sum(), tensors_of(model, x), create_graph=True)
+    assert_same([gradient.detach() for gradient in got], outcome(model, x, Unstored)[1:])
+
+
+def test_transforms_of_functions():
+    model, x = Chain(), an_input()
+    got = torch.func.grad(lambda x: model(x).square().sum())(x.detach())
+    torch.testing.assert_close(got, outcome(model, x, Unstored)[1])
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_a_checkpoint_around_all_layers(reentrant):
+    model, x = Chain(), an_input()
+    y = checkpoint(model, x, use_reentrant=reentrant)
+    y.square().sum().backward()
+    got = [y.detach(), *(t.grad for t in tensors_of(model, x))]
+    assert_same(got, outcome(model, x, Unstored))
+
+
+def test_saved_tensors_that_come_back_as_copies():
+    model, x = Chain(), an_input()
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        got = outcome(model, x)
+    assert_same(got, outcome(model, x, Unstored))
+
+
+@pytest.mark.parametrize("tokens", [7, 131])
+def test_uninitialised_memory_is_never_read(tokens, monkeypatch):
+    model, x = Chain(), an_input(3, tokens)
+    monkeypatch.setattr(products, "_FEW", 200)
+    for owner, make in [(torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")]:
+        real = getattr(owner, make)
+        monkeypatch.setattr(owner, make, lambda *a, real=real, **k: real(*a, **k).fill_(torch.nan))
+    assert all(t.isfinite().all() for t in outcome(model, x))
+
+
+def test_memory_is_the_states_and_no_more():
+    """What autograd keeps of all mixtures is the states and the weights, once."""
+    kept = {}
+
+    def note(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x = an_input(2, 300)
+    weights = [torch.randn(4, n).double().requires_grad_() for n in range(1, 7)]
+    vectors = [torch.randn(1, 6).double().requires_grad_() for _ in weights]
+    states, outs = [depth.store(x)], []
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        for weight, vector in zip(weights, vectors, strict=True):
+            outs += [*depth.mix(states, weight), depth.score(states, vector)]
+            states.append(depth.store(x.detach().clone().requires_grad_()))
+    constant = sum(t.nbytes for t in (*weights, *vectors))
+    assert sum(kept.values()) == 6 * x.nbytes + constant
+
+
+def test_a_backward_leaves_nothing():
+    model, x = Chain(), an_input(2, 300)
+
+    def count():
+        gc.collect()
+        storages = (i.untyped_storage() for i in gc.get_objects() if type(i) is torch.Tensor)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    loss = model(x).square().sum()
+    torch.autograd.grad(loss, model.linears[0], retain_graph=True)
+    forward = count()
+    torch.autograd.grad(loss, model.linears[3], retain_graph=True)
+    torch.autograd.grad(loss, tensors_of(model, x), retain_graph=True)
+    assert count() <= forward

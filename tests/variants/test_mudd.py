@@ -1,0 +1,45 @@
+"""MUDD: which ways mix where, weights that choose a source, and retrofitting a pretrained LLaMA."""
+
+import torch
+from tiny import TINY, make
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from layermem.models.registry import build, lookup
+
+
+def test_the_last_place_mixes_the_residual_alone(ids):
+    model = make(lookup("mudd").causal_lm, lookup("mudd").config(**TINY))
+    places = [layer.attn_connection.place for layer in model.model.layers]
+    assert places[0].weights is None
+    assert all(place.weights.readers[0] == "query" for place in places[1:])
+    last = model.model.stream.place.weights
+    assert last.readers == ("residual",) and last.inner.shape == (20, 32)
+    assert last.sources == ("embedding", "layer 0", "layer 1", "layer 2", "layer 3")
+
+
+def test_each_way_reads_its_own_mixture(ids):
+    """Queries of layer 2 that read the embedding are those of a layer fed the embedding."""
+    model = build("mudd", **TINY).eval()
+    layer = model.model.layers[2]
+    with torch.no_grad():
+        layer.attn_connection.place.weights.static[0] = torch.tensor([1.0, 0, 0])
+        inputs = []
+        layer.self_attn.q_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        layer.self_attn.k_proj.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+        model(ids)
+        embedding = layer.input_layernorm(model.model.embed_tokens(ids))
+    torch.testing.assert_close(inputs[0], embedding)
+    assert not torch.allclose(inputs[1], embedding)
+
+
+def test_a_pretrained_llama_computes_what_it_did(ids, tmp_path):
+    """Also where its norms have been trained: the new norms of keys and values have its gains."""
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**TINY)).eval()
+    with torch.no_grad():
+        for layer in llama.model.layers:
+            layer.input_layernorm.weight.uniform_(0.5, 2)
+    llama.save_pretrained(tmp_path)
+    model = lookup("mudd").causal_lm.from_llama(str(tmp_path)).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, llama(ids).logits)
