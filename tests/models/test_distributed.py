@@ -91,6 +91,8 @@ def work(rank, variant, name, how, folder):
         ("lime-separate", "deferred", "fsdp checkpointed"),
         ("value_residual-svformer", "naive", "ddp"),
         ("depth_attention-raw", "naive", "ddp checkpointed"),
+        pytest.param("lime_hidden", "naive", "ddp checkpointed", marks=pytest.mark.slow),
+        pytest.param("lime_hidden-dynamic", "naive", "fsdp", marks=pytest.mark.slow),
         pytest.param("depth_attention", "naive", "fsdp", marks=pytest.mark.slow),
         pytest.param("value_residual-dense", "naive", "fsdp", marks=pytest.mark.slow),
     ],

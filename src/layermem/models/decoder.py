@@ -27,7 +27,14 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.layers import MLP, AbsentLinear, RMSNorm, RotaryEmbedding, attend
+from layermem.models.layers import (
+    MLP,
+    AbsentLinear,
+    HeadwiseLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    attend,
+)
 from layermem.models.masks import create_mask
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Variant
@@ -54,10 +61,11 @@ class Attention(nn.Module):
         q_width = config.num_attention_heads * config.head_dim
         kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(width, q_width, bias=bias)
-        self.k_proj = nn.Linear(width, kv_width, bias=bias)
+        linear = HeadwiseLinear if variant.inputs_by_head(config) else nn.Linear
+        self.k_proj = linear(width, kv_width, bias=bias)
         self.projects_value = variant.projects_value(config, layer_idx)
         if self.projects_value:
-            self.v_proj = nn.Linear(width, kv_width, bias=bias)
+            self.v_proj = linear(width, kv_width, bias=bias)
         else:
             # Not under the name v_proj: adapters and sharding plans look for a matrix there.
             self.no_v_proj = AbsentLinear(width, kv_width, bias=bias)

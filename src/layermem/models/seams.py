@@ -129,7 +129,8 @@ class Connection(nn.Module, ABC):
 
         ``norm`` is the sub-layer's norm, which the connection applies where it wants, for instance
         before or after it mixes tensors of the state. At attention the input may be three tensors,
-        for queries, keys and values.
+        for queries, keys and values; and those for keys and for values may be [G, B, T, D], one
+        for each head, if ``Variant.inputs_by_head`` says so.
         """
 
     @abstractmethod
@@ -194,6 +195,11 @@ class Variant(Generic[ConfigT]):
     def memory(cls, config: ConfigT, layer_idx: int) -> Memory:
         """Build the memory of one layer."""
         return OwnLayerMemory()
+
+    @classmethod
+    def inputs_by_head(cls, config: ConfigT) -> bool:
+        """Whether connections of attention may return an input for each head."""
+        return False
 
     @classmethod
     def projects_value(cls, config: ConfigT, layer_idx: int) -> bool:
