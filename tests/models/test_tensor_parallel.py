@@ -29,6 +29,7 @@ CASES = {
     "lime-separate": ("lime", {"router_shares_kv": False}),
     "lime-biases": ("lime", {"attention_bias": True, "mlp_bias": True}),
     "value_residual-svformer": ("value_residual", {"form": "svformer", "attention_bias": True}),
+    "depth_attention": ("depth_attention", {"gate": "head"}),
     "lime-tied": ("lime", {"tie_word_embeddings": True}),
     "plain-classes": ("plain", {"num_labels": 3, "pad_token_id": 0}),
     "lime-classes": ("lime", {"num_labels": 3, "pad_token_id": 0}),

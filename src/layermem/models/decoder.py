@@ -27,7 +27,14 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig
-from layermem.models.layers import MLP, AbsentLinear, RMSNorm, RotaryEmbedding, attend
+from layermem.models.layers import (
+    MLP,
+    AbsentLinear,
+    HeadwiseLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    attend,
+)
 from layermem.models.masks import create_mask
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Memory, Variant
@@ -54,16 +61,18 @@ class Attention(nn.Module):
         q_width = config.num_attention_heads * config.head_dim
         kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(width, q_width, bias=bias)
-        self.k_proj = nn.Linear(width, kv_width, bias=bias)
+        linear = HeadwiseLinear if variant.inputs_by_head(config) else nn.Linear
+        self.k_proj = linear(width, kv_width, bias=bias)
         self.projects_value = variant.projects_value(config, layer_idx)
         if self.projects_value:
-            self.v_proj = nn.Linear(width, kv_width, bias=bias)
+            self.v_proj = linear(width, kv_width, bias=bias)
         else:
             # Not under the name v_proj: adapters and sharding plans look for a matrix there.
             self.no_v_proj = AbsentLinear(width, kv_width, bias=bias)
         self.o_proj = nn.Linear(q_width, width, bias=bias)
         self.memory = variant.memory(config, layer_idx)
         self.store = variant.store
+        self.hands_on = variant.hands_on(config)
 
     def forward(
         self,
@@ -74,7 +83,7 @@ class Attention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor | None, ...]:
-        """Return (output, attention weights or None, *key and value of the own slot).
+        """Return (output, attention weights or None, *key and value of the slot handed on).
 
         ``slots`` are those of earlier layers. To a buffer the own slot is appended, not returned.
         """
@@ -91,6 +100,8 @@ class Attention(nn.Module):
         else:
             own_slot = self.store(key, value)
             key, value = self.memory(query, *own_slot, (*slots, own_slot))
+            if self.hands_on == "read":
+                own_slot = (key, value)
         query, key = rotate_both(query, key, *position_embeddings)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)

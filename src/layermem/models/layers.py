@@ -68,6 +68,27 @@ class RotaryEmbedding(nn.Module):
         return cos.to(x.dtype), sin.to(x.dtype)
 
 
+class HeadwiseLinear(nn.Linear):
+    """A projection that may have one input for each head, instead of one for all.
+
+    Where there is one for each, head h is ``weight[h E : (h + 1) E]`` times the input h.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, T, G E] from [B, T, D] or [G, B, T, D]."""
+        if x.ndim == 3:
+            return super().forward(x)
+        if len(self.weight) != self.out_features:
+            raise NotImplementedError(
+                f"expected the whole weight, of {self.out_features} rows, for inputs of "
+                f"{len(x)} heads, got {len(self.weight)} rows: tensor parallelism is not supported "
+                "here without gradients; load the model without a tp_plan"
+            )
+        weights = self.weight.chunk(len(x))
+        biases = [None] * len(x) if self.bias is None else self.bias.chunk(len(x))
+        return torch.cat(list(map(nn.functional.linear, x, weights, biases)), dim=-1)
+
+
 class AbsentLinear(nn.Module):
     """Stands where a layer has no projection: returns zeros, which take no memory.
 

@@ -29,6 +29,7 @@ Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
 Norm = Callable[[Tensor], Tensor]
 SubLayer = Literal["attention", "mlp"]
 Part = Literal["key", "value"]
+HandedOn = Literal["own", "read"]
 ConfigT = TypeVar("ConfigT", bound=DecoderConfig)
 
 
@@ -128,7 +129,8 @@ class Connection(nn.Module, ABC):
 
         ``norm`` is the sub-layer's norm, which the connection applies where it wants, for instance
         before or after it mixes tensors of the state. At attention the input may be three tensors,
-        for queries, keys and values.
+        for queries, keys and values; and those for keys and for values may be [G, B, T, D], one
+        for each head, if ``Variant.inputs_by_head`` says so.
         """
 
     @abstractmethod
@@ -197,6 +199,11 @@ class Variant(Generic[ConfigT]):
         return OwnLayerMemory()
 
     @classmethod
+    def inputs_by_head(cls, config: ConfigT) -> bool:
+        """Whether connections of attention may return an input for each head."""
+        return False
+
+    @classmethod
     def projects_value(cls, config: ConfigT, layer_idx: int) -> bool:
         """Whether the layer has a value projection; without one its own value is zero."""
         return True
@@ -207,13 +214,18 @@ class Variant(Generic[ConfigT]):
         return key, value
 
     @classmethod
+    def hands_on(cls, config: ConfigT) -> HandedOn:
+        """Return which slot of a layer later layers read: its own, or what its memory returned."""
+        return "own"
+
+    @classmethod
     def begin_buffer(cls, memories: Sequence[Memory], embeds: Tensor) -> SlotBuffer | None:
         """Return a buffer that all layers of this forward share, or None.
 
         ``memories`` are those of the layers that the forward runs, none with hooks, and ``embeds``
         is its input. Each layer then appends its slot to the buffer (``store`` is not called), and
-        its memory gets the buffer as ``slots``. With None, slots are handed from layer to layer as
-        single tensors.
+        its memory gets the buffer as ``slots``, which holds own slots whatever ``hands_on`` says.
+        With None, slots are handed from layer to layer as single tensors.
         """
         return None
 

@@ -231,10 +231,10 @@ class Lime(Variant[LimeConfig]):
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:
-        is_own = isinstance(module, (LimeRouter, LimeSeparateRouters))
-        if is_own:
-            module.reset_parameters()
-        return is_own
+        if not isinstance(module, (LimeRouter, LimeSeparateRouters)):
+            return False
+        module.reset_parameters()
+        return True
 
     @classmethod
     def extra_parameters(cls, config: LimeConfig) -> int:

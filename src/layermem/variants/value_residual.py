@@ -29,7 +29,7 @@ It does not know: how layers are computed, rope, caches.
 
 import math
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -105,7 +105,7 @@ class ValueMixture(Memory):
         self.weight = nn.Parameter(torch.empty(len(sources))) if learned else None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
-        weights = self.initial if self.weight is None else self.weight.unbind()
+        weights: tuple[Any, ...] = self.initial if self.weight is None else self.weight.unbind()
         mixed = weights[-1] * value
         for weight, (_, earlier) in zip(weights[:-1], slots[:-1], strict=True):
             mixed = mixed + weight * earlier

@@ -1,0 +1,174 @@
+"""Scores and sums over depth at each token: attention in which a token sees itself in S layers.
+
+    score    out[b, t, g, s] = query[b, g, t] . key_s[b, g, t]
+    mix      out[b, g, t] = sum_s weight[b, t, g, s] value_s[b, g, t]
+    store    marks a key or value that several of these will read
+
+Each of the first two is the other's gradient. Only their arguments are saved for the backward, and
+nothing as large as all keys is made: sources are added one after the other.
+
+The gradient of a key or value is a sum over its readers of weight[..., s] * x, where x is the query
+of a score or the gradient of a mixture. A reader leaves the two factors with the autograd node that
+stored the tensor, and this node, which autograd runs after all readers, adds the products in place.
+A tensor that no node of ours stored (under re-entrant checkpointing, behind FSDP's wrappers, where
+a caller does not use ``store``) or that has hooks gets its gradient from each reader. Under
+torch.compile and torch.func the equations are differentiated as written.
+
+Letters: B batch, G heads, T tokens, E head width, S sources.
+It does not know: softmax, layers, rope.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def score(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
+    """Return the products [B, T, G, S] of a query with S keys, [B, G, T, E] each.
+
+    They are computed in float32 at least. In memory the last dimension comes first.
+    """
+    return score_naive(query, keys) if _is_traced() else _Score.apply(query, *keys)
+
+
+def mix(weight: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """Return the sum [B, G, T, E] of S values by weights [B, T, G, S].
+
+    It is computed in float32 at least and rounded to the values' dtype once.
+    """
+    return mix_naive(weight, values) if _is_traced() else _Mix.apply(weight, *values)
+
+
+def store(x: Tensor) -> Tensor:
+    """Return the same key or value, whose gradient is computed once for all its readers."""
+    return _Store.apply(x) if torch.is_grad_enabled() and not _is_traced() else x
+
+
+def score_naive(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
+    """Compute ``score`` with autograd's ordinary gradients."""
+    wide = _wide(query)
+    products = [(query.to(wide) * key.to(wide)).sum(-1) for key in keys]
+    return torch.stack(products, dim=-1).transpose(1, 2)
+
+
+def mix_naive(weight: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """Compute ``mix`` with autograd's ordinary gradients."""
+    dtype, wide = values[0].dtype, _wide(values[0])
+    total = torch.zeros_like(values[0], dtype=wide)
+    for w, value in zip(_columns(weight), values, strict=True):
+        total = total + w.to(wide) * value.to(wide)
+    return total.to(dtype)
+
+
+class _Store(torch.autograd.Function):
+    """The identity; in the backward, sum the gradients that the readers have left."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        # What readers leave: (id of the backward pass, column of weights, x).
+        ctx.pending = []
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, direct: Tensor | None) -> Tensor | None:
+        current_pass = torch._C._current_graph_task_id()
+        # An earlier pass that ended before it reached this node has left products of its own.
+        pending = [(w, x) for pass_id, w, x in ctx.pending if pass_id == current_pass]
+        ctx.pending = []
+        if not pending:
+            return direct
+        like = pending[0][1]
+        total = torch.zeros_like(like, dtype=_wide(like))
+        for w, x in pending:
+            total.addcmul_(x.to(total.dtype), w.to(total.dtype))
+        total = total.to(like.dtype)
+        return total if direct is None else direct + total
+
+
+_StoreNode = _Store._backward_cls
+
+
+class _Score(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, *keys: Tensor) -> Tensor:
+        ctx.save_for_backward(query, *keys)
+        ctx.nodes = [_find_store_node(key) for key in keys]
+        batch, heads, tokens, width = query.shape
+        query = query.transpose(1, 2).to(_wide(query))
+        out = query.new_empty(len(keys), batch * tokens * heads)
+        product = torch.empty_like(query, memory_format=torch.contiguous_format)
+        ones = query.new_ones(width)
+        with torch.autocast(query.device.type, enabled=False):
+            for key, row in zip(keys, out.unbind(), strict=True):
+                torch.mul(query, key.transpose(1, 2), out=product)
+                # Much faster than a sum over a short dimension.
+                torch.mv(product.view(-1, width), ones, out=row)
+        return out.view(len(keys), batch, tokens, heads).movedim(0, -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, *keys = ctx.saved_tensors
+        needs_query, *needs = ctx.needs_input_grad
+        d_query = mix(grad, keys).to(query.dtype) if needs_query else None
+        return d_query, *_hand_back(grad, query, keys, ctx.nodes, needs)
+
+
+class _Mix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, *values: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, *values)
+        ctx.nodes = [_find_store_node(value) for value in values]
+        wide = _wide(values[0])
+        out = torch.zeros_like(values[0], dtype=wide)
+        for w, value in zip(_columns(weight.to(wide)), values, strict=True):
+            out.addcmul_(value.to(wide), w)
+        return out.to(values[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *values = ctx.saved_tensors
+        needs_weight, *needs = ctx.needs_input_grad
+        d_weight = score(grad, values).to(weight.dtype) if needs_weight else None
+        return d_weight, *_hand_back(weight, grad, values, ctx.nodes, needs)
+
+
+def _hand_back(
+    weight: Tensor,
+    x: Tensor,
+    sources: Sequence[Tensor],
+    nodes: Sequence[Any],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Return the gradient weight[..., s] * x of each source; of one with a node, leave it there."""
+    pass_id = torch._C._current_graph_task_id()
+    gradients: list[Tensor | None] = []
+    for w, source, node, is_needed in zip(_columns(weight), sources, nodes, needs, strict=True):
+        # A hook sees only gradients that pass through autograd, and so does a second derivative.
+        is_watched = source.retains_grad or source._backward_hooks or torch.is_grad_enabled()
+        if is_needed and node is not None and not is_watched:
+            node.pending.append((pass_id, w, x))
+            is_needed = False
+        gradients.append((w * x).to(source.dtype) if is_needed else None)
+    return gradients
+
+
+def _find_store_node(x: Tensor) -> Any | None:
+    """Return the autograd node that stored a tensor; None if there is none."""
+    return x.grad_fn if isinstance(x.grad_fn, _StoreNode) else None
+
+
+def _columns(weight: Tensor) -> list[Tensor]:
+    """Return weight [B, T, G, S] as S views [B, G, T, 1]."""
+    return list(weight.transpose(1, 2)[..., None, :].unbind(-1))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _is_traced() -> bool:
+    """Whether a compiler or a transform of functions runs, which differentiate by themselves."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()

@@ -1,0 +1,233 @@
+"""LIMe on hidden states: each head's keys and values are projected from a mixture over depth.
+
+With N_j = norm_j(X_j), the normed input of layer j's attention, X_0 the embedding, for each
+key-value head h of layer l:
+
+    X~_{l,h} = sum_{j <= l} a_{l,h,j} N_j        K_{l,h} = W^K_{l,h} X~_{l,h}, V likewise
+    static:   a_{l,h} = softmax_j(S_l[h])
+    dynamic:  a_{l,h} = softmax_j((N_l R_l)[h])   for every token
+    gate:     a <- g_h a + (1 - g_h) (1 on l)     ours
+
+Queries are projected from N_l. Layer 0 has one source and nothing to weigh.
+
+    parameter                shape          initial value               learning rate, decay
+    S_l                      [G, l + 1]     normal, deviation 0.1       1e-2, 0
+    R_l                      [G(l+1), D]    normal, initializer_range   1e-2, 0.1
+    g (with ``gate=True``)   [G]            0                           1e-2, 0
+
+Source: the first version of arXiv 2502.09245. Deviations: it says "norm" without saying whose; here
+each state has the norm of the layer whose input it is, so that it is normed and kept once for all
+readers; with grouped queries, h counts key-value heads; it does not give R's initial values. A
+softmax is never one-hot, so only the gate makes a new model the plain decoder.
+
+Mixing states for every head costs 2 G (l + 1) D FLOPs a token. Projecting every state by the
+layer's weights and mixing the results would cost E times as many, for the projections. The
+mixtures, G D numbers a token and layer, are saved for the backward: 128 MiB at 32 layers of width
+128, 8 heads and 1024 tokens.
+
+Letters: B batch, G key-value heads, T tokens, E head width, D width, S sources.
+It does not know: attention, rope, caches.
+"""
+
+from typing import Any, Literal, cast, final
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import initialization
+
+from layermem.models.configuration import DecoderConfig
+from layermem.models.pretrained import PreTrainedDecoder
+from layermem.models.registry import declare
+from layermem.models.seams import (
+    Connection,
+    DepthWeights,
+    Inputs,
+    Norm,
+    ParameterOverride,
+    State,
+    Stream,
+    SubLayer,
+    Variant,
+    forked_generator,
+)
+from layermem.ops.depth import mix, store
+
+
+@strict
+class LimeHiddenConfig(DecoderConfig):
+    """The fields of a LLaMA, and those of the mixtures."""
+
+    shape_fields = (*DecoderConfig.shape_fields, "form", "gate")
+
+    form: Literal["static", "dynamic"] = "static"
+    """Weights over depth: "static" constant, "dynamic" computed from each token's state."""
+    gate: bool = False
+    """Whether each head has a learned share, initially 0, of the mixture."""
+
+
+@final
+class NormedInputsStream(Stream):
+    """The residual, then the normed input of every layer's attention so far."""
+
+    grows = True
+
+    def begin(self, embeds: Tensor) -> State:
+        return (embeds,)
+
+    def end(self, state: State) -> Tensor:
+        return state[0]
+
+
+@final
+class HeadWeights(DepthWeights):
+    """The weights a of one layer, [G, S] or [B, T, G, S]."""
+
+    def __init__(self, config: LimeHiddenConfig, layer_idx: int) -> None:
+        super().__init__()
+        heads, count = config.num_key_value_heads, layer_idx + 1
+        self.sources = tuple(f"layer {j}" for j in range(count))
+        self.readers = tuple(f"head {head}" for head in range(heads))
+        self.is_static, self.deviation = config.form == "static", config.initializer_range
+        if self.is_static:
+            self.logits = nn.Parameter(torch.empty(heads, count))
+        else:
+            self.projection = nn.Parameter(torch.empty(heads * count, config.hidden_size))
+        self.gate = nn.Parameter(torch.empty(heads)) if config.gate else None
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above, without changing torch's random state."""
+        weight = self.logits if self.is_static else self.projection
+        generator = forked_generator(f"hidden states {len(self.sources)}")
+        # On the CPU in float32, so that a seed gives the same weights on every device.
+        initial = torch.empty(weight.shape, device="cpu", dtype=torch.float32)
+        initial.normal_(std=0.1 if self.is_static else self.deviation, generator=generator)
+        initialization.copy_(weight, initial)
+        if self.gate is not None:
+            initialization.zeros_(self.gate)
+
+    def forward(self, normed: Tensor) -> Tensor:
+        """Return the weights at the states N_l [B, T, D]."""
+        if self.is_static:
+            logits: Tensor = self.logits
+        else:
+            logits = nn.functional.linear(normed, self.projection)
+            logits = logits.unflatten(-1, (len(self.readers), -1))
+        weights = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        if self.gate is None:
+            return weights
+        own = torch.zeros_like(weights)
+        own[..., -1] = 1
+        gate = self.gate.to(weights.dtype)[:, None]
+        return gate * weights + (1 - gate) * own
+
+
+@final
+class HeadMixtures(Connection):
+    """The connection of attention: mixtures as inputs of keys and values, one for each head."""
+
+    def __init__(self, weights: HeadWeights | None) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def read(self, state: State, norm: Norm) -> tuple[Inputs, State]:
+        normed = store(norm(state[0]))
+        carry = (*state, normed)
+        if self.weights is None:
+            return normed, carry
+        mixtures = torch.stack(mix(carry[1:], self.weights(normed)))
+        return (normed, mixtures, mixtures), carry
+
+    def write(self, carry: Any, y: Tensor) -> State:
+        x, *others = carry
+        return (x + y, *others)
+
+
+class TopPMethods(PreTrainedDecoder):
+    """Pruning of static weights over depth."""
+
+    @torch.no_grad()
+    def prune_top_p(self, p: float) -> list[int]:
+        """Keep, for each head, the fewest and largest layers whose weights sum to ``p`` or more.
+
+        The weights kept are renormalised, in place; the others become and stay 0. Returns the
+        number of weights that each layer after the first has left.
+        """
+        if self.config.form != "static":
+            raise ValueError(
+                f'prune_top_p needs constant weights, form="static", got "{self.config.form}"'
+            )
+        if not 0 < p <= 1:
+            raise ValueError(f"p must be in (0, 1], got {p}")
+        counts = []
+        for layer in cast("Any", self.base_model).layers[1:]:
+            logits = layer.attn_connection.weights.logits
+            weights, order = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
+            # A layer is needed as long as the sum of those before it is below p.
+            dropped = weights.cumsum(-1) - weights >= p
+            logits.masked_fill_(dropped.gather(-1, order.argsort(-1)), -torch.inf)
+            counts.append(int((~dropped).sum()))
+        return counts
+
+
+@final
+class LimeHidden(Variant[LimeHiddenConfig]):
+    """Differences from the plain decoder:
+
+    * stream: the normed inputs of all layers' attention are kept;
+    * connection of attention: keys and values have an input for each head;
+    * optimiser: a learning rate of 1e-2.
+    """
+
+    overrides = (
+        ParameterOverride(
+            pattern=r"attn_connection\.weights\.(logits|gate)$", lr=1e-2, weight_decay=0.0
+        ),
+        ParameterOverride(
+            pattern=r"attn_connection\.weights\.projection$", lr=1e-2, weight_decay=0.1
+        ),
+    )
+    plain_fields = {"gate": True}
+
+    @classmethod
+    def inputs_by_head(cls, config: LimeHiddenConfig) -> bool:
+        return True
+
+    @classmethod
+    def stream(cls, config: LimeHiddenConfig) -> Stream:
+        return NormedInputsStream()
+
+    @classmethod
+    def connection(
+        cls, config: LimeHiddenConfig, layer_idx: int, sub_layer: SubLayer
+    ) -> Connection:
+        if sub_layer == "mlp":
+            return super().connection(config, layer_idx, sub_layer)
+        return HeadMixtures(HeadWeights(config, layer_idx) if layer_idx else None)
+
+    @classmethod
+    def init_weights(cls, module: nn.Module) -> bool:
+        if isinstance(module, HeadWeights):
+            module.reset_parameters()
+        return isinstance(module, HeadWeights)
+
+    @classmethod
+    def extra_parameters(cls, config: LimeHiddenConfig) -> int:
+        """Return S or R of every layer after the first, and its gates."""
+        weights = cls._count_weights(config)
+        gates = config.num_key_value_heads * (config.num_hidden_layers - 1) if config.gate else 0
+        return gates + (weights if config.form == "static" else weights * config.hidden_size)
+
+    @classmethod
+    def extra_flops(cls, config: LimeHiddenConfig) -> int:
+        """Return 2 D for each weight, and as many to compute it where it is dynamic."""
+        per_weight = 2 * config.hidden_size * (1 if config.form == "static" else 2)
+        return per_weight * cls._count_weights(config)
+
+    @classmethod
+    def _count_weights(cls, config: LimeHiddenConfig) -> int:
+        return config.num_key_value_heads * sum(range(2, config.num_hidden_layers + 1))
+
+
+declare("lime_hidden", LimeHiddenConfig, LimeHidden, base=TopPMethods)
