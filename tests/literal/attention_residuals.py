@@ -6,10 +6,10 @@ from literal import parts
 
 CASES = {
     "attention_residuals-unscaled": {"scale_by_sources": False},
-    "attention_residuals-block": {"form": "block", "block_size": 4},
-    "attention_residuals-delta": {"form": "delta"},
+    "attention_residuals-block": {"residual_form": "block", "block_size": 4},
+    "attention_residuals-delta": {"residual_form": "delta"},
 }
-PLAIN = [{"form": "block", "block_size": 2}, {"form": "delta"}]
+PLAIN = [{"residual_form": "block", "block_size": 2}, {"residual_form": "delta"}]
 
 
 def logits(model, ids):
@@ -26,10 +26,10 @@ def logits(model, ids):
 
 def read(model, place, embedding, outputs):
     config = model.config
-    if config.form == "delta":
+    if config.residual_form == "delta":
         x = embedding + sum(outputs)
         return x + place.gate.weight * attend(config, place, outputs) if outputs else x
-    size = {"full": 1, "block": config.block_size}[config.form]
+    size = {"full": 1, "block": config.block_size}[config.residual_form]
     sources, total = [embedding], None
     for i, output in enumerate(outputs):
         total = output if total is None else total + output

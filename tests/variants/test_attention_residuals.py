@@ -11,11 +11,11 @@ from layermem.variants.attention_residuals import AttentionResidualsConfig, sour
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"form": "block", "block_size": 3}, "= 8: one of 1, 2, 4, 8; got 3"),
-        ({"form": "block", "block_size": 0}, "got 0"),
-        ({"block_size": 2}, 'form="full" has no blocks, got block_size=2'),
-        ({"form": "delta", "block_size": 2}, 'form="delta" has no blocks'),
-        ({"form": "blocks"}, "full.*block.*delta"),
+        ({"residual_form": "block", "block_size": 3}, "= 8: one of 1, 2, 4, 8; got 3"),
+        ({"residual_form": "block", "block_size": 0}, "got 0"),
+        ({"block_size": 2}, 'residual_form="full" has no blocks, got block_size=2'),
+        ({"residual_form": "delta", "block_size": 2}, 'residual_form="delta" has no blocks'),
+        ({"residual_form": "blocks"}, "full.*block.*delta"),
     ],
 )
 def test_bad_fields_are_named(fields, message):
@@ -24,7 +24,7 @@ def test_bad_fields_are_named(fields, message):
 
 
 def test_a_block_is_completed_before_the_sub_layer_that_opens_the_next_reads():
-    config = AttentionResidualsConfig(**TINY, form="block", block_size=2)
+    config = AttentionResidualsConfig(**TINY, residual_form="block", block_size=2)
     names = [source_names(config, place) for place in range(5)]
     assert names == [
         ("embedding",),
@@ -39,13 +39,13 @@ def test_a_block_is_completed_before_the_sub_layer_that_opens_the_next_reads():
 @pytest.mark.parametrize(("layers", "size"), [(1, 1), (4, 1), (5, 2), (32, 8), (33, 11), (100, 25)])
 def test_there_are_at_most_8_blocks_unless_told(layers, size):
     fields = {**TINY, "num_hidden_layers": layers}
-    config = AttentionResidualsConfig(**fields, form="block")
+    config = AttentionResidualsConfig(**fields, residual_form="block")
     assert config.sub_layers_per_block() == size
 
 
 def test_delta_with_an_open_gate_adds_the_mixture(ids):
     """The gate is added to the residual, not put in its place."""
-    model = build("attention_residuals", **TINY, form="delta", gate_init=1.0).eval()
+    model = build("attention_residuals", **TINY, residual_form="delta", gate_init=1.0).eval()
     place = model.model.layers[0].mlp_connection.place
     x, y = torch.randn(2, 1, 3, 32)
     assert place.weights is None and place.gate.weight.item() == 1

@@ -65,28 +65,29 @@ _SUB_LAYERS: tuple[SubLayer, ...] = ("attention", "mlp")
 class AttentionResidualsConfig(DecoderConfig):
     """The fields of a LLaMA, and what is mixed at each place."""
 
-    shape_fields = (*DecoderConfig.shape_fields, "form", "block_size", "scale_by_sources")
+    shape_fields = (*DecoderConfig.shape_fields, "residual_form", "block_size", "scale_by_sources")
 
-    form: Literal["full", "block", "delta"] = "full"
+    residual_form: Literal["full", "block", "delta"] = "full"
     """Sources: "full" all outputs; "block" sums of blocks; "delta" all outputs, added to the plain
     residual behind a gate."""
     block_size: int | None = None
-    """Sub-layers in a block for form="block", a divisor of 2 * num_hidden_layers; None: the fewest
-    with which there are at most 8 blocks."""
+    """Sub-layers in a block for residual_form="block", a divisor of 2 * num_hidden_layers; None:
+    the fewest with which there are at most 8 blocks."""
     scale_by_sources: bool = True
     """Whether a mixture is multiplied by the number of its sources (full and block)."""
     gate_init: float = 0.0
-    """Initial gate of form="delta"; 0 makes a new model compute what the plain decoder does."""
+    """Initial gate of residual_form="delta"; with 0 a new model computes what the plain decoder
+    does."""
 
     def validate_block_size(self) -> None:
         """Raise ``ValueError`` unless ``block_size`` divides the sub-layers and has its form."""
         size, count = self.block_size, 2 * self.num_hidden_layers
         if size is None:
             return
-        if self.form != "block":
+        if self.residual_form != "block":
             raise ValueError(
-                f'form="{self.form}" has no blocks, got block_size={size}; leave it None or choose '
-                'form="block"'
+                f'residual_form="{self.residual_form}" has no blocks, got block_size={size}; leave '
+                'it None or choose residual_form="block"'
             )
         if size < 1 or count % size:
             choices = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
@@ -98,7 +99,7 @@ class AttentionResidualsConfig(DecoderConfig):
     def sub_layers_per_block(self) -> int:
         """Return the block size in use; every sub-layer is a block in the full form."""
         count = 2 * self.num_hidden_layers
-        if self.form != "block":
+        if self.residual_form != "block":
             return 1
         divisors = (d for d in range(1, count + 1) if count % d == 0 and count <= 8 * d)
         return next(divisors) if self.block_size is None else self.block_size
@@ -108,7 +109,7 @@ def source_names(config: AttentionResidualsConfig, place: int) -> tuple[str, ...
     """Return what is mixed at a place: that of sub-layer ``place``, or of the final norm."""
     size = config.sub_layers_per_block()
     outputs = [f"{kind} {i}" for i in range(config.num_hidden_layers) for kind in _SUB_LAYERS]
-    if config.form == "delta":
+    if config.residual_form == "delta":
         return tuple(outputs[:place])
     if size > 1:
         outputs = [f"block {i}" for i in range(len(outputs) // size)]
@@ -161,7 +162,7 @@ class Place(nn.Module):
     def __init__(self, config: AttentionResidualsConfig, place: int) -> None:
         super().__init__()
         sources = source_names(config, place)
-        delta = config.form == "delta"
+        delta = config.residual_form == "delta"
         factor = len(sources) if config.scale_by_sources and not delta else 1
         salt = f"attention residuals {place}" if delta else None
         self.eps = config.rms_norm_eps
@@ -237,6 +238,7 @@ class AttendOverDepth(Connection):
 class AttentionResiduals(Variant[AttentionResidualsConfig]):
     """Differences from the plain decoder: what each sub-layer and the final norm read."""
 
+    source = "2603.15031"
     plain_fields = {"scale_by_sources": True, "gate_init": 0.0}
 
     @classmethod
@@ -261,7 +263,7 @@ class AttentionResiduals(Variant[AttentionResidualsConfig]):
     def extra_parameters(cls, config: AttentionResidualsConfig) -> int:
         """Return 2 D for each place with several sources, and the gates."""
         counts = cls._count_sources(config)
-        gates = sum(n > 0 for n in counts) if config.form == "delta" else 0
+        gates = sum(n > 0 for n in counts) if config.residual_form == "delta" else 0
         return 2 * config.hidden_size * sum(n > 1 for n in counts) + gates
 
     @classmethod

@@ -203,6 +203,7 @@ class AddOutput(Connection):
 class Dca(Variant[DcaConfig]):
     """Differences from the plain decoder: what attention and the residual after it read."""
 
+    source = "2502.06785"
     plain_fields = {"gated": True}
 
     @classmethod

@@ -133,6 +133,7 @@ class Denseformer(Variant[DenseformerConfig]):
     * optimiser: no weight decay on the weights.
     """
 
+    source = "2402.02622"
     overrides = (ParameterOverride(pattern=r"mlp_connection\.weights\.weight$", weight_decay=0.0),)
 
     @classmethod

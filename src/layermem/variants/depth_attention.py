@@ -131,6 +131,7 @@ class DepthAttention(Variant[DepthAttentionConfig]):
     * slots: their gradients are computed once for all layers that read them.
     """
 
+    source = "2606.05014"
     overrides = (ParameterOverride(pattern=r"\.memory\.gate$", weight_decay=0.0),)
     plain_fields = {"gate": "head"}
 

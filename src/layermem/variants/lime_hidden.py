@@ -180,6 +180,7 @@ class LimeHidden(Variant[LimeHiddenConfig]):
     * optimiser: a learning rate of 1e-2.
     """
 
+    source = "2502.09245"
     overrides = (
         ParameterOverride(
             pattern=r"attn_connection\.weights\.(logits|gate)$", lr=1e-2, weight_decay=0.0

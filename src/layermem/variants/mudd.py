@@ -196,6 +196,8 @@ class Mudd(Variant[MuddConfig]):
     """Differences from the plain decoder: what attention, the residual after it and the final norm
     read."""
 
+    source = "2502.12170"
+
     @classmethod
     def stream(cls, config: MuddConfig) -> Stream:
         return OutputsStream(config)

@@ -153,6 +153,7 @@ class ValueResidual(Variant[ValueResidualConfig]):
     * value projection: in the svformer form the first layer alone has one.
     """
 
+    source = "2410.17897"
     overrides = (ParameterOverride(pattern=r"\.memory\.weight$", weight_decay=0.0),)
     plain_fields = {"form": "learnable", "first_weight": 0.0, "own_weight": 1.0}
 
