@@ -1,9 +1,9 @@
 """Time of routing by depth: a forward and backward of all routes of a model, and nothing else.
 
 Width 128, 8 heads, 4 x 256 tokens, float32: the functional, the deferred and the grouped
-implementation, and routers that read the last four layers only. The exponent is the slope of log
-time over log depth between the last two depths. It tends to 2 where every layer reads all earlier
-ones, and to 1 with a window.
+implementation, and routers that read the last four layers only. An exponent is the slope of log
+time over log depth between two depths. It tends to 2 where every layer reads all earlier ones, and
+to 1 with a window.
 """
 
 import math
@@ -57,8 +57,10 @@ def main():
         rows[str(depth)] = seconds
     print_table("routing alone, by depth", rows, args.device, args.json, base="functional")
     for name in rows[str(DEPTHS[0])]:
-        (a, b), (x, y) = DEPTHS[-2:], (rows[str(d)][name] for d in DEPTHS[-2:])
-        print(f"  {name}: exponent {math.log(y / x) / math.log(b / a):.2f} from {a} to {b} layers")
+        for a, b in ((32, 128), (64, 128)):
+            ratio = rows[str(b)][name] / rows[str(a)][name]
+            exponent = math.log(ratio) / math.log(b / a)
+            print(f"  {name}: exponent {exponent:.2f} from {a} to {b} layers")
 
 
 if __name__ == "__main__":

@@ -38,8 +38,10 @@ _NO_TRITON = (
 # Up to this many numbers in an input without gradients, as at decoding, a call costs more than its
 # arithmetic.
 _FEW = 16384
-# Layers of a group: with more, fat products get fatter and thin ones more.
+# Layers of a group, at least, and groups of a model, at most: with larger groups, fat products get
+# fatter and thin ones more.
 _GROUP_SIZE = 8
+_MOST_GROUPS = 8
 _packed = PackedBackend()
 # The implementation that ``using`` has forced; None: it depends on the tensors.
 _forced: str | None = None
@@ -92,11 +94,12 @@ def begin_buffer(weights: Sequence[Tensor | None], embeds: Tensor) -> SlotBuffer
             return None
     if not heads:
         return None
+    group_size = max(_GROUP_SIZE, len(weights) // _MOST_GROUPS)
     if traced:
-        return TracedBuffer(weights, _GROUP_SIZE)
+        return TracedBuffer(weights, group_size)
     if embeds.numel() <= _FEW and not torch.is_grad_enabled():
         return SmallBuffer(weights)
-    return GroupedBuffer(weights, _GROUP_SIZE)
+    return GroupedBuffer(weights, group_size)
 
 
 def implementations() -> list[str]:
