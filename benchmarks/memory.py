@@ -57,7 +57,11 @@ def alive_after(model, ids):
 
 def build_columns(fields, device, variants):
     """Return {column: (model, implementation of routing)}."""
-    return build_variants(fields, device, variants) if variants else build_models(fields, device)
+    if variants:
+        return build_variants(fields, device, variants)
+    # Not naive, which saves a copy of all slots for each layer.
+    names = ["functional", "deferred", "grouped"] if device == "cpu" else None
+    return build_models(fields, device, names)
 
 
 def peak_of_a_step(shape, column, device, variants=None):
