@@ -7,7 +7,8 @@ import transformers
 from tiny import CASES, TINY, make
 
 from layermem.analysis.capture import capture, sequences_at_once
-from layermem.models.registry import lookup
+from layermem.models.registry import lookup, variants
+from layermem.models.seams import OwnLayerMemory, WeightsUnknown
 
 HF_MODELS = {
     "llama": (transformers.LlamaConfig, TINY),
@@ -73,15 +74,29 @@ def test_our_variants(variant, fields):
     for captured in check_hidden_states(model):
         for i, (values, routed) in enumerate(zip(captured.values, captured.routed, strict=True)):
             memory = model.model.layers[i].self_attn.memory
-            if variant == "plain" or i == 0:
+            if isinstance(memory, OwnLayerMemory):
                 np.testing.assert_array_equal(values, routed)
                 continue
+            try:
+                sources, weights = memory.static_weights_by_part()["value"]
+            except WeightsUnknown:
+                # Mixed by weights that depend on the input, or before the projection.
+                continue
             # The routed values are the router's sum of the raw ones.
-            sources, weights = memory.static_weights()
             raw = torch.stack([torch.from_numpy(captured.values[j]) for j in sources])
             raw = raw.unflatten(-1, (weights.shape[0], -1))
             expected = torch.einsum("rsq,sbtqe->btre", weights, raw).flatten(2)
             np.testing.assert_allclose(routed, expected.detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", variants())
+def test_routed_values_are_what_the_memory_returns(variant):
+    model, returned = our_model(variant, {}), []
+    for layer in model.model.layers:
+        layer.self_attn.memory.register_forward_hook(lambda *args: returned.append(args[2][1]))
+    for captured in capture(model, batches()[:1]):
+        for routed, value in zip(captured.routed, returned, strict=True):
+            np.testing.assert_array_equal(routed, value.transpose(1, 2).flatten(2).numpy())
 
 
 @pytest.mark.parametrize("name", HF_MODELS)
