@@ -151,11 +151,14 @@ def test_the_loss_is_the_mean_over_next_tokens(model, ids):
 def test_gradients_reach_hidden_states_and_attention_weights(entry, ids):
     model = make(entry.causal_lm, entry.config(**TINY, attn_implementation="eager"))
     out = model(ids, output_hidden_states=True, output_attentions=True)
-    kept = (*out.hidden_states[:-1], *out.attentions)
-    for tensor in kept:
+    for tensor in (*out.hidden_states[:-1], *out.attentions):
         tensor.retain_grad()
     out.logits.square().sum().backward()
-    assert all(tensor.grad is not None for tensor in kept)
+    assert all(tensor.grad is not None for tensor in out.attentions)
+    reached = [tensor.grad is not None for tensor in out.hidden_states[:-1]]
+    # The first hidden state is the embedding.
+    expected = [i == 0 or not model.model.stream.shows_reduction for i in range(len(reached))]
+    assert reached == expected
 
 
 def test_inputs_may_be_made_to_require_gradients(model, ids):

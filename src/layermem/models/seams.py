@@ -110,6 +110,9 @@ class Stream(nn.Module, ABC):
     # False: the state that a layer returns replaces the old one. True: the first tensor is replaced
     # and the others are only appended to, so that a layer returns the first and the new ones.
     grows: ClassVar[bool] = False
+    # True: the first tensor is computed from the others for those who look at it, and nothing reads
+    # it, so that it has no gradient.
+    shows_reduction: ClassVar[bool] = False
 
     @abstractmethod
     def begin(self, embeds: Tensor) -> State:

@@ -73,6 +73,8 @@ class StreamMixture(DepthWeights):
 class CopiesStream(Stream):
     """Begin with n copies of the embedding, end with the mean of the streams."""
 
+    shows_reduction = True
+
     def __init__(self, streams: int) -> None:
         super().__init__()
         self.streams = streams

@@ -160,11 +160,16 @@ class OutputsStream(Stream):
     def __init__(self, config: MuddConfig) -> None:
         super().__init__()
         self.place = Place(config, config.num_hidden_layers, ("residual",))
+        self.count = config.num_hidden_layers + 1
 
     def begin(self, embeds: Tensor) -> State:
         return (embeds,)
 
     def end(self, state: State) -> Tensor:
+        """Return the last mixture. A decoder that leaves out its last layers, as one that drafts for
+        itself does, has none for the sources it has: it ends with its newest output."""
+        if len(state) != self.count:
+            return state[0]
         residual: Tensor = self.place(*state)[0]
         return residual
 
