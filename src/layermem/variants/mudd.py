@@ -166,8 +166,11 @@ class OutputsStream(Stream):
         return (embeds,)
 
     def end(self, state: State) -> Tensor:
-        """Return the last mixture. A decoder that leaves out its last layers, as one that drafts for
-        itself does, has none for the sources it has: it ends with its newest output."""
+        """Return the last mixture.
+
+        A decoder that leaves out its last layers, as one that drafts for itself does, has none for
+        the sources it has: it ends with its newest output.
+        """
         if len(state) != self.count:
             return state[0]
         residual: Tensor = self.place(*state)[0]
