@@ -356,6 +356,11 @@ def test_lora_trains_saves_and_merges(entry, model, ids, tmp_path):
     config = peft.LoraConfig(
         task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"], modules_to_save=None
     )
+    if entry.variant.inputs_by_head(model.config):
+        refused = peft.get_peft_model(copy.deepcopy(model), config)
+        with pytest.raises(NotImplementedError, match="leave k_proj and v_proj out"):
+            refused(input_ids=ids)
+        config.target_modules = {"q_proj", "up_proj"}
     adapted = peft.get_peft_model(model, config)
     adapted.train().gradient_checkpointing_enable({"use_reentrant": False})
     optimiser = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)

@@ -92,8 +92,14 @@ class Attention(nn.Module):
         # Views [B, T, heads, E] -> [B, heads, T, E].
         by_head = (*query_input.shape[:-1], -1, self.head_dim)
         query = self.q_proj(query_input).view(by_head).transpose(1, 2)
-        key = self.k_proj(key_input).view(by_head).transpose(1, 2)
-        value = value_proj(value_input).view(by_head).transpose(1, 2)
+        key, value = self.k_proj(key_input), value_proj(value_input)
+        if key.ndim != 3 or value.ndim != 3:
+            raise NotImplementedError(
+                f"expected keys and values [B, T, G E], got {list(key.shape)} and "
+                f"{list(value.shape)}: an adapter (as LoRA) on a projection with an input for each "
+                "head is not supported; leave k_proj and v_proj out of its target modules"
+            )
+        key, value = key.view(by_head).transpose(1, 2), value.view(by_head).transpose(1, 2)
         if isinstance(slots, SlotBuffer):
             key, value = self.memory(query, *slots.append(key, value), slots)
             own_slot: tuple[Tensor, ...] = ()
