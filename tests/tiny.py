@@ -27,11 +27,20 @@ TINY = {
 # Pairs of variants that the contract tests, of all that can be made.
 PAIRS = ["lime+hyper_connections"]
 
+SLOW = pytest.mark.slow
+
 # Every registered variant as it comes, and its further forms: (id, variant, fields).
 CASES = [
     (case, name, fields)
     for name in [*variants(), *PAIRS]
     for case, fields in {name: {}, **literal.cases(name)}.items()
+]
+
+# Every variant, those beyond the first few among the slow tests: for tests that cost much and ask
+# of a variant what the decoder that all share mostly answers.
+MOST_SLOW = [
+    name if name in ("plain", "lime", "hyper_connections") else pytest.param(name, marks=SLOW)
+    for name in variants()
 ]
 
 needs_compiler = pytest.mark.skipif(

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import TINY, make, needs_compiler
+from tiny import MOST_SLOW, TINY, make, needs_compiler
 from torch import nn
 from transformers import DynamicCache
 
@@ -12,6 +12,11 @@ from layermem.models.registry import lookup
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+
+
+@pytest.fixture(params=MOST_SLOW)
+def entry(request):
+    return lookup(request.param)
 
 
 @pytest.fixture

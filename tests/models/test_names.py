@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from tiny import TINY, make
+from tiny import MOST_SLOW, TINY, make
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from transformers import (
@@ -20,8 +20,15 @@ from transformers import (
 from transformers import logging as transformers_logging
 from transformers.modelcard import TrainingSummary
 
+from layermem.models.registry import lookup
+
 # Rows of a walk through 23 ids: the next id follows from the one before, and none repeats.
 ROWS = [(torch.arange(16) + start) * 5 % 23 + 3 for start in range(46)]
+
+
+@pytest.fixture(params=MOST_SLOW)
+def entry(request):
+    return lookup(request.param)
 
 
 def smooth(model, folder, **options):

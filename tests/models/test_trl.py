@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
-from tiny import TINY, make
+from tiny import MOST_SLOW, TINY, make
+
+from layermem.models.registry import lookup
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -17,6 +19,11 @@ PAIRS = {
     "chosen": ["c d", "e f"] * 4,
     "rejected": ["h g", "a a"] * 4,
 }
+
+
+@pytest.fixture(params=MOST_SLOW)
+def entry(request):
+    return lookup(request.param)
 
 
 @pytest.fixture
