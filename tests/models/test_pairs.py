@@ -7,11 +7,12 @@ import sys
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from tiny import TINY
+from tiny import TINY, is_own
 
 import layermem
 from layermem.experiments.arms import parse_arms
 from layermem.models.registry import lookup
+from layermem.models.seams import filled_seams
 
 PAIR = "lime+hyper_connections"
 
@@ -91,6 +92,47 @@ def test_two_fields_of_one_name_are_refused():
     hyper = lookup("hyper_connections").config
     with pytest.raises(ValueError, match="both variants have a field coefficients, output_scale"):
         pairs._join_configs("a+b", hyper, hyper)
+
+
+def every_pair():
+    by_seam = {}
+    for name in layermem.variants():
+        by_seam.setdefault(filled_seams(lookup(name).variant), []).append(name)
+    return [f"{memory}+{stream}" for memory in by_seam["memory",] for stream in by_seam["stream",]]
+
+
+def test_there_are_pairs_of_every_memory_and_stream():
+    assert len(every_pair()) >= 20
+    assert {"lime+mudd", "value_residual+denseformer"} <= set(every_pair())
+
+
+# Pairs that are no model, since both variants have a field of one name.
+REFUSED = {"depth_attention+lime_hidden": "gate", "value_residual+lime_hidden": "form"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_pairs_whose_fields_have_one_name_are_refused(name):
+    with pytest.raises(ValueError, match=f"both variants have a field {REFUSED[name]}"):
+        lookup(name)
+
+
+@pytest.mark.parametrize("name", [name for name in every_pair() if name not in REFUSED])
+def test_every_pair_is_the_plain_decoder_at_the_identity_setting(name, ids):
+    entry, plain = lookup(name), lookup("plain")
+    # lime_hidden has keys and values for every query head, where LIMe needs as many in all layers.
+    sizes = {**TINY, "num_key_value_heads": 4} if name == "lime+lime_hidden" else TINY
+    torch.manual_seed(0)
+    ours = entry.causal_lm(entry.config(**sizes, **entry.variant.plain_fields)).eval().double()
+    torch.manual_seed(0)
+    theirs = plain.causal_lm(plain.config(**sizes)).eval().double()
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        assert (ours(ids).logits - expected).abs().max() <= 1e-12
+        for parameter_name, parameter in ours.named_parameters():
+            if is_own(parameter_name):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        # What is compared is not the plain decoder under another name.
+        assert (ours(ids).logits - expected).abs().max() > 1e-6
 
 
 def run_in_new_process(code):

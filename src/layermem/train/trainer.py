@@ -345,6 +345,7 @@ class Trainer(transformers.Trainer):
             state = self.model.state_dict() if state_dict is None else state_dict
             of_model, of_penalty = split_state(state)
             super()._save(output_dir, of_model)
-            save_weight(of_penalty, folder)
+            if self.args.should_save:
+                save_weight(of_penalty, folder)
         # A pickled file; config.yaml holds everything that is in it.
         (folder / "training_args.bin").unlink(missing_ok=True)
