@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from layermem import config
-from layermem.config import Data, Model, Optim, Run, Task, run_from_dict, to_dict
+from layermem.config import Data, Model, Optim, Regularizer, Run, Task, run_from_dict, to_dict
 
 
 def classes(cls=Run):
@@ -46,6 +46,13 @@ def test_the_id_is_that_of_the_fields_and_not_of_the_name():
     assert len(run.id) == 12
 
 
+def test_runs_recorded_before_there_were_penalties_keep_their_ids():
+    assert Run().id == "2a2dea647461"
+    run = Run(variant="plain", seed=3, optim=Optim(lr=3e-3))
+    assert run.id == run_from_dict(to_dict(run)).id == "41c36b4267cd"
+    assert dataclasses.replace(run, regularizer=Regularizer(penalty="seq_vcr")).id != run.id
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -73,7 +80,7 @@ def test_refusals_name_the_value_and_what_would_be_right(values, message):
 
 
 def test_a_config_from_before_an_option_means_what_it_meant(caplog):
-    config._warn_once.cache_clear()
+    config.warn_once.cache_clear()
     old = run_from_dict({"task": {"name": "arithmetic", "options": ["operands=5"]}})
     for _ in range(2):
         assert old.task.fields() == {"operands": 5, "held_out": "expression"}

@@ -270,8 +270,9 @@ def test_hidden_states_and_attention_weights_are_those_of_the_layers(case, ids):
 
 
 def test_optimiser_overrides_name_parameters_of_the_variant(entry):
-    # Some parameters belong to some forms alone.
-    forms = [{}, *literal.cases(name_of(entry)).values()]
+    # Some parameters belong to some forms alone; the forms of a pair are those of its parts.
+    parts = name_of(entry).split("+")
+    forms = [{}, *(fields for part in parts for fields in literal.cases(part).values())]
     models = [entry.causal_lm(entry.config(**{**TINY, **fields})) for fields in forms]
     names = {name for model in models for name, _ in model.named_parameters()}
     for override in entry.variant.overrides:

@@ -15,7 +15,7 @@ from layermem.models.registry import lookup
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
-    {"import_hooks", "typed_dicts"},
+    {"import_hooks", "named_options", "typed_dicts"},
     {"config", "counting", "intervals", "results", "runs", "text_hash"},
     {"ops", "data", "tasks"},
     {"models"},

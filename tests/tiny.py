@@ -25,7 +25,7 @@ TINY = {
 }
 
 # Pairs of variants that the contract tests, of all that can be made.
-PAIRS = ["lime+hyper_connections"]
+PAIRS = ["lime+hyper_connections", "lime+mudd", "value_residual+denseformer"]
 
 SLOW = pytest.mark.slow
 

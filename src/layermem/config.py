@@ -8,12 +8,11 @@ It does not know: files, torch, presets, the command line.
 
 import hashlib
 import json
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, Literal
 
+from layermem.named_options import check_options, merged, parse_options, warn_once
 from layermem.typed_dicts import checked, from_dict, to_dict
 
 _NOT_SIZES = ("options", "pretrained")
@@ -48,7 +47,7 @@ class Model:
     preset's; an option replaces the preset's option of the same name."""
 
     def __post_init__(self) -> None:
-        _check_options(self)
+        check_options("model", self.options)
 
     def sizes(self) -> dict[str, Any]:
         """Return the sizes under the names that they have in the model's config."""
@@ -56,7 +55,7 @@ class Model:
 
     def variant_fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict; values are read as JSON where they are JSON."""
-        return _parse_options(self)
+        return parse_options(self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +130,7 @@ class Task:
     def __post_init__(self) -> None:
         _check_at_least(self, 1, "examples", "validation", "test")
         _check_at_least(self, 0, "seed")
-        _check_options(self)
+        check_options("task", self.options)
 
     def fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict; values are read as JSON where they are JSON.
@@ -140,10 +139,10 @@ class Task:
         value that it had in effect, so that a recorded run has the same problems when it is resumed
         or solves more of them.
         """
-        options = _parse_options(self)
+        options = parse_options(self.options)
         for name, before in _EARLIER_OPTIONS.get(str(self.name), {}).items():
             if name not in options:
-                _warn_once(f"task.options of {self.name} do not name {name}", f"{name}={before}")
+                warn_once(f"task.options of {self.name} do not name {name}", f"{name}={before}")
                 options[name] = before
         return options
 
@@ -184,8 +183,42 @@ class Optim:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Regularizer:
+    """A penalty that is added to the loss of every training step; validation is without it."""
+
+    penalty: Literal["seq_vcr"] | None = None
+    """"seq_vcr": Seq-VCR, which keeps the last hidden states of different sequences apart (arXiv
+    2411.02344). Covariances are over the sequences that a process computes at once, so that
+    compute.micro_batch changes them. None: no penalty."""
+    variance_weight: float = 1.0
+    """Weight of the term that asks each feature to vary over sequences."""
+    covariance_weight: float = 0.004
+    """Weight of the term that asks features to vary independently."""
+    width: int = 2048
+    """Features that hidden states are projected to, by a matrix that is trained with the model and
+    is no part of it."""
+
+    def __post_init__(self) -> None:
+        _check_at_least(self, 0, "variance_weight", "covariance_weight")
+        _check_at_least(self, 2, "width")
+        for other in fields(self):
+            value = getattr(self, other.name)
+            if self.penalty is None and value != other.default:
+                raise ValueError(
+                    f"regularizer.{other.name}={value} is for a run with a penalty, and "
+                    f"regularizer.penalty is off: add it (seq_vcr), or leave {other.name} out"
+                )
+        if self.variance_weight == self.covariance_weight == 0:
+            raise ValueError(
+                "regularizer.variance_weight and covariance_weight are both 0, so that there is no "
+                "penalty: leave regularizer.penalty out, or make one positive"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compute:
-    """How the run is carried out; except for rounding this does not change what is computed."""
+    """How the run is carried out; except for rounding this does not change what is computed, but
+    for micro_batch where there is a penalty (--regularizer.penalty)."""
 
     micro_batch: int = 32
     """Sequences that a process computes at once; gradients are accumulated to optim.batch_size."""
@@ -255,6 +288,8 @@ class Run:
     """Generated problems in place of text."""
     optim: Optim = field(default_factory=Optim)
     """Optimizer and learning-rate schedule."""
+    regularizer: Regularizer = field(default_factory=Regularizer)
+    """Penalty added to the loss."""
     compute: Compute = field(default_factory=Compute)
     """Precision, compilation and memory."""
 
@@ -271,16 +306,16 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Twelve hexadecimal digits that stand for every field but the name of the preset."""
+        """Twelve hexadecimal digits that stand for every field but the name of the preset.
+
+        A run without a penalty has the digits that it had before there were penalties.
+        """
         values = to_dict(self)
         del values["preset"]
+        if self.regularizer == Regularizer():
+            del values["regularizer"]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def merged(options: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
-    """Return options, each NAME=VALUE, with ``others`` added or in place of those of one name."""
-    return tuple({option.partition("=")[0]: option for option in (*options, *others)}.values())
 
 
 def run_from_dict(values: Mapping[str, Any]) -> Run:
@@ -295,41 +330,12 @@ def _check_at_least(config: Any, least: int, *names: str) -> None:
             raise ValueError(f"{label} must be at least {least}, got {getattr(config, name)}")
 
 
-def _check_options(config: Model | Task) -> None:
-    for option in config.options:
-        if not option.partition("=")[1] or not option.partition("=")[0].isidentifier():
-            section = type(config).__name__.lower()
-            raise ValueError(f"{section}.options must be NAME=VALUE each, got {option!r}")
-
-
-@cache
-def _warn_once(problem: str, option: str) -> None:
-    """Warn once in a process that an option of earlier runs is used."""
-    logging.getLogger(__name__).warning(
-        "%s: %s is used, as in runs recorded before this option existed; for a new run choose a "
-        "value (docs/tasks.md)",
-        problem,
-        option,
-    )
-
-
-def _parse_options(config: Model | Task) -> dict[str, Any]:
-    pairs = (option.partition("=") for option in config.options)
-    return {name: _parse_value(text) for name, _, text in pairs}
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
 __all__ = [
     "Compute",
     "Data",
     "Model",
     "Optim",
+    "Regularizer",
     "Run",
     "Task",
     "checked",

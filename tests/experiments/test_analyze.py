@@ -66,7 +66,9 @@ def test_two_runs_side_by_side(runs, folder, capsys):
         assert [len(points) for points in model.layout.layers.values()] == [18] * 3
         assert (model.routing is not None) == (name == "lime")
     page = (out / "index.html").read_text()
-    assert "It has no routers" in page and "Heaviest paths" in page and "--against" in page
+    assert (
+        "No router reads another layer" in page and "Heaviest paths" in page and "--against" in page
+    )
     assert len(page) < 5_000_000
 
 

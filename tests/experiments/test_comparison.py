@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from recorded import SIZES, record
 
-from layermem.config import Compute, Data, Optim, Task
+from layermem.config import Compute, Data, Optim, Regularizer, Task
 from layermem.efficiency.costs import cost
 from layermem.experiments import presets
 from layermem.experiments.comparison import compare_runs
@@ -71,6 +71,21 @@ def test_runs_of_another_precision_are_no_seeds_of_one_arm(tmp_path):
     # How many sequences go at once is no difference.
     more = record(tmp_path / "c", seed=2, compute=replace(half, micro_batch=2))
     assert list(arms_of(compared(tmp_path, *runs[1:], more).settings[0]).values()) == [["b", "c"]]
+
+
+def test_micro_batches_tell_arms_with_a_penalty_apart(tmp_path):
+    penalty = Regularizer(penalty="seq_vcr")
+    runs = [
+        record(tmp_path / "a", compute=Compute(micro_batch=8)),
+        record(tmp_path / "b", compute=Compute(micro_batch=8), regularizer=penalty),
+        record(tmp_path / "c", compute=Compute(micro_batch=4), regularizer=penalty, seed=1),
+    ]
+    (setting,) = compared(tmp_path, *runs).settings
+    assert arms_of(setting) == {
+        "lime:penalty=None": ["a"],
+        "lime:micro_batch=8:penalty=seq_vcr": ["b"],
+        "lime:micro_batch=4:penalty=seq_vcr": ["c"],
+    }
 
 
 def test_a_run_that_failed_before_its_first_step_is_not_left_out_in_silence(tmp_path, caplog):

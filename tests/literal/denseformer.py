@@ -9,13 +9,14 @@ CASES = {
 PLAIN = [{"dilation": 4, "period": 2}]
 
 
-def logits(model, ids):
+def logits(model, ids, memory=parts.own_slot):
     k, p = model.config.dilation, model.config.period
     y = parts.embed(model, ids)
-    xs = [y]
+    xs, slots = [y], []
     for i, layer in enumerate(model.model.layers, start=1):
         query, key, value = parts.project(layer, parts.norm(layer.input_layernorm, y))
-        u = y + parts.attend(model, layer, query, key, value)
+        slots.append((key, value))
+        u = y + parts.attend(model, layer, query, *memory(layer, query, slots))
         xs.append(u + parts.mlp(layer, parts.norm(layer.post_attention_layernorm, u)))
         y = xs[i]
         if i % p == 0:

@@ -8,8 +8,8 @@ CASES = {"mudd-pre-post": {"pre_post_norm": True}}
 PLAIN = [{"pre_post_norm": True}]
 
 
-def logits(model, ids):
-    xs = [parts.embed(model, ids)]
+def logits(model, ids, memory=parts.own_slot):
+    xs, slots = [parts.embed(model, ids)], []
     places = [layer.attn_connection.place for layer in model.model.layers]
     for i, layer in enumerate(model.model.layers):
         weight = layer.input_layernorm.weight
@@ -23,7 +23,8 @@ def logits(model, ids):
             k = parts.scale_to_unit(k, eps) * weight * gains.key
             v = parts.scale_to_unit(v, eps) * weight * gains.value
         query, key, value = parts.project(layer, q, k, v)
-        u = r + parts.attend(model, layer, query, key, value)
+        slots.append((key, value))
+        u = r + parts.attend(model, layer, query, *memory(layer, query, slots))
         xs.append(u + parts.mlp(layer, parts.norm(layer.post_attention_layernorm, u)))
     places.append(model.model.stream.place)
     return parts.head(model, mixture(model, places, len(xs) - 1, 0, xs))

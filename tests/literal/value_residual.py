@@ -21,6 +21,16 @@ PLAIN = [
 ]
 
 
+def read(layer, query, slots):
+    """Key and value of a layer of a pair, in every form but svformer."""
+    key, value = slots[-1]
+    mixed = torch.zeros_like(value)
+    for weight, (_, source) in zip(weights(layer), slots, strict=True):
+        for t in range(value.shape[2]):
+            mixed[:, :, t] += weight * source[:, :, t]
+    return key, mixed
+
+
 def logits(model, ids):
     config = model.config
     x, values = parts.embed(model, ids), []
@@ -34,7 +44,7 @@ def logits(model, ids):
         else:
             values.append(split(normed @ attention.v_proj.weight.T, attention))
             mixed = torch.zeros_like(values[-1])
-            for weight, value in zip(weights(model, layer), values, strict=True):
+            for weight, value in zip(weights(layer), values, strict=True):
                 for t in range(ids.shape[1]):
                     mixed[:, :, t] += weight * value[:, :, t]
         x = x + parts.attend(model, layer, query, key, mixed)
@@ -46,9 +56,9 @@ def split(x, attention):
     return x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
 
 
-def weights(model, layer):
+def weights(layer):
     """Return a weight for the values of every layer so far, the own ones last."""
-    config, n = model.config, layer.layer_idx
+    config, n = layer.self_attn.config, layer.layer_idx
     if n == 0:
         return [1.0]
     if config.form == "dense":

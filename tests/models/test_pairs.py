@@ -1,5 +1,6 @@
 """Pairs of variants: what is refused, what both bring, loading and unpickling in a new process."""
 
+import itertools
 import pickle
 import subprocess
 import sys
@@ -7,11 +8,12 @@ import sys
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from tiny import TINY
+from tiny import TINY, is_own
 
 import layermem
 from layermem.experiments.arms import parse_arms
 from layermem.models.registry import lookup
+from layermem.models.seams import filled_seams
 
 PAIR = "lime+hyper_connections"
 
@@ -91,6 +93,49 @@ def test_two_fields_of_one_name_are_refused():
     hyper = lookup("hyper_connections").config
     with pytest.raises(ValueError, match="both variants have a field coefficients, output_scale"):
         pairs._join_configs("a+b", hyper, hyper)
+
+
+def every_pair():
+    by_seam = {}
+    for name in layermem.variants():
+        by_seam.setdefault(filled_seams(lookup(name).variant), []).append(name)
+    pairs = itertools.product(by_seam["memory",], by_seam["stream",])
+    # Both have fields of one name, which is refused.
+    unlike = {("depth_attention", "lime_hidden"), ("value_residual", "lime_hidden")}
+    assert unlike <= set(pairs := list(pairs))
+    return ["+".join(pair) for pair in pairs if pair not in unlike]
+
+
+def test_a_pair_keeps_what_each_variant_says_of_its_seam():
+    deep = lookup("depth_attention+mudd")
+    assert deep.variant.hands_on(deep.config(**TINY)) == "read"
+    hidden = lookup("lime+lime_hidden")
+    assert hidden.variant.inputs_by_head(hidden.config(**TINY))
+    model = layermem.build("value_residual+mudd", **TINY, form="svformer")
+    projections = [hasattr(layer.self_attn, "v_proj") for layer in model.model.layers]
+    assert projections == [True, False, False, False]
+
+
+def test_there_are_pairs_of_every_memory_and_stream():
+    assert len(every_pair()) >= 18
+    assert {"lime+mudd", "value_residual+denseformer"} <= set(every_pair())
+
+
+@pytest.mark.parametrize("name", every_pair())
+def test_every_pair_is_the_plain_decoder_at_the_identity_setting(name, ids):
+    entry, plain = lookup(name), lookup("plain")
+    torch.manual_seed(0)
+    ours = entry.causal_lm(entry.config(**TINY, **entry.variant.plain_fields)).eval().double()
+    torch.manual_seed(0)
+    theirs = plain.causal_lm(plain.config(**TINY)).eval().double()
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        assert (ours(ids).logits - expected).abs().max() <= 1e-12
+        for parameter_name, parameter in ours.named_parameters():
+            if is_own(parameter_name):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        # What is compared is not the plain decoder under another name.
+        assert (ours(ids).logits - expected).abs().max() > 1e-6
 
 
 def run_in_new_process(code):

@@ -9,6 +9,7 @@ from recorded import an_analysis, record
 from layermem import cli
 from layermem.report import analysis, figures
 from layermem.report.page import Link
+from layermem.results.analysis import DepthMixture
 from layermem.results.files import to_json
 
 MADE_UP = an_analysis(["a", "b"], lime="lime-id", plain="plain-id")
@@ -37,7 +38,16 @@ def test_the_table_has_a_row_for_each_layer_and_a_column_for_each_number():
 
 def test_sections_name_what_they_show_and_why_something_is_missing():
     unknown = replace(MADE_UP.models["plain"], routing_unknown="the weights are secret")
-    made_up = replace(MADE_UP, models={**MADE_UP.models, "secret": unknown})
+    mixture = DepthMixture(
+        place="layer 0, mlp",
+        readers=("input",),
+        sources=("embedding",),
+        mean=((1.0,),),
+        deviation=((0.0,),),
+    )
+    mixing = replace(MADE_UP.models["plain"], mixtures=(mixture,))
+    models = {**MADE_UP.models, "secret": unknown, "mixing": mixing}
+    made_up = replace(MADE_UP, models=models)
     parts = analysis.sections(made_up, {}, {}, " (a, b)")
     assert [part.title for part in parts] == [
         "What was analyzed (a, b)",
@@ -47,10 +57,15 @@ def test_sections_name_what_they_show_and_why_something_is_missing():
         "What lime reads (a, b)",
         "What plain reads (a, b)",
         "What secret reads (a, b)",
+        "What mixing reads (a, b)",
+        "What mixing mixes (a, b)",
     ]
     assert parts[4].tables[0].texts() == [["1", "50.0%", "2.00", "0"]]
-    assert parts[5].paragraphs == ["It has no routers: every layer reads its own keys and values."]
+    nothing = "No router reads another layer: every layer reads its own keys and values."
+    assert parts[5].paragraphs == [nothing]
     assert parts[6].paragraphs == ["It is not shown: the weights are secret."]
+    instead = "It mixes over depth without routers: see What mixing mixes."
+    assert parts[7].paragraphs == [instead]
 
 
 def test_models_stand_in_the_order_and_styles_of_their_runs(monkeypatch):

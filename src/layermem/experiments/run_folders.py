@@ -164,15 +164,17 @@ def _name_arms(runs: Mapping[str, Run]) -> dict[str, str]:
         parts = [
             values[key] if key == "model.options" else f"{key.rpartition('.')[2]}={values[key]}"
             for key in differing
+            if values[key]
         ]
-        arms[name] = ":".join([runs[name].variant, *filter(None, parts)])
+        arms[name] = ":".join([runs[name].variant, *parts])
     return arms
 
 
 def _fields_of_arms(run: Run) -> dict[str, str]:
     """Return the fields that may tell arms apart, by dotted name."""
-    # Of how a run is carried out only the precision may move a loss by more than rounding does.
+    # Of how a run is carried out only these may move a loss by more than rounding does.
     flat: dict[str, str] = {"compute.precision": run.compute.precision}
+    flat["compute.micro_batch"] = str(run.compute.micro_batch) if run.regularizer.penalty else ""
     for key, value in to_dict(run).items():
         if key in _NOT_IN_ARM_NAMES:
             continue

@@ -269,8 +269,8 @@ class Variant(Generic[ConfigT]):
 
 # The methods of ``Variant`` that fill each seam.
 SEAMS: Mapping[str, tuple[str, ...]] = {
-    "memory": ("sources", "memory", "store", "begin_buffer"),
-    "stream": ("stream", "connection"),
+    "memory": ("sources", "memory", "store", "begin_buffer", "hands_on", "projects_value"),
+    "stream": ("stream", "connection", "inputs_by_head"),
 }
 
 

@@ -15,7 +15,9 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
     title = f"What {name} reads"
     routing = model.routing
     if routing is None:
-        reason = "It has no routers: every layer reads its own keys and values."
+        reason = "No router reads another layer: every layer reads its own keys and values."
+        if model.mixtures:
+            reason = f"It mixes over depth without routers: see What {name} mixes."
         if model.routing_unknown is not None:
             reason = f"It is not shown: {model.routing_unknown}."
         return Section(title=title, paragraphs=[reason])

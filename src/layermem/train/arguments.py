@@ -23,6 +23,13 @@ def training_arguments(run: Run, folder: RunFolder, *, validates: bool) -> Train
             f"optim.batch_size ({optim.batch_size}) must be a multiple of compute.micro_batch "
             f"({micro}) times the number of processes ({processes})"
         )
+    if run.regularizer.penalty and micro < 2:
+        raise ValueError(
+            f"regularizer.penalty={run.regularizer.penalty} needs a covariance over at least 2 "
+            f"sequences, and a process computes {micro} at once: raise compute.micro_batch "
+            f"({compute.micro_batch}) or optim.batch_size ({optim.batch_size}, over {processes} "
+            "processes)"
+        )
     form_cpu_group(processes, compute.ddp_timeout)
     args = TrainingArguments(
         output_dir=str(folder.checkpoints),

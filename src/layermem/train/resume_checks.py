@@ -127,10 +127,13 @@ def _describe_change(change: tuple[str, Any, Any]) -> str:
     return f"{name} was {old!r}, is {new!r}"
 
 
-def check_random_numbers(
-    checkpoint: Path, config: PreTrainedConfig, args: TrainingArguments
+def check_micro_batches(
+    checkpoint: Path, run: Run, config: PreTrainedConfig, args: TrainingArguments
 ) -> None:
-    """Raise if dropout would draw other random numbers than without the interruption."""
+    """Raise if other processes or micro-batches would change more than rounding.
+
+    Dropout draws its random numbers by both, and a penalty is computed over each micro-batch.
+    """
     ours = args.world_size, args.train_batch_size
     theirs = process_layout(checkpoint)
     if config.attention_dropout and ours != theirs:
@@ -140,6 +143,13 @@ def check_random_numbers(
             f"({config.attention_dropout}) draws its random numbers by process and micro-batch, so "
             "the run would not be the same; resume it with the processes and the micro-batch it "
             "began with"
+        )
+    if run.regularizer.penalty and ours[1] != theirs[1]:
+        raise ValueError(
+            f"{checkpoint} was written with micro-batches of {theirs[1]} sequences, now they have "
+            f"{ours[1]}: regularizer.penalty={run.regularizer.penalty} is computed over each "
+            "micro-batch, so the run would not be the same; resume it with the micro-batch it "
+            "began with (--compute.micro_batch)"
         )
 
 

@@ -44,12 +44,13 @@ from layermem.train.peak_flops import peak_flops
 from layermem.train.processes import check_processes_agree
 from layermem.train.progress import RunProgress
 from layermem.train.resume_checks import (
+    check_micro_batches,
     check_origin,
-    check_random_numbers,
     describe_origin,
     restore_rows,
     save_origin,
 )
+from layermem.train.seq_vcr import build_seq_vcr, model_names, save_weight, split_state
 from layermem.train.sequence_loss import choose_loss_chunk, sequence_losses, sum_by_sequence
 from layermem.train.step_timer import StepTimer
 from layermem.train.stopping import StopOnSignal
@@ -86,11 +87,15 @@ class Trainer(transformers.Trainer):
         self._timer, self._rates = StepTimer(), LearningRateRecorder()
         self._resumed_from: Path | None = None
         self._origin = describe_origin(run, {"training": train_data, "validation": validation_data})
+        self._penalty = build_seq_vcr(run, model.config.hidden_size)
+        self._loss_without_penalty: Tensor | None = None
+        flops_per_token = count_forward_flops(model.config, model.variant, round(train_data.length))
+        if self._penalty is not None:
+            flops_per_token += self._penalty.flops_per_token(args.train_batch_size)
         peak = peak_flops(args.device)
         self._step_cost = StepCost(
             tokens=run.optim.batch_size * train_data.length,
-            flops_per_token=3
-            * count_forward_flops(model.config, model.variant, round(train_data.length)),
+            flops_per_token=3 * flops_per_token,
             peak_flops=peak and peak * args.world_size,
         )
         if run.compute.checkpoint_activations:
@@ -128,7 +133,7 @@ class Trainer(transformers.Trainer):
         check_processes_agree({"checkpoint to go on from": name, **self._origin})
         if checkpoint:
             check_origin(checkpoint, self._origin, self.model.config)
-            check_random_numbers(checkpoint, self.model.config, self.args)
+            check_micro_batches(checkpoint, self.run, self.model.config, self.args)
         if self.is_world_process_zero():
             self.folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
             if checkpoint:
@@ -139,7 +144,8 @@ class Trainer(transformers.Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         tracked = "wandb" in self.run.track and self.is_world_process_zero()
-        with open_wandb_run(self.folder) if tracked else nullcontext():
+        penalty = self._penalty.attached(self.model, self.args.device) if self._penalty else None
+        with open_wandb_run(self.folder) if tracked else nullcontext(), penalty or nullcontext():
             return super().train(*args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
@@ -168,15 +174,22 @@ class Trainer(transformers.Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
         self._finite.add_loss(loss)
-        return loss
+        # Rows have the loss itself, so that runs with and without a penalty can be compared.
+        return loss if self._loss_without_penalty is None else self._loss_without_penalty
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Return transformers' loss, computed in chunks of tokens where there are many logits."""
+        """Return transformers' loss, in chunks of tokens where there are many logits, and the
+        penalty if the run has one."""
         if chunk := self._loss_chunk(inputs):
             inputs = {**inputs, "loss_chunk": chunk}
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if self._penalty is None:
+            return loss
+        self._loss_without_penalty = loss.detach()
+        micro_batches = self.current_gradient_accumulation_steps
+        return loss + self._penalty.penalty(inputs["labels"], micro_batches)
 
     def _loss_chunk(self, inputs: Mapping[str, Tensor]) -> int:
         tokens, vocabulary = inputs["input_ids"].numel(), self.model.config.vocab_size
@@ -229,6 +242,7 @@ class Trainer(transformers.Trainer):
             speed = self._timer.steps_per_second(step)
             row |= training_row(logs, learning_rates, speed, step, self._step_cost)
             row |= self.variant_metrics()
+            row |= self._penalty.take_metrics(self.args) if self._penalty else {}
         elif "eval_loss" in logs:
             row |= validation_row(logs["eval_loss"])
             if self._solve_problems is not None:
@@ -263,10 +277,12 @@ class Trainer(transformers.Trainer):
         self._warn_if_saving_is_slow(time.perf_counter() - started)
 
     def _save_origin_and_unlogged_loss(self) -> None:
+        checkpoint = self.folder.staging / f"checkpoint-{self.state.global_step}"
         loss = float(nested_gather(self._tr_loss, self.args.parallel_mode).mean())
+        if self._penalty:
+            self._penalty.save_sums(checkpoint, self.args)
         if not self.args.should_save:
             return
-        checkpoint = self.folder.staging / f"checkpoint-{self.state.global_step}"
         checkpoints.save_unlogged_loss(checkpoint, loss, self._globalstep_last_logged)
         save_origin(checkpoint, self._origin)
         # transformers has put the path in the staging folder here; the best one is found by step.
@@ -300,10 +316,15 @@ class Trainer(transformers.Trainer):
         checkpoints.load_schedule(path, self.lr_scheduler)
         self.check_weights()
 
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(checkpoint, model)
+        if self._penalty:
+            self._penalty.load(Path(checkpoint), self.args)
+
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Raise where transformers warns: the checkpoint must hold exactly the model's weights."""
         tied = self.model._tied_weights_keys if self.model.config.tie_word_embeddings else ()
-        missing = sorted(set(load_result.missing_keys) - set(tied or ()))
+        missing = sorted(model_names(load_result.missing_keys) - set(tied or ()))
         if missing or load_result.unexpected_keys:
             raise ValueError(
                 f"{self._resumed_from} does not hold the model's weights: missing are "
@@ -317,6 +338,14 @@ class Trainer(transformers.Trainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir)
+        if self._penalty is None:
+            super()._save(output_dir, state_dict)
+        else:
+            state = self.model.state_dict() if state_dict is None else state_dict
+            of_model, of_penalty = split_state(state)
+            super()._save(output_dir, of_model)
+            if self.args.should_save:
+                save_weight(of_penalty, folder)
         # A pickled file; config.yaml holds everything that is in it.
-        (Path(output_dir or self.args.output_dir) / "training_args.bin").unlink(missing_ok=True)
+        (folder / "training_args.bin").unlink(missing_ok=True)
