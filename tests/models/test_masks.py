@@ -3,8 +3,10 @@
 import pytest
 import torch
 from attention_calls import AttentionCall, record_compiled_attention, record_eager_attention
-from tiny import TINY, make
+from tiny import MOST_SLOW, TINY, make
 from transformers import DynamicCache, StaticCache
+
+from layermem.models.registry import lookup
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 N_LAYERS = TINY["num_hidden_layers"]
@@ -15,6 +17,11 @@ CAUSAL, ONE_QUERY, MASKED = (
     AttentionCall(is_causal=False, has_mask=True),
 )
 CHECKPOINTING = {"kept": None, "non-reentrant": False, "reentrant": True}
+
+
+@pytest.fixture(params=MOST_SLOW)
+def entry(request):
+    return lookup(request.param)
 
 
 @pytest.fixture
