@@ -5,6 +5,7 @@
     comparison   runs side by side: report.json
     analysis     what goes on inside models: analysis.json
     costs        parameters, FLOPs, time and memory: costs.json
+    perplexity   losses on documents: perplexity.json
     quickstart   what came out of a quickstart: quickstart.json
 
 ``experiments`` and ``analysis`` make them, ``report`` draws them, the command line prints them.
