@@ -1,4 +1,4 @@
-"""The LLaMA of 260,032 parameters that llama2.c publishes (stories260K), where its files are at hand.
+"""The LLaMA of 260,032 parameters that llama2.c publishes, where its files (stories260K) are.
 
 7 int32 (width, mlp width, layers, heads, kv heads, vocabulary, longest sequence), then float32
 weights by kind, all layers of a kind together; rope turns neighbouring features

@@ -1,8 +1,8 @@
 """95% confidence intervals of means and proportions, and p-values of differences.
 
-Means are by Student's t, proportions by Wilson's method, ratios of sums by the bootstrap. scipy.stats
-has the distributions. It takes a second to import, so it is imported where an interval is computed,
-and commands that compute none do not wait for it; so is numpy.
+Means are by Student's t, proportions by Wilson's method, ratios of sums by the bootstrap.
+scipy.stats has the distributions. It takes a second to import, so it is imported where an interval
+is computed, and commands that compute none do not wait for it; so is numpy.
 
 It does not know: what was measured.
 """

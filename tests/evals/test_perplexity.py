@@ -157,7 +157,10 @@ def test_without_a_token_before_it_the_first_is_not_predicted_nor_its_bytes_coun
     ("change", "message"),
     [
         ({"tokenizer": None}, "a tokenizer is needed to read text, got None"),
-        ({"context": 65}, "a context of 65 tokens is longer than the model's 64 .*at most 64"),
+        (
+            {"context": 65},
+            "a context of 65 tokens is longer than the 64 of PlainForCausalLM .*at most 64",
+        ),
         ({"context": 0}, "context must be at least 1, got 0"),
         ({"context": 8, "stride": 9}, "stride must be from 1 to the context, 8, got 9"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
@@ -191,7 +194,7 @@ def test_a_model_that_does_not_say_its_longest_sequence_needs_a_context():
 
 
 def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
@@ -225,7 +228,7 @@ raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["?", "ninechars", 
     unk_token="?"))
 raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="?")
-model = layermem.build("lime", vocab_size=5000, hidden_size=8, intermediate_size=8,
+model = layermem.build("lime", vocab_size=512, hidden_size=8, intermediate_size=8,
     num_hidden_layers=2, num_attention_heads=1, max_position_embeddings=512)
 line = "ninechars tencharsss " * 50 + "\\n"
 def texts():

@@ -22,6 +22,7 @@ import tyro
 from layermem.cli.analyze import Analyze, analyze
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
+from layermem.cli.perplexity import Perplexity, perplexity
 from layermem.cli.presets import Presets, presets
 from layermem.cli.quickstart import Quickstart, quickstart
 from layermem.cli.report import Report, report
@@ -41,6 +42,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "variants": (Variants, variants),
     "tasks": (Tasks, tasks),
     "solve": (Solve, solve),
+    "perplexity": (Perplexity, perplexity),
     "costs": (Costs, costs),
     "analyze": (Analyze, analyze),
     "report": (Report, report),

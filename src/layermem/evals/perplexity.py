@@ -48,17 +48,19 @@ def perplexity(
 ) -> Perplexity:
     """Return the loss of a causal language model on texts, each of which is a document.
 
-    ``context``: most tokens that one forward reads; None: the model's longest sequence. ``stride``:
-    tokens by which windows of a long document are apart; None: half of the context. ``batch_size``:
-    windows of a forward; None: as many as 128 MB of logits allow, at most 64. ``progress`` is called
-    with the number of tokens predicted so far. ``texts`` may be a generator. The first token of a
-    document is predicted from the tokenizer's BOS token, or EOS where it has no BOS; with neither it
-    is not predicted, and its bytes are not counted.
+    ``context``: most tokens that one forward reads; None: the model's longest sequence.
+    ``stride``: tokens by which windows of a long document are apart; None: half of the context.
+    ``batch_size``: windows of a forward; None: as many as 128 MB of logits allow, at most 64.
+    ``progress`` is called with the number of tokens predicted so far. ``texts`` may be a generator.
+
+    The first token of a document is predicted from the tokenizer's BOS token, or EOS where it has
+    no BOS; with neither it is not predicted, and its bytes are not counted.
     """
     check_tokenizer(tokenizer)
     if isinstance(texts, str):
         raise TypeError("texts must be several documents, got one string; pass [text]")
-    context, stride = resolve_windows(model, context, stride)
+    longest = longest_context(model.config)
+    context, stride = check_context(context, stride, longest, type(model).__name__)
     rows = rows_at_once(model, context) if batch_size is None else batch_size
     if rows < 1:
         raise ValueError(f"batch_size must be at least 1, got {rows}")
@@ -76,18 +78,19 @@ def perplexity(
     return _result(sums, documents, context, stride)
 
 
-def resolve_windows(model: Any, context: int | None, stride: int | None) -> tuple[int, int]:
-    """Return context and stride with their defaults, after checking them against the model."""
-    longest = longest_context(model.config)
+def check_context(
+    context: int | None, stride: int | None, longest: int | None, name: str
+) -> tuple[int, int]:
+    """Return context and stride with their defaults, after checking them.
+
+    ``longest`` is the longest sequence of the model called ``name``; None: it does not say.
+    """
+    context = longest if context is None else context
     if context is None:
-        if longest is None:
-            raise ValueError(
-                f"{type(model).__name__} does not say how long its sequences may be; give a context"
-            )
-        context = longest
+        raise ValueError(f"{name} does not say how long its sequences may be; give a context")
     if longest is not None and context > longest:
         raise ValueError(
-            f"a context of {context} tokens is longer than the model's {longest} "
+            f"a context of {context} tokens is longer than the {longest} of {name} "
             f"(max_position_embeddings); give a context of at most {longest}"
         )
     if context < 1:
