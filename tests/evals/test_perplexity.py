@@ -199,21 +199,21 @@ def resident():
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_texts_are_read_one_at_a_time(monkeypatch):
-    """A text of 0.4 MB in parts and 300 small ones, with what is resident as each is asked for."""
-    monkeypatch.setattr(documents, "MAX_CHARACTERS", 50_000)
+    """A text of 0.2 MB in parts and 150 small ones, with what is resident as each is asked for."""
+    monkeypatch.setattr(documents, "MAX_CHARACTERS", 20_000)
     model, tokenizer = our_model("plain"), words("?", "ninechars", "tencharsss", eos_token="?")
     sizes, done, small = [], [0], "ninechars tencharsss " * 50
     perplexity(model, tokenizer, [small])
 
     def texts():
-        for text in (small, small * 400, *[small] * 300):
+        for text in (small, small * 200, *[small] * 150):
             sizes.append((resident(), done[-1]))
             yield text
 
     options = {"stride": 64, "batch_size": 8, "progress": done.append}
     measured = perplexity(model, tokenizer, texts(), **options)
-    assert measured.bytes == 701 * len(small)
-    assert max(size for size, _ in sizes) - sizes[0][0] < 40e6
+    assert measured.bytes == 351 * len(small)
+    assert max(size for size, _ in sizes) - sizes[0][0] < 30e6
     # All but what is waiting for a batch is predicted before the last text is asked for.
     assert sizes[-1][1] > 0.9 * measured.tokens
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from layermem.cli.analyze import Analyze, analyze
+from layermem.cli.blimp import Blimp, blimp
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
 from layermem.cli.perplexity import Perplexity, perplexity
@@ -43,6 +44,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "tasks": (Tasks, tasks),
     "solve": (Solve, solve),
     "perplexity": (Perplexity, perplexity),
+    "blimp": (Blimp, blimp),
     "costs": (Costs, costs),
     "analyze": (Analyze, analyze),
     "report": (Report, report),
