@@ -174,19 +174,27 @@ def test_the_command_writes_shares_and_differences(write, tmp_path, capsys):
         config = transformers.LlamaConfig(**{**TINY, "vocab_size": 257})
         transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
         load_tokenizer("bytes").save_pretrained(tmp_path / name)
-    records = write(*(record(sentence_good=f"{i} sleeps.") for i in range(6)))
+    records = write(
+        *(record(sentence_good=f"{i} sleeps.", sentence_bad=f"{i} sleep.") for i in range(6))
+    )
     models, out = [str(tmp_path / "one"), str(tmp_path / "two")], tmp_path / "out"
-    cli.main(["blimp", *models, "--records", str(records), "--out", str(out)])
+    options = ["--records", str(records), "--out", str(out)]
+    cli.main(["blimp", *models, *options])
+    assert read_result(MinimalPairsResult, out).probes == {}
+    capsys.readouterr()
+    cli.main(["blimp", *models, *options, "--probe", "6"])
     shown = capsys.readouterr().out
     assert "against one" in shown and "agreement" in shown and "a guess: 50%" in shown
     result = read_result(MinimalPairsResult, out)
     one, two = result.models.values()
     assert one.all.count == two.paradigms["verbs"].count == 6
+    assert result.probes["two"].pairs == 6 and "layer, paper probe" in shown
     of_all = result.comparisons["two"].all
     assert of_all.accuracy == pytest.approx(two.all.accuracy - one.all.accuracy)
     assert "Wilson" in (out / "index.html").read_text(encoding="utf-8")
     for argv, message in (
         ([*models], "--records"),
+        ([*models, *options, "--probe", "3"], "a probe needs at least 5 pairs that share no"),
         (["--records", str(records)], "name a checkpoint: layermem blimp"),
         ([*models, "--records", "nowhere"], "nowhere does not exist; give BLiMP's JSON lines"),
     ):

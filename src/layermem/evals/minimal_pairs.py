@@ -49,12 +49,7 @@ def score_sentences(
     ``progress`` is called with the number of sentences done so far.
     """
     check_tokenizer(tokenizer)
-    first = first_context(tokenizer)
-    if first is None:
-        raise ValueError(
-            "the tokenizer has neither a BOS nor an EOS token, so the first word of a sentence "
-            "could not be predicted; give it the one that stands before texts in training"
-        )
+    first = sentence_start(tokenizer)
     windows = list(_windows(model, tokenizer, sentences, first))
     longest = max((len(window.ids) - 1 for window in windows), default=1)
     rows = rows_at_once(model, longest) if batch_size is None else batch_size
@@ -71,6 +66,17 @@ def score_sentences(
         if progress is not None:
             progress(done)
     return scores
+
+
+def sentence_start(tokenizer: Any) -> int:
+    """Return the id that stands before a sentence; raise if the tokenizer has none."""
+    first = first_context(tokenizer)
+    if first is None:
+        raise ValueError(
+            "the tokenizer has neither a BOS nor an EOS token, so the first word of a sentence "
+            "could not be predicted; give it the one that stands before texts in training"
+        )
+    return first
 
 
 def judge_pairs(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from layermem.report import figures
 from layermem.report.page import Figure, Page, Section, Table
+from layermem.results.analysis import ProbeAccuracy
 from layermem.results.minimal_pairs import (
     CHANCE,
     JudgedPairs,
@@ -56,7 +57,40 @@ def tables(result: MinimalPairsResult) -> list[Table]:
     """Return the table of shares by field and phenomenon, and that of differences if any."""
     shares = _shares(result, "field", lambda model: {**model.fields, "all": model.all})
     phenomena = _shares(result, "phenomenon", lambda model: model.phenomena)
-    return [shares, phenomena, *([_differences(result)] if result.comparisons else [])]
+    differences = [_differences(result)] if result.comparisons else []
+    return [shares, phenomena, *differences, *_probes(result)]
+
+
+def _probes(result: MinimalPairsResult) -> list[Table]:
+    """Return a table of each probe: its accuracy by layer on each model's representations."""
+    tables = []
+    for probe in next(iter(result.probes.values())).accuracy if result.probes else ():
+        columns = {
+            f"{name}, {kind}": accuracy
+            for name, probes in result.probes.items()
+            for kind, accuracy in probes.accuracy[probe].items()
+        }
+        depth = max(len(column.mean) for column in columns.values())
+        pairs = next(iter(result.probes.values())).pairs
+        rows = [[str(i), *(_layer(column, i) for column in columns.values())] for i in range(depth)]
+        tables.append(
+            Table(
+                header=[f"layer, {probe} probe", *columns],
+                rows=rows,
+                caption="Accuracy of a linear probe for grammatical sentences by the mean of their "
+                f"tokens' vectors, {pairs:,} pairs in five folds that split no pair: mean and "
+                "standard deviation over folds; in brackets with labels shuffled within pairs. "
+                "Chance: 50%.",
+            )
+        )
+    return tables
+
+
+def _layer(accuracy: ProbeAccuracy, index: int) -> str:
+    if index >= len(accuracy.mean):
+        return ""
+    mean, deviation = accuracy.mean[index], accuracy.deviation[index]
+    return f"{mean:.1%} +- {deviation:.1%} ({accuracy.shuffled[index]:.1%})"
 
 
 def _shares(

@@ -3,6 +3,7 @@
     MinimalPairsResult    blimp.json: options, and of each model
       JudgedPairs           its shares: of all pairs, by field, phenomenon, paradigm
       PairComparison        of each model but the first, against the first
+      GrammarProbes         of each model: what probes read in its layers
 
 It does not know: sentences, models, how a pair is judged.
 """
@@ -10,6 +11,8 @@ It does not know: sentences, models, how a pair is judged.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
+
+from layermem.results.analysis import Probe, ProbeAccuracy, Representation
 
 CHANCE = 0.5
 """Share of right pairs of a guess."""
@@ -78,6 +81,16 @@ class PairComparison:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GrammarProbes:
+    """How well a linear probe tells grammatical sentences from the others, layer by layer."""
+
+    pairs: int
+    """Pairs whose sentences it is fitted to and tested on; none is in two folds."""
+    accuracy: Mapping[Probe, Mapping[Representation, ProbeAccuracy]]
+    """Probe to representation to its accuracy."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MinimalPairsOptions:
     """What is judged."""
 
@@ -85,6 +98,9 @@ class MinimalPairsOptions:
     """Files of BLiMP's JSON lines, plain or compressed, or folders of such files."""
     per_paradigm: int | None = None
     """Pairs of each paradigm, the first ones; None: all."""
+    probe: int | None = None
+    """Pairs of each paradigm, the first ones, by which linear probes are fitted to every layer's
+    representations of the sentences; None: no probe."""
     batch_size: int | None = None
     """Sentences of a batch; None: as many as 128 MB of logits allow, at most 64."""
 
@@ -105,3 +121,5 @@ class MinimalPairsResult:
     """Name of each model to its shares."""
     comparisons: Mapping[str, PairComparison]
     """Name of each model but the first to its differences from the first."""
+    probes: Mapping[str, GrammarProbes]
+    """Name of each model to what probes read in its layers; empty: there was no probe."""
