@@ -139,7 +139,9 @@ except SystemExit as left:
     assert seconds < most_seconds
 
 
-@pytest.mark.parametrize("command", ["train", "sweep", "solve", "costs", "analyze", "report"])
+@pytest.mark.parametrize(
+    "command", ["train", "sweep", "solve", "perplexity", "blimp", "costs", "analyze", "report"]
+)
 def test_options_of_a_command_are_shown_without_the_training_stack(command):
     code = f"""
 from layermem import cli

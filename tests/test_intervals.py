@@ -1,6 +1,7 @@
 """Intervals against figures one can look up."""
 
 import math
+import random
 import statistics
 import subprocess
 import sys
@@ -8,7 +9,16 @@ import sys
 import pytest
 
 import layermem.intervals
-from layermem.intervals import Interval, holm, interval, p_value, paired, proportion
+from layermem.intervals import (
+    Interval,
+    bootstrap_ratios,
+    holm,
+    interval,
+    mcnemar,
+    p_value,
+    paired,
+    proportion,
+)
 
 
 def test_against_a_known_case():
@@ -116,3 +126,39 @@ def test_shares():
     for right, count in ((0, 0), (3, 2), (-1, 2)):
         with pytest.raises(ValueError, match="a proportion needs"):
             proportion(right, count)
+
+
+def test_mcnemar_is_the_exact_test_of_the_items_that_differ():
+    # Two-sided binomial: 2 (C(10, 0) + C(10, 1)) / 2^10 for 1 against 9.
+    assert mcnemar(1, 9) == mcnemar(9, 1) == pytest.approx(22 / 1024)
+    assert mcnemar(0, 6) == pytest.approx(2 / 64)
+    assert mcnemar(4, 4) == mcnemar(0, 0) == 1
+    with pytest.raises(ValueError, match="at least 0, got -1 and 2"):
+        mcnemar(-1, 2)
+
+
+def test_a_bootstrap_of_equal_denominators_is_about_the_interval_of_the_mean(monkeypatch):
+    generator = random.Random(0)
+    values = [generator.gauss(3, 1) for _ in range(400)]
+    low, high = bootstrap_ratios([(values, [1.0] * 400)])
+    of_mean = interval(values)
+    assert low == pytest.approx(of_mean.mean - of_mean.half, abs=0.02)
+    assert high == pytest.approx(of_mean.mean + of_mean.half, abs=0.02)
+    # Drawn in parts, as of many items.
+    monkeypatch.setattr("layermem.intervals._DRAWN_AT_ONCE", 400 * 7)
+    assert bootstrap_ratios([(values, [1.0] * 400)]) == pytest.approx((low, high), abs=0.02)
+
+
+def test_a_bootstrap_of_a_difference_is_paired_and_of_ratios_of_sums():
+    generator = random.Random(0)
+    sizes = [float(generator.randrange(1, 50)) for _ in range(300)]
+    hard = [size * generator.gauss(5, 2) for size in sizes]
+    easier = [a - 0.1 * size for a, size in zip(hard, sizes, strict=True)]
+    # Every item differs by 0.1 in each of its parts, so every resample does.
+    assert bootstrap_ratios([(hard, sizes), (easier, sizes)]) == pytest.approx((0.1, 0.1))
+    low, high = bootstrap_ratios([(hard, sizes)])
+    assert low < sum(hard) / sum(sizes) < high and high - low > 0.2
+    with pytest.raises(ValueError, match="at least two items, got 1"):
+        bootstrap_ratios([([1.0], [1.0])])
+    with pytest.raises(ValueError, match="one or two pairs, got 3"):
+        bootstrap_ratios([([1.0, 2.0], [1.0, 1.0])] * 3)

@@ -1,8 +1,8 @@
 """95% confidence intervals of means and proportions, and p-values of differences.
 
-Means are by Student's t, proportions by Wilson's method. scipy.stats has the distributions. It
-takes a second to import, so it is imported where an interval is computed, and commands that compute
-none do not wait for it.
+Means are by Student's t, proportions by Wilson's method, ratios of sums by the bootstrap.
+scipy.stats has the distributions. It takes a second to import, so it is imported where an interval
+is computed, and commands that compute none do not wait for it; so is numpy.
 
 It does not know: what was measured.
 """
@@ -11,6 +11,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# Items of all resamples that are drawn at once.
+_DRAWN_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,3 +98,65 @@ def proportion(successes: int, count: int) -> tuple[float, float]:
 
     low, high = stats.binomtest(successes, count).proportion_ci(method="wilson")
     return float(low), float(high)
+
+
+def mcnemar(only_ours: int, only_theirs: int) -> float:
+    """Return the two-sided p-value of two shares of right answers to the same items, by McNemar.
+
+    ``only_ours`` items are right in the first alone, ``only_theirs`` in the second alone; items on
+    which both agree say nothing about a difference. The test is the exact one: each of the items is
+    equally likely to be either's if the two do not differ.
+    """
+    if only_ours < 0 or only_theirs < 0:
+        raise ValueError(f"counts must be at least 0, got {only_ours} and {only_theirs}")
+    if not only_ours + only_theirs:
+        return 1.0
+    from scipy import stats
+
+    return float(stats.binomtest(only_ours, only_ours + only_theirs).pvalue)
+
+
+def bootstrap_ratios(
+    pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Return the 95% bootstrap interval of a ratio of sums over items, or of a difference of two.
+
+    Each pair holds a numerator and a denominator of every item, such as the loss and the number of
+    tokens of a document. With one pair the interval is that of sum / sum, with two that of the
+    first ratio minus the second. Items are drawn with replacement, the same ones for both pairs, so
+    that what makes an item hard for both cancels; the ends are the 2.5% and 97.5% quantiles.
+    """
+    import numpy as np
+
+    columns = np.array([column for pair in pairs for column in pair], dtype=np.float64)
+    if len(pairs) not in (1, 2):
+        raise ValueError(f"a bootstrap needs one or two pairs, got {len(pairs)}")
+    if columns.shape[1] < 2:
+        raise ValueError(f"a bootstrap needs at least two items, got {columns.shape[1]}")
+    generator = np.random.default_rng(seed)
+    at_once = max(1, _DRAWN_AT_ONCE // columns.shape[1])
+    ratios = [
+        _resample_ratios(columns, min(at_once, resamples - start), generator)
+        for start in range(0, resamples, at_once)
+    ]
+    low, high = np.nanquantile(np.concatenate(ratios), (0.025, 0.975))
+    return float(low), float(high)
+
+
+def _resample_ratios(
+    columns: "np.ndarray[Any, Any]", count: int, generator: Any
+) -> "np.ndarray[Any, Any]":
+    """Return the ratio, or the difference of two, of ``count`` resamples of the items."""
+    import numpy as np
+
+    items = columns.shape[1]
+    drawn = generator.integers(items, size=(count, items))
+    sums = np.stack([column[drawn].sum(axis=1) for column in columns])
+    # A resample of items without any denominator has no ratio.
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = sums[::2] / sums[1::2]
+    difference: np.ndarray[Any, Any] = ratios[0] - ratios[1] if len(ratios) == 2 else ratios[0]
+    return difference

@@ -79,7 +79,7 @@ def test_folders_of_one_name_are_called_by_their_parents_too(runs, folder, tmp_p
     analysis = analyzed(runs[0], "--against", again, *options)
     assert list(analysis.models) == [f"{folder.name}/lime", "again/lime"]
     for same in (runs[0], runs[0] / ".." / "lime"):
-        with pytest.raises(SystemExit, match="lime are one checkpoint; give two different ones"):
+        with pytest.raises(SystemExit, match="lime are one checkpoint; give different ones"):
             analyzed(runs[0], "--against", same, *options)
 
 

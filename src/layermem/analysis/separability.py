@@ -9,13 +9,15 @@ It does not know: models, where arrays come from.
 """
 
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -54,17 +56,49 @@ def separability(
     probe: Probe = "paper",
     folds: int = FOLDS,
     seed: int = 0,
+    groups: np.ndarray | None = None,
 ) -> Separability:
-    """Fit a probe that predicts labels [N] from features [N, F]; return its accuracy."""
+    """Fit a probe that predicts labels [N] from features [N, F]; return its accuracy.
+
+    ``groups`` [N]: occurrences of one group are in one fold, and the control shuffles labels within
+    each group; None: every occurrence is by itself.
+    """
     features, labels = np.asarray(features, dtype=np.float32), np.asarray(labels)
     _check_arrays(features, labels, folds)
     classes, labels = np.unique(labels, return_inverse=True)
-    shuffled = np.random.default_rng(seed).permutation(labels)
+    shuffled = _shuffle(labels, groups, np.random.default_rng(seed))
+
+    def accuracies(of_labels: np.ndarray) -> list[float]:
+        splits = _split(features, of_labels, groups, folds, seed)
+        return _accuracies(features, of_labels, probe, splits, seed, len(classes))
+
     return Separability(
-        folds=tuple(_accuracies(features, labels, probe, folds, seed, len(classes))),
-        shuffled=float(np.mean(_accuracies(features, shuffled, probe, folds, seed, len(classes)))),
+        folds=tuple(accuracies(labels)),
+        shuffled=float(np.mean(accuracies(shuffled))),
         chance=float(np.bincount(labels).max() / len(labels)),
     )
+
+
+def _shuffle(labels: np.ndarray, groups: np.ndarray | None, generator: Any) -> np.ndarray:
+    """Return the labels in another order; with groups, each label stays in its group."""
+    if groups is None:
+        return np.asarray(generator.permutation(labels))
+    shuffled = np.empty_like(labels)
+    shuffled[np.argsort(groups, kind="stable")] = labels[
+        np.lexsort((generator.random(len(labels)), groups))
+    ]
+    return shuffled
+
+
+def _split(
+    features: np.ndarray, labels: np.ndarray, groups: np.ndarray | None, folds: int, seed: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the indices that each fold's probe is fitted to and tested on."""
+    kind = StratifiedKFold if groups is None else StratifiedGroupKFold
+    splits: Iterator[tuple[np.ndarray, np.ndarray]] = kind(
+        folds, shuffle=True, random_state=seed
+    ).split(features, labels, groups)
+    return splits
 
 
 def _check_arrays(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
@@ -86,10 +120,14 @@ def _check_arrays(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
 
 
 def _accuracies(
-    features: np.ndarray, labels: np.ndarray, probe: Probe, folds: int, seed: int, class_count: int
+    features: np.ndarray,
+    labels: np.ndarray,
+    probe: Probe,
+    splits: Iterable[tuple[np.ndarray, np.ndarray]],
+    seed: int,
+    class_count: int,
 ) -> list[float]:
     """Return the accuracy on each fold."""
-    splits = StratifiedKFold(folds, shuffle=True, random_state=seed).split(features, labels)
     predict = _predict_by_paper_probe if probe == "paper" else _predict_by_converged_probe
     accuracies = []
     for train, test in splits:

@@ -20,8 +20,10 @@ from typing import Annotated, Any, Union
 import tyro
 
 from layermem.cli.analyze import Analyze, analyze
+from layermem.cli.blimp import Blimp, blimp
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
+from layermem.cli.perplexity import Perplexity, perplexity
 from layermem.cli.presets import Presets, presets
 from layermem.cli.quickstart import Quickstart, quickstart
 from layermem.cli.report import Report, report
@@ -41,6 +43,8 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "variants": (Variants, variants),
     "tasks": (Tasks, tasks),
     "solve": (Solve, solve),
+    "perplexity": (Perplexity, perplexity),
+    "blimp": (Blimp, blimp),
     "costs": (Costs, costs),
     "analyze": (Analyze, analyze),
     "report": (Report, report),

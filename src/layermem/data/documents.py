@@ -73,7 +73,9 @@ def text_of_record(record: Any, field: str, where: str) -> str:
         )
     if not isinstance(record, Mapping) or field not in record:
         content = ", ".join(record) if isinstance(record, Mapping) else repr(record)[:60]
-        raise ValueError(f"{where} has no field {field!r} (it has {content}); set data.text_field")
+        raise ValueError(
+            f"{where} has no field {field!r} (it has {content}); set data.text_field, or --field"
+        )
     text = record[field]
     if not isinstance(text, str):
         raise ValueError(f"{where}: the field {field!r} must be a string, got {text!r:.60}")

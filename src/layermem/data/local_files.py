@@ -56,11 +56,8 @@ class LocalFiles(Source):
         return digest.hexdigest()
 
     def _json_lines(self, path: Path) -> Iterator[str]:
-        with compression.open_decompressed(path) as file:
-            for number, line in enumerate(file, 1):
-                where = f"{path}, line {number}"
-                if line.strip():
-                    yield text_of_record(_parse_line(line, where), self.text_field, where)
+        for record, where in json_records(path):
+            yield text_of_record(record, self.text_field, where)
 
     def _parquet_rows(self, path: Path) -> Iterator[str]:
         try:
@@ -79,6 +76,15 @@ class LocalFiles(Source):
                 f"{path} is damaged, cut short or no Parquet file ({error}); fetch it or write it "
                 "again"
             ) from error
+
+
+def json_records(path: Path) -> Iterator[tuple[Any, str]]:
+    """Yield what each line of a file of JSON lines holds, and a name for the line in errors."""
+    with compression.open_decompressed(path) as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            if line.strip():
+                yield _parse_line(line, where), where
 
 
 def open_path(path: Path, text_field: str) -> LocalFiles | None:

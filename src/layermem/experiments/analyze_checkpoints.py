@@ -1,4 +1,4 @@
-"""Open the checkpoints of an analysis, and refuse two that cannot be compared token by token.
+"""Open the checkpoints of a command, and refuse two that cannot be compared token by token.
 
 Opening reads a config and a tokenizer; weights are read by ``load_model``, after all other checks.
 
@@ -33,27 +33,33 @@ class Checkpoint:
     """The run that trained it; None: it is no run's."""
 
 
-def open_checkpoints(paths: Sequence[str]) -> list[Checkpoint]:
-    """Open one checkpoint, or two that have one vocabulary; no weights are read."""
+def open_checkpoints(paths: Sequence[str], *, one_vocabulary: bool = True) -> list[Checkpoint]:
+    """Open checkpoints; no weights are read.
+
+    With ``one_vocabulary``, two that have different vocabularies are refused.
+    """
     # A path that does not exist is a name on the hub.
     parts = [Path(path).resolve().parts if Path(path).exists() else (path,) for path in paths]
     if len(set(parts)) < len(parts):
-        raise ValueError(f"{' and '.join(paths)} are one checkpoint; give two different ones")
+        raise ValueError(f"{' and '.join(paths)} are one checkpoint; give different ones")
     names = unique_names(parts)
     checkpoints = [_open_checkpoint(path, name) for path, name in zip(paths, names, strict=True)]
-    if len(checkpoints) == 2:
+    if one_vocabulary and len(checkpoints) == 2:
         _check_same_vocabulary(*checkpoints)
     return checkpoints
 
 
-def load_model(checkpoint: Checkpoint) -> Any:
-    """Load the model in float32, to a GPU if there is one; raise if it lacks any weights."""
+def load_model(checkpoint: Checkpoint, *, with_head: bool = False) -> Any:
+    """Load the model in float32, to a GPU if there is one; raise if it lacks any weights.
+
+    Without ``with_head`` the head may be missing: nothing is predicted.
+    """
     with _explain_missing_model(checkpoint.location):
         model, loading = AutoModelForCausalLM.from_pretrained(
             checkpoint.location, dtype=torch.float32, output_loading_info=True
         )
-    # The head is not analyzed. Any other missing weight would be analyzed at its random start.
-    prefix = f"{model.base_model_prefix}."
+    # Any other missing weight would be measured at its random start.
+    prefix = "" if with_head else f"{model.base_model_prefix}."
     if missing := sorted(name for name in loading["missing_keys"] if name.startswith(prefix)):
         raise ValueError(
             f"{checkpoint.location} lacks {len(missing)} of the model's weights, such as "
@@ -94,9 +100,23 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
     return Checkpoint(
         name=name,
         location=location,
-        tokenizer=AutoTokenizer.from_pretrained(location),
+        tokenizer=_load_tokenizer(location),
         run=recorded_run(folder) if is_run else None,
     )
+
+
+def _load_tokenizer(location: Path | str) -> Any:
+    """Return the tokenizer of a checkpoint; raise if there is none."""
+    mend = "save the one that it was trained with beside it (tokenizer.save_pretrained)"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the model {location} has no tokenizer ({reason}); {mend}") from error
+    # Of some families transformers makes one without words where there are no files.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError(f"the model {location} has no tokenizer; {mend}")
+    return tokenizer
 
 
 @contextmanager

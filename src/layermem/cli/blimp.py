@@ -1,0 +1,57 @@
+"""`layermem blimp`: how often checkpoints find the grammatical sentence of a pair more probable.
+
+It does not know: how a pair is judged, how anything is drawn.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import tyro
+
+from layermem.cli.screen import show, write
+from layermem.results.minimal_pairs import MinimalPairsOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blimp(MinimalPairsOptions):
+    """Have checkpoints judge the minimal pairs of BLiMP: grammar, by phenomenon."""
+
+    checkpoints: tyro.conf.Positional[tuple[str, ...]]
+    """Run folders, folders of saved models, or hub names; the others are compared with the
+    first."""
+    out: Path = Path("blimp")
+    """Folder for blimp.json and the page."""
+
+    def judged(self) -> MinimalPairsOptions:
+        """Return the options that are recorded with the result."""
+        names = [field.name for field in fields(MinimalPairsOptions)]
+        return MinimalPairsOptions(**{name: getattr(self, name) for name in names})
+
+
+def blimp(options: Blimp, command: str) -> None:
+    """Judge pairs, print tables, and write a page; ``command`` is shown on it."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from transformers.utils import logging as transformers_logging
+
+    from layermem.experiments.minimal_pairs import measure_minimal_pairs
+    from layermem.report import minimal_pairs as report
+
+    if not options.checkpoints:
+        raise ValueError("name a checkpoint: layermem blimp CHECKPOINT ... --records FILE ...")
+    transformers_logging.disable_progress_bar()
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("reading pairs", total=None)
+        result = measure_minimal_pairs(
+            options.checkpoints,
+            options.judged(),
+            options.out,
+            command=command,
+            progress=lambda name, sentences: progress.update(
+                bar, description=f"{name}: {sentences:,} sentences"
+            ),
+        )
+    for table in report.tables(result):
+        show(table)
+    write(report.build(result), options.out)

@@ -1,0 +1,57 @@
+"""`layermem perplexity`: loss and bits per byte of checkpoints on documents, side by side.
+
+It does not know: how anything is computed or drawn.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import tyro
+
+from layermem.cli.screen import show, write
+from layermem.results.perplexity import PerplexityOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(PerplexityOptions):
+    """Measure loss, perplexity and bits per byte of checkpoints on the same documents."""
+
+    checkpoints: tyro.conf.Positional[tuple[str, ...]]
+    """Run folders, folders of saved models, or hub names; the others are compared with the
+    first."""
+    out: Path = Path("perplexity")
+    """Folder for perplexity.json and the page."""
+
+    def measured(self) -> PerplexityOptions:
+        """Return the options that are recorded with the result."""
+        names = [field.name for field in fields(PerplexityOptions)]
+        return PerplexityOptions(**{name: getattr(self, name) for name in names})
+
+
+def perplexity(options: Perplexity, command: str) -> None:
+    """Measure checkpoints, print tables, and write a page; ``command`` is shown on it."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from transformers.utils import logging as transformers_logging
+
+    from layermem.experiments.perplexity import measure_perplexity
+    from layermem.report import perplexity as report
+
+    if not options.checkpoints:
+        raise ValueError("name a checkpoint: layermem perplexity CHECKPOINT ... --texts FILE ...")
+    transformers_logging.disable_progress_bar()
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("opening checkpoints", total=None)
+        result = measure_perplexity(
+            options.checkpoints,
+            options.measured(),
+            options.out,
+            command=command,
+            progress=lambda name, tokens: progress.update(
+                bar, description=f"{name}: {tokens:,} tokens"
+            ),
+        )
+    for table in report.tables(result):
+        show(table)
+    write(report.build(result), options.out)

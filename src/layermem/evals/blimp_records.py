@@ -1,0 +1,98 @@
+"""Records of BLiMP as minimal pairs: two sentences, of which one is grammatical.
+
+    {"sentence_good": "Who should Derek hug after shocking Richard?",
+     "sentence_bad": "Who should Derek hug Richard after shocking?",
+     "field": "syntax", "linguistics_term": "island_effects", "UID": "adjunct_island", ...}
+
+The source is github.com/alexwarstadt/blimp, folder data: 67 files of 1,000 pairs, one for each
+paradigm (UID); a phenomenon (linguistics_term) has several (Warstadt et al., arXiv 1912.00582). One
+file writes its field syntax/semantics and others syntax_semantics: here both are the latter. A few
+records hold one sentence twice; such a pair is a tie.
+
+It does not know: models, how a pair is judged.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from layermem.data.local_files import find_files, json_records
+
+_NAMES = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A minimal pair."""
+
+    good: str
+    """The grammatical sentence."""
+    bad: str
+    """The other one."""
+    field: str
+    """Field of linguistics: "morphology", "syntax", "semantics" or "syntax_semantics"."""
+    phenomenon: str
+    """What is violated, such as "island_effects"."""
+    paradigm: str
+    """How it is violated, such as "adjunct_island"."""
+
+
+def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> list[Pair]:
+    """Return the pairs of files of JSON lines, plain or compressed, or of folders of such files.
+
+    ``per_paradigm``: the first so many pairs of each paradigm; None: all.
+    """
+    if per_paradigm is not None and per_paradigm < 1:
+        raise ValueError(f"per_paradigm must be at least 1, got {per_paradigm}")
+    counts, pairs = Counter[str](), []
+    for file in itertools.chain.from_iterable(map(_files, paths)):
+        for record, where in json_records(file):
+            pair = _pair(record, where)
+            counts[pair.paradigm] += 1
+            if per_paradigm is None or counts[pair.paradigm] <= per_paradigm:
+                pairs.append(pair)
+    if not pairs:
+        raise ValueError(f"there are no pairs in {', '.join(map(str, paths)) or 'no files'}")
+    return pairs
+
+
+def _files(path: Path) -> Iterator[Path]:
+    path = path.expanduser()
+    if path.is_dir():
+        files = [file for file in sorted(find_files(path)) if set(file.suffixes) & {*_JSON_LINES}]
+        if not files:
+            raise ValueError(f"the folder {path} holds no JSON lines ({', '.join(_JSON_LINES)})")
+        yield from files
+    elif path.is_file():
+        yield path
+    else:
+        raise FileNotFoundError(
+            f"{path} does not exist; give BLiMP's JSON lines, a file or the folder data of "
+            "github.com/alexwarstadt/blimp"
+        )
+
+
+def _pair(record: Any, where: str) -> Pair:
+    """Return the pair of a record; raise, naming its line, if it is not one."""
+    if not isinstance(record, Mapping):
+        raise ValueError(f"{where} must hold an object of a pair, got {record!r:.60}")
+    if missing := [name for name in _NAMES if name not in record]:
+        raise ValueError(
+            f"{where} has no field {', '.join(missing)} (it has {', '.join(record)}); a pair has "
+            f"{', '.join(_NAMES)}"
+        )
+    for name in _NAMES:
+        if not isinstance(record[name], str) or not record[name].strip():
+            raise ValueError(f"{where}: {name} must be a text, got {record[name]!r:.60}")
+    good, bad, field, phenomenon, paradigm = (record[name] for name in _NAMES)
+    return Pair(
+        good=good,
+        bad=bad,
+        field=field.replace("/", "_"),
+        phenomenon=phenomenon,
+        paradigm=paradigm,
+    )

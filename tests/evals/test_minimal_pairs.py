@@ -1,0 +1,203 @@
+"""Minimal pairs: scores against a literal loop, shares, paired differences, records."""
+
+import json
+import lzma
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from stories import needs_stories, stories_model, stories_tokenizer
+from tiny import TINY, make
+
+from layermem import cli
+from layermem.data.tokenizers import load_tokenizer
+from layermem.evals.blimp_records import Pair, read_pairs
+from layermem.evals.minimal_pairs import compare_pairs, judge_pairs, score_sentences, share_right
+from layermem.intervals import mcnemar, proportion
+from layermem.models.registry import lookup
+from layermem.results.files import read_result
+from layermem.results.minimal_pairs import MinimalPairsResult
+
+RECORDS = Path(__file__).parents[3] / "shared" / "data" / "evals" / "blimp.jsonl.xz"
+needs_records = pytest.mark.skipif(not RECORDS.is_file(), reason="BLiMP is not on this machine")
+SENTENCES = ["Who sleeps?", "Who do sleep?", "Zoë has left.", "A"]
+
+
+def our_model():
+    entry = lookup("lime")
+    return make(entry.causal_lm, entry.config(**{**TINY, "vocab_size": 257}))
+
+
+def record(**changes):
+    return {
+        "sentence_good": "Who sleeps?",
+        "sentence_bad": "Who sleep?",
+        "field": "syntax/semantics",
+        "linguistics_term": "agreement",
+        "UID": "verbs",
+        **changes,
+    }
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make_file(*records, name="pairs.jsonl"):
+        lines = (one if isinstance(one, str) else json.dumps(one) for one in records)
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+        return tmp_path / name
+
+    return make_file
+
+
+def pair(phenomenon, good="a", bad="b"):
+    return Pair(good=good, bad=bad, field="syntax", phenomenon=phenomenon, paradigm=phenomenon)
+
+
+@torch.inference_mode()
+def log_probability(model, ids):
+    """The literal loop: one forward for each token, summed in float64."""
+    return sum(
+        model(input_ids=torch.tensor([ids[:i]])).logits[0, -1].double().log_softmax(-1)[ids[i]]
+        for i in range(1, len(ids))
+    ).item()
+
+
+@pytest.mark.parametrize("which", ["ours", pytest.param("stories", marks=needs_stories)])
+def test_a_score_is_the_log_probability_of_the_whole_sentence(which):
+    if which == "ours":
+        model, tokenizer = our_model(), load_tokenizer("bytes")
+        rows = [[256, *text.encode()] for text in SENTENCES]
+    else:
+        model, tokenizer = stories_model(), stories_tokenizer()
+        rows = [tokenizer(text)["input_ids"] for text in SENTENCES]
+    expected = [log_probability(model, row) for row in rows]
+    for batch_size in (None, 1, 3):
+        scores = score_sentences(model, tokenizer, SENTENCES, batch_size=batch_size)
+        assert scores == pytest.approx(expected, rel=1e-5)
+    judged = [pair("x", SENTENCES[i], SENTENCES[j]) for i, j in ((0, 1), (1, 0), (2, 2))]
+    margin = expected[0] - expected[1]
+    assert judge_pairs(model, tokenizer, judged) == pytest.approx([margin, -margin, 0], rel=1e-4)
+
+
+def test_shares_by_field_and_phenomenon_and_ties():
+    pairs = [pair("a"), pair("a"), pair("b"), pair("b")]
+    shares = share_right(pairs, np.array([1.0, -1.0, 0.5, 0.0]))
+    assert (shares.all.right, shares.all.ties, shares.all.accuracy) == (2, 1, 0.5)
+    assert shares.all.interval == proportion(2, 4) and shares.fields == {"syntax": shares.all}
+    assert {name: share.right for name, share in shares.phenomena.items()} == {"a": 1, "b": 1}
+    assert shares.paradigms["b"].ties == 1
+
+
+def test_differences_are_paired():
+    pairs = [pair("a")] * 8 + [pair("b")] * 4
+    ours, theirs = np.ones(12), np.array([-1.0] * 7 + [1.0] + [-1.0, 1.0, 1.0, 1.0])
+    of_all, phenomena = compare_pairs(pairs, ours, theirs)
+    assert (of_all.only_ours, of_all.only_theirs, of_all.accuracy) == (8, 0, 8 / 12)
+    assert of_all.p_value == mcnemar(8, 0)
+    # Two phenomena: Holm doubles the smaller p-value.
+    assert phenomena["a"].p_value == pytest.approx(2 * mcnemar(7, 0))
+    assert phenomena["b"].p_value == 1 and phenomena["b"].only_ours == 1
+
+
+def test_records_of_files_and_folders(write, tmp_path):
+    write(record(), "", record(sentence_good="He sleeps.", UID="others"))
+    with lzma.open(tmp_path / "more.jsonl.xz", "wt", encoding="utf-8") as file:
+        file.write(json.dumps(record(field="syntax", sentence_good="She sleeps.")))
+    write("not JSON", name="notes.txt")
+    pairs = read_pairs([tmp_path])
+    assert [one.good for one in pairs] == ["She sleeps.", "Who sleeps?", "He sleeps."]
+    assert [one.field for one in pairs] == ["syntax", "syntax_semantics", "syntax_semantics"]
+    assert [one.good for one in read_pairs([tmp_path], per_paradigm=1)] == [
+        "She sleeps.",
+        "He sleeps.",
+    ]
+
+
+@needs_records
+def test_the_real_records_are_67_paradigms():
+    pairs = read_pairs([RECORDS], per_paradigm=3)
+    assert len(pairs) == 3 * 67 and len({one.phenomenon for one in pairs}) == 13
+    assert {one.field for one in pairs} == {
+        *("morphology", "syntax", "semantics", "syntax_semantics"),
+    }
+
+
+def test_records_that_are_no_pairs_are_refused(write, tmp_path):
+    incomplete = record()
+    del incomplete["UID"], incomplete["sentence_bad"]
+    with pytest.raises(
+        ValueError, match=r"pairs.jsonl, line 2 has no field sentence_bad, UID \(it"
+    ):
+        read_pairs([write(record(), incomplete)])
+    for wrong, message in (
+        (record(sentence_good=" "), "line 1: sentence_good must be a text, got ' '"),
+        (record(field=3), "line 1: field must be a text, got 3"),
+        ("[1]", "line 1 must hold an object of a pair, got"),
+        ("{", "line 1 is not JSON"),
+        ("", "there are no pairs in"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read_pairs([write(wrong)])
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; give BLiMP's JSON lines"):
+        read_pairs([tmp_path / "nowhere"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty holds no JSON lines"):
+        read_pairs([tmp_path / "empty"])
+    with pytest.raises(ValueError, match="per_paradigm must be at least 1, got 0"):
+        read_pairs([write(record())], per_paradigm=0)
+
+
+def test_what_cannot_be_scored_is_refused(tokenizer):
+    model, of_bytes = our_model(), load_tokenizer("bytes")
+    with pytest.raises(ValueError, match="'A+' has 65 tokens, more than the 64 that the model rea"):
+        score_sentences(model, of_bytes, ["A" * 65])
+    tokenizer.bos_token = tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="neither a BOS nor an EOS token, so the first word"):
+        score_sentences(model, tokenizer, ["a b"])
+    with pytest.raises(ValueError, match="a tokenizer is needed to read text, got None"):
+        score_sentences(model, None, ["a b"])
+    with pytest.raises(ValueError, match="the tokenizer has no tokens for ''"):
+        score_sentences(model, of_bytes, [""])
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        score_sentences(model, of_bytes, ["a"], batch_size=0)
+    torch.nn.init.constant_(model.model.norm.weight, math.nan)
+    with pytest.raises(ValueError, match="log-probability of 'a' is not finite"):
+        score_sentences(model, of_bytes, ["a"])
+
+
+def test_the_command_writes_shares_and_differences(write, tmp_path, capsys):
+    for seed, name in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        config = transformers.LlamaConfig(**{**TINY, "vocab_size": 257})
+        transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+        load_tokenizer("bytes").save_pretrained(tmp_path / name)
+    records = write(
+        *(record(sentence_good=f"{i} sleeps.", sentence_bad=f"{i} sleep.") for i in range(6))
+    )
+    models, out = [str(tmp_path / "one"), str(tmp_path / "two")], tmp_path / "out"
+    options = ["--records", str(records), "--out", str(out)]
+    cli.main(["blimp", models[0], *options])
+    assert read_result(MinimalPairsResult, out).probes == {}
+    capsys.readouterr()
+    cli.main(["blimp", *models, *options, "--probe", "6"])
+    shown = capsys.readouterr().out
+    assert "against one" in shown and "agreement" in shown and "a guess: 50%" in shown
+    result = read_result(MinimalPairsResult, out)
+    one, two = result.models.values()
+    assert one.all.count == two.paradigms["verbs"].count == 6
+    assert result.probes["two"].pairs == 6 and "layer, paper probe" in shown
+    of_all = result.comparisons["two"].all
+    assert of_all.accuracy == pytest.approx(two.all.accuracy - one.all.accuracy)
+    assert "Wilson" in (out / "index.html").read_text(encoding="utf-8")
+    for argv, message in (
+        ([*models], "--records"),
+        ([*models, *options, "--probe", "3"], "a probe needs at least 5 pairs that share no"),
+        (["--records", str(records)], "name a checkpoint: layermem blimp"),
+        ([*models, "--records", "nowhere"], "nowhere does not exist; give BLiMP's JSON lines"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            cli.main(["blimp", *argv])
+        assert message in str(left.value) + capsys.readouterr().err

@@ -1,0 +1,250 @@
+"""Perplexity against one forward for each token, its memory, and what it refuses."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from stories import needs_stories, stories_model, stories_tokenizer
+from tiny import TINY, make
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from layermem.data import documents
+from layermem.data.tokenizers import BYTE_VOCABULARY_SIZE, load_tokenizer
+from layermem.evals.perplexity import cut_windows, perplexity
+from layermem.models.registry import lookup
+
+TEXTS = ["a", "Zwölf Boxkämpfer jagen Viktor quer.", "", "layers read layers, " * 2]
+STORIES = ["Once upon a time there was a girl.\nShe had a dog – Spot.", "The end."]
+
+
+def our_model(name="lime", longest=64):
+    entry = lookup(name)
+    sizes = {**TINY, "vocab_size": BYTE_VOCABULARY_SIZE, "max_position_embeddings": longest}
+    return make(entry.causal_lm, entry.config(**sizes))
+
+
+@torch.inference_mode()
+def one_forward_for_each_token(model, documents_ids, context, stride):
+    """Return (loss, tokens before it in its window) of each token; ids begin with what is given."""
+    losses = []
+    for ids in documents_ids:
+        for target in range(1, len(ids)):
+            windows = max(0, math.ceil((target - context) / stride))
+            before = torch.tensor([ids[windows * stride : target]])
+            log_p = model(input_ids=before).logits[0, -1].double().log_softmax(-1)
+            losses.append((-log_p[ids[target]].item(), before.shape[1]))
+    return losses
+
+
+def by_position(pairs, first, last):
+    chosen = [loss for loss, position in pairs if first <= position <= last]
+    return (len(chosen), sum(chosen) / len(chosen) if chosen else None)
+
+
+@pytest.mark.parametrize(
+    ("which", "context", "stride"),
+    [("ours", 7, 3), ("ours", 16, 16), ("ours", 5, 1), ("ours", 24, None), ("gpt2", 13, 6)]
+    + [pytest.param("stories", 11, 4, marks=needs_stories)],
+)
+def test_it_equals_one_forward_for_each_token(which, context, stride):
+    texts = TEXTS
+    if which == "stories":
+        model, tokenizer, texts = stories_model(), stories_tokenizer(), STORIES
+        ids = [tokenizer(text)["input_ids"] for text in texts]
+        assert all(row[0] == tokenizer.bos_token_id for row in ids)
+    else:
+        tokenizer = load_tokenizer("bytes")
+        model = our_model() if which == "ours" else a_gpt2()
+        # The end token stands before a document, as in blocks of training.
+        ids = [[256, *text.encode()] for text in texts]
+    expected = one_forward_for_each_token(model, ids, context, stride or context // 2)
+    measured = perplexity(model, tokenizer, iter(texts), context=context, stride=stride)
+    total, size = sum(loss for loss, _ in expected), sum(len(text.encode()) for text in texts)
+    assert (measured.tokens, measured.bytes) == (len(expected), size)
+    assert measured.loss == pytest.approx(total / len(expected), rel=1e-5)
+    assert measured.bits_per_byte == pytest.approx(total / math.log(2) / size, rel=1e-5)
+    assert measured.perplexity == pytest.approx(math.exp(total / len(expected)), rel=1e-4)
+    for place in measured.positions:
+        count, loss = by_position(expected, place.first, place.last)
+        assert place.tokens == count
+        assert place.loss == (None if loss is None else pytest.approx(loss, rel=1e-5))
+    assert measured.documents.tokens == tuple(len(row) - 1 for row in ids)
+    assert sum(measured.documents.nats) == pytest.approx(total, rel=1e-5)
+
+
+def a_gpt2():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=257, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=256
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+@needs_stories
+def test_the_checkpoint_of_stories_writes_its_known_story():
+    model, tokenizer = stories_model(), stories_tokenizer()
+    text = " Once upon a time, there was a little girl named Lily. She loved to play outside"
+    ids = tokenizer(text[1:])["input_ids"]
+    assert ids[:5] == [1, 403, 407, 261, 378]
+    out = model.generate(torch.tensor([[1]]), max_new_tokens=len(ids) - 1, do_sample=False)
+    assert out[0].tolist() == ids
+    assert perplexity(model, tokenizer, [text[1:]]).loss < 1
+
+
+def test_batches_and_modes_change_nothing():
+    model, tokenizer = our_model().train(), load_tokenizer("bytes")
+    one = perplexity(model, tokenizer, TEXTS, context=8, batch_size=1)
+    many = perplexity(model, tokenizer, TEXTS, context=8, batch_size=5)
+    assert model.training
+    assert many.loss == pytest.approx(one.loss, rel=1e-6)
+    assert many.documents.nats == pytest.approx(one.documents.nats, rel=1e-5)
+    seen = []
+    perplexity(model, tokenizer, TEXTS, context=8, progress=seen.append)
+    assert seen == sorted(seen) and seen[-1] == one.tokens
+
+
+def test_a_document_in_parts_is_one_document(monkeypatch):
+    model, tokenizer, text = our_model(), load_tokenizer("bytes"), "one line\nand another, é\n" * 9
+    whole = perplexity(model, tokenizer, [text, "b"], context=10, stride=4)
+    monkeypatch.setattr(documents, "MAX_CHARACTERS", 25)
+    assert len(list(documents.cut_document(text))) > 5
+    parts = perplexity(model, tokenizer, [text, "b"], context=10, stride=4)
+    assert parts == whole and whole.documents.tokens[0] == len(text.encode())
+
+
+@pytest.mark.parametrize(("context", "stride"), [(1, 1), (4, 1), (4, 3), (4, 4), (30, 7)])
+def test_each_token_is_scored_once_with_as_much_context_as_promised(context, stride):
+    for length in range(1, 40):
+        parts = np.split(np.arange(1, length + 1), [length // 3, length // 2])
+        scored = {}
+        for window in cut_windows(parts, context, stride, predecessor=0):
+            assert len(window.ids) <= context + 1
+            for place in range(len(window.ids) - window.scored, len(window.ids)):
+                assert window.ids[place] not in scored
+                scored[int(window.ids[place])] = place
+        assert sorted(scored) == list(range(1, length + 1))
+        assert all(n >= min(token, context - stride + 1) for token, n in scored.items())
+
+
+def words(*names, **special):
+    raw = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **special)
+
+
+def test_without_a_token_before_it_the_first_is_not_predicted_nor_its_bytes_counted():
+    tokenizer, model = words("?", "ä", "bb", "c"), our_model("plain")
+    measured = perplexity(model, tokenizer, ["ä bb c", "bb", "c bb"])
+    assert measured.predecessor is None
+    assert measured.documents.tokens == (2, 0, 1)
+    # " bb c" and " bb"; a document of one token has none to predict.
+    assert measured.documents.bytes == (5, 0, 3) and measured.bytes == 8
+    expected = one_forward_for_each_token(model, [[1, 2, 3], [3, 2]], 64, 32)
+    assert measured.loss == pytest.approx(sum(loss for loss, _ in expected) / 3, rel=1e-5)
+    assert measured.unknown_tokens == 0
+    ended = words("?", "ä", "bb", "c", eos_token="c", unk_token="?")
+    with_end = perplexity(model, ended, ["ä bb zz"])
+    assert (with_end.predecessor, with_end.tokens, with_end.bytes) == (3, 3, 8)
+    assert with_end.unknown_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer": None}, "a tokenizer is needed to read text, got None"),
+        (
+            {"context": 65},
+            "a context of 65 tokens is longer than the 64 of PlainForCausalLM .*at most 64",
+        ),
+        ({"context": 0}, "context must be at least 1, got 0"),
+        ({"context": 8, "stride": 9}, "stride must be from 1 to the context, 8, got 9"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"texts": []}, "no token to predict in 0 documents"),
+        ({"texts": ["", ""]}, "no token to predict in 2 documents"),
+        ({"texts": "abc"}, r"got one string; pass \[text\]"),
+        ({"texts": ["a", b"b"]}, "text 1 must be a string, got bytes"),
+        ({"tokenizer": words(*"?abc", *map(str, range(300)))}, "yields id 303, and .* has 257"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_refused(change, message):
+    given = {"tokenizer": load_tokenizer("bytes"), "texts": ["a b 299"], **change}
+    with pytest.raises((ValueError, TypeError), match=message):
+        perplexity(our_model("plain"), **given)
+
+
+def test_a_loss_that_is_not_finite_is_refused():
+    model = our_model("plain")
+    torch.nn.init.constant_(model.model.layers[1].mlp.down_proj.weight, math.nan)
+    with pytest.raises(ValueError, match="document 1 is nan, 1 tokens into its window"):
+        perplexity(model, load_tokenizer("bytes"), ["", "ab"])
+
+
+def test_a_model_that_does_not_say_its_longest_sequence_needs_a_context():
+    config = transformers.BloomConfig(vocab_size=257, hidden_size=16, n_layer=1, n_head=2)
+    model, tokenizer = transformers.BloomForCausalLM(config), load_tokenizer("bytes")
+    with pytest.raises(ValueError, match="does not say how long its sequences may be; give a con"):
+        perplexity(model, tokenizer, ["ab"])
+    assert perplexity(model, tokenizer, ["ab"], context=4).tokens == 2
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_texts_are_read_one_at_a_time(monkeypatch):
+    """A text of 0.2 MB in parts and 150 small ones, with what is resident as each is asked for."""
+    monkeypatch.setattr(documents, "MAX_CHARACTERS", 20_000)
+    model, tokenizer = our_model("plain"), words("?", "ninechars", "tencharsss", eos_token="?")
+    sizes, done, small = [], [0], "ninechars tencharsss " * 50
+    perplexity(model, tokenizer, [small])
+
+    def texts():
+        for text in (small, small * 200, *[small] * 150):
+            sizes.append((resident(), done[-1]))
+            yield text
+
+    options = {"stride": 64, "batch_size": 8, "progress": done.append}
+    measured = perplexity(model, tokenizer, texts(), **options)
+    assert measured.bytes == 351 * len(small)
+    assert max(size for size, _ in sizes) - sizes[0][0] < 30e6
+    # All but what is waiting for a batch is predicted before the last text is asked for.
+    assert sizes[-1][1] > 0.9 * measured.tokens
+
+
+# 50 MB of words, read by a model of a few numbers in a process of its own.
+_MEASURE = """
+import resource, sys
+from tokenizers import Tokenizer, models, pre_tokenizers
+import torch, transformers, layermem
+from layermem.evals.perplexity import perplexity
+raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["?", "ninechars", "tencharsss"])},
+    unk_token="?"))
+raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="?")
+model = layermem.build("lime", vocab_size=512, hidden_size=8, intermediate_size=8,
+    num_hidden_layers=2, num_attention_heads=1, max_position_embeddings=512)
+line = "ninechars tencharsss " * 50 + "\\n"
+def texts():
+    yield line * (20_000_000 // len(line))
+    for _ in range(30):
+        yield line * (1_000_000 // len(line))
+perplexity(model, tokenizer, [line])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+measured = perplexity(model, tokenizer, texts(), stride=512)
+print(measured.bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_50_megabytes_of_text_take_less_than_500():
+    done = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    read, kilobytes = map(int, done.stdout.split())
+    assert read > 49e6 and kilobytes < 500e3

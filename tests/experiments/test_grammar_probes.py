@@ -1,0 +1,70 @@
+"""Probes for grammar: vectors of sentences, folds that split no pair, a control at chance."""
+
+import numpy as np
+import pytest
+import torch
+from tiny import TINY, make
+
+from layermem.analysis.separability import separability
+from layermem.data.tokenizers import load_tokenizer
+from layermem.evals.blimp_records import Pair
+from layermem.experiments.grammar_probes import distinct_pairs, probe_pairs, sentence_vectors
+from layermem.models.registry import lookup
+
+
+def our_model():
+    entry = lookup("lime")
+    return make(entry.causal_lm, entry.config(**{**TINY, "vocab_size": 257}))
+
+
+def pair(good, bad, paradigm="p"):
+    return Pair(good=good, bad=bad, field="f", phenomenon="p", paradigm=paradigm)
+
+
+def test_a_sentence_is_the_mean_of_its_tokens():
+    model, sentences = our_model(), ["abc", "a longer one", "z"]
+    vectors = sentence_vectors(model, load_tokenizer("bytes"), sentences)
+    assert len(vectors["hidden"]) == len(vectors["routed"]) == TINY["num_hidden_layers"]
+    for row, text in enumerate(sentences):
+        ids = torch.tensor([[256, *text.encode()]])
+        with torch.inference_mode():
+            states = model(input_ids=ids, output_hidden_states=True).hidden_states
+        # The last of them is behind the final norm.
+        for layer in range(TINY["num_hidden_layers"] - 1):
+            expected = states[layer + 1][0, 1:].mean(0).numpy()
+            assert vectors["hidden"][layer][row] == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_distinguishes_sentences_is_found_and_the_control_is_at_chance():
+    pairs = [pair(f"{i} is", f"{i} are") for i in range(40)]
+    probes = probe_pairs(our_model(), load_tokenizer("bytes"), pairs)
+    accuracy = probes.accuracy["converged"]["hidden"]
+    assert probes.pairs == 40 and min(accuracy.mean) > 0.95 and accuracy.chance == 0.5
+    assert max(map(abs, np.array(accuracy.shuffled) - 0.5)) < 0.25
+    assert len(accuracy.mean) == len(accuracy.deviation) == TINY["num_hidden_layers"]
+
+
+def test_no_group_is_split_and_labels_are_shuffled_within_groups(monkeypatch):
+    """With one feature for each group a probe that has seen half of a group would know it."""
+    generator, groups = np.random.default_rng(0), np.repeat(np.arange(60), 2)
+    labels, seen = np.tile([1, 0], 60), []
+
+    def watch(features, labels, unseen, class_count, seed):
+        seen.append((set(features[:, 0]), set(unseen[:, 0]), labels.mean()))
+        return np.zeros(len(unseen), dtype=int)
+
+    monkeypatch.setattr("layermem.analysis.separability._predict_by_paper_probe", watch)
+    features = np.stack([groups, generator.random(120)], axis=1)
+    separability(features, labels, groups=groups)
+    assert len(seen) == 10
+    for fitted, tested, share in seen:
+        assert not fitted & tested and share == 0.5
+
+
+def test_pairs_that_share_a_sentence_are_left_out():
+    pairs = [pair("a", "b"), pair("a", "c"), pair("d", "d"), pair("e", "f"), pair("g", "h", "q")]
+    pairs += [pair(f"{i}", f"-{i}", f"r{i}") for i in range(4)]
+    assert [one.good for one in distinct_pairs(pairs, 2)] == ["a", "e", "g", "0", "1", "2", "3"]
+    assert len(distinct_pairs(pairs, 1)) == 6 and distinct_pairs(pairs, None) == []
+    with pytest.raises(ValueError, match="at least 5 pairs that share no sentence, there are 1"):
+        distinct_pairs(pairs[:3], 9)

@@ -1,0 +1,142 @@
+"""`layermem perplexity` from checkpoints and files to its result and page, and what it refuses."""
+
+import json
+import lzma
+import math
+from functools import partial
+
+import pyarrow
+import pytest
+import torch
+import transformers
+from pyarrow import parquet
+from small_run import a_run
+from tiny import TINY
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from layermem import cli
+from layermem.data.tokenizers import load_tokenizer
+from layermem.evals.perplexity import perplexity
+from layermem.results.files import read_result
+from layermem.results.perplexity import PerplexityResult
+from layermem.train.run import train
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("perplexity")
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    return train(a_run(folder, max_steps=2), folder / "lime").path
+
+
+@pytest.fixture(scope="module")
+def texts(folder):
+    """The same three documents as JSON lines (compressed), Parquet; another as a text file."""
+    documents = ["w1 w2 w3 " * 8, "w4 w5", "w6 " * 20]
+    lines = "".join(json.dumps({"body": text}) + "\n" for text in [*documents, ""])
+    with lzma.open(folder / "texts.jsonl.xz", "wt", encoding="utf-8") as file:
+        file.write(lines)
+    parquet.write_table(pyarrow.table({"body": documents}), folder / "texts.parquet")
+    (folder / "text.txt").write_text("w7 w8", encoding="utf-8")
+    return documents
+
+
+def save_llama(path, tokenizer, **fields):
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(**{**TINY, "vocab_size": 300, **fields})
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def words():
+    raw = Tokenizer(models.WordLevel({f"w{i}": i for i in range(13)}, unk_token="w0"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+def measure(folder, *words_of_command):
+    options = ["--field", "body", "--out", str(folder / "out")]
+    cli.main(["perplexity", *map(str, words_of_command), *options])
+    return read_result(PerplexityResult, folder / "out")
+
+
+def test_checkpoints_are_compared_on_files(run, folder, texts, tmp_path, capsys):
+    same = save_llama(tmp_path / "same", load_tokenizer("bytes"))
+    other = save_llama(tmp_path / "other", words())
+    given = folder / "texts.jsonl.xz"
+    result = measure(tmp_path, run, same, other, "--texts", given, folder / "text.txt")
+    shown = capsys.readouterr().out
+    assert "against lime" in shown and "bits per byte" in shown and "other tokens" in shown
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "4 documents of" in page and "other: no such token" in page
+    # The block size of the run, of 24, is the shortest.
+    assert (result.options.context, result.options.stride) == (24, 12)
+    ours = result.models["lime"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(run / "final", dtype=torch.float32)
+    documents = [*texts, "w7 w8"]
+    expected = perplexity(model, load_tokenizer("bytes"), documents, context=24)
+    assert ours.loss == pytest.approx(expected.loss) and ours.bytes == len("".join(documents))
+    against = result.differences["same"]
+    assert against.loss == pytest.approx(result.models["same"].loss - ours.loss)
+    low, high = against.loss_interval
+    assert low < against.loss < high
+    assert against.bits_per_byte == pytest.approx(against.loss / math.log(2), rel=1e-6)
+    tokens_differ = result.differences["other"]
+    assert tokens_differ.loss is None and len(tokens_differ.bits_interval) == 2
+
+
+def test_kinds_of_files_and_the_number_of_documents(run, folder, texts, tmp_path):
+    lines, table = folder / "texts.jsonl.xz", folder / "texts.parquet"
+    of_lines = measure(tmp_path, run, "--texts", lines).models["lime"]
+    assert measure(tmp_path, run, "--texts", table).models["lime"] == of_lines
+    two = measure(tmp_path, run, "--texts", lines, table, "--max-documents", "2").models["lime"]
+    assert two.documents.bytes == of_lines.documents.bytes[:2]
+    window = ["--context", "8", "--stride", "8"]
+    one = measure(tmp_path, run, run / "final", "--texts", folder / "text.txt", *window)
+    assert (one.options.context, one.options.stride) == (8, 8)
+    # Of a single document there is no interval.
+    assert one.differences["final"].bits_interval == ()
+
+
+def test_what_is_refused(run, folder, texts, tmp_path):
+    refused = partial(measure, tmp_path)
+    text = ["--texts", folder / "texts.jsonl.xz"]
+    with pytest.raises(SystemExit, match="context of 4000 tokens is longer than the 2048 of lime"):
+        refused(run, *text, "--context", "4000")
+    with pytest.raises(SystemExit, match="stride must be from 1 to the context, 24, got 25"):
+        refused(run, *text, "--stride", "25")
+    with pytest.raises(SystemExit, match="max-documents must be at least 1, got 0"):
+        refused(run, *text, "--max-documents", "0")
+    with pytest.raises(SystemExit, match="name a checkpoint: layermem perplexity CHECKPOINT"):
+        refused(*text)
+    with pytest.raises(SystemExit, match=r"has no field 'body' .* or --field"):
+        refused(run, "--texts", folder / "words.jsonl")
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"body": ""}\n', encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"there is no text in .*empty.jsonl"):
+        refused(run, "--texts", empty)
+    with pytest.raises(SystemExit, match=r"nowhere.txt does not exist"):
+        refused(run, "--texts", tmp_path / "nowhere.txt")
+
+
+def test_a_model_without_a_tokenizer_or_head_is_refused(folder, texts, tmp_path):
+    text = ["--texts", folder / "texts.jsonl.xz"]
+    config = transformers.GPT2Config(
+        vocab_size=9, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(SystemExit, match=r"gpt2 has no tokenizer; save the one that it was trai"):
+        measure(tmp_path, tmp_path / "gpt2", *text)
+    sizes = transformers.LlamaConfig(**TINY)
+    transformers.LlamaForCausalLM(sizes).save_pretrained(tmp_path / "llama")
+    with pytest.raises(SystemExit, match=r"llama has no tokenizer \(.*; save the one that it was"):
+        measure(tmp_path, tmp_path / "llama", *text)
+    config = transformers.LlamaConfig(**{**TINY, "vocab_size": 300})
+    transformers.LlamaModel(config).save_pretrained(tmp_path / "headless")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "headless")
+    with pytest.raises(SystemExit, match=r"lacks 1 of the model's weights, such as lm_head.weight"):
+        measure(tmp_path, tmp_path / "headless", *text)
