@@ -250,7 +250,9 @@ def test_tasks_are_shown(capsys):
         r"share with a training expression, up to order +0.00%", capsys.readouterr().out
     )
     for other in (["arithmetic"], ["prosqa", "--split", "test"]):
-        with pytest.raises(SystemExit, match="--against compares problems of arithmetic, mqar"):
+        with pytest.raises(
+            SystemExit, match="--against compares problems of arithmetic, mqar, chains"
+        ):
             cli.main(["tasks", *other, "--against", "10"])
     cli.main(["tasks", "prosqa", "--count", "20", "--show", "1"])
     assert "the option named first" in capsys.readouterr().out

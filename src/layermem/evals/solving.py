@@ -180,12 +180,12 @@ def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:
         if (right := [right for own, right in a.answers if level in (None, own)])
     ]
     count = len(graded)
-    right = math.fsum(share for share, _ in graded)
+    successes = math.fsum(share for share, _ in graded)
     every_step_right = sum(steps for _, steps in graded)
     return Shares(
         count=count,
-        accuracy=right / count,
-        interval=proportion(right, count),
+        accuracy=successes / count,
+        interval=proportion(successes, count),
         steps=every_step_right / count,
         steps_interval=proportion(every_step_right, count),
     )

@@ -8,10 +8,8 @@ It does not know: names of presets, files, the command line.
 from layermem.config import Compute, Model, Optim, Run, Task
 
 
-def _mqar(
-    model: Model, examples: int, epochs: int, batch_size: int, options: tuple[str, ...]
-) -> Run:
-    steps = epochs * examples // batch_size
+def _queries(task: Task, model: Model, epochs: int, optim: Optim) -> Run:
+    steps = epochs * task.examples // optim.batch_size
     every = max(1, steps // 10)
     return Run(
         max_steps=steps,
@@ -19,17 +17,23 @@ def _mqar(
         log_every=10,
         save_every=every,
         model=model,
-        # As many test problems as the paper's code draws.
-        task=Task(name="mqar", examples=examples, test=3_000, options=options),
-        optim=Optim(batch_size=batch_size),
-        compute=Compute(micro_batch=batch_size),
+        task=task,
+        optim=optim,
+        compute=Compute(micro_batch=optim.batch_size),
     )
 
 
+def _mqar(model: Model, examples: int, epochs: int, optim: Optim, options: tuple[str, ...]) -> Run:
+    # As many test problems as the paper's code draws.
+    task = Task(name="mqar", examples=examples, test=3_000, options=options)
+    return _queries(task, model, epochs, optim)
+
+
 def tiny_mqar() -> Run:
-    """Recall of 4 pairs in 32 words of 128, 2 layers of width 64: minutes on one CPU core."""
+    """Recall of 8 pairs in 32 words of 64, 2 layers of width 64: minutes on one CPU core."""
     model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2)
-    return _mqar(model, 20_000, 6, 64, ("vocabulary=128", "pairs=4", "length=32"))
+    options = ("vocabulary=64", "pairs=8", "length=32")
+    return _mqar(model, 20_000, 3, Optim(lr=3e-3, batch_size=64, warmup_steps=50), options)
 
 
 def small_mqar() -> Run:
@@ -37,7 +41,9 @@ def small_mqar() -> Run:
     model = Model(
         hidden_size=128, intermediate_size=512, num_hidden_layers=2, num_attention_heads=1
     )
-    return _mqar(model, 100_000, 16, 256, ("vocabulary=8192", "pairs=16", "length=256"))
+    return _mqar(
+        model, 100_000, 16, Optim(batch_size=256), ("vocabulary=8192", "pairs=16", "length=256")
+    )
 
 
 def paper_mqar() -> Run:
@@ -49,7 +55,42 @@ def paper_mqar() -> Run:
     model = Model(
         hidden_size=128, intermediate_size=512, num_hidden_layers=2, num_attention_heads=1
     )
-    return _mqar(model, 100_000, 64, 256, ("vocabulary=8192", "pairs=64", "length=512"))
+    return _mqar(
+        model, 100_000, 64, Optim(batch_size=256), ("vocabulary=8192", "pairs=64", "length=512")
+    )
 
 
-PRESETS = (tiny_mqar, small_mqar, paper_mqar)
+def _chains(
+    model: Model, examples: int, epochs: int, optim: Optim, options: tuple[str, ...]
+) -> Run:
+    return _queries(Task(name="chains", examples=examples, options=options), model, epochs, optim)
+
+
+def tiny_chains() -> Run:
+    """Two chains of 4 assignments, 4 layers of width 64: minutes on one CPU core."""
+    model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4)
+    optim = Optim(lr=3e-3, batch_size=64, warmup_steps=50)
+    return _chains(model, 20_000, 3, optim, ("depth=4", "chains=2"))
+
+
+def small_chains() -> Run:
+    """Two chains of 8 assignments, 8 layers of width 256: minutes on a GPU."""
+    model = Model(
+        hidden_size=256, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8
+    )
+    return _chains(model, 100_000, 20, Optim(batch_size=256), ("depth=8", "chains=2"))
+
+
+def paper_chains() -> Run:
+    """Zhang et al.'s: a chain of 12 assignments, the first 6 learned, 12 layers of width 768.
+
+    Causal, where theirs are encoders (examples, epochs and learning rate assumed).
+    """
+    model = Model(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12
+    )
+    options = ("depth=12", "chains=1", "learned=6")
+    return _chains(model, 100_000, 100, Optim(lr=5e-5, batch_size=256), options)
+
+
+PRESETS = (tiny_mqar, small_mqar, paper_mqar, tiny_chains, small_chains, paper_chains)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenizers import Tokenizer
 
 from layermem.config import Task, checked
-from layermem.tasks import arithmetic, mqar, prosqa
+from layermem.tasks import arithmetic, chains, mqar, prosqa
 from layermem.tasks.grading import Grade
 from layermem.tasks.queried import Queried, check_one_token_a_word
 
@@ -222,5 +222,18 @@ TASKS: dict[str, TaskDefinition] = {
         chance=mqar.chance,
         overlap=mqar.overlap,
         words=mqar.probe_words,
+    ),
+    "chains": TaskDefinition(
+        generate=chains.generate,
+        tokenizer=chains.tokenizer,
+        word_tokenizer=chains.word_tokenizer,
+        grade=chains.grade,
+        level=lambda problem: problem.highest_level,
+        level_name="statements",
+        extra_tokens=0,
+        describe=chains.describe,
+        chance=lambda problems: 0.5,
+        overlap=chains.overlap,
+        words=chains.probe_words,
     ),
 }
