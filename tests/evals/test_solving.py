@@ -11,9 +11,9 @@ from layermem.evals import solving
 from layermem.tasks.registry import TASKS, check_tokenizer, get_task
 from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
 
-SMALL = {"arithmetic": ("operands=3",), "prosqa": (), "mqar": (), "chains": ()}
+SMALL = {"arithmetic": ("operands=3",), "prosqa": (), "mqar": (), "chains": (), "mad": ()}
 # Their answers are read inside the sequence, and every word is one token.
-QUERIED = ("mqar", "chains")
+QUERIED = ("mqar", "chains", "mad")
 
 
 class Parrot:

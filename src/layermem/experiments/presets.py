@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from layermem.config import Compute, Data, Model, Optim, Run, Task
-from layermem.experiments import recall_presets
+from layermem.experiments import mad_presets, recall_presets
 
 Preset = Callable[[], Run]
 _PRESETS: dict[str, Preset] = {}
@@ -24,7 +24,7 @@ def preset(function: Preset) -> Preset:
 
 
 def names() -> list[str]:
-    """Return the names of all presets, in the order of this file, those of recall last."""
+    """Return the names of all presets, those of this file first."""
     return list(_PRESETS)
 
 
@@ -306,5 +306,5 @@ def _fineweb(block_size: int, subset: str = "sample-10BT") -> Data:
     )
 
 
-for _function in recall_presets.PRESETS:
+for _function in (*recall_presets.PRESETS, *mad_presets.PRESETS):
     preset(_function)

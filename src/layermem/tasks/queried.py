@@ -4,8 +4,8 @@
     queries     6 and 8, counted from 0: the words after which answers are predicted
     solution    v2 v9
 
-What follows a query in the sequence is not its answer, so the answer has to be computed from the
-words up to the query. A task of this kind needs a token for each word.
+An answer is computed from the words up to its query; a causal model does not see what follows. A
+task of this kind needs a token for each word.
 
 It does not know: any particular task, models, training.
 """

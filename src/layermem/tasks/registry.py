@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenizers import Tokenizer
 
 from layermem.config import Task, checked
-from layermem.tasks import arithmetic, chains, mqar, prosqa
+from layermem.tasks import arithmetic, chains, mad, mqar, prosqa
 from layermem.tasks.grading import Grade
 from layermem.tasks.queried import Queried, check_one_token_a_word
 
@@ -235,5 +235,17 @@ TASKS: dict[str, TaskDefinition] = {
         chance=lambda problems: 0.5,
         overlap=chains.overlap,
         words=chains.probe_words,
+    ),
+    "mad": TaskDefinition(
+        generate=mad.generate,
+        tokenizer=mad.tokenizer,
+        word_tokenizer=mad.word_tokenizer,
+        grade=mad.grade,
+        level=lambda problem: problem.highest_level,
+        level_name="words back, up to",
+        extra_tokens=0,
+        describe=mad.describe,
+        chance=mad.chance,
+        words=mad.probe_words,
     ),
 }

@@ -1,7 +1,7 @@
 """A task's problems as training sequences: prompt and solution, with the loss on the solution.
 
 Of problems with queries the sequence is the prompt, with the loss on the answers alone. The label
-after a query is its answer, which is not the token that stands there.
+after a query is its answer, whatever token stands there.
 
 It does not know: any particular task, models.
 """
