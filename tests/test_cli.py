@@ -262,6 +262,11 @@ def test_tasks_are_shown(capsys):
         cli.main(["tasks", "prosqa", "--options", "nodes=many"])
 
 
+def test_decays_without_rates_are_refused():
+    with pytest.raises(SystemExit, match="--decays are tried with every learning rate: name some"):
+        cli.main(["sweep", "tiny-mad-recall", "--decays", "0", "0.1"])
+
+
 # Its parts are tested in experiments/test_sweep.py and report/.
 @pytest.mark.slow
 def test_a_sweep_runs_what_is_missing_and_prints_intervals(tmp_path, config, capsys):

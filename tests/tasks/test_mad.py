@@ -179,7 +179,7 @@ def test_wrong_answers_are_told_apart():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kind": "recal"}, "kind must be one of recall, noisy-recall, .*got 'recal'"),
+        ({"kind": "recalling"}, "kind must be one of recall, noisy-recall, .*got 'recalling'"),
         ({"split": "tests"}, "split must be one of test, validation, train, got 'tests'"),
         ({"copied": 4}, "copied is an option of kind=copying; kind=recall has none of it"),
         ({"noise_share": 0.1}, "noise_share is an option of kind=noisy-recall; kind=recall"),
