@@ -87,8 +87,8 @@ def _learning_rate_tables(tried: Sequence[TriedRates]) -> list[Table]:
                 ]
                 for of_arm in tried
             ],
-            caption=f"Each arm's learning rate{with_decay} was chosen on a seed that is in no other "
-            "table. A run that diverged says where in its diverged.json, in a folder rates."
+            caption=f"Each arm's learning rate{with_decay} was chosen on a seed that is in no "
+            "other table. A run that diverged says where in its diverged.json, in a folder rates."
             f"{_at_an_end(tried)}",
         )
     ]
