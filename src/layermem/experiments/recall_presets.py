@@ -67,7 +67,11 @@ def _chains(
 
 
 def tiny_chains() -> Run:
-    """Two chains of 4 assignments, 4 layers of width 64: minutes on one CPU core."""
+    """Two chains of 4 assignments, 4 layers of width 64: minutes on one CPU core.
+
+    How far it gets is not known: in its first 219 steps it stayed at chance, and with depth=2 and
+    a rate of 2e-3 it had 62% right after 372 (its own statement's sign alone: 75%).
+    """
     model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4)
     optim = Optim(lr=3e-3, batch_size=64, warmup_steps=50)
     return _chains(model, 20_000, 3, optim, ("depth=4", "chains=2"))
