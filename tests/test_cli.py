@@ -251,7 +251,9 @@ def test_tasks_are_shown(capsys):
         r"share with a training expression, up to order +0.00%", capsys.readouterr().out
     )
     for other in (["arithmetic"], ["prosqa", "--split", "test"]):
-        with pytest.raises(SystemExit, match="--against compares problems of arithmetic"):
+        with pytest.raises(
+            SystemExit, match="--against compares problems of arithmetic, mqar, chains"
+        ):
             cli.main(["tasks", *other, "--against", "10"])
     cli.main(["tasks", "prosqa", "--count", "20", "--show", "1"])
     assert "the option named first" in capsys.readouterr().out
@@ -259,6 +261,11 @@ def test_tasks_are_shown(capsys):
         cli.main(["tasks", "arithmetic", "--options", "operand=3"])
     with pytest.raises(SystemExit, match="nodes must be int, got 'many'"):
         cli.main(["tasks", "prosqa", "--options", "nodes=many"])
+
+
+def test_decays_without_rates_are_refused():
+    with pytest.raises(SystemExit, match="--decays are tried with every learning rate: name some"):
+        cli.main(["sweep", "tiny-mad-recall", "--decays", "0", "0.1"])
 
 
 # Its parts are tested in experiments/test_sweep.py and report/.

@@ -119,6 +119,11 @@ def test_shares():
         middle = (share + spread / 2) / (1 + spread)
         half = math.sqrt(share * (1 - share) * spread + (spread / 2) ** 2) / (1 + spread)
         assert proportion(right, count) == pytest.approx((middle - half, middle + half), abs=1e-5)
+    # A sum of shares lies between two whole numbers, and so does its interval.
+    for end in (0, 1):
+        below, middle, above = (proportion(right, 30)[end] for right in (7, 7.5, 8))
+        assert below < middle < above
+        assert proportion(7 + 1e-12, 30)[end] == pytest.approx(below, rel=1e-9)
     low, high = proportion(1432, 2000)
     assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.716 * 0.284 / 2000), rel=1e-2)
     # Exactly at the ends, whatever the count: what is drawn from an interval lies within it.

@@ -109,7 +109,7 @@ class Data:
 class Task:
     """Generated problems that the run is trained on in place of text."""
 
-    name: Literal["arithmetic", "prosqa"] | None = None
+    name: Literal["arithmetic", "prosqa", "mqar", "chains", "mad"] | None = None
     """Name of the task; None: the run is trained on text."""
     examples: int = 50_000
     """Problems in the training set."""

@@ -87,16 +87,26 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def proportion(successes: int, count: int) -> tuple[float, float]:
-    """Return the interval of the proportion of successes among ``count`` trials."""
+def proportion(successes: float, count: int) -> tuple[float, float]:
+    """Return the interval of the proportion of successes among ``count`` trials.
+
+    ``successes`` may be a sum of shares, each between 0 and 1, in place of a number of successes.
+    """
     if not 0 <= successes <= count or not count:
         raise ValueError(
             "a proportion needs 0 <= successes <= count and count > 0, got "
             f"{successes} successes of {count}"
         )
+    if successes != int(successes):
+        # scipy's takes whole numbers only.
+        square = statistics.NormalDist().inv_cdf(0.975) ** 2
+        middle = (successes + square / 2) / (count + square)
+        variance = successes * (count - successes) / count + square / 4
+        half = math.sqrt(square * variance) / (count + square)
+        return middle - half, middle + half
     from scipy import stats
 
-    low, high = stats.binomtest(successes, count).proportion_ci(method="wilson")
+    low, high = stats.binomtest(int(successes), count).proportion_ci(method="wilson")
     return float(low), float(high)
 
 

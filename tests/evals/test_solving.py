@@ -11,7 +11,9 @@ from layermem.evals import solving
 from layermem.tasks.registry import TASKS, check_tokenizer, get_task
 from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
 
-SMALL = {"arithmetic": ("operands=3",), "prosqa": ()}
+SMALL = {"arithmetic": ("operands=3",), "prosqa": (), "mqar": (), "chains": (), "mad": ()}
+# Their answers are read inside the sequence, and every word is one token.
+QUERIED = ("mqar", "chains", "mad")
 
 
 class Parrot:
@@ -22,6 +24,7 @@ class Parrot:
             return [tokenizer(text)["input_ids"] for text in texts]
 
         monkeypatch.setattr(solving, "greedy", greedy)
+        monkeypatch.setattr(solving, "read_answers", lambda *args, **_: greedy(*args[:2], None))
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -37,11 +40,13 @@ def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
     assert 0.55 < low < 0.75 < high < 0.9
     assert sum(solved.faults.values()) == 10
     (levels,) = solved.by.values()
-    assert sum(level.count for level in levels.values()) == 40
+    if name not in QUERIED:
+        assert sum(level.count for level in levels.values()) == 40
     assert solved.chance <= 0.5
     rows = [attempt.row() for attempt in attempts]
     assert [row["answer"] for row in rows] == [bool(i % 4) for i in range(40)]
-    assert {"prompt", "solution", "text", "level", "answer", "steps", "fault", "at"} == set(rows[0])
+    columns = {"prompt", "solution", "text", "level", "answer", "steps", "fault", "at"}
+    assert columns | ({"right"} if name in QUERIED else set()) == set(rows[0])
 
 
 def test_no_problems():
@@ -63,7 +68,7 @@ def test_words_without_a_token_are_named():
             use()
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in QUERIED])
 def test_a_tokenizer_that_changes_solutions_is_refused(name):
     """Under it every model would have no answer right."""
     kind, options = get_task(name), Task(name=name, options=SMALL[name]).fields()
@@ -78,6 +83,49 @@ def test_a_tokenizer_that_changes_solutions_is_refused(name):
     asked = Task(name=name, examples=5, validation=30, options=SMALL[name])
     with pytest.raises(ValueError, match=r"no model could solve the task"):
         build_problem_datasets(asked, broken)
+
+
+@pytest.mark.parametrize("name", QUERIED)
+def test_a_tokenizer_of_parts_of_words_is_refused(name):
+    """Queries are counted in words."""
+    asked = Task(name=name, examples=5, validation=5, options=SMALL[name])
+    with pytest.raises(
+        ValueError, match=r"makes \d+ tokens of the \d+ words of .*--task.tokenizer"
+    ):
+        build_problem_datasets(asked, load_tokenizer("bytes"))
+
+
+def test_shares_of_problems_with_several_answers():
+    task = get_task("mqar")
+    problems = task.problems("test", 30, 0)
+    attempts = []
+    for number, problem in enumerate(problems):
+        # Half of the answers of every second problem are right.
+        words = problem.answers if number % 2 else [*problem.answers[:4], *["v0"] * 4]
+        text = " ".join(words)
+        level = task.level(problem)
+        grade = task.grade(problem, text)
+        attempts.append(solving.Attempt(problem=problem, text=text, grade=grade, level=level))
+    right = [sum(a.grade.right) for a in attempts]
+    solved = solving.score_attempts(attempts, task, name="mqar", split="test")
+    assert solved.count == 30
+    assert solved.accuracy == pytest.approx(sum(right) / (8 * 30), rel=1e-12)
+    assert solved.steps == sum(n == 8 for n in right) / 30
+    assert solved.chance == 1 / 8
+    low, high = solved.interval
+    assert low < solved.accuracy < high
+    for level, shares in solved.by["words back, up to"].items():
+        of_level = [
+            [ok for own, ok in zip(a.problem.levels, a.grade.right, strict=True) if own == level]
+            for level in [int(level)]
+            for a in attempts
+        ]
+        of_level = [oks for oks in of_level if oks]
+        assert shares.count == len(of_level)
+        assert shares.accuracy == pytest.approx(
+            sum(sum(oks) / len(oks) for oks in of_level) / len(of_level), rel=1e-12
+        )
+        assert shares.steps == sum(all(oks) for oks in of_level) / len(of_level)
 
 
 def test_unknown_tasks_and_options():

@@ -225,6 +225,32 @@ def test_each_arm_takes_its_best_rate(tmp_path, fake):
         arms.try_learning_rates(RUN, "plain", (1.0,), tmp_path, 1)
 
 
+def test_each_arm_takes_its_best_rate_and_decay(tmp_path, fake):
+    fake.does = lambda run: "diverges" if run.optim.lr == 1.0 else "ends"
+    rates, decays = (0.001, 0.01, 1.0), (0.0, 0.1)
+    losses = arms.try_rates_and_decays(RUN, "plain,lime", rates, decays, tmp_path, 4)
+    plain, lime = {0.001: 2.0, 0.01: 1.0, 1.0: math.inf}, {0.001: 1.0, 0.01: 2.0, 1.0: math.inf}
+    assert losses == {"plain": {0.0: plain, 0.1: plain}, "lime": {0.0: lime, 0.1: lime}}
+    for decay in decays:
+        folder = tmp_path / f"decay-{decay:g}" / "rates" / "plain-lr0.01-s1000"
+        run = load_run(folder / "config.yaml")
+        assert (run.optim.lr, run.optim.weight_decay, run.seed) == (0.01, decay, 1000)
+    fake.names.clear()
+    again = arms.try_rates_and_decays(RUN, "plain,lime", rates, decays, tmp_path, 4)
+    assert again == losses and not fake.names
+    (folder,) = arms.train_arms(RUN, "plain", [3], tmp_path, 1, {"plain": 0.01}, {"plain": 0.0})
+    assert folder.path.name == "plain-lr0.01-wd0-s3"
+    run = load_run(folder.path / "config.yaml")
+    assert (run.optim.lr, run.optim.weight_decay) == (0.01, 0.0)
+    with pytest.raises(ValueError, match=r"weight decays must differ in six digits, got 0.1, 0.1"):
+        arms.try_rates_and_decays(RUN, "plain", rates, (0.1, 0.1), tmp_path, 1)
+
+
+def test_the_best_of_all_pairs_is_taken():
+    losses = {0.0: {0.01: 2.0, 0.1: 1.5}, 0.1: {0.01: 1.25, 0.1: math.inf}, 0.2: {0.01: 1.75}}
+    assert arms.best_rate_and_decay(losses) == (0.01, 0.1)
+
+
 @pytest.mark.parametrize(
     ("code", "how"),
     [

@@ -40,7 +40,7 @@ def test_the_papers_numbers():
 def test_a_preset_names_how_problems_are_drawn(name):
     task = presets.get_preset(name).task
     named = {"arithmetic": "held_out=strict", "prosqa": "graphs=crossed"}
-    assert task.name is None or named[task.name] in task.options
+    assert task.name not in named or named[task.name] in task.options
 
 
 def test_an_unknown_preset():

@@ -76,6 +76,26 @@ def test_rates_that_were_tried_are_told(tmp_path, four):
     assert "beyond" not in rates.caption
 
 
+def test_decays_that_were_tried_are_told(tmp_path, four):
+    tried = {
+        "plain": {0.0: {0.001: 2.0, 0.01: 1.5}, 0.1: {0.001: 1.75, 0.01: 1.25}},
+        "lime": {0.0: {0.001: 1.0, 0.01: math.inf}, 0.1: {0.001: 1.125, 0.01: 1.5}},
+    }
+    rates, *_ = report.tables(compared(tmp_path, *four, decays=tried))
+    assert rates.texts() == [
+        ["plain, weight decay 0", "2.0000", "1.5000", ""],
+        ["plain, weight decay 0.1", "1.7500", "1.2500", "0.01"],
+        ["lime, weight decay 0", "1.0000", "diverged", "0.001"],
+        ["lime, weight decay 0.1", "1.1250", "1.5000", ""],
+    ]
+    assert rates.caption.startswith("Each arm's learning rate and weight decay was chosen on")
+    saved = json.loads((tmp_path / "out" / "report.json").read_text())["learning_rates"]
+    assert [(row["decay"], row["chosen"]) for row in saved] == [
+        *((0.0, None), (0.1, 0.01)),
+        *((0.0, 0.001), (0.1, None)),
+    ]
+
+
 def test_a_seed_that_diverged_is_in_no_mean_and_said(tmp_path, four, capsys):
     lost = record(tmp_path / "lime-s2", seed=2, right=0.9, rows=2, max_steps=40, diverged=25)
     third = record(tmp_path / "plain-s2", variant="plain", seed=2, right=0.35)

@@ -12,7 +12,7 @@ from small_run import a_run, curve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from layermem.config import Task
-from layermem.evals.solving import evaluate
+from layermem.evals.solving import attempt, evaluate
 from layermem.runs import RunFolder, step_of
 from layermem.tasks.registry import get_task, vocabulary_and_length
 from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
@@ -55,6 +55,63 @@ def test_the_loss_is_on_the_solution():
         ProblemDataset([], tokenizer)
 
 
+def test_of_queries_the_loss_is_on_the_answers():
+    task = get_task("mqar")
+    tokenizer = task.tokenizer()
+    made = task.problems("train", 5, 0)
+    data = ProblemDataset(made, tokenizer)
+    batch = data.collate([data[i] for i in range(5)])
+    for problem, ids, labels in zip(made, batch["input_ids"], batch["labels"], strict=True):
+        assert tokenizer.decode(ids) == f"{problem.prompt} <end>"
+        # A token's label is where the token before it predicts it.
+        labelled = (labels != -100).nonzero().flatten() - 1
+        assert tuple(labelled.tolist()) == problem.queries
+        assert tokenizer.decode(labels[labels != -100]) == problem.solution
+        # The answers themselves are not in the sequence.
+        assert (ids[labels != -100] != labels[labels != -100]).all()
+    assert data.length == 65
+
+
+def test_a_model_of_queries_is_trained_and_read_alike(tmp_path):
+    """What is read at the queries is what the loss is on."""
+    few = Task(
+        name="mqar",
+        examples=8,
+        validation=4,
+        test=8,
+        options=("pairs=1", "vocabulary=16", "length=8"),
+    )
+    run = a_run(
+        tmp_path,
+        task=few,
+        max_steps=60,
+        eval_every=60,
+        save_every=0,
+        optim={"lr": 3e-2, "batch_size": 8},
+        compute={"micro_batch": 8},
+    )
+    folder = train(run, tmp_path / "run", evaluate=evaluate)
+    model = AutoModelForCausalLM.from_pretrained(folder.final)
+    tokenizer = AutoTokenizer.from_pretrained(folder.final)
+    problems = get_task("mqar").problems("train", 8, 0, **few.fields())
+    learnt = attempt(model, tokenizer, get_task("mqar"), problems, batch_size=3)
+    # The eight problems it was trained on are learnt by heart.
+    assert all(a.grade.answer for a in learnt)
+    data = ProblemDataset(problems, tokenizer)
+    logits = model(**data.collate([data[0], data[1]])).logits
+    for row, a in zip(logits, learnt, strict=False):
+        (query,) = a.problem.queries
+        assert tokenizer.decode(row[query].argmax()) == a.text
+    rows = [json.loads(line) for line in folder.attempts.read_text().splitlines()]
+    result = json.loads(folder.result.read_text())
+    assert result["accuracy"] == sum(sum(row["right"]) for row in rows) / 8
+    assert (result["task"], result["chance"], folder.rows()[-1]["tokens"]) == (
+        "mqar",
+        1,
+        60 * 8 * 9,
+    )
+
+
 def test_splits_and_measures():
     tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
     few = Task(**FEW)
@@ -64,7 +121,9 @@ def test_splits_and_measures():
 
 
 @pytest.mark.parametrize(
-    "task", [Task(**FEW), Task(name="prosqa", examples=20)], ids=lambda t: t.name
+    "task",
+    [Task(**FEW), Task(name="prosqa", examples=20), Task(name="mqar", examples=20)],
+    ids=lambda t: t.name,
 )
 def test_vocabulary_and_length_are_those_of_the_training_set(task):
     tokenizer = get_task(task.name).tokenizer(**task.fields())

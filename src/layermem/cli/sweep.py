@@ -28,6 +28,9 @@ class Sweep(StartingRun):
     rates: tuple[float, ...] = ()
     """Learning rates to try with every variant on a seed kept for that; each then takes its best by
     validation loss. None given: all take --optim.lr."""
+    decays: tuple[float, ...] = ()
+    """Weight decays to try with every rate of --rates; each variant takes the best of all pairs.
+    None given: all take --optim.weight-decay."""
     jobs: int = 1
     """Runs at once."""
     out: Path | None = None
@@ -47,18 +50,31 @@ def sweep(options: Sweep, command: str) -> None:
         )
     seeds = range(base.seed, base.seed + options.seeds)
     out = options.out or Path("runs") / base.preset
-    losses = {}
+    if options.decays and not options.rates:
+        raise ValueError("--decays are tried with every learning rate: name some with --rates")
+    losses, by_decay = {}, {}
     if options.rates:
         if arms.CHOOSING_SEED in seeds:
             raise ValueError(
                 f"seed {arms.CHOOSING_SEED} is kept for choosing learning rates; choose other "
                 "--seeds"
             )
-        losses = arms.try_learning_rates(base, options.variants, options.rates, out, options.jobs)
-    chosen = {arm: arms.best_learning_rate(by_rate) for arm, by_rate in losses.items()}
-    folders = arms.train_arms(base, options.variants, seeds, out, options.jobs, chosen)
+        tried = base, options.variants, options.rates
+        if options.decays:
+            by_decay = arms.try_rates_and_decays(*tried, options.decays, out, options.jobs)
+        else:
+            losses = arms.try_learning_rates(*tried, out, options.jobs)
+    best = {arm: arms.best_rate_and_decay(of_arm) for arm, of_arm in by_decay.items()}
+    rates = {arm: arms.best_learning_rate(by_rate) for arm, by_rate in losses.items()}
+    rates |= {arm: rate for arm, (rate, _) in best.items()}
+    decays = {arm: decay for arm, (_, decay) in best.items()}
+    folders = arms.train_arms(base, options.variants, seeds, out, options.jobs, rates, decays)
     comparison = compare_runs(
-        [folder.path for folder in folders], out, learning_rates=losses, command=command
+        [folder.path for folder in folders],
+        out,
+        learning_rates=losses,
+        decays=by_decay,
+        command=command,
     )
     for table in page.tables(comparison):
         show(table)

@@ -52,6 +52,13 @@ def _list_tasks() -> None:
     screen().print(table)
 
 
+def _comparable() -> str:
+    """Return the names of the tasks of which problems can be compared with training problems."""
+    from layermem.tasks.registry import TASKS
+
+    return ", ".join(name for name, task in TASKS.items() if task.overlap is not None)
+
+
 def _show_task(name: str, options: Tasks) -> None:
     from rich.table import Table
 
@@ -61,7 +68,7 @@ def _show_task(name: str, options: Tasks) -> None:
     task, fields = get_task(name), Task(options=options.options).fields()
     if options.against and (task.overlap is None or options.split == "train"):
         raise ValueError(
-            "--against compares problems of arithmetic, of --split test or validation, with "
+            f"--against compares problems of {_comparable()}, of --split test or validation, with "
             f"training problems; got {name}, split {options.split}"
         )
     console = screen()

@@ -3,6 +3,8 @@
 It does not know: any particular task, how results are displayed.
 """
 
+import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,10 +17,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from layermem import config
 from layermem.evals.generation import GreedySettings, greedy, shared_greedy
+from layermem.evals.queries import read_answers
 from layermem.intervals import proportion
 from layermem.results.solved import Shares, Solved
 from layermem.tasks.grading import Grade
-from layermem.tasks.registry import Problem, TaskDefinition, encode, get_task
+from layermem.tasks.queried import Queried
+from layermem.tasks.registry import (
+    Problem,
+    TaskDefinition,
+    encode,
+    get_task,
+    select_queried,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +40,24 @@ class Attempt:
     grade: Grade
     level: int
 
+    @property
+    def answers(self) -> list[tuple[int, bool]]:
+        """The level of each answer, and whether it is right."""
+        if isinstance(self.problem, Queried):
+            return list(zip(self.problem.levels, self.grade.right, strict=True))
+        return [(self.level, self.grade.answer)]
+
     def row(self) -> dict[str, Any]:
         """Return the attempt as an object of attempts.jsonl."""
+        grade = asdict(self.grade)
+        if not self.grade.right:
+            del grade["right"]
         return {
             "prompt": self.problem.prompt,
             "solution": self.problem.solution,
             "text": self.text,
             "level": self.level,
-            **asdict(self.grade),
+            **grade,
         }
 
 
@@ -53,6 +73,7 @@ def attempt(
 ) -> list[Attempt]:
     """Let a model solve problems; a solution much longer than the longest right one is cut.
 
+    Answers to queries inside a sequence are read in one forward; each process reads all of them.
     ``shared``: the processes of a run share the problems, and all must call this; ``progress`` is
     not called then.
     """
@@ -66,7 +87,10 @@ def attempt(
         max_new_tokens=max(map(len, solutions)) + task.extra_tokens,
         batch_size=batch_size,
     )
-    if shared:
+    if queried := select_queried(problems):
+        queries = [problem.queries for problem in queried]
+        generated = read_answers(model, prompts, queries, settings, progress=progress)
+    elif shared:
         generated = shared_greedy(model, prompts, settings)
     else:
         generated = greedy(model, prompts, settings, progress=progress)
@@ -87,8 +111,8 @@ def score_attempts(
 ) -> Solved:
     """Return the shares of right attempts with 95% intervals, also by level, and the faults."""
     by_level = {
-        str(level): _shares([a for a in attempts if a.level == level])
-        for level in sorted({a.level for a in attempts})
+        str(level): _shares(attempts, level)
+        for level in sorted({level for a in attempts for level, _ in a.answers})
     }
     return Solved(
         **vars(_shares(attempts)),
@@ -144,14 +168,24 @@ def _problems(task: config.Task, split: str) -> Sequence[Problem]:
     return get_task(str(task.name)).problems(split, count, task.seed, **task.fields())
 
 
-def _shares(attempts: Sequence[Attempt]) -> Shares:
-    count = len(attempts)
-    right = sum(a.grade.answer for a in attempts)
-    every_step_right = sum(a.grade.steps for a in attempts)
+def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:
+    """Return the shares of all answers, or of those of a level and of the problems that have any.
+
+    The share of a problem with several answers is between 0 and 1, and so varies no more than one
+    that is 0 or 1: the interval of a proportion is at least as wide as its own.
+    """
+    graded = [
+        (statistics.fmean(right), a.grade.steps if level is None else all(right))
+        for a in attempts
+        if (right := [right for own, right in a.answers if level in (None, own)])
+    ]
+    count = len(graded)
+    successes = math.fsum(share for share, _ in graded)
+    every_step_right = sum(steps for _, steps in graded)
     return Shares(
         count=count,
-        accuracy=right / count,
-        interval=proportion(right, count),
+        accuracy=successes / count,
+        interval=proportion(successes, count),
         steps=every_step_right / count,
         steps_interval=proportion(every_step_right, count),
     )

@@ -1,4 +1,4 @@
-"""Arms on one preset, seed by seed: learning rates are chosen, missing runs are trained.
+"""Arms on one preset, seed by seed: rates and decays are chosen, missing runs are trained.
 
 An arm is a variant, with options of its own after colons: ``lime:router=last:router_window=4``.
 
@@ -86,6 +86,40 @@ def try_learning_rates(
     return losses
 
 
+def try_rates_and_decays(
+    base: Run,
+    names: str,
+    learning_rates: Sequence[float],
+    decays: Sequence[float],
+    out: Path,
+    jobs: int,
+) -> dict[str, dict[float, dict[float, float]]]:
+    """Do the same with every weight decay; return validation losses by arm, decay and rate."""
+    folders = {out / f"decay-{decay:g}" for decay in decays}
+    if len(folders) < len(decays):
+        raise ValueError(
+            f"weight decays must differ in six digits, got {', '.join(map(repr, decays))}"
+        )
+    by_decay = {
+        decay: try_learning_rates(
+            replace(base, optim=replace(base.optim, weight_decay=decay)),
+            names,
+            learning_rates,
+            out / f"decay-{decay:g}",
+            jobs,
+        )
+        for decay in decays
+    }
+    return {arm: {decay: by_decay[decay][arm] for decay in decays} for arm in parse_arms(names)}
+
+
+def best_rate_and_decay(losses: Mapping[float, Mapping[float, float]]) -> tuple[float, float]:
+    """Return the learning rate and the weight decay of the lowest loss, by decay and rate."""
+    rates = {decay: best_learning_rate(by_rate) for decay, by_rate in losses.items()}
+    decay = min(losses, key=lambda decay: losses[decay][rates[decay]])
+    return rates[decay], decay
+
+
 def best_learning_rate(losses: Mapping[float, float]) -> float:
     """Return the learning rate of the lowest loss; where a loss is not finite, it diverged."""
     finite = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
@@ -101,21 +135,32 @@ def train_arms(
     out: Path,
     jobs: int,
     learning_rates: Mapping[str, float],
+    decays: Mapping[str, float] | None = None,
 ) -> list[RunFolder]:
     """Train every arm with every seed; return the folders, arm by arm, in the order of the seeds.
 
     A seed may have diverged: that is a result, and stands in its folder.
-    ``learning_rates``: that of each arm; an arm that is not named takes the preset's.
+    ``learning_rates``, ``decays``: those of each arm; an arm that is not named takes the preset's.
     """
+    decays = decays or {}
     runs = {
         (arm, seed): run
         for seed in seeds
         for arm, run in _run_of_each_arm(base, names, seed).items()
     }
     for (arm, seed), run in runs.items():
-        if arm in learning_rates:
-            runs[arm, seed] = replace(run, optim=replace(run.optim, lr=learning_rates[arm]))
-    labels = _distinct({key: _folder_name(*key, learning_rates.get(key[0])) for key in runs})
+        optim = replace(
+            run.optim,
+            lr=learning_rates.get(arm, run.optim.lr),
+            weight_decay=decays.get(arm, run.optim.weight_decay),
+        )
+        runs[arm, seed] = replace(run, optim=optim)
+    labels = _distinct(
+        {
+            (arm, seed): _folder_name(arm, seed, learning_rates.get(arm), decays.get(arm))
+            for arm, seed in runs
+        }
+    )
     folders = train_missing(
         {labels[key]: run for key, run in runs.items()}, out, jobs, may_diverge=True
     )
@@ -134,9 +179,12 @@ def _run_of_each_arm(base: Run, names: str, seed: int) -> dict[str, Run]:
     }
 
 
-def _folder_name(arm: str, seed: int, learning_rate: float | None) -> str:
+def _folder_name(
+    arm: str, seed: int, learning_rate: float | None, decay: float | None = None
+) -> str:
     """Return the name of a run's folder."""
     rate = "" if learning_rate is None else f"-lr{learning_rate:g}"
+    rate += "" if decay is None else f"-wd{decay:g}"
     return _NOT_IN_FOLDER_NAMES.sub("-", arm) + f"{rate}-s{seed}"
 
 

@@ -4,12 +4,12 @@ It does not know: how runs are told apart, tables, figures, pages.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from layermem.config import to_dict
 from layermem.experiments.arm_costs import costs_of_arms
-from layermem.experiments.arms import best_learning_rate
+from layermem.experiments.arms import best_learning_rate, best_rate_and_decay
 from layermem.experiments.records import read_record, recorded_about
 from layermem.experiments.run_folders import Runs, find_runs, group_by_data, group_into_arms
 from layermem.results.analysis import Analysis
@@ -28,13 +28,15 @@ def compare_runs(
     analyses: Sequence[Path] = (),
     costs: Path | None = None,
     learning_rates: Mapping[str, Mapping[float, float]] | None = None,
+    decays: Mapping[str, Mapping[float, Mapping[float, float]]] | None = None,
     command: str = "",
 ) -> Comparison:
     """Gather what runs recorded; return it, and write it to report.json in ``out``.
 
     ``against``: the arm the others are compared with; None: the first run's. ``analyses``,
     ``costs``: files that other commands wrote. ``learning_rates``: validation loss by arm and
-    learning rate, where some were tried. ``command``: what asked for it.
+    learning rate, where some were tried; ``decays``: by arm, weight decay and learning rate, where
+    both were. ``command``: what asked for it.
     """
     runs = find_runs(paths)
     settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
@@ -49,7 +51,7 @@ def compare_runs(
         command=command,
         runs=records,
         settings=compared,
-        learning_rates=_tried(learning_rates or {}),
+        learning_rates=(*_tried(learning_rates or {}), *_tried_with_decays(decays or {})),
         analyses=tuple(read_result(Analysis, path) for path in analyses),
         costs=None if costs is None else read_result(Costs, costs),
     )
@@ -63,11 +65,33 @@ def _tried(losses: Mapping[str, Mapping[float, float]]) -> tuple[TriedRates, ...
         TriedRates(
             arm=arm,
             rates=tuple(by_rate),
-            losses=tuple(loss if math.isfinite(loss) else None for loss in by_rate.values()),
+            losses=_finite_or_none(by_rate.values()),
             chosen=best_learning_rate(by_rate),
         )
         for arm, by_rate in losses.items()
     )
+
+
+def _tried_with_decays(
+    losses: Mapping[str, Mapping[float, Mapping[float, float]]],
+) -> tuple[TriedRates, ...]:
+    """Return a record for each arm and weight decay; one of an arm's says what was chosen."""
+    best = {arm: best_rate_and_decay(by_decay) for arm, by_decay in losses.items()}
+    return tuple(
+        TriedRates(
+            arm=arm,
+            rates=tuple(by_rate),
+            losses=_finite_or_none(by_rate.values()),
+            chosen=best[arm][0] if decay == best[arm][1] else None,
+            decay=decay,
+        )
+        for arm, by_decay in losses.items()
+        for decay, by_rate in by_decay.items()
+    )
+
+
+def _finite_or_none(losses: Iterable[float]) -> tuple[float | None, ...]:
+    return tuple(loss if math.isfinite(loss) else None for loss in losses)
 
 
 def _compare(runs: Runs, against: str | None) -> ComparisonSetting:

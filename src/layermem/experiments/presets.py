@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from layermem.config import Compute, Data, Model, Optim, Run, Task
+from layermem.experiments import mad_presets, recall_presets
 
 Preset = Callable[[], Run]
 _PRESETS: dict[str, Preset] = {}
@@ -23,7 +24,7 @@ def preset(function: Preset) -> Preset:
 
 
 def names() -> list[str]:
-    """Return the names of all presets, in the order of this file."""
+    """Return the names of all presets, those of this file first."""
     return list(_PRESETS)
 
 
@@ -303,3 +304,7 @@ def _fineweb(block_size: int, subset: str = "sample-10BT") -> Data:
         block_size=block_size,
         validation_share=0.001,
     )
+
+
+for _function in (*recall_presets.PRESETS, *mad_presets.PRESETS):
+    preset(_function)

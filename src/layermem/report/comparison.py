@@ -75,18 +75,27 @@ def _learning_rate_tables(tried: Sequence[TriedRates]) -> list[Table]:
     if not tried:
         return []
     header = [f"{rate:g}" for rate in tried[0].rates]
+    with_decay = " and weight decay" if any(row.decay is not None for row in tried) else ""
     return [
         Table(
             header=["validation loss at learning rate", *header, "chosen"],
             rows=[
-                [of_arm.arm, *map(_format_loss, of_arm.losses), f"{of_arm.chosen:g}"]
+                [
+                    _name_with_decay(of_arm),
+                    *map(_format_loss, of_arm.losses),
+                    "" if of_arm.chosen is None else f"{of_arm.chosen:g}",
+                ]
                 for of_arm in tried
             ],
-            caption="Each arm's learning rate was chosen on a seed that is in no other table. A "
-            "run that diverged says where in its diverged.json, in the folder rates."
+            caption=f"Each arm's learning rate{with_decay} was chosen on a seed that is in no "
+            "other table. A run that diverged says where in its diverged.json, in a folder rates."
             f"{_at_an_end(tried)}",
         )
     ]
+
+
+def _name_with_decay(tried: TriedRates) -> str:
+    return tried.arm if tried.decay is None else f"{tried.arm}, weight decay {tried.decay:g}"
 
 
 def _at_an_end(tried: Sequence[TriedRates]) -> str:

@@ -29,8 +29,10 @@ class TriedRates:
     """Learning rates."""
     losses: tuple[float | None, ...]
     """Validation loss at each; None: the run diverged."""
-    chosen: float
-    """Learning rate of the lowest loss."""
+    chosen: float | None
+    """Learning rate of the lowest loss; None: that is at another weight decay."""
+    decay: float | None = None
+    """Weight decay they were tried with; None: no others were tried."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,8 @@ class Shares:
     count: int
     """Number of problems."""
     accuracy: float
-    """Share with the right final answer."""
+    """Share with the right final answer; of problems with several answers, the mean share of right
+    answers."""
     interval: tuple[float, ...]
     """Its 95% interval: lower and upper end."""
     steps: float

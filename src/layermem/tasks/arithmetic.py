@@ -37,19 +37,13 @@ from layermem.tasks.expressions import (
 )
 from layermem.tasks.fast_tokenizer import as_fast_tokenizer
 from layermem.tasks.grading import Grade
+from layermem.tasks.hashed_splits import SPLITS, Split, check_split_and_count
 from layermem.text_hash import hash_to_unit_interval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Split = Literal["train", "validation", "test"]
 OPERANDS = range(2, 9)
-# Where the number that decides an expression's split must lie.
-_SPLITS: dict[str, tuple[float, float]] = {
-    "test": (0.0, 0.2),
-    "validation": (0.2, 0.3),
-    "train": (0.3, 1.0),
-}
 # After so many candidates in a row without a new expression, there are taken to be no more.
 _PATIENCE = 20_000
 
@@ -101,10 +95,7 @@ def generate(
     """
     if operands not in OPERANDS:
         raise ValueError(f"operands must be {OPERANDS[0]} to {OPERANDS[-1]}, got {operands}")
-    if split not in _SPLITS:
-        raise ValueError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")
-    if count < 0:
-        raise ValueError(f"count must be at least 0, got {count}")
+    check_split_and_count(split, count)
     rules = Rules(
         operators=operators,
         operand_max=operand_max,
@@ -113,7 +104,7 @@ def generate(
         trivial=trivial,
         held_out=held_out,
     )
-    draw, (low, high) = random.Random(seed), _SPLITS[split]
+    draw, (low, high) = random.Random(seed), SPLITS[split]
     expressions: dict[str, Expression] = {}
     fruitless = 0
     while len(expressions) < count:

@@ -19,3 +19,6 @@ class Grade:
     """What is wrong with the first invalid step, as one of the task's faults; empty if none is."""
     at: int = 0
     """The number of that step, from 1; 0 if all steps are valid."""
+    right: tuple[bool, ...] = ()
+    """Which answers are right, of a problem that has several; ``answer`` and ``steps`` then say
+    whether all are. Empty where there is one."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenizers import Tokenizer
 
 from layermem.config import Task, checked
-from layermem.tasks import arithmetic, prosqa
+from layermem.tasks import arithmetic, chains, mad, mqar, prosqa
 from layermem.tasks.grading import Grade
+from layermem.tasks.queried import Queried, check_one_token_a_word
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -50,7 +51,8 @@ class TaskDefinition:
     grade: Callable[[Any, str], Grade]
     """Grades a generated solution of a problem."""
     level: Callable[[Any], int]
-    """Returns the difficulty of a problem, as a number of operands or steps."""
+    """Returns the difficulty of a problem, as a number of operands or steps; of a problem with
+    queries, each of whose answers has its own, that of the most difficult one."""
     level_name: str
     """What ``level`` counts."""
     extra_tokens: int
@@ -88,7 +90,10 @@ class TaskDefinition:
 
 
 def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the ids of prompts and of solutions; a word that has no token is an error."""
+    """Return the ids of prompts and of solutions; a word that has no token is an error.
+
+    So is a word of more than one token, of problems with queries.
+    """
 
     def ids(texts: list[str]) -> list[list[int]]:
         encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -103,7 +108,15 @@ def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[list[list[int]]
                 )
         return encoded
 
-    return ids([p.prompt for p in problems]), ids([p.solution for p in problems])
+    prompts, solutions = ids([p.prompt for p in problems]), ids([p.solution for p in problems])
+    if queried := select_queried(problems):
+        check_one_token_a_word(queried, prompts, solutions)
+    return prompts, solutions
+
+
+def select_queried(problems: Sequence[Problem]) -> list[Queried]:
+    """Return the problems if they have queries, and else an empty list."""
+    return [problem for problem in problems if isinstance(problem, Queried)]
 
 
 def check_tokenizer(task: TaskDefinition, tokenizer: Any, problems: Sequence[Problem]) -> None:
@@ -131,13 +144,15 @@ def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float
     if tokenizer is None:
         words = definition.word_tokenizer(**task.fields())
         vocabulary = words.get_vocab_size()
-        texts = [text for problem in problems for text in (problem.prompt, problem.solution)]
+        texts = [problem.prompt for problem in problems]
+        if not select_queried(problems):
+            texts += [problem.solution for problem in problems]
         tokens = sum(map(len, words.encode_batch(texts)))
     else:
         vocabulary = len(tokenizer)
         prompts, solutions = encode(tokenizer, problems)
-        tokens = sum(map(len, (*prompts, *solutions)))
-    # The end token follows every solution.
+        tokens = sum(map(len, prompts if select_queried(problems) else (*prompts, *solutions)))
+    # The end token follows every solution, or every sequence whose answers stand beside it.
     return vocabulary, tokens / len(problems) + 1
 
 
@@ -194,5 +209,43 @@ TASKS: dict[str, TaskDefinition] = {
         describe=prosqa.describe,
         chance=lambda records: 0.5,
         words=lambda **_: tuple(prosqa.NAMES[:4]),
+    ),
+    "mqar": TaskDefinition(
+        generate=mqar.generate,
+        tokenizer=mqar.tokenizer,
+        word_tokenizer=mqar.word_tokenizer,
+        grade=mqar.grade,
+        level=lambda problem: problem.highest_level,
+        level_name="words back, up to",
+        extra_tokens=0,
+        describe=mqar.describe,
+        chance=mqar.chance,
+        overlap=mqar.overlap,
+        words=mqar.probe_words,
+    ),
+    "chains": TaskDefinition(
+        generate=chains.generate,
+        tokenizer=chains.tokenizer,
+        word_tokenizer=chains.word_tokenizer,
+        grade=chains.grade,
+        level=lambda problem: problem.highest_level,
+        level_name="statements",
+        extra_tokens=0,
+        describe=chains.describe,
+        chance=lambda problems: 0.5,
+        overlap=chains.overlap,
+        words=chains.probe_words,
+    ),
+    "mad": TaskDefinition(
+        generate=mad.generate,
+        tokenizer=mad.tokenizer,
+        word_tokenizer=mad.word_tokenizer,
+        grade=mad.grade,
+        level=lambda problem: problem.highest_level,
+        level_name="words back, up to",
+        extra_tokens=0,
+        describe=mad.describe,
+        chance=mad.chance,
+        words=mad.probe_words,
     ),
 }

@@ -1,5 +1,8 @@
 """A task's problems as training sequences: prompt and solution, with the loss on the solution.
 
+Of problems with queries the sequence is the prompt, with the loss on the answers alone. The label
+after a query is its answer, whatever token stands there.
+
 It does not know: any particular task, models.
 """
 
@@ -29,6 +32,15 @@ class ProblemDataset(Dataset[dict[str, Tensor]]):
             self.padding = tokenizer.eos_token_id
         prompts, solutions = registry.encode(tokenizer, problems)
         end = tokenizer.eos_token_id
+        self._queried = registry.select_queried(problems)
+        if self._queried:
+            queries = [problem.queries for problem in self._queried]
+            self.sequences = [
+                ([*prompt, end], _label(len(prompt) + 1, *answered))
+                for prompt, *answered in zip(prompts, queries, solutions, strict=True)
+            ]
+            self.length = sum(len(ids) for ids, _ in self.sequences) / len(problems)
+            return
         self.sequences = [
             (prompt, [*solution, end]) for prompt, solution in zip(prompts, solutions, strict=True)
         ]
@@ -39,6 +51,8 @@ class ProblemDataset(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         prompt, solution = self.sequences[index]
+        if self._queried:
+            return {"input_ids": torch.tensor(prompt), "labels": torch.tensor(solution)}
         return {
             "input_ids": torch.tensor([*prompt, *solution]),
             "labels": torch.tensor([*[_IGNORED] * len(prompt), *solution]),
@@ -51,6 +65,14 @@ class ProblemDataset(Dataset[dict[str, Tensor]]):
             name: pad_sequence([item[name] for item in items], True, value)
             for name, value in padding.items()
         }
+
+
+def _label(length: int, queries: Sequence[int], answers: Sequence[int]) -> list[int]:
+    """Return labels, each where the token after its query is: that token is predicted there."""
+    labels = [_IGNORED] * length
+    for query, answer in zip(queries, answers, strict=True):
+        labels[query + 1] = answer
+    return labels
 
 
 def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, ProblemDataset]:

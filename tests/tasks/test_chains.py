@@ -1,0 +1,190 @@
+"""Chains: an oracle knows every sign, shortcuts know no deep one, splits share no statements."""
+
+import pytest
+
+from layermem.tasks import chains
+from layermem.tasks.chains import SHORTCUTS, generate, grade, read_statements, solve, try_shortcut
+from layermem.tasks.grading import Grade
+
+SPLITS = ("train", "validation", "test")
+
+
+def values_by_substitution(prompt):
+    """Substitute until every variable is a number, with Python's own arithmetic."""
+    told = {}
+    for text in prompt.split(" ? ")[0].strip(" ;").split(" ; "):
+        name, _, expression = text.partition(" = ")
+        told[name] = expression.replace(" ", "")
+    values = {}
+    while len(values) < len(told):
+        for name, expression in told.items():
+            base = expression[1:]
+            if base == "1" or base in values:
+                values[name] = int(expression[0] + "1") * values.get(base, 1)
+    return values
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"depth": 12, "chains": 1},
+        {"depth": 4, "chains": 3, "order": "chain"},
+        {"depth": 1, "chains": 5},
+    ],
+    ids=str,
+)
+def test_an_oracle_answers_every_query(sizes):
+    depth, count = sizes.get("depth", 6), sizes.get("chains", 2)
+    # Chains of one statement have few sets of statements.
+    for problem in generate(count=100, seed=0, **sizes):
+        values = values_by_substitution(problem.prompt)
+        words = problem.prompt.split()
+        expected = ["+" if values[words[query]] > 0 else "-" for query in problem.queries]
+        assert expected == problem.answers
+        right = (True,) * (depth * count)
+        assert grade(problem, problem.solution) == Grade(answer=True, steps=True, right=right)
+        assert sorted(words[query] for query in problem.queries) == sorted(values)
+        assert sorted(problem.levels) == sorted([*range(1, depth + 1)] * count)
+        assert all(words[q - 1] == "?" and words[q + 1] == "_" for q in problem.queries)
+        solved = solve(read_statements(problem))
+        for query, answer, level in zip(
+            problem.queries, problem.answers, problem.levels, strict=True
+        ):
+            assert solved[words[query]] == (answer, level)
+
+
+def test_statements_are_shuffled_or_in_the_order_of_the_chain():
+    def in_order(problem):
+        """Return whether every variable stands after what it is defined by."""
+        names = [name for name, _, _ in read_statements(problem)]
+        return all(
+            base == "1" or names.index(base) < names.index(name)
+            for name, _, base in read_statements(problem)
+        )
+
+    assert all(map(in_order, generate(count=200, seed=0, order="chain")))
+    # One of 720 * 720 orders is.
+    assert not any(map(in_order, generate(count=200, seed=0)))
+
+
+def test_only_the_learned_levels_are_asked_for_in_training():
+    for split in SPLITS:
+        for problem in generate(split=split, count=20, seed=0, learned=2):
+            assert set(problem.levels) == set(range(1, 3 if split == "train" else 7))
+            assert len(read_statements(problem)) == 12
+
+
+def shares(name, problems):
+    """Return the share that a shortcut has right, by level."""
+    right = {}
+    for problem in problems:
+        for level, ok in zip(problem.levels, try_shortcut(name, problem), strict=True):
+            right.setdefault(level, []).append(ok)
+    return {level: sum(oks) / len(oks) for level, oks in right.items()}
+
+
+# Levels that a shortcut solves, and the most that it has right of all answers.
+SOLVED = {
+    "the sign of its own statement": ({1}, 0.60),
+    "all minus signs counted": (set(), 0.52),
+    "minus signs up to its own statement counted": (set(), 0.56),
+    "the sign of the first statement": (set(), 0.56),
+    "the sign of the last statement": (set(), 0.56),
+    "its own statement and the one it refers to": ({1, 2}, 0.69),
+}
+
+
+@pytest.mark.parametrize("name", SHORTCUTS)
+def test_a_shortcut_solves_no_deeper_level(name):
+    problems = generate(count=800, seed=0)
+    by_level, (solved, most) = shares(name, problems), SOLVED[name]
+    for level, share in by_level.items():
+        if level in solved:
+            assert share == 1
+        elif level > 2:
+            # Four standard deviations of 1,600 guesses.
+            assert abs(share - 0.5) < 0.05
+    assert sum(by_level.values()) / 6 < most
+
+
+def test_of_a_single_chain_minus_signs_are_enough_at_its_end():
+    """Why there are two chains by default."""
+    problems = generate(count=400, seed=0, chains=1)
+    by_level = shares("all minus signs counted", problems)
+    assert by_level[6] == 1
+    assert all(abs(by_level[level] - 0.5) < 0.1 for level in range(1, 6))
+
+
+def test_signs_are_fair():
+    for split in SPLITS:
+        found = chains.describe(generate(split=split, count=500, seed=0))
+        # Levels of a chain depend on each other; this is four deviations of as many chains.
+        assert abs(found["share of +"] - 0.5) < 4 * 0.5 / 1000**0.5
+
+
+def told(problem):
+    return frozenset(problem.prompt.split(" ? ")[0].removesuffix(" ;").split(" ; "))
+
+
+def test_splits_do_not_meet_whatever_the_seeds():
+    sizes = {"depth": 2, "chains": 1}
+    drawn = {
+        split: [
+            problem
+            for seed, learned in ((0, None), (1, 1))
+            for problem in generate(split=split, count=250, seed=seed, learned=learned, **sizes)
+        ]
+        for split in SPLITS
+    }
+    found = {split: set(map(told, problems)) for split, problems in drawn.items()}
+    assert not found["train"] & found["test"]
+    assert not found["train"] & found["validation"]
+    assert not found["validation"] & found["test"]
+    # There are 2,600 sets of statements: without the rule they would meet.
+    assert len(found["test"]) > 100
+    ((_, share),) = chains.overlap(drawn["test"], drawn["train"]).items()
+    assert share == 0
+    half = [*drawn["test"][:100], *drawn["train"][:100]]
+    assert list(chains.overlap(half, drawn["train"]).values()) == [0.5]
+    for nothing in (([], half), (half, [])):
+        with pytest.raises(ValueError, match="problems.*to compare"):
+            chains.overlap(*nothing)
+
+
+def test_a_seed_draws_the_same_problems():
+    first, again, other = (generate(count=20, seed=seed) for seed in (3, 3, 4))
+    assert first == again != other
+    assert len({problem.prompt for problem in first}) == 20
+
+
+def test_wrong_answers_are_told_apart():
+    (problem,) = generate(count=1, seed=0, depth=4, chains=1)
+    signs = problem.answers
+    opposite = "-" if signs[2] == "+" else "+"
+    for third, fault in ((opposite, "other"), ("a", "foreign"), ("", "missing")):
+        given = " ".join([*signs[:2], third, signs[3]]) if third else " ".join(signs[:2])
+        found = grade(problem, given)
+        assert (found.answer, found.fault, found.at) == (False, fault, 3)
+        assert found.right == (True, True, False, bool(third))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"split": "tests"}, "split must be one of test, validation, train, got 'tests'"),
+        ({"depth": 0}, "depth and chains must be at least 1, got 0 and 2"),
+        ({"chains": 0}, "depth and chains must be at least 1, got 6 and 0"),
+        ({"depth": 14}, "2 chains of 14 have 28 variables, and there are names for 26"),
+        ({"order": "random"}, "order must be shuffled or chain, got 'random'"),
+        ({"learned": 7}, r"learned must be from 1 to depth \(6\), got 7"),
+        ({"learned": 0}, r"learned must be from 1 to depth \(6\), got 0"),
+        (
+            {"depth": 1, "chains": 1, "count": 99},
+            r"only \d+ of 99 problems were found with depth 1.*ask for fewer",
+        ),
+    ],
+)
+def test_what_cannot_be(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        generate(**{"count": 1, "seed": 0, **wrong})
