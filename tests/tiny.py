@@ -1,5 +1,6 @@
 """Sizes and models the tests share."""
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -68,3 +69,10 @@ def make(model_class, config, seed=0):
 def is_own(name):
     """Whether a parameter belongs to the variant, not to the plain decoder."""
     return ".memory." in name or "_connection." in name or "stream." in name
+
+
+def live_tensors():
+    """Return the tensors that Python knows, but for those of torch.func, which have no storage."""
+    gc.collect()
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return [x for x in gc.get_objects() if type(x) is torch.Tensor and not wrapped(x)]

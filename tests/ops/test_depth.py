@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from tiny import live_tensors
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -270,7 +271,7 @@ def test_a_backward_leaves_nothing():
 
     def count():
         gc.collect()
-        storages = (i.untyped_storage() for i in gc.get_objects() if type(i) is torch.Tensor)
+        storages = (tensor.untyped_storage() for tensor in live_tensors())
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     loss = model(x).square().sum()

@@ -14,6 +14,8 @@ from layermem.train.sequence_loss import choose_loss_chunk
 
 # Of a micro-batch of four sequences of 24 tokens, over bytes and an end token.
 LOGITS = 4 * 24 * 257
+# Keys and values of three layers of width 16, which LIMe validates with in one tensor.
+SLOTS = 2 * 3 * 4 * 24 * 16
 
 
 class Largest(TorchDispatchMode):
@@ -41,7 +43,7 @@ def test_the_curve_is_the_same_and_no_logits_are_held(tied, tmp_path):
     expected, whole = watched(a_run(tmp_path, model=model, data=isolated), tmp_path / "whole")
     run = a_run(tmp_path, model=model, data=isolated, compute={"loss_chunk": 7})
     found, parts = watched(run, tmp_path / "parts")
-    assert whole == LOGITS and parts < LOGITS / 4
+    assert whole == LOGITS and parts <= SLOTS < LOGITS / 2
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
