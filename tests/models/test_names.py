@@ -20,6 +20,7 @@ from transformers import (
 from transformers import logging as transformers_logging
 from transformers.modelcard import TrainingSummary
 
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.registry import lookup
 
 # Rows of a walk through 23 ids: the next id follows from the one before, and none repeats.
@@ -57,7 +58,9 @@ def smooth(model, folder, **options):
 
 def adapted(model):
     peft = pytest.importorskip("peft")
-    layers = ["q_proj", "v_proj", "down_proj", "lm_head", "embed_tokens"]
+    # A projection with inputs for each head takes no adapter.
+    by_head = isinstance(model, DecoderForCausalLM) and model.variant.inputs_by_head(model.config)
+    layers = ["q_proj", "up_proj" if by_head else "v_proj", "down_proj", "lm_head", "embed_tokens"]
     return peft.get_peft_model(
         model, peft.LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=64, target_modules=layers)
     )
