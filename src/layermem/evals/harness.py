@@ -46,6 +46,13 @@ class CountingModel(HFLM):
         self.progress: Callable[[int, int], None] | None = None
         self.done = 0
 
+    def loglikelihood(
+        self, requests: list[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        # Its bar for tokenizing would be drawn through that of ``progress``.
+        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return answers
+
     def _loglikelihood_tokens(
         self, requests: list[Request], disable_tqdm: bool = False, override_bs: int | None = None
     ) -> list[tuple[float, bool]]:
