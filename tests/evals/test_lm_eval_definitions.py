@@ -18,6 +18,10 @@ OWN_FOLDERS = ("arc", "hellaswag", "openbookqa", "super_glue", "glue", "bigbench
 SHOTS = 3
 
 
+def later(name):
+    return pytest.param(name, marks=pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def quiet(tmp_path, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.ERROR)
@@ -79,16 +83,23 @@ def _forms(task, doc):
     return [target, int(target)] if isinstance(target, str) and target.isdigit() else [target]
 
 
-@pytest.mark.parametrize("name", TASKS)
+# The other definitions differ from one of these by their names alone.
+SOONEST = [
+    name if not name.startswith("bigbench") or "deduction_three" in name else later(name)
+    for name in TASKS
+]
+
+
+@pytest.mark.parametrize("name", SOONEST)
 def test_items_of_ours_get_the_prompts_of_lm_eval(name, own_tasks, tmp_path, monkeypatch):
-    task, of_splits = TASKS[name], docs(name)
+    task, of_splits = TASKS[name], docs(name, count=8)
     theirs = own(own_tasks, task, of_splits, monkeypatch)
     if task.split == "default":
         # Its own definition names no split of examples, and can show an item as its own example.
         theirs.fewshot_cfg.split = "default"
     mine = ours(task, of_splits, tmp_path)
     assert_same(mine, theirs)
-    assert len(set(contexts(mine, 0)) - set(contexts(mine, 1))) > 6
+    assert len(set(contexts(mine, 0)) - set(contexts(mine, 1))) > 4
 
 
 @pytest.mark.slow
