@@ -170,8 +170,14 @@ def test_public_names():
         "PlainConfig",
         "PlainForCausalLM",
         "PlainModel",
+        "attach",
         "build",
+        "detach",
+        "load_routers",
         "route",
+        "router_parameters",
+        "save_routers",
+        "trainable",
         "variants",
     ]
     for name in layermem.__all__:
