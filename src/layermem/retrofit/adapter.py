@@ -134,8 +134,8 @@ def _bytes(projection: Any, layer: int) -> bytes:
     if not isinstance(weight, Tensor) or weight.is_meta or type(weight.data) is not Tensor:
         raise NotAtHand(
             f"the weights of layer {layer} are not at hand ({type(projection).__name__}, "
-            "quantised, sharded or offloaded), so that the base model cannot be identified; save and "
-            "load routers with the base model whole and in memory"
+            "quantised, sharded or offloaded), so that the base model cannot be identified; "
+            "save and load routers with the base model whole and in memory"
         )
     weight = weight.detach().cpu()
     if weight.is_floating_point():

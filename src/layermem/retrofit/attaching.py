@@ -19,6 +19,7 @@ from layermem.retrofit.projections import ProjectionShape, measure
 from layermem.retrofit.saving import save_as_before, save_routers_too
 from layermem.variants.lime import Lime, LimeConfig, LimeRouter
 
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
@@ -42,6 +43,7 @@ def attach(
         raise ValueError(
             f"{type(model).__name__} has layer memory already; detach(model) removes it first"
         )
+    _refuse_distributed(model)
     owner, host = find_host(model) if host is None else find_given(model, host)
     layers = list(owner.get_submodule(host.layers).children())
     attentions = _find_attentions(layers, host, owner)
@@ -91,6 +93,18 @@ def trainable(model: nn.Module, which: Literal["routers", "all"]) -> int:
         learns = which == "all" and parameter.is_floating_point()
         parameter.requires_grad_(learns or id(parameter) in routers)
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _refuse_distributed(model: nn.Module) -> None:
+    """Raise ``ValueError`` where several processes would each have routers of their own."""
+    wrapper = next((m for m in model.modules() if type(m).__name__ in _WRAPPERS), None)
+    sharded = any(type(p.data) is not torch.Tensor for p in model.parameters())
+    if wrapper is not None or sharded:
+        kind = type(wrapper).__name__ if wrapper is not None else "sharded weights"
+        raise ValueError(
+            f"{type(model).__name__} has {kind}, which would not take in new routers; attach "
+            "before wrapping, sharding or compiling the model"
+        )
 
 
 def _find_attentions(layers: list[nn.Module], host: Host, owner: nn.Module) -> list[nn.Module]:

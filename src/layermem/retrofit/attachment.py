@@ -13,8 +13,10 @@ It does not know: how a model's parts are found, files, which parameters train.
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
+from layermem.models.memories import active_memories
 from layermem.ops.route import SlotBuffer, begin_buffer
 from layermem.retrofit.checkpointing import CheckpointedLayer
 from layermem.retrofit.hosts import Host
@@ -56,9 +58,9 @@ class Attachment:
 
     @property
     def routers(self) -> dict[int, nn.Module]:
-        """The router of each layer that has one, as its attention holds it now."""
+        """The router of each layer that has one: with PEFT's copies, the one called now."""
         return {
-            i: attention.get_submodule(ROUTER)
+            i: active_memories(attention.get_submodule(ROUTER))[0]
             for i, attention in enumerate(self.attentions)
             if ROUTER in attention._modules
         }
@@ -101,11 +103,29 @@ class Attachment:
             projection.register_forward_hook(_Projected(self, layer, lane))
         self.hooked[layer][lane] = projection
 
-    def new_lanes(self) -> list[SlotLane]:
+    def new_lanes(self, *, defers: bool) -> list[SlotLane]:
         """Return the lanes of a new forward, one for each projection of a layer."""
         return [
-            SlotLane(self.sources, self.freed, self.begin_buffer) for _ in self.host.projections
+            SlotLane(self.sources, self.freed, self.begin_buffer, defers=defers)
+            for _ in self.host.projections
         ]
+
+    def stays_whole(self) -> bool:
+        """Whether the weights of all routers are in memory throughout a forward and a backward.
+
+        FSDP gathers those of a layer when it runs, and frees them when it has run.
+        """
+        if torch.compiler.is_compiling():
+            return True
+        weights = [
+            weight
+            for attention in self.attentions[1:]
+            for weight in attention.get_submodule(ROUTER).parameters()
+        ]
+        return all(
+            type(weight.data) is Tensor and weight.untyped_storage().size() > 0
+            for weight in weights
+        )
 
     def current(self, layer: int) -> RunningForward:
         """Return the forward that is running; raise ``RuntimeError`` if there is none."""
@@ -150,7 +170,8 @@ class _Begin:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         self.attachment.rearm()
-        enter(RunningForward(self.attachment, self.attachment.new_lanes()))
+        lanes = self.attachment.new_lanes(defers=self.attachment.stays_whole())
+        enter(RunningForward(self.attachment, lanes))
 
 
 class _End:

@@ -34,7 +34,9 @@ class CheckpointedLayer:
         """Checkpoint ``function(*args)``, the forward of the layer, and keep its slots."""
         forward = self.attachment.current(self.layer)
         history = [slot for lane in forward.lanes for slot in lane.history(self.layer)]
-        run = _LayerRun(self.attachment, self.layer, function, len(args))
+        run = _LayerRun(
+            self.attachment, self.layer, function, len(args), defers=forward.lanes[0].defers
+        )
         tensors = [tensor for slot in history for tensor in slot]
         outputs = self.checkpoint(run, *args, *tensors, *self._anchor((*args, *tensors)))
         own = outputs[run.n_outputs :]
@@ -60,13 +62,19 @@ class _LayerRun:
     """The function that is checkpointed: flat tensors in, flat tensors out."""
 
     def __init__(
-        self, attachment: "Attachment", layer: int, function: Callable[..., Any], n_args: int
+        self,
+        attachment: "Attachment",
+        layer: int,
+        function: Callable[..., Any],
+        n_args: int,
+        *,
+        defers: bool,
     ) -> None:
         self.attachment, self.layer, self.function = attachment, layer, function
-        self.n_args = n_args
+        self.n_args, self.defers = n_args, defers
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        lanes = self.attachment.new_lanes()
+        lanes = self.attachment.new_lanes(defers=self.defers)
         sources = self.attachment.sources[self.layer]
         slots = iter(_pair_up(inputs[self.n_args :][: 2 * len(sources) * len(lanes)]))
         for lane in lanes:

@@ -6,11 +6,14 @@ a forward inside a forward is on top of it, so that nested and parallel forwards
 It does not know: hosts, modules, which tensors a projection returns.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from layermem.ops.route import Slot, SlotBuffer, store
@@ -23,13 +26,20 @@ class SlotLane:
     """The slots of one forward that are routed together: keys, values, or both.
 
     ``sources[l]`` are the earlier layers that layer l reads, ``freed[l]`` those whose slots no
-    layer after l reads.
+    layer after l reads. With ``defers`` the gradient of a slot is computed once for all layers that
+    read it, when its own layer's turn comes: by their weights, which must be there still.
     """
 
     def __init__(
-        self, sources: Sequence[Sequence[int]], freed: Sequence[Sequence[int]], begin: BeginBuffer
+        self,
+        sources: Sequence[Sequence[int]],
+        freed: Sequence[Sequence[int]],
+        begin: BeginBuffer,
+        *,
+        defers: bool,
     ) -> None:
         self._sources, self._freed, self._begin = sources, freed, begin
+        self.defers = defers
         self._buffer: SlotBuffer | None = None
         self.slots: dict[int, Slot] = {}
         # The slot of the last layer that ran, and the index of the next.
@@ -49,7 +59,8 @@ class SlotLane:
             own = self._buffer.append(*own)
             self.next_layer += 1
             return router(own[0], *own, self._buffer) if router is not None else None
-        own = store(*own)
+        if self.defers:
+            own = store(*own)
         earlier = self.history(layer)
         self.keep(layer, own)
         if router is None:
@@ -77,6 +88,19 @@ class RunningForward:
         self.key, self.lanes = key, lanes
         # What the projection to keys was last called with, to tell the tokens' from others.
         self.key_input: Tensor | None = None
+        # The call that it is the forward of, when it is known.
+        self.frame: FrameType | None = None
+
+    def is_over(self) -> bool:
+        """Whether its call has ended without a hook after it, as by an interrupt from a key."""
+        if self.frame is None:
+            return False
+        try:
+            self.frame.clear()
+        except RuntimeError:
+            # A frame that runs cannot be cleared.
+            return False
+        return True
 
 
 def _no_buffer(like: Tensor) -> SlotBuffer | None:
@@ -97,9 +121,14 @@ def running(key: Any) -> RunningForward | None:
     return stack[-1] if stack and stack[-1].key is key else None
 
 
-def enter(forward: RunningForward) -> None:
-    """Make a forward the one that this thread is in."""
-    _stacks.stack.append(forward)
+def enter(forward: RunningForward, depth: int = 1) -> None:
+    """Make a forward the one that this thread is in; it is the call ``depth`` frames above."""
+    stack = _stacks.stack
+    if not torch.compiler.is_compiling():
+        while stack and stack[-1].is_over():
+            stack.pop()
+        forward.frame = sys._getframe(depth + 1)
+    stack.append(forward)
 
 
 def leave(key: Any) -> None:
@@ -111,9 +140,9 @@ def leave(key: Any) -> None:
 @contextmanager
 def entered(forward: RunningForward) -> Iterator[None]:
     """Make a forward the one that this thread is in, within the block."""
-    depth = len(_stacks.stack)
-    enter(forward)
+    stack = _stacks.stack
+    stack.append(forward)
     try:
         yield
     finally:
-        del _stacks.stack[depth:]
+        del stack[stack.index(forward) :]
