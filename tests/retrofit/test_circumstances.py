@@ -214,6 +214,34 @@ def test_a_traced_model_computes_the_same():
     assert depth() == 0
 
 
+@pytest.mark.slow
+def test_compiled_code_is_not_kept_when_memory_comes_and_goes():
+    """Compiled code does not look for hooks that are new."""
+    model, ids = make_host("llama"), make_ids()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        before = compiled(ids).logits
+        shake_routers(attach(model))
+        expected = model(ids).logits
+        assert (expected - before).abs().max() > 1e-3
+        torch.testing.assert_close(compiled(ids).logits, expected, **CLOSE)
+        detach(model)
+        torch.testing.assert_close(compiled(ids).logits, before, **CLOSE)
+
+
+@pytest.mark.slow
+def test_lora_above_is_routed_when_compiled_at_once():
+    """The hooks move to LoRA's projections in the first forward, which is traced here."""
+    peft, config = lora()
+    torch.manual_seed(0)
+    adapted, ids = peft.get_peft_model(make_attached("llama"), config).eval(), make_ids()
+    twin = copy.deepcopy(adapted)
+    with torch.no_grad():
+        got = torch.compile(adapted, backend="eager")(input_ids=ids).logits
+        torch.testing.assert_close(got, twin(input_ids=ids).logits, **CLOSE)
+        torch.testing.assert_close(adapted(input_ids=ids).logits, got, **CLOSE)
+
+
 # Adapters
 
 

@@ -7,6 +7,7 @@ may differ in rope base and attention window, and a cache of any kind holds rout
 It does not know: files, optimisers.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
 
@@ -65,6 +66,7 @@ def attach(
     attachment.install()
     setattr(owner, ATTRIBUTE, attachment)
     save_routers_too(model, owner)
+    _forget_compiled()
     return model
 
 
@@ -74,6 +76,7 @@ def detach(model: ModelT) -> ModelT:
     attachment.remove()
     save_as_before(model)
     delattr(attachment.owner, ATTRIBUTE)
+    _forget_compiled()
     return model
 
 
@@ -103,8 +106,14 @@ def _refuse_distributed(model: nn.Module) -> None:
         kind = type(wrapper).__name__ if wrapper is not None else "sharded weights"
         raise ValueError(
             f"{type(model).__name__} has {kind}, which would not take in new routers; attach "
-            "before wrapping, sharding or compiling the model"
+            "before wrapping or sharding the model"
         )
+
+
+def _forget_compiled() -> None:
+    """Let torch.compile compile anew: code that it has compiled does not look for new hooks."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _find_attentions(layers: list[nn.Module], host: Host, owner: nn.Module) -> list[nn.Module]:

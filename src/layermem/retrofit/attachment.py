@@ -11,6 +11,7 @@ It does not know: how a model's parts are found, files, which parameters train.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -21,7 +22,7 @@ from layermem.ops.route import SlotBuffer, begin_buffer
 from layermem.retrofit.checkpointing import CheckpointedLayer
 from layermem.retrofit.hosts import Host
 from layermem.retrofit.projections import ProjectionShape
-from layermem.retrofit.slots import RunningForward, SlotLane, enter, leave, running
+from layermem.retrofit.slots import BeginBuffer, RunningForward, SlotLane, enter, leave, running
 from layermem.variants.lime import LimeRouter
 
 # Where a router lies in its attention, and the attachment in the module that runs the layers.
@@ -103,29 +104,34 @@ class Attachment:
             projection.register_forward_hook(_Projected(self, layer, lane))
         self.hooked[layer][lane] = projection
 
-    def new_lanes(self, *, defers: bool) -> list[SlotLane]:
-        """Return the lanes of a new forward, one for each projection of a layer."""
+    def begin_forward(self) -> RunningForward:
+        """Return a forward with a lane for each projection of a layer."""
+        begin = partial(_begin_buffer, self._known_weights())
+        return RunningForward(self, self._new_lanes(begin, defers=self._stays_whole()))
+
+    def begin_layer(self, *, defers: bool) -> RunningForward:
+        """Return what stands for a forward while one layer runs by itself."""
+        return RunningForward(self, self._new_lanes(partial(_begin_buffer, None), defers=defers))
+
+    def _new_lanes(self, begin: BeginBuffer, *, defers: bool) -> list[SlotLane]:
         return [
-            SlotLane(self.sources, self.freed, self.begin_buffer, defers=defers)
-            for _ in self.host.projections
+            SlotLane(self.sources, self.freed, begin, defers=defers) for _ in self.host.projections
         ]
 
-    def stays_whole(self) -> bool:
+    def _stays_whole(self) -> bool:
         """Whether the weights of all routers are in memory throughout a forward and a backward.
 
         FSDP gathers those of a layer when it runs, and frees them when it has run.
         """
         if torch.compiler.is_compiling():
             return True
-        weights = [
-            weight
-            for attention in self.attentions[1:]
-            for weight in attention.get_submodule(ROUTER).parameters()
-        ]
-        return all(
-            type(weight.data) is Tensor and weight.untyped_storage().size() > 0
-            for weight in weights
-        )
+        for attention in self.attentions[1:]:
+            router: Any = attention._modules[ROUTER]
+            weights = (router.weight,) if type(router) is LimeRouter else router.parameters()
+            for weight in weights:
+                if type(weight.data) is not Tensor or weight.untyped_storage().size() == 0:
+                    return False
+        return True
 
     def current(self, layer: int) -> RunningForward:
         """Return the forward that is running; raise ``RuntimeError`` if there is none."""
@@ -139,18 +145,25 @@ class Attachment:
             )
         return forward
 
-    def begin_buffer(self, like: Tensor) -> SlotBuffer | None:
-        """Return a buffer for all layers of a forward if its routers are known when it begins."""
-        weights: list[Tensor | None] = [None]
+    def _known_weights(self) -> list[Tensor | None] | None:
+        """Return the router's weight of each layer if all are known when a forward begins.
+
+        They are not if a layer runs twice, reads only some layers, or if something else than its
+        own code runs when a router is called.
+        """
+        weights: list[Tensor | None] = []
         for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
+            router = attention._modules.get(ROUTER)
             if _is_checkpointed(layer):
                 return None
-            if i:
-                router = attention._modules[ROUTER]
-                if not _is_plain(router) or len(router.sources) != i + 1:
-                    return None
-                weights.append(router.weight)
-        return begin_buffer(weights, like)
+            if i and not (_is_plain(router) and len(router.sources) == i + 1):
+                return None
+            weights.append(router.weight if _is_plain(router) else None)
+        return weights
+
+
+def _begin_buffer(weights: list[Tensor | None] | None, like: Tensor) -> SlotBuffer | None:
+    return None if weights is None else begin_buffer(weights, like)
 
 
 def attachment_of(model: nn.Module) -> Attachment:
@@ -170,8 +183,7 @@ class _Begin:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         self.attachment.rearm()
-        lanes = self.attachment.new_lanes(defers=self.attachment.stays_whole())
-        enter(RunningForward(self.attachment, lanes))
+        enter(self.attachment.begin_forward())
 
 
 class _End:

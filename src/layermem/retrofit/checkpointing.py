@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from layermem.ops.route import Slot
-from layermem.retrofit.slots import RunningForward, entered
+from layermem.retrofit.slots import entered
 
 if TYPE_CHECKING:
     from layermem.retrofit.attachment import Attachment
@@ -74,12 +74,13 @@ class _LayerRun:
         self.n_args, self.defers = n_args, defers
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        lanes = self.attachment.new_lanes(defers=self.defers)
+        forward = self.attachment.begin_layer(defers=self.defers)
+        lanes = forward.lanes
         sources = self.attachment.sources[self.layer]
         slots = iter(_pair_up(inputs[self.n_args :][: 2 * len(sources) * len(lanes)]))
         for lane in lanes:
             lane.resume(self.layer, {j: next(slots) for j in sources})
-        with entered(RunningForward(self.attachment, lanes)):
+        with entered(forward):
             output = self.function(*inputs[: self.n_args])
         self.is_tuple = isinstance(output, tuple)
         outputs = output if self.is_tuple else (output,)

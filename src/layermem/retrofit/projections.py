@@ -54,7 +54,7 @@ class ProjectionShape:
         return torch.cat((queries, first.flatten(2), second.flatten(2)), dim=-1)
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.heads, self.head_dim).transpose(1, 2)
 
 
 def measure(projection: nn.Module, host: Host, head_dim: int, query_heads: int) -> ProjectionShape:

@@ -47,9 +47,8 @@ class SlotLane:
         self.next_layer = 0
 
     def resume(self, layer: int, slots: dict[int, Slot]) -> None:
-        """Begin at a layer, with the slots that it reads; they are shared with no other."""
+        """Begin at a layer, with the slots that it reads."""
         self.slots, self.next_layer = slots, layer
-        self._begin = _no_buffer
 
     def read(self, layer: int, own: Slot, router: Router | None) -> Slot | None:
         """Keep the slot of a layer and return what its router reads; None without a router."""
@@ -101,10 +100,6 @@ class RunningForward:
             # A frame that runs cannot be cleared.
             return False
         return True
-
-
-def _no_buffer(like: Tensor) -> SlotBuffer | None:
-    return None
 
 
 class _Stacks(threading.local):
