@@ -228,6 +228,7 @@ def test_files_stay_small():
             "--variants=lime:router=average",
         ],
         ["decode_step.py", "--shapes=4x32", "--repeats=1", "--variants=lime"],
+        pytest.param(["attached.py", "--shapes=4x32", "--repeats=1"], marks=pytest.mark.slow),
         ["traffic.py"],
         ["footprint.py"],
         ["preparing.py", "--documents=40", "--repeats=2"],

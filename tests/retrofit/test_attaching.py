@@ -12,11 +12,20 @@ from host_models import (
     run_literally,
     shake_routers,
 )
+from stories import needs_stories, stories_model
 from tiny import TINY
 from torch import nn
 
 import layermem
-from layermem.retrofit import Host, attach, detach, router_parameters, trainable
+from layermem.retrofit import (
+    Host,
+    attach,
+    detach,
+    load_routers,
+    router_parameters,
+    save_routers,
+    trainable,
+)
 from layermem.retrofit.attaching import attachment_of
 
 FAST = ("llama", "gpt2")
@@ -140,6 +149,33 @@ def test_routers_alone_learn(name):
     assert losses[-1] < losses[0] - 0.05
     assert all(torch.equal(p, frozen[k]) for k, p in model.named_parameters() if k in frozen)
     assert trainable(model, "all") == sum(p.numel() for p in model.parameters())
+
+
+@needs_stories
+def test_a_published_checkpoint(tmp_path):
+    model, ids = stories_model().eval(), torch.full((4, 1), 1)
+    torch.manual_seed(0)
+    ids = model.generate(ids, max_new_tokens=31, do_sample=True, pad_token_id=0)
+    with torch.no_grad():
+        before = model(ids).logits
+        assert torch.equal(attach(model)(ids).logits, before)
+    trainable(model, "routers")
+    optimizer = torch.optim.Adam(router_parameters(model), lr=5e-3)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        assert losses or all(p.grad.abs().max() > 0 for p in router_parameters(model))
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.95 * losses[0]
+    save_routers(model, tmp_path)
+    again = attach(stories_model().eval())
+    load_routers(again, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert torch.equal(detach(model)(ids).logits, before)
 
 
 @pytest.mark.parametrize("name", few_fast(DECODERS))
