@@ -1,3 +1,5 @@
+"""Saved routers: round trips, checkpoints, copies, and what is refused."""
+
 import copy
 import json
 import subprocess

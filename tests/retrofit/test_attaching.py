@@ -1,10 +1,14 @@
+"""Every known architecture with layer memory against equation (2) written out, and refusals."""
+
 import copy
 
 import pytest
 import torch
+import transformers as hf
 from host_models import (
     DECODERS,
     ENCODERS,
+    GEMMA,
     HOSTS,
     make_attached,
     make_host,
@@ -226,6 +230,22 @@ def test_assisted_generation_equals_greedy():
     assert torch.equal(model.generate(ids, **GREEDY, assistant_model=assistant), expected)
     assert torch.equal(model.generate(ids, **GREEDY, prompt_lookup_num_tokens=3), expected)
     assert torch.equal(model.generate(ids, **GREEDY, assistant_early_exit=2), expected)
+
+
+def test_the_text_model_of_a_model_of_images_is_found():
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "image_size": 16, "patch_size": 8}
+    config = hf.Gemma3Config(
+        text_config=GEMMA,
+        vision_config={**sizes, "num_hidden_layers": 2, "num_attention_heads": 2},
+        image_token_index=60,
+    )
+    torch.manual_seed(0)
+    model, ids = hf.Gemma3ForConditionalGeneration(config).eval(), make_ids() % 50
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        assert torch.equal(attach(model)(input_ids=ids).logits, before)
+        assert type(attachment_of(model).owner) is hf.Gemma3TextModel
+        assert not torch.allclose(shake_routers(model)(input_ids=ids).logits, before)
 
 
 def test_heads_of_an_odd_width():
