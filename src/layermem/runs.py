@@ -254,14 +254,14 @@ def temporary_folder(path: Path, what: str) -> Iterator[None]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file, which is then complete or as it was before; create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Every writer has a part file of its own, so that two at once leave the text of one of them.
     part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with part.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

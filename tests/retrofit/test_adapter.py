@@ -152,6 +152,7 @@ def test_damaged_files_are_named(tmp_path):
         ({**good, last: good[last] * float("nan")}, "must be finite"),
         ({**good, last: good[last][:, 2:].contiguous()}, "must be finite and"),
         ({"layers.1.weight": good["layers.1.weight"]}, "differs in .*layers.2.weight"),
+        ({**good, last: good[last] * 2}, "is not the file that routers.json beside it"),
     ):
         save_file(weights, tmp_path / "routers.safetensors")
         with pytest.raises(ValueError, match=message):

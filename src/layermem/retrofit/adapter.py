@@ -1,7 +1,8 @@
 """``save_routers`` and ``load_routers``: the routers of an attached model as a small adapter.
 
     routers.safetensors    the weights: "layers.1.weight", "layers.2.weight", ...
-    routers.json           what they belong to: the base model, its layers and heads
+    routers.json           what they belong to: the base model, its layers and heads; and a digest of
+                           the weights, so that the two are of one saving
     README.md              a model card
 
 A base model is identified by its *fingerprint*, a hash of the projections to keys (or of the fused
@@ -21,11 +22,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from layermem.retrofit.attachment import Attachment, attachment_of
 from layermem.retrofit.card import model_card
+from layermem.runs import write_atomically
 
 WEIGHTS, SETTINGS, CARD = "routers.safetensors", "routers.json", "README.md"
 _FORMAT = 1
@@ -54,11 +56,11 @@ def write_routers(model: nn.Module, path: Path) -> dict[str, Any]:
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{name} of the routers is not finite; load an earlier checkpoint")
-    path.mkdir(parents=True, exist_ok=True)
-    settings = _describe(attachment)
     copies = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    save_file(copies, path / WEIGHTS, metadata={"format": "pt"})
-    (path / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    content = save(copies, metadata={"format": "pt"})
+    settings = {**_describe(attachment), "digest": hashlib.sha256(content).hexdigest()}
+    write_atomically(path / WEIGHTS, content)
+    write_atomically(path / SETTINGS, json.dumps(settings, indent=2) + "\n")
     return settings
 
 
@@ -68,10 +70,7 @@ def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     saved = _read_settings(path)
     _check(saved, _describe(attachment), path)
     weights = _weights(attachment)
-    try:
-        loaded = load_file(path / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path / WEIGHTS} cannot be read ({error}); copy it again") from error
+    loaded, digest = _read_weights(path / WEIGHTS)
     if loaded.keys() != weights.keys():
         wrong = sorted(loaded.keys() ^ weights.keys())
         raise ValueError(f"{path / WEIGHTS} does not fit {SETTINGS}: it differs in {wrong}")
@@ -81,9 +80,23 @@ def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
                 f"{name} in {path / WEIGHTS} must be finite and {list(weight.shape)}, got "
                 f"{list(loaded[name].shape)}, finite: {bool(loaded[name].isfinite().all())}"
             )
+    if digest != saved.get("digest"):
+        raise ValueError(
+            f"{path / WEIGHTS} is not the file that {SETTINGS} beside it was written with, by its "
+            "digest; copy both again, or save the routers again"
+        )
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(loaded[name])
+
+
+def _read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
+    """Return the weights in a file, and a digest of it."""
+    try:
+        content = path.read_bytes()
+        return load(content), hashlib.sha256(content).hexdigest()
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); copy it again") from error
 
 
 def _weights(attachment: Attachment) -> dict[str, Tensor]:
