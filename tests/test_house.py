@@ -171,8 +171,14 @@ def test_public_names():
         "PlainConfig",
         "PlainForCausalLM",
         "PlainModel",
+        "attach",
         "build",
+        "detach",
+        "load_routers",
         "route",
+        "router_parameters",
+        "save_routers",
+        "trainable",
         "variants",
     ]
     for name in layermem.__all__:
@@ -223,6 +229,7 @@ def test_files_stay_small():
             "--variants=lime:router=average",
         ],
         ["decode_step.py", "--shapes=4x32", "--repeats=1", "--variants=lime"],
+        pytest.param(["attached.py", "--shapes=4x32", "--repeats=1"], marks=pytest.mark.slow),
         ["memory.py", "--shapes=4x32", "--variants=lime"],
         ["traffic.py"],
         ["footprint.py"],
