@@ -252,7 +252,7 @@ def lm_eval_scores(model, names, folder, limit):
     command += ["--tasks", *names, "--include_path", str(definitions), "--num_fewshot", "3"]
     command += [
         "--limit",
-        "50",
+        limit,
         "--seed",
         "0,1234,1234,0",
         "--output_path",
