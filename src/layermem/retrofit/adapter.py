@@ -1,8 +1,8 @@
 """``save_routers`` and ``load_routers``: the routers of an attached model as a small adapter.
 
     routers.safetensors    the weights: "layers.1.weight", "layers.2.weight", ...
-    routers.json           what they belong to: the base model, its layers and heads; and a digest of
-                           the weights, so that the two are of one saving
+    routers.json           what they belong to: the base model, its layers and heads; and a digest
+                           of the weights, so that the two files are of one saving
     README.md              a model card
 
 A base model is identified by its *fingerprint*, a hash of the projections to keys (or of the fused
