@@ -21,6 +21,7 @@ import tyro
 
 from layermem.cli.analyze import Analyze, analyze
 from layermem.cli.blimp import Blimp, blimp
+from layermem.cli.convert import Convert, convert
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
 from layermem.cli.perplexity import Perplexity, perplexity
@@ -45,6 +46,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "solve": (Solve, solve),
     "perplexity": (Perplexity, perplexity),
     "blimp": (Blimp, blimp),
+    "convert": (Convert, convert),
     "costs": (Costs, costs),
     "analyze": (Analyze, analyze),
     "report": (Report, report),
