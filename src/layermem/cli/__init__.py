@@ -24,6 +24,7 @@ from layermem.cli.blimp import Blimp, blimp
 from layermem.cli.convert import Convert, convert
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
+from layermem.cli.generate import Generate, generate
 from layermem.cli.perplexity import Perplexity, perplexity
 from layermem.cli.presets import Presets, presets
 from layermem.cli.quickstart import Quickstart, quickstart
@@ -44,6 +45,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "variants": (Variants, variants),
     "tasks": (Tasks, tasks),
     "solve": (Solve, solve),
+    "generate": (Generate, generate),
     "perplexity": (Perplexity, perplexity),
     "blimp": (Blimp, blimp),
     "convert": (Convert, convert),
