@@ -16,6 +16,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    RepetitionPenaltyLogitsProcessor,
 )
 
 from layermem.cli import main
@@ -23,7 +24,7 @@ from layermem.models.registry import lookup
 from layermem.retrofit.converting import convert
 from layermem.serving.generation import TextGenerator, batches
 from layermem.serving.prompts import encode_prompts, prompts_of_texts
-from layermem.serving.sampling import NoiseOfPrompts
+from layermem.serving.sampling import NoiseOfPrompts, RepetitionPenalty
 from layermem.serving.settings import GenerationSettings
 
 TEXTS = ("a b c", "d", "e f g h a b c d e", "h g", "c c c c")
@@ -143,6 +144,21 @@ def test_draws_have_the_probabilities_of_the_model():
         assert (shares - scores.softmax(-1)).abs().max() < 4 * 0.5 / n**0.5
     first, again, other = (NoiseOfPrompts(s, [1])(ids, scores[None]) for s in (5, 5, 6))
     assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_padding_is_no_repetition(beams):
+    """Scores equal those of transformers for each row alone, also of the token of the padding."""
+    padding, new = 0, torch.tensor([[4], [6]])
+    prompts = torch.tensor([[padding, padding, 5], [3, 7, 3]])
+    scores = torch.linspace(-1, 2, 16).reshape(2, 8).repeat_interleave(beams, dim=0)
+    rows = torch.cat((prompts, new), dim=1).repeat_interleave(beams, dim=0)
+    out = RepetitionPenalty(1.5, prompts != padding)(rows, scores)
+    theirs = RepetitionPenaltyLogitsProcessor(1.5)
+    for row, ids in enumerate(rows):
+        alone = ids[ids != padding][None]
+        assert torch.equal(out[row : row + 1], theirs(alone, scores[row : row + 1]))
+    assert not torch.equal(out[:1], theirs(rows[:1], scores[:1]))
 
 
 def test_what_the_models_own_config_says_is_taken(saved, tokenizer):

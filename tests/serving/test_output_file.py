@@ -47,6 +47,8 @@ def test_a_run_goes_on(stopped_after, torn, tmp_path):
             file.write(torn if torn.startswith("{") else whole if len(next_batch) > 1 else "{")
     again = begin(path)
     assert again.open() == list(range(stopped_after, 3))
+    # Half a batch is done again, and so is not twice in the file.
+    assert again.rows.keys() == {i for batch in BATCHES[:stopped_after] for i in batch}
     for number in range(stopped_after, 3):
         again.append(rows(BATCHES[number]))
     assert not path.exists()
