@@ -141,7 +141,8 @@ except SystemExit as left:
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "sweep", "solve", "perplexity", "blimp", "eval", "costs", "analyze", "report"],
+    ["train", "sweep", "solve", "perplexity", "blimp", "eval", "generate", "convert", "costs"]
+    + ["analyze", "report"],
 )
 def test_options_of_a_command_are_shown_without_the_training_stack(command):
     code = f"""

@@ -21,9 +21,11 @@ import tyro
 
 from layermem.cli.analyze import Analyze, analyze
 from layermem.cli.blimp import Blimp, blimp
+from layermem.cli.convert import Convert, convert
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
 from layermem.cli.eval import Eval, evaluate
+from layermem.cli.generate import Generate, generate
 from layermem.cli.perplexity import Perplexity, perplexity
 from layermem.cli.presets import Presets, presets
 from layermem.cli.quickstart import Quickstart, quickstart
@@ -44,9 +46,11 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "variants": (Variants, variants),
     "tasks": (Tasks, tasks),
     "solve": (Solve, solve),
+    "generate": (Generate, generate),
     "perplexity": (Perplexity, perplexity),
     "blimp": (Blimp, blimp),
     "eval": (Eval, evaluate),
+    "convert": (Convert, convert),
     "costs": (Costs, costs),
     "analyze": (Analyze, analyze),
     "report": (Report, report),

@@ -51,14 +51,16 @@ def open_checkpoints(paths: Sequence[str], *, one_vocabulary: bool = True) -> li
     return checkpoints
 
 
-def load_model(checkpoint: Checkpoint, *, with_head: bool = False) -> Any:
-    """Load the model in float32, to a GPU if there is one; raise if it lacks any weights.
+def load_model(
+    checkpoint: Checkpoint, *, with_head: bool = False, dtype: torch.dtype | str = torch.float32
+) -> Any:
+    """Load the model, in float32, to a GPU if there is one; raise if it lacks any weights.
 
     Without ``with_head`` the head may be missing: nothing is predicted.
     """
     with _explain_missing_model(checkpoint.location):
         model, loading = AutoModelForCausalLM.from_pretrained(
-            checkpoint.location, dtype=torch.float32, output_loading_info=True
+            checkpoint.location, dtype=dtype, output_loading_info=True
         )
     # Any other missing weight would be measured at its random start.
     prefix = "" if with_head else f"{model.base_model_prefix}."

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -33,7 +34,7 @@ from layermem.models.layers import (
     HeadwiseLinear,
     RMSNorm,
     RotaryEmbedding,
-    attend,
+    eager_attention,
 )
 from layermem.models.masks import create_mask
 from layermem.models.pretrained import PreTrainedDecoder
@@ -112,9 +113,11 @@ class Attention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
 
-        y, weights = attend(
+        # vLLM finds these two lines in the source of the forward, and reads ``scaling`` off them.
+        implementation = self.config._attn_implementation
+        backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        y, weights = backend(
             self,
-            self.config._attn_implementation,
             query,
             key,
             value,
@@ -123,7 +126,8 @@ class Attention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
-        y = self.o_proj(y.flatten(2))
+        # vLLM returns the tokens of all requests as one axis.
+        y = self.o_proj(y.reshape(*query_input.shape[:-1], -1))
         return y, weights, *own_slot
 
 

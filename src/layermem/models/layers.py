@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import initialization
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from layermem.models.configuration import DecoderConfig
 from layermem.ops.norm import rms_norm
@@ -154,17 +153,3 @@ def eager_attention(
     weights = nn.functional.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
-
-
-def attend(
-    module: nn.Module,
-    implementation: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Call the attention backend of that name; ``kwargs`` are those transformers passes to it."""
-    backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
-    return backend(module, query, key, value, attention_mask, **kwargs)

@@ -1,5 +1,6 @@
-"""Layer memory for models we do not own: ``attach`` adds it to a model of transformers in place.
+"""Layer memory for models that exist: ``attach`` adds it to a model of transformers in place.
 
+Checkpoints of other layouts become models of ours by ``converting``.
 It does not know: how such a model is trained or measured.
 """
 

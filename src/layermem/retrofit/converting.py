@@ -1,0 +1,212 @@
+"""Convert a checkpoint of another layout: find out which it is, load it, and save it anew.
+
+    a folder of transformers' LLaMA, or its hub name     a model of a variant
+    a folder of LIMe's released code                     LIMe
+    a file of llama2.c and its tokenizer                 transformers' LLaMA, or a variant
+
+It does not know: the command line, training.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from layermem.models.checkpoints import LLAMA_MODEL_TYPES
+from layermem.models.registry import lookup
+from layermem.retrofit.llama2c import load_llama2c, read_sizes
+from layermem.retrofit.llama2c_tokenizer import load_tokenizer
+from layermem.retrofit.new_folder import check_target, new_folder
+from layermem.retrofit.released_lime import is_released_lime, load_released_lime
+
+logger = logging.getLogger(__name__)
+
+LAYOUTS = {
+    "llama": "a LLaMA of transformers",
+    "released_lime": "a checkpoint of LIMe's released code",
+    "llama2c": "a checkpoint of llama2.c",
+}
+"""The layouts that are converted, and what they are called."""
+# How files begin that are often taken for one of llama2.c.
+_OTHER_FILES = {
+    b"GGUF": "a GGUF file: load it with transformers (gguf_file=) and save_pretrained, and convert "
+    "that folder",
+    b"PK\x03\x04": "a file of torch.save: name the folder that holds it and its config.json; a "
+    "checkpoint of llama2.c's training is written by its export.py --version 0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A checkpoint whose layout is known."""
+
+    layout: str
+    """One of ``LAYOUTS``."""
+    location: Path | str
+    """Its folder or file, or a name on the hub."""
+    tokenizer: Path | str | None
+    """Where its tokenizer is; None: there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """What was found and written."""
+
+    source: Source
+    folder: Path
+    """The new folder."""
+    model_class: str
+    """Class of the new model."""
+    parameters: int
+    """Its parameters; tied ones count once."""
+    has_tokenizer: bool
+    """Whether a tokenizer was written too."""
+
+
+def convert(
+    source: str,
+    target: Path,
+    *,
+    variant: str | None = None,
+    fields: Mapping[str, Any] | None = None,
+    tokenizer: str | None = None,
+    force: bool = False,
+) -> Converted:
+    """Load a checkpoint of any of ``LAYOUTS`` and save it in the folder ``target``.
+
+    ``variant``: the model to make of a LLaMA, which starts with the LLaMA's logits; None: "lime",
+    and of llama2.c's transformers' own LLaMA. ``fields`` are further fields of its config.
+    ``tokenizer``: where to read the tokenizer; None: where the checkpoint is.
+    """
+    found = find_source(source, tokenizer)
+    path = found.location if isinstance(found.location, Path) else None
+    target = check_target(target, path, force=force)
+    logger.info("found %s: %s", LAYOUTS[found.layout], found.location)
+    model = _load_model(found, variant, dict(fields or {}))
+    words = _load_tokenizer(found, model.config)
+    with new_folder(target) as folder:
+        model.save_pretrained(folder)
+        if words is not None:
+            words.save_pretrained(folder)
+    return Converted(
+        source=found,
+        folder=target,
+        model_class=type(model).__name__,
+        parameters=model.num_parameters(),
+        has_tokenizer=words is not None,
+    )
+
+
+def find_source(source: str, tokenizer: str | None = None) -> Source:
+    """Return a checkpoint's layout, which is told by its files; raise if it is none of ours."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        return _llama2c(path, tokenizer)
+    if not path.exists():
+        if path.is_absolute() or source.startswith(("./", "../", "~")) or len(path.parts) != 2:
+            raise FileNotFoundError(f"{source} does not exist; name a folder, file or hub name")
+        return Source(layout="llama", location=source, tokenizer=tokenizer or source)
+    if is_released_lime(path):
+        beside = path if (path / "tokenizer.json").is_file() else None
+        return Source(layout="released_lime", location=path, tokenizer=tokenizer or beside)
+    if (path / "config.json").is_file():
+        return _llama(path, tokenizer)
+    files = sorted(file for file in path.glob("*.bin") if not file.name.startswith("tok"))
+    if len(files) != 1:
+        named = ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
+        raise ValueError(
+            f"{path} is no checkpoint that can be converted: it has neither a config.json nor one "
+            f".bin file of llama2.c, but {named}; name the file itself, or the folder of a saved "
+            "LLaMA"
+        )
+    return _llama2c(files[0], tokenizer)
+
+
+def _llama2c(path: Path, tokenizer: str | None) -> Source:
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start in _OTHER_FILES:
+        raise ValueError(f"{path} is {_OTHER_FILES[start]}")
+    if path.suffix in (".safetensors", ".json"):
+        raise ValueError(f"{path} is one file of a saved model; name its folder, {path.parent}")
+    sizes = read_sizes(path)
+    if tokenizer is not None:
+        if not Path(tokenizer).is_file():
+            raise FileNotFoundError(f"the tokenizer {tokenizer} is no file; name tokenizer.bin")
+        return Source(layout="llama2c", location=path, tokenizer=Path(tokenizer))
+    names = (f"tok{sizes.vocabulary}.bin", "tokenizer.bin")
+    beside = [path.parent / name for name in names if (path.parent / name).is_file()]
+    return Source(layout="llama2c", location=path, tokenizer=beside[0] if beside else None)
+
+
+def _llama(path: Path, tokenizer: str | None) -> Source:
+    try:
+        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        model_type = values.get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path}/config.json is damaged ({error}); fetch it again") from error
+    if model_type not in LLAMA_MODEL_TYPES:
+        kind = "is a model of layermem already" if str(model_type).startswith("layermem_") else ""
+        raise ValueError(
+            f"{path} {kind or 'holds no LLaMA'} (model_type {model_type!r}); convert takes "
+            f"{', '.join(LAYOUTS.values())}"
+        )
+    has_tokenizer = any(path.glob("tokenizer*")) or (path / "vocab.json").is_file()
+    return Source(
+        layout="llama", location=path, tokenizer=tokenizer or (path if has_tokenizer else None)
+    )
+
+
+def _load_model(source: Source, variant: str | None, fields: dict[str, Any]) -> Any:
+    if source.layout == "released_lime":
+        if variant not in (None, "lime") or fields:
+            wanted = ", ".join([variant or "lime", *fields])
+            raise ValueError(
+                f"{source.location} is a LIMe whose routers are trained, and becomes one of all "
+                f"sources, got {wanted}; leave --variant and --options out"
+            )
+        return load_released_lime(Path(source.location))
+    model: Any = source.location
+    if source.layout == "llama2c":
+        model = load_llama2c(Path(source.location))
+        if variant is None:
+            if fields:
+                raise ValueError(
+                    f"{', '.join(fields)} are options of a variant; give --variant lime with them"
+                )
+            return model
+    try:
+        return lookup(variant or "lime").causal_lm.from_llama(model, **fields)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"a file of {model} cannot be read as tensors alone; if you trust it, save its weights "
+            "as model.safetensors"
+        ) from error
+
+
+def _load_tokenizer(source: Source, config: Any) -> Any:
+    """Return the tokenizer of a source; raise if it has more tokens than the model."""
+    if source.tokenizer is None:
+        return None
+    if source.layout == "llama2c":
+        path = Path(source.tokenizer)
+        return load_tokenizer(path, config.vocab_size, config.max_position_embeddings)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.tokenizer)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"the tokenizer {source.tokenizer} cannot be read ({reason}); name another by "
+            "--tokenizer"
+        ) from error
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer {source.tokenizer} has {len(tokenizer):,} tokens, and the model "
+            f"{config.vocab_size:,}: it is another model's"
+        )
+    return tokenizer

@@ -1,0 +1,69 @@
+"""``new_folder``: a folder that is written whole or not at all, and replaces nothing by accident.
+
+It does not know: what is written.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def check_target(target: Path, source: Path | None, *, force: bool) -> Path:
+    """Return where the folder ``target`` leads; raise if it must not be written.
+
+    ``force`` allows to replace a saved model, and nothing else. ``source``, which is read, is never
+    replaced.
+    """
+    target = target.expanduser().resolve()
+    if source is not None:
+        origin = source.resolve()
+        if origin == target or origin in target.parents or target in origin.parents:
+            raise ValueError(
+                f"the new folder {target} and the source {origin} are one, or one is in the other; "
+                "name another folder"
+            )
+    if target.exists() and not target.is_dir():
+        raise FileExistsError(f"{target} is a file; name a folder")
+    if target.is_dir() and any(target.iterdir()):
+        if not force:
+            raise FileExistsError(
+                f"{target} exists and is not empty; name another folder, or replace it by --force"
+            )
+        if not (target / "config.json").is_file():
+            raise FileExistsError(
+                f"{target} is no saved model (it has no config.json), so --force does not replace "
+                "it; name another folder, or delete it"
+            )
+    return target
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside ``target``, and move it there at the end of the block.
+
+    A folder at ``target`` is replaced. After an error, ``target`` is what it was; after a kill at
+    the moment of a replacement, the older folder is beside it, under a name that ends with .old.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = target.with_name(f".{target.name}.{os.getpid()}.part")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        yield staging
+        for path in staging.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        if target.is_dir():
+            os.replace(target, old)
+        os.replace(staging, target)
+    except BaseException:
+        if old.exists() and not target.exists():
+            os.replace(old, target)
+        raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,144 @@
+"""``OutputFile``: rows of JSON lines that a run stopped at any moment goes on with, never mixed.
+
+    OUT                  all rows, in the order of the prompts; there once the run has ended
+    OUT.part             rows so far, a batch at a time
+    OUT.settings.json    what the rows are of: model, prompts, settings, versions
+
+A run that goes on keeps the batches that are whole and does the others again in the same batches,
+so the file is the same as without a stop.
+
+It does not know: models, prompts.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from layermem.runs import write_atomically
+
+Row = dict[str, Any]
+
+
+class OutputFile:
+    """The file of a run, given what its rows are of and how prompts are put in batches."""
+
+    def __init__(
+        self, path: Path, about: Mapping[str, Any], batches: Sequence[Sequence[int]]
+    ) -> None:
+        self.path, self.batches = path, batches
+        # As it is read back.
+        self.about = json.loads(json.dumps(about))
+        self.part = path.with_name(f"{path.name}.part")
+        self.settings = path.with_name(f"{path.name}.settings.json")
+        self.rows: dict[int, Row] = {}
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the file during the block, so that no other process writes it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise RuntimeError(
+                f"another process is writing {self.path}; wait for it, or name another --out"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def open(self) -> list[int]:
+        """Read what there is, and return the batches, by number, that are still to be done.
+
+        Raise if the file, or what there is of it, is of another model, prompts or settings.
+        """
+        if self.path.is_dir():
+            raise IsADirectoryError(f"{self.path} is a folder; name a file")
+        if not self.path.exists() and not self.part.exists():
+            write_atomically(self.settings, json.dumps(self.about, indent=1) + "\n")
+            return list(range(len(self.batches)))
+        self._check_same()
+        if self.path.exists():
+            return []
+        self.rows = {row["index"]: row for row in self._read_part()}
+        done = [set(batch) <= self.rows.keys() for batch in self.batches]
+        kept = [i for batch, whole in zip(self.batches, done, strict=True) if whole for i in batch]
+        self.rows = {i: self.rows[i] for i in kept}
+        write_atomically(self.part, "".join(map(_line, self.rows.values())))
+        return [number for number, whole in enumerate(done) if not whole]
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Append the rows of a batch."""
+        self.rows.update({row["index"]: row for row in rows})
+        with self.part.open("ab") as file:
+            file.write("".join(map(_line, rows)).encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self) -> None:
+        """Write the file, once all batches are done."""
+        if self.path.exists():
+            return
+        write_atomically(self.path, "".join(_line(self.rows[i]) for i in sorted(self.rows)))
+        self.part.unlink(missing_ok=True)
+
+    def _check_same(self) -> None:
+        """Raise, naming the first difference, unless the rows there are of the same."""
+        there = self.path if self.path.exists() else self.part
+        mend = f"name another --out, or delete {there} to begin again"
+        try:
+            recorded = json.loads(self.settings.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{there} exists, and {self.settings.name}, which says what it is of, is missing "
+                f"or damaged: {mend}"
+            ) from error
+        before, now = _flat(recorded), _flat(self.about)
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"{there} is of another run: {name} was {before.get(name)!r:.80}, and is "
+                    f"{now.get(name)!r:.80}; {mend}"
+                )
+
+    def _read_part(self) -> list[Row]:
+        """Return the rows so far, without a last line that was cut short."""
+        lines = self.part.read_bytes().split(b"\n")
+        # What follows the last line break is empty, or a line that was being written.
+        lines.pop()
+        rows = []
+        for number, line in enumerate(lines, 1):
+            try:
+                row = dict(json.loads(line))
+                if not isinstance(row["index"], int):
+                    raise ValueError("its index is no number")
+            except (ValueError, TypeError, KeyError) as error:
+                if number == len(lines):
+                    break
+                raise ValueError(
+                    f"{self.part}, line {number} is damaged ({error}); delete the line, and its "
+                    "batch is done again"
+                ) from error
+            rows.append(row)
+        return rows
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested mapping as one, with names joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat

@@ -1,0 +1,182 @@
+"""`layermem convert`: layouts are told apart, and nothing is overwritten or half written."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from tiny import TINY
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from layermem.cli import main
+from layermem.models.registry import lookup
+from layermem.retrofit.converting import convert, find_source
+from layermem.retrofit.new_folder import new_folder
+
+
+@pytest.fixture
+def llama(tmp_path, tokenizer):
+    """The folder of a LLaMA with its tokenizer."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=False))
+    model.save_pretrained(tmp_path / "llama")
+    tokenizer.save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+@pytest.mark.parametrize(
+    ("asked", "model_class"),
+    [
+        ([], "LimeForCausalLM"),
+        (["--variant", "lime", "--options", "router=last", "router_window=2"], "LimeForCausalLM"),
+        (["--variant", "plain"], "PlainForCausalLM"),
+        (["--variant", "denseformer"], "DenseformerForCausalLM"),
+    ],
+)
+def test_a_llama_keeps_its_logits(asked, model_class, llama, tmp_path, ids, caplog):
+    caplog.set_level("INFO")
+    target = tmp_path / "new"
+    main(["convert", str(llama), str(target), *asked])
+    assert f"found a LLaMA of transformers: {llama}" in caplog.text
+    assert f"wrote {target}: {model_class}" in caplog.text and "with its tokenizer" in caplog.text
+    model = AutoModelForCausalLM.from_pretrained(target)
+    assert type(model).__name__ == model_class
+    expected = AutoModelForCausalLM.from_pretrained(llama)(ids).logits
+    assert torch.equal(model(ids).logits, expected)
+    words = AutoTokenizer.from_pretrained(target)
+    assert words("a b c")["input_ids"] == AutoTokenizer.from_pretrained(llama)("a b c")["input_ids"]
+
+
+def test_our_plain_decoder_and_a_folder_without_a_tokenizer(tmp_path, ids):
+    plain = lookup("plain")
+    model = plain.causal_lm(plain.config(**TINY))
+    model.save_pretrained(tmp_path / "plain")
+    written = convert(str(tmp_path / "plain"), tmp_path / "lime")
+    assert (written.model_class, written.has_tokenizer) == ("LimeForCausalLM", False)
+    lime = AutoModelForCausalLM.from_pretrained(tmp_path / "lime")
+    assert torch.equal(lime(ids).logits, model.eval()(ids).logits)
+
+
+def test_a_file_of_torch_save_is_read_as_tensors_alone(llama, tmp_path, ids):
+    class Harm:
+        def __reduce__(self):
+            return (exec, ("raise SystemExit('code of the file ran')",))
+
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    (llama / "model.safetensors").unlink()
+    torch.save(model.state_dict(), llama / "pytorch_model.bin")
+    convert(str(llama), tmp_path / "lime")
+    lime = AutoModelForCausalLM.from_pretrained(tmp_path / "lime")
+    assert torch.equal(lime(ids).logits, model(ids).logits)
+    state = {**model.state_dict(), "harm": Harm()}
+    torch.save(state, llama / "pytorch_model.bin")
+    with pytest.raises(SystemExit, match=r"tensors alone .Unsupported .*save its weights as model"):
+        main(["convert", str(llama), str(tmp_path / "other")])
+    (llama / "pytorch_model.bin").rename(llama / "part.bin")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(state, "part.bin")}
+    (llama / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(SystemExit, match=r"tensors alone; if you trust it, save its weights as mo"):
+        main(["convert", str(llama), str(tmp_path / "other")])
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_is_replaced_unless_it_is_a_saved_model_and_asked_for(llama, tmp_path):
+    target = tmp_path / "new"
+    target.mkdir()
+    convert(str(llama), target, variant="plain")
+    with pytest.raises(FileExistsError, match="exists and is not empty; .* --force"):
+        convert(str(llama), target)
+    convert(str(llama), target, force=True)
+    assert AutoModelForCausalLM.from_pretrained(target).config.model_type == "layermem_lime"
+    other = tmp_path / "letters"
+    other.mkdir()
+    (other / "letter.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match="is no saved model .* --force does not replace it"):
+        convert(str(llama), other, force=True)
+    with pytest.raises(FileExistsError, match=r"letter.txt is a file; name a folder"):
+        convert(str(llama), other / "letter.txt", force=True)
+    for same in (llama, llama / "lime", tmp_path):
+        with pytest.raises(ValueError, match="are one, or one is in the other"):
+            convert(str(llama), same, force=True)
+    assert (other / "letter.txt").read_text() == "dear" and (llama / "config.json").exists()
+
+
+def test_a_folder_is_whole_or_what_it_was(tmp_path):
+    target = tmp_path / "model"
+    for before in (None, "old"):
+        if before:
+            target.mkdir()
+            (target / "config.json").write_text(before)
+        with pytest.raises(RuntimeError), new_folder(target) as folder:
+            (folder / "config.json").write_text("half")
+            raise RuntimeError
+        assert target.exists() == bool(before)
+        assert [path.name for path in tmp_path.iterdir()] == (["model"] if before else [])
+    assert (target / "config.json").read_text() == "old"
+    with new_folder(target) as folder:
+        (folder / "config.json").write_text("new")
+    assert (target / "config.json").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def write_config(text):
+    def write(folder):
+        folder.mkdir()
+        (folder / "config.json").write_text(text)
+
+    return write
+
+
+def write_texts(folder):
+    folder.mkdir()
+    (folder / "a.txt").write_text("a")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: None, "does not exist; name a folder, file or hub name"),
+        (lambda folder: folder.mkdir(), "neither a config.json nor one .bin file .* but nothing"),
+        (write_texts, "neither a config.json nor one .bin file of llama2.c, but a.txt"),
+        (write_config('{"model_type": "gpt2"}'), "holds no LLaMA .model_type 'gpt2'.; convert ta"),
+        (write_config('{"model_type": "layermem_lime"}'), "is a model of layermem already"),
+        (write_config("{"), "config.json is damaged"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(make, message, tmp_path):
+    make(tmp_path / "source")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        convert(str(tmp_path / "source"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_single_file_of_a_saved_model_is_refused(llama, tmp_path):
+    with pytest.raises(ValueError, match="is one file of a saved model; name its folder"):
+        convert(str(llama / "model.safetensors"), tmp_path / "new")
+
+
+def test_a_tokenizer_of_another_model_is_refused(llama, tmp_path):
+    many = tmp_path / "many"
+    shutil.copytree(llama, many)
+    words = AutoTokenizer.from_pretrained(many)
+    words.add_tokens([f"word{i}" for i in range(61)])
+    words.save_pretrained(many)
+    with pytest.raises(ValueError, match=r"has 73 tokens, and the model 61: it is another model"):
+        convert(str(llama), tmp_path / "new", tokenizer=str(many))
+    with pytest.raises(ValueError, match=r"nowhere cannot be read .* --tokenizer"):
+        convert(str(llama), tmp_path / "new", tokenizer=str(tmp_path / "nowhere"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_hub_name_is_a_llama():
+    found = find_source("owner/llama")
+    assert (found.layout, found.location, found.tokenizer) == (
+        "llama",
+        "owner/llama",
+        "owner/llama",
+    )
+
+
+def test_an_option_without_a_value_is_refused(llama, tmp_path):
+    with pytest.raises(SystemExit, match=r"must be NAME=VALUE each, got 'router'"):
+        main(["convert", str(llama), str(tmp_path / "new"), "--options", "router"])

@@ -1,0 +1,305 @@
+"""Checkpoints of llama2.c: the published story, its tokenizer, damaged files."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stories import FOLDER, needs_stories, stories_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from layermem import LimeForCausalLM
+from layermem.cli import main
+from layermem.retrofit.converting import convert
+from layermem.retrofit.llama2c import load_llama2c
+from layermem.retrofit.llama2c_tokenizer import load_tokenizer
+
+STORIES = FOLDER / "stories260K.bin"
+SIZES = {"width": 16, "mlp": 24, "layers": 2, "heads": 4, "kv_heads": 2, "longest": 12}
+# The tokens of a small vocabulary behind the special ones and the bytes, the best score first.
+PIECES = ["ab", "abc", "bc", " a", " ", "a", "b", "c", "é", "aa", "aaa"]
+
+
+def tensors(*, tied, vocabulary=270):
+    """Return the tensors of a small file in order, drawn, as arrays."""
+    draw = np.random.default_rng(0)
+    width, mlp, layers, heads, kv_heads, longest = SIZES.values()
+    head = width // heads
+    keys = head * kv_heads
+    shapes = [
+        *[(vocabulary, width), (layers, width), (layers, width, width), (layers, keys, width)],
+        *[(layers, keys, width), (layers, width, width), (layers, width), (layers, mlp, width)],
+        *[(layers, width, mlp), (layers, mlp, width), (width,)],
+    ]
+    arrays = [draw.normal(size=shape) * 0.3 for shape in shapes]
+    angles = np.outer(np.arange(longest), 10_000 ** (-np.arange(0, head, 2) / head))
+    arrays += [np.cos(angles), np.sin(angles)]
+    return arrays if tied else [*arrays, draw.normal(size=(vocabulary, width)) * 0.3]
+
+
+def write_model(path, *, tied=True, vocabulary=270, change=None):
+    arrays = tensors(tied=tied, vocabulary=vocabulary)
+    if change is not None:
+        change(arrays)
+    width, mlp, layers, heads, kv_heads, longest = SIZES.values()
+    signed = vocabulary if tied else -vocabulary
+    header = struct.pack("<7i", width, mlp, layers, heads, kv_heads, signed, longest)
+    path.write_bytes(header + b"".join(a.astype("<f4").tobytes() for a in arrays))
+    return arrays
+
+
+def pieces():
+    """Return (bytes, score) of every token of the small vocabulary."""
+    special = [(b"<unk>", 0.0), (b"\n<s>\n", 0.0), (b"\n</s>\n", 0.0)]
+    of_bytes = [(f"<0x{byte:02X}>".encode(), 0.0) for byte in range(256)]
+    return special + of_bytes + [(text.encode(), -float(i)) for i, text in enumerate(PIECES)]
+
+
+def write_tokenizer(path, some):
+    longest = max(len(data) for data, _ in some)
+    rows = b"".join(struct.pack("<fi", score, len(data)) + data for data, score in some)
+    path.write_bytes(struct.pack("<i", longest) + rows)
+
+
+def read_pieces(path):
+    data, at, some = path.read_bytes(), 4, []
+    while at < len(data):
+        score, length = struct.unpack_from("<fi", data, at)
+        some.append((data[at + 8 : at + 8 + length], score))
+        at += 8 + length
+    return some
+
+
+def encode_literally(some, text):
+    """Return the ids of a text, pair by pair as llama2.c joins them."""
+    ids_of = {data: i for i, (data, _) in enumerate(some)}
+    ids = [1]
+    if text:
+        ids.append(ids_of[b" "])
+    for letter in text:
+        data = letter.encode()
+        ids += [ids_of[data]] if data in ids_of else [byte + 3 for byte in data]
+    while True:
+        best, at = -1e10, None
+        for i in range(len(ids) - 1):
+            joined = ids_of.get(some[ids[i]][0] + some[ids[i + 1]][0])
+            if joined is not None and some[joined][1] > best:
+                best, at, new = some[joined][1], i, joined
+        if at is None:
+            return ids
+        ids[at : at + 2] = [new]
+
+
+def logits_literally(arrays, ids, heads, kv_heads):
+    """Return the logits [T, vocabulary]; rope turns the features 2i and 2i + 1 of a head."""
+    emb, norm1, wq, wk, wv, wo, norm2, w1, w2, w3, last, cos, sin, *head = arrays
+    width, kept = emb.shape[1], len(ids)
+    size = width // heads
+
+    def norm(x, weight):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weight
+
+    def rotate(x):
+        out = np.empty_like(x)
+        for i in range(size // 2):
+            c, s = cos[:kept, None, i], sin[:kept, None, i]
+            out[..., 2 * i] = x[..., 2 * i] * c - x[..., 2 * i + 1] * s
+            out[..., 2 * i + 1] = x[..., 2 * i] * s + x[..., 2 * i + 1] * c
+        return out
+
+    x = emb[ids]
+    for layer in range(len(norm1)):
+        y = norm(x, norm1[layer])
+        q = rotate((y @ wq[layer].T).reshape(kept, heads, size))
+        k = rotate((y @ wk[layer].T).reshape(kept, kv_heads, size))
+        v = (y @ wv[layer].T).reshape(kept, kv_heads, size)
+        out = np.zeros((kept, heads, size))
+        for h in range(heads):
+            g = h // (heads // kv_heads)
+            for t in range(kept):
+                scores = k[: t + 1, g] @ q[t, h] / np.sqrt(size)
+                weights = np.exp(scores - scores.max())
+                out[t, h] = weights @ v[: t + 1, g] / weights.sum()
+        x = x + out.reshape(kept, width) @ wo[layer].T
+        y = norm(x, norm2[layer])
+        gate = y @ w1[layer].T
+        x = x + (gate / (1 + np.exp(-gate)) * (y @ w3[layer].T)) @ w2[layer].T
+    return norm(x, last) @ (head[0] if head else emb).T
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_those_of_llama2c(tied, tmp_path):
+    path = tmp_path / "model.bin"
+    arrays = [array.astype("float32").astype("float64") for array in write_model(path, tied=tied)]
+    ids = [1, 5, 269, 7, 7, 0, 30, 100]
+    expected = logits_literally(arrays, ids, SIZES["heads"], SIZES["kv_heads"])
+    model = load_llama2c(path).double().eval()
+    assert model.config.tie_word_embeddings == tied
+    difference = model(torch.tensor([ids])).logits[0].detach().numpy() - expected
+    # Angles are of float32 in transformers.
+    assert np.abs(difference).max() < 2e-6
+
+
+@needs_stories
+def test_the_published_checkpoint_tells_its_story(tmp_path, capsys):
+    main(["convert", str(STORIES), str(tmp_path / "hf")])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert type(model) is LlamaForCausalLM and model.num_parameters() == 260_032
+    expected = json.loads((FOLDER / "reference_greedy.json").read_text())
+    ids, text = expected["greedy_ids_from_bos"], expected["text"]
+    start = tokenizer("", return_tensors="pt")
+    told = model.generate(**start, do_sample=False, max_new_tokens=len(ids) - 1)[0].tolist()
+    assert told == ids
+    assert tokenizer.decode(told, skip_special_tokens=True) == text
+    # A story begins with a space, which the tokenizer adds.
+    assert tokenizer(text.removeprefix(" "))["input_ids"] == ids
+    assert not list((tmp_path / "hf").glob("*.py"))
+    state = stories_model().state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@needs_stories
+def test_memory_for_the_published_checkpoint(tmp_path):
+    """In one step, or in two, with the same logits at the start."""
+    convert(str(FOLDER), tmp_path / "hf")
+    convert(
+        str(FOLDER),
+        tmp_path / "one",
+        variant="lime",
+        fields={"router": "first", "router_window": 2},
+    )
+    convert(str(tmp_path / "hf"), tmp_path / "two")
+    llama = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    ids = torch.randint(512, (2, 40), generator=torch.Generator().manual_seed(0))
+    for name in ("one", "two"):
+        model = LimeForCausalLM.from_pretrained(tmp_path / name)
+        assert torch.equal(model(ids).logits, llama(ids).logits)
+        # llama2.c ends at the token that begins a text.
+        assert model.generation_config.eos_token_id == [2, 1]
+        assert len(AutoTokenizer.from_pretrained(tmp_path / name)) == 512
+    assert LimeForCausalLM.from_pretrained(tmp_path / "one").config.router == "first"
+
+
+@needs_stories
+def test_the_tokenizer_of_the_published_checkpoint_is_that_of_llama2c():
+    path = FOLDER / "tok512.bin"
+    tokenizer, some = load_tokenizer(path, 512, 512), read_pieces(path)
+    letters = st.sampled_from(" \n\t.,'\"aeehhnst Lily dog tHE éß→漢🙂\x00\x7f")
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.one_of(st.text(letters, max_size=40), st.text(max_size=15)))
+    def check(text):
+        # What is half a character is no text for the fast tokenizer.
+        text = text.encode("utf-8", errors="ignore").decode()
+        expected = encode_literally(some, text)
+        assert tokenizer(text, split_special_tokens=True)["input_ids"] == expected
+        if text:
+            assert tokenizer.decode(expected, skip_special_tokens=True) == f" {text}"
+
+    check()
+
+
+def test_pairs_are_joined_by_their_scores(tmp_path):
+    path = tmp_path / "tokenizer.bin"
+    some = pieces()
+    write_tokenizer(path, some)
+    tokenizer = load_tokenizer(path, len(some), 12)
+    for text in ("abc", "aabcab", "bcabc a", "aaaa", "é~", "", "x" * 20):
+        assert tokenizer(text)["input_ids"] == encode_literally(some, text), text
+    assert tokenizer("abc")["input_ids"] == [1, 259 + 4, 259 + 1]
+    assert tokenizer.decode([259 + 8, 3 + 0xC3, 3 + 0xA9]) == "éé"
+
+
+def test_a_tokenizer_beside_the_model_is_found(tmp_path):
+    some = pieces()
+    write_model(tmp_path / "model.bin")
+    write_tokenizer(tmp_path / "tokenizer.bin", some)
+    assert convert(str(tmp_path), tmp_path.parent / "new").has_tokenizer
+    (tmp_path / "tokenizer.bin").rename(tmp_path / "tok.other")
+    assert not convert(str(tmp_path), tmp_path.parent / "none").has_tokenizer
+    chosen = str(tmp_path / "tok.other")
+    assert convert(str(tmp_path), tmp_path.parent / "given", tokenizer=chosen).has_tokenizer
+
+
+def scale_rope(arrays):
+    arrays[11] = np.cos(np.arccos(np.clip(arrays[11], -1, 1)) * 0.9)
+
+
+def spoil(arrays):
+    arrays[7][1, 2, 3] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:20], "has 20 bytes, and its header alone 28"),
+        (lambda data: data[:-4], r"has 33,176 bytes, and by its header it should have 33,180"),
+        (lambda data: data + bytes(4), r"has 33,184 bytes, and by its header it should have"),
+        (lambda data: struct.pack("<7i", *[-1] * 7) + data[28:], "sizes that no model has"),
+        (lambda data: data[:12] + struct.pack("<i", 5) + data[16:], "a width of 16 for 5 heads"),
+        (lambda data: data[:16] + struct.pack("<i", 3) + data[20:], "4 heads for 3 key-value"),
+        (lambda data: struct.pack("<2i", 0x616B3432, 1) + data, "has layout 1 of llama2.c; conve"),
+        (lambda data: b"GGUF" + data, "is a GGUF file: load it with transformers"),
+        (lambda data: b"PK\x03\x04" + data, "is a file of torch.save"),
+    ],
+)
+def test_a_damaged_model_is_refused(damage, message, tmp_path):
+    path = tmp_path / "model.bin"
+    write_model(path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        convert(str(path), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (spoil, "is damaged: model.layers.mlp.gate_proj.weight holds numbers that are not finite"),
+        (scale_rope, "the cosines of rope differ by up to .* from those of base 10000"),
+    ],
+)
+def test_numbers_that_would_compute_something_else_are_refused(change, message, tmp_path):
+    path = tmp_path / "model.bin"
+    write_model(path, change=change)
+    with pytest.raises(ValueError, match=message):
+        convert(str(path), tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:2], "is no tokenizer of llama2.c: it has 2 bytes"),
+        (lambda data: data[:-15], "ends after 268 tokens, and the model has 270"),
+        (lambda data: data[:-1], "token 269 has a length of 3 bytes, of at most 6, with 2 bytes"),
+        (lambda data: data + b"x", "has 1 bytes after its 270 tokens"),
+        (lambda data: data[:8] + struct.pack("<i", 99) + data[12:], "token 0 has a length of 99"),
+        (lambda data: data.replace(b"<0x41>", b"<0x99>"), r"token 68 should be <0x41>, and is"),
+        (lambda data: data.replace(b"abc", b"\xffbc"), r"token 260, b'.xffbc', is not UTF-8"),
+        (lambda data: data.replace(b"aaa", b"abc"), "has the token 'abc' twice"),
+        (
+            lambda data: data.replace(struct.pack("<f", -9.0), struct.pack("<f", np.nan)),
+            "the score of token 268 is no number",
+        ),
+    ],
+)
+def test_a_damaged_tokenizer_is_refused(damage, message, tmp_path):
+    path = tmp_path / "tokenizer.bin"
+    write_model(tmp_path / "model.bin")
+    write_tokenizer(path, pieces())
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        convert(str(tmp_path / "model.bin"), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_config_says_what_llama2c_computes(tmp_path):
+    write_model(tmp_path / "model.bin")
+    config = load_llama2c(tmp_path / "model.bin").config
+    assert isinstance(config, LlamaConfig)
+    assert (config.rms_norm_eps, config.rope_parameters["rope_theta"]) == (1e-5, 10_000.0)
+    assert (config.max_position_embeddings, config.head_dim) == (SIZES["longest"], 4)
