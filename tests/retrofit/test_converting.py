@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from layermem.cli import main
 from layermem.models.registry import lookup
+from layermem.retrofit import attach
 from layermem.retrofit.converting import convert, find_source
 from layermem.retrofit.new_folder import new_folder
 
@@ -180,3 +181,10 @@ def test_a_hub_name_is_a_llama():
 def test_an_option_without_a_value_is_refused(llama, tmp_path):
     with pytest.raises(SystemExit, match=r"must be NAME=VALUE each, got 'router'"):
         main(["convert", str(llama), str(tmp_path / "new"), "--options", "router"])
+
+
+def test_attached_memory_is_not_left_behind(tmp_path):
+    model = attach(LlamaForCausalLM(LlamaConfig(**{**TINY, "vocab_size": 61})))
+    model.save_pretrained(tmp_path / "attached")
+    with pytest.raises(ValueError, match="attached layer memory"):
+        convert(str(tmp_path / "attached"), tmp_path / "new")

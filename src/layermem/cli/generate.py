@@ -70,6 +70,8 @@ def generate(options: Generate, command: str) -> None:
         _to_screen(checkpoint, groups, options)
         return
     about = describe(checkpoint.location, prompts, settings, options.dtype)
+    if checkpoint.base is not None:
+        about["base"] = describe(checkpoint.base, prompts, settings, options.dtype)["model"]
     output = OutputFile(options.out, about, [[p.index for p in group] for group in groups])
     with output.locked():
         _to_file(checkpoint, groups, options, output)
@@ -95,11 +97,9 @@ def _read(options: Generate) -> "list[RawPrompt]":
 
 def _check(checkpoint: Any, prompts: "list[Prompt]", settings: GenerationSettings) -> None:
     """Raise, before weights are read, if the model cannot continue a prompt."""
-    from transformers import AutoConfig
-
     from layermem.serving.prompts import check_prompts
 
-    config: Any = AutoConfig.from_pretrained(checkpoint.location).get_text_config()
+    config: Any = checkpoint.load_config().get_text_config()
     longest = getattr(config, "max_position_embeddings", None)
     check_prompts(
         prompts,

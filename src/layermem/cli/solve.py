@@ -43,6 +43,7 @@ def solve(options: Solve, command: str) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem.evals.solving import solve_with
+    from layermem.experiments.analyze_checkpoints import load_final
     from layermem.train.run_config import recorded_run
 
     folder = RunFolder(options.run)
@@ -69,6 +70,7 @@ def solve(options: Solve, command: str) -> None:
             count=options.count,
             batch_size=options.batch_size,
             progress=lambda done: progress.update(bar, completed=done),
+            load=load_final,
         )
     _print(solved)
     if options.out is not None:

@@ -147,12 +147,13 @@ def solve_with(
     count: int = 10_000,
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
+    load: Callable[[Path], Any] = AutoModelForCausalLM.from_pretrained,
 ) -> Solved:
-    """Let a saved model solve problems of a task."""
+    """Let a saved model, which ``load`` returns, solve problems of a task."""
     definition = get_task(str(task.name))
     problems = definition.problems(split, count, task.seed, **task.fields())
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    model = load(checkpoint)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     attempts = attempt(
         model, tokenizer, definition, problems, batch_size=batch_size, progress=progress

@@ -15,6 +15,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from layermem.config import Run
+from layermem.retrofit.loading import (
+    find_base,
+    is_attached,
+    load_attached,
+    load_reporting,
+    stray_routers,
+)
 from layermem.runs import RunFolder, unique_names
 from layermem.train.run_config import recorded_run
 
@@ -26,13 +33,22 @@ class Checkpoint:
     name: str
     """Its name in the result: the end of its path, as long as needed to differ from the other's."""
     location: Path | str
-    """Folder of the saved model, or its name on the hub."""
+    """Folder of the saved model or of an adapter, or its name on the hub."""
     tokenizer: Any
     """Its tokenizer."""
     run: Run | None
     """The run that trained it; None: it is no run's."""
     folder: RunFolder | None = None
     """Folder of that run."""
+    base: Path | str | None = None
+    """Of the folder of an adapter: the model that it belongs to; None: it is a whole checkpoint."""
+    revision: str | None = None
+    """Revision of that model on the hub."""
+
+    def load_config(self) -> Any:
+        """Return the config of the model."""
+        location = self.location if self.base is None else self.base
+        return AutoConfig.from_pretrained(location, revision=self.revision or "main")
 
 
 def open_checkpoints(paths: Sequence[str], *, one_vocabulary: bool = True) -> list[Checkpoint]:
@@ -58,19 +74,38 @@ def load_model(
 
     Without ``with_head`` the head may be missing: nothing is predicted.
     """
-    with _explain_missing_model(checkpoint.location):
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            checkpoint.location, dtype=dtype, output_loading_info=True
-        )
+    if is_attached(checkpoint.location):
+        model, names = load_reporting(checkpoint.location, dtype=dtype)
+    else:
+        model, names = _load_bare(checkpoint.location, dtype)
     # Any other missing weight would be measured at its random start.
     prefix = "" if with_head else f"{model.base_model_prefix}."
-    if missing := sorted(name for name in loading["missing_keys"] if name.startswith(prefix)):
+    if missing := sorted(name for name in names if name.startswith(prefix)):
         raise ValueError(
             f"{checkpoint.location} lacks {len(missing)} of the model's weights, such as "
             f"{missing[0]}: it is damaged, or of another architecture than its config.json says; "
             "save it again"
         )
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_final(location: Path) -> Any:
+    """Return the final model of a run, attached or not, as it was saved."""
+    return load_attached(location) if is_attached(location) else _load_bare(location, "auto")[0]
+
+
+def _load_bare(location: Path | str, dtype: torch.dtype | str) -> tuple[Any, list[str]]:
+    """Return a model without attached memory, and the names of its missing weights."""
+    with _explain_missing_model(location):
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            location, dtype=dtype, output_loading_info=True
+        )
+    if routers := stray_routers(loading["unexpected_keys"]):
+        raise ValueError(
+            f"{location} has routers of layer memory, such as {routers[0]}, and no routers.json "
+            "that says how they were attached: put the file back, or save the model again"
+        )
+    return model, list(loading["missing_keys"])
 
 
 def check_same_tokens(first: Checkpoint, second: Checkpoint, texts: Sequence[str]) -> None:
@@ -99,14 +134,18 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
     if Path(path).is_absolute() and not Path(path).exists():
         raise FileNotFoundError(f"{path} does not exist")
     location = folder.final if is_run else path
-    with _explain_missing_model(path):
-        AutoConfig.from_pretrained(location)
+    base, revision = find_base(location) if is_attached(location) else (location, None)
+    with _explain_missing_model(base):
+        AutoConfig.from_pretrained(base, revision=revision or "main")
+    has_tokenizer = (Path(location) / "tokenizer_config.json").exists()
     return Checkpoint(
         name=name,
         location=location,
-        tokenizer=_load_tokenizer(location),
+        tokenizer=_load_tokenizer(location if has_tokenizer else base),
         run=recorded_run(folder) if is_run else None,
         folder=folder if is_run else None,
+        base=None if base == location else base,
+        revision=revision,
     )
 
 

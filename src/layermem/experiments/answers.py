@@ -25,10 +25,20 @@ _KINDS = {".safetensors", ".bin", ".pt", ".json", ".model", ".txt", ".jinja", ".
 
 
 def checkpoint_digest(checkpoint: Checkpoint, config: Any) -> str:
-    """Return a digest of a saved model's files, or name and revision of a model on the hub."""
-    folder = Path(checkpoint.location)
+    """Return a digest of a saved model's files, or name and revision of a model on the hub.
+
+    That of an adapter covers the files of its base too.
+    """
+    own = _digest_of(checkpoint.location, config)
+    if checkpoint.base is None:
+        return own
+    return digest(f"{own} {_digest_of(checkpoint.base, config)}")
+
+
+def _digest_of(location: Path | str, config: Any) -> str:
+    folder = Path(location)
     if not folder.is_dir():
-        return f"{checkpoint.location}@{getattr(config, '_commit_hash', None)}"
+        return f"{location}@{getattr(config, '_commit_hash', None)}"
     total = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in _KINDS:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from layermem.experiments.analyze_checkpoints import Checkpoint, load_model, open_checkpoints
 from layermem.experiments.answers import checkpoint_digest, read_answers, write_answers
 from layermem.experiments.eval_scores import differences, score_answers
@@ -95,8 +93,8 @@ def _answer(
 
     from layermem.evals.harness import CountingModel, answer_task
 
-    config: Any = AutoConfig.from_pretrained(checkpoint.location)
-    identity, model = checkpoint_digest(checkpoint, config), None
+    model: Any = None
+    identity = checkpoint_digest(checkpoint, checkpoint.load_config())
     answers: dict[str, list[TaskAnswers]] = {}
     for prepared in tasks:
         for seed in _seeds(options):

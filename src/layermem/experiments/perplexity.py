@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoConfig
 
 from layermem.data.sources import open_source
 from layermem.evals.perplexity import check_context, longest_context, perplexity
@@ -129,8 +126,7 @@ def _resolve(options: PerplexityOptions, checkpoints: Sequence[Checkpoint]) -> P
 
 
 def _longest(checkpoint: Checkpoint) -> int | None:
-    config: Any = AutoConfig.from_pretrained(checkpoint.location)
-    return longest_context(config)
+    return longest_context(checkpoint.load_config())
 
 
 def _trained_length(checkpoint: Checkpoint) -> int | None:

@@ -7,12 +7,14 @@ It does not know: how such a model is trained or measured.
 from layermem.retrofit.adapter import load_routers, save_routers
 from layermem.retrofit.attaching import attach, detach, router_parameters, trainable
 from layermem.retrofit.hosts import HOSTS, Host
+from layermem.retrofit.loading import load_attached
 
 __all__ = [
     "HOSTS",
     "Host",
     "attach",
     "detach",
+    "load_attached",
     "load_routers",
     "router_parameters",
     "save_routers",

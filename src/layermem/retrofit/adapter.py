@@ -67,10 +67,10 @@ def write_routers(model: nn.Module, path: Path) -> dict[str, Any]:
 def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Load saved routers into a model that is attached as theirs was, all or none."""
     attachment, path = attachment_of(model), Path(folder)
-    saved = _read_settings(path)
+    saved = read_settings(path)
     _check(saved, _describe(attachment), path)
     weights = _weights(attachment)
-    loaded, digest = _read_weights(path / WEIGHTS)
+    loaded, digest = read_weights(path / WEIGHTS)
     if loaded.keys() != weights.keys():
         wrong = sorted(loaded.keys() ^ weights.keys())
         raise ValueError(f"{path / WEIGHTS} does not fit {SETTINGS}: it differs in {wrong}")
@@ -90,7 +90,7 @@ def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             weight.copy_(loaded[name])
 
 
-def _read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
+def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
     """Return the weights in a file, and a digest of it."""
     try:
         content = path.read_bytes()
@@ -157,7 +157,7 @@ def _bytes(projection: Any, layer: int) -> bytes:
     return weight.contiguous().numpy().tobytes()
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
     try:
         saved = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
     except OSError as error:

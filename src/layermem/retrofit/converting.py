@@ -21,6 +21,7 @@ from layermem.models.checkpoints import LLAMA_MODEL_TYPES
 from layermem.models.registry import lookup
 from layermem.retrofit.llama2c import load_llama2c, read_sizes
 from layermem.retrofit.llama2c_tokenizer import load_tokenizer
+from layermem.retrofit.loading import is_attached
 from layermem.retrofit.new_folder import check_target, new_folder
 from layermem.retrofit.released_lime import is_released_lime, load_released_lime
 
@@ -155,6 +156,11 @@ def _llama(path: Path, tokenizer: str | None) -> Source:
         raise ValueError(
             f"{path} {kind or 'holds no LLaMA'} (model_type {model_type!r}); convert takes "
             f"{', '.join(LAYOUTS.values())}"
+        )
+    if is_attached(path):
+        raise ValueError(
+            f"{path} holds a LLaMA with attached layer memory (routers.json), which convert does "
+            "not carry over; convert its base, or load it by layermem.retrofit.load_attached"
         )
     has_tokenizer = any(path.glob("tokenizer*")) or (path / "vocab.json").is_file()
     return Source(

@@ -1,0 +1,156 @@
+"""Commands that take checkpoints take attached ones: whole, and as a base and its adapter."""
+
+import json
+
+import pytest
+import torch
+from host_models import make_host, shake_routers
+from safetensors.torch import load_file, save_file
+from small_run import a_run
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from layermem import cli
+from layermem.data.tokenizers import load_tokenizer
+from layermem.evals.perplexity import perplexity
+from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
+from layermem.experiments.answers import checkpoint_digest
+from layermem.results.files import read_result
+from layermem.results.minimal_pairs import MinimalPairsResult
+from layermem.results.perplexity import PerplexityResult
+from layermem.retrofit import attach, router_parameters, save_routers
+
+TEXTS = ["w1 w2 w3 " * 8, "w4 w5 w6 w7"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A base with a tokenizer, its routers as an adapter, and both as a whole checkpoint."""
+    path = tmp_path_factory.mktemp("attached")
+    make_host("llama", vocab_size=300).save_pretrained(path / "base")
+    load_tokenizer("bytes").save_pretrained(path / "base")
+    model = shake_routers(attach(LlamaForCausalLM.from_pretrained(path / "base")))
+    save_routers(model, path / "adapter")
+    model.save_pretrained(path / "whole")
+    load_tokenizer("bytes").save_pretrained(path / "whole")
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    (path / "texts.jsonl").write_text(lines, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    base = LlamaForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    return shake_routers(attach(base)).eval()
+
+
+def test_perplexity_is_that_of_the_model_in_memory(folder, model, tmp_path):
+    checkpoints = [str(folder / name) for name in ("base", "adapter", "whole")]
+    texts = ["--texts", str(folder / "texts.jsonl"), "--context", "24"]
+    cli.main(["perplexity", *checkpoints, *texts, "--out", str(tmp_path)])
+    measured = read_result(PerplexityResult, tmp_path).models
+    expected = perplexity(model, load_tokenizer("bytes"), TEXTS, context=24, stride=12)
+    assert measured["adapter"].loss == measured["whole"].loss == expected.loss
+    assert abs(measured["base"].loss - expected.loss) > 0.01
+
+
+def test_judged_pairs_are_those_of_the_model_in_memory(folder, model, tmp_path):
+    loaded = load_model(*open_checkpoints([str(folder / "adapter")]), with_head=True)
+    ids = torch.randint(257, (4, 16))
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+    rows = [
+        {
+            **{"sentence_good": f"w{i} w1 w2", "sentence_bad": f"w2 w{i} w9", "pairID": str(i)},
+            **{"UID": "order", "field": "syntax", "linguistics_term": "order"},
+        }
+        for i in range(8)
+    ]
+    (tmp_path / "order.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    checkpoints = [str(folder / name) for name in ("adapter", "whole")]
+    options = ["--records", str(tmp_path / "order.jsonl"), "--out", str(tmp_path)]
+    cli.main(["blimp", *checkpoints, *options])
+    judged = read_result(MinimalPairsResult, tmp_path).models
+    assert judged["adapter"] == judged["whole"]
+
+
+def test_text_is_continued_as_by_the_model_in_memory(folder, model, capsys):
+    tokenizer = load_tokenizer("bytes")
+    ids = tokenizer("w1 w2", return_tensors="pt").input_ids
+    generated = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=256)
+    expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+    for name in ("adapter", "whole"):
+        cli.main(["generate", str(folder / name), "w1 w2", "--max-new-tokens", "12"])
+        assert capsys.readouterr().out == expected + "\n"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_analyzed(folder, tmp_path):
+    a_run(tmp_path)
+    options = ["--text", str(tmp_path / "words.jsonl"), "--sequences", "6", "--length", "24"]
+    words = ["--each", "6", "--words", "w1", "w2", "w3", "--out", str(tmp_path / "out")]
+    cli.main(
+        ["analyze", str(folder / "base"), "--against", str(folder / "whole"), *options, *words]
+    )
+    models = json.loads((tmp_path / "out" / "analysis.json").read_text())["models"]
+    assert models["base"] != models["whole"]
+
+
+def test_answers_are_kept_by_base_and_routers(folder, tmp_path):
+    def digest_of(path):
+        (checkpoint,) = open_checkpoints([str(path)])
+        return checkpoint_digest(checkpoint, checkpoint.load_config())
+
+    before = {name: digest_of(folder / name) for name in ("base", "adapter", "whole")}
+    assert len(set(before.values())) == 3
+    model = attach(LlamaForCausalLM.from_pretrained(folder / "base"))
+    save_routers(model, tmp_path / "others")
+    assert digest_of(tmp_path / "others") not in before.values()
+    changed = json.loads((folder / "base" / "config.json").read_text())
+    original = (folder / "base" / "config.json").read_text()
+    try:
+        changed["rms_norm_eps"] = 1e-3
+        (folder / "base" / "config.json").write_text(json.dumps(changed))
+        assert digest_of(folder / "adapter") != before["adapter"]
+    finally:
+        (folder / "base" / "config.json").write_text(original)
+
+
+def test_the_model_is_in_the_precision_that_is_asked_for(folder):
+    (checkpoint,) = open_checkpoints([str(folder / "adapter")])
+    assert checkpoint.base == str(folder / "base")
+    loaded = load_model(checkpoint, dtype=torch.bfloat16)
+    assert {weight.dtype for weight in router_parameters(loaded)} == {torch.bfloat16}
+
+
+def test_routers_without_their_settings_are_refused(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder / "base")
+    shake_routers(attach(model)).save_pretrained(tmp_path)
+    load_tokenizer("bytes").save_pretrained(tmp_path)
+    (tmp_path / "routers.json").unlink()
+    with pytest.raises(
+        SystemExit, match=r"has routers of layer memory, such as .* no routers\.json"
+    ):
+        cli.main(["generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
+
+
+def test_damaged_and_lost_parts_are_one_line(folder, tmp_path):
+    save_routers(attach(LlamaForCausalLM.from_pretrained(folder / "base")), tmp_path)
+    settings = json.loads((tmp_path / "routers.json").read_text())
+    settings["base"]["name"] = str(tmp_path / "gone")
+    (tmp_path / "routers.json").write_text(json.dumps(settings))
+    with pytest.raises(SystemExit, match="gone that .* names is not on this machine"):
+        cli.main(["generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
+    (tmp_path / "routers.json").write_text("{")
+    with pytest.raises(SystemExit, match=r"routers\.json is damaged"):
+        cli.main(["generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
+
+
+def test_half_of_a_checkpoint_is_refused(folder, tmp_path):
+    model = shake_routers(attach(LlamaForCausalLM.from_pretrained(folder / "base")))
+    model.save_pretrained(tmp_path)
+    load_tokenizer("bytes").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: w for name, w in weights.items() if "layers.1.mlp" not in name}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SystemExit, match="lacks 3 of the model's weights"):
+        cli.main(["generate", str(tmp_path), "w1", "--max-new-tokens", "4"])

@@ -1,0 +1,143 @@
+"""``load_attached``: whole checkpoints and adapters, and what is refused."""
+
+import logging
+import shutil
+
+import pytest
+import torch
+from host_models import make_attached, make_host, make_ids, shake_routers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from layermem.retrofit import attach, load_attached, router_parameters, save_routers, trainable
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory):
+    """A base, the routers saved beside it by themselves, and ids with their logits."""
+    folder = tmp_path_factory.mktemp("adapter")
+    make_host("llama").save_pretrained(folder / "base")
+    model = shake_routers(attach(type(make_host("llama")).from_pretrained(folder / "base")).eval())
+    save_routers(model, folder / "routers")
+    model.save_pretrained(folder / "whole")
+    ids = make_ids()
+    with torch.no_grad():
+        return folder, ids, model(ids).logits
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model.eval()(ids).logits
+
+
+def test_an_adapter_finds_the_base_that_it_names(adapter):
+    folder, ids, logits = adapter
+    assert torch.equal(logits_of(load_attached(folder / "routers"), ids), logits)
+    moved = load_attached(folder / "routers", base=folder / "base", dtype=torch.float32)
+    assert torch.equal(logits_of(moved, ids), logits)
+
+
+@pytest.mark.parametrize(("name", "auto"), [("gpt2", None), ("bert", AutoModelForMaskedLM)])
+def test_a_whole_checkpoint_computes_what_was_saved(name, auto, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model, ids = make_attached(name, window=2), make_ids()
+    trainable(model, "all")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    model.save_pretrained(tmp_path)
+    options = {} if auto is None else {"auto_class": auto}
+    again = load_attached(tmp_path, attn_implementation="eager", **options)
+    assert torch.equal(logits_of(again, ids), logits_of(model, ids))
+    # Transformers' report of weights without a place would say that the routers are lost.
+    assert "UNEXPECTED" not in caplog.text
+
+
+def test_a_sharded_checkpoint_is_loaded(adapter, tmp_path):
+    folder, ids, logits = adapter
+    load_attached(folder / "whole").save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert torch.equal(logits_of(load_attached(tmp_path), ids), logits)
+
+
+def test_bfloat16_is_the_same_base_and_float16_says_why_not(adapter):
+    folder, _, _ = adapter
+    model = load_attached(folder / "routers", dtype=torch.bfloat16)
+    assert next(router_parameters(model)).dtype is torch.bfloat16
+    with pytest.raises(ValueError, match="in float16 a base that was saved in another precision"):
+        load_attached(folder / "routers", dtype=torch.float16)
+
+
+def copy(folder, to):
+    shutil.copytree(folder, to)
+    return to
+
+
+def without_a_layer(folder, tmp_path):
+    path = copy(folder / "whole", tmp_path / "whole")
+    weights = load_file(path / "model.safetensors")
+    kept = {name: w for name, w in weights.items() if "layers.1.mlp" not in name}
+    save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
+    return {"folder": path}
+
+
+def with_another_router(folder, tmp_path):
+    path = copy(folder / "whole", tmp_path / "whole")
+    weights = load_file(path / "model.safetensors")
+    weights["model.layers.2.self_attn.router.weight"][0, 0] += 1
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    return {"folder": path}
+
+
+def with_another_weight(folder, tmp_path):
+    path = copy(folder / "whole", tmp_path / "whole")
+    weights = load_file(path / "model.safetensors")
+    weights["model.layers.2.self_attn.k_proj.lora_A.weight"] = torch.zeros(2, 2)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    return {"folder": path}
+
+
+def of_another_base(folder, tmp_path):
+    make_host("llama", seed=5).save_pretrained(tmp_path / "other")
+    return {"folder": folder / "routers", "base": tmp_path / "other"}
+
+
+def without_a_name(folder, tmp_path):
+    save_routers(make_attached("llama"), tmp_path / "unnamed")
+    return {"folder": tmp_path / "unnamed"}
+
+
+def of_a_lost_base(folder, tmp_path):
+    model = make_attached("llama")
+    model.model.config._name_or_path = str(tmp_path / "gone")
+    save_routers(model, tmp_path / "routers")
+    return {"folder": tmp_path / "routers"}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder, _: {"folder": folder / "base"}, "base holds no routers"),
+        (lambda folder, _: {"folder": folder / "whole", "base": "x"}, "leave base='x' out"),
+        (
+            lambda folder, _: {"folder": folder / "routers", "base": folder / "whole"},
+            "whole has routers of its own, such as model.layers.1",
+        ),
+        (
+            lambda folder, _: {
+                "folder": folder / "routers",
+                "auto_class": AutoModelForSequenceClassification,
+            },
+            "lacks 1 of the model's weights, such as score.weight",
+        ),
+        (without_a_layer, "whole lacks 3 of the model's weights, such as model.layers.1.mlp"),
+        (with_another_router, r"layers.2.weight in .* of two savings"),
+        (with_another_weight, "holds 1 weights that its model has no place for.*lora_A"),
+        (of_another_base, "whose weights are others than those of this LlamaModel"),
+        (without_a_name, "names no base model"),
+        (of_a_lost_base, "gone that .* names is not on this machine"),
+    ],
+)
+def test_what_would_be_another_model_is_refused(adapter, make, message, tmp_path):
+    with pytest.raises((ValueError, OSError), match=message):
+        load_attached(**make(adapter[0], tmp_path))
