@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from layermem import config
-from layermem.config import Data, Model, Optim, Regularizer, Run, Task, run_from_dict, to_dict
+from layermem import config, host_config
+from layermem.config import Data, Host, Model, Optim, Regularizer, Run, Task, run_from_dict, to_dict
 
 
 def classes(cls=Run):
@@ -46,11 +46,12 @@ def test_the_id_is_that_of_the_fields_and_not_of_the_name():
     assert len(run.id) == 12
 
 
-def test_runs_recorded_before_there_were_penalties_keep_their_ids():
+def test_runs_recorded_before_there_were_penalties_or_hosts_keep_their_ids():
     assert Run().id == "2a2dea647461"
     run = Run(variant="plain", seed=3, optim=Optim(lr=3e-3))
     assert run.id == run_from_dict(to_dict(run)).id == "41c36b4267cd"
     assert dataclasses.replace(run, regularizer=Regularizer(penalty="seq_vcr")).id != run.id
+    assert dataclasses.replace(run, variant="host", host=Host(model="x")).id != run.id
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,8 @@ def test_every_field_has_its_help():
     import inspect
 
     documented = set()
-    for node in ast.walk(ast.parse(inspect.getsource(config))):
+    source = inspect.getsource(config) + inspect.getsource(host_config)
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             for statement, following in zip(node.body, node.body[1:], strict=False):
                 if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):

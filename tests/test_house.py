@@ -15,7 +15,7 @@ from layermem.models.registry import lookup
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
-    {"import_hooks", "named_options", "typed_dicts"},
+    {"host_config", "import_hooks", "named_options", "typed_dicts"},
     {"config", "counting", "intervals", "results", "runs", "text_hash"},
     {"ops", "data", "tasks"},
     {"models"},
@@ -141,7 +141,18 @@ except SystemExit as left:
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "sweep", "solve", "perplexity", "blimp", "eval", "generate", "convert", "costs"]
+    [
+        "train",
+        "finetune",
+        "sweep",
+        "solve",
+        "perplexity",
+        "blimp",
+        "eval",
+        "generate",
+        "convert",
+        "costs",
+    ]
     + ["analyze", "report"],
 )
 def test_options_of_a_command_are_shown_without_the_training_stack(command):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from layermem.host_config import Host, check_run
 from layermem.named_options import check_options, merged, parse_options, warn_once
 from layermem.typed_dicts import checked, from_dict, to_dict
 
@@ -290,6 +291,8 @@ class Run:
     """Optimizer and learning-rate schedule."""
     regularizer: Regularizer = field(default_factory=Regularizer)
     """Penalty added to the loss."""
+    host: Host = field(default_factory=Host)
+    """Model of transformers to go on training, in place of a decoder of ours."""
     compute: Compute = field(default_factory=Compute)
     """Precision, compilation and memory."""
 
@@ -298,6 +301,7 @@ class Run:
         _check_at_least(self, 0, "save_every", "seed")
         if self.eval_blocks is not None:
             _check_at_least(self, 1, "eval_blocks")
+        check_run(self)
 
     @property
     def tokens_per_step(self) -> int:
@@ -308,12 +312,13 @@ class Run:
     def id(self) -> str:
         """Twelve hexadecimal digits that stand for every field but the name of the preset.
 
-        A run without a penalty has the digits that it had before there were penalties.
+        A run without a penalty or a host has the digits that it had before there were any.
         """
         values = to_dict(self)
         del values["preset"]
-        if self.regularizer == Regularizer():
-            del values["regularizer"]
+        for name, absent in (("regularizer", Regularizer()), ("host", Host())):
+            if getattr(self, name) == absent:
+                del values[name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -333,6 +338,7 @@ def _check_at_least(config: Any, least: int, *names: str) -> None:
 __all__ = [
     "Compute",
     "Data",
+    "Host",
     "Model",
     "Optim",
     "Regularizer",

@@ -25,6 +25,7 @@ from layermem.cli.convert import Convert, convert
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
 from layermem.cli.eval import Eval, evaluate
+from layermem.cli.finetune import Finetune, finetune
 from layermem.cli.generate import Generate, generate
 from layermem.cli.perplexity import Perplexity, perplexity
 from layermem.cli.presets import Presets, presets
@@ -41,6 +42,7 @@ DESCRIPTION = "Train, compare and look inside transformers whose attention reads
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "quickstart": (Quickstart, quickstart),
     "train": (Train, train),
+    "finetune": (Finetune, finetune),
     "sweep": (Sweep, sweep),
     "presets": (Presets, presets),
     "variants": (Variants, variants),

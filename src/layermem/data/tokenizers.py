@@ -21,8 +21,11 @@ BYTE_VOCABULARY_SIZE = 257
 """The number of ids of the tokenizer "bytes": the bytes, and the end token."""
 
 
-def load_tokenizer(name: str) -> Any:
-    """Return the tokenizer "bytes", that of a folder, or one from the hub, with an end token."""
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """Return the tokenizer "bytes", that of a folder, or one from the hub, with an end token.
+
+    ``revision``: branch, tag or commit of one from the hub; None: the newest.
+    """
     if name == "bytes":
         return _fast_tokenizer(models.BPE(_byte_vocabulary(), []))
     path = Path(name).expanduser()
@@ -36,7 +39,7 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision or "main")
     except (OSError, ValueError) as error:
         raise ValueError(
             f'no tokenizer at {name}; data.tokenizer is "bytes", a folder with vocab.json and '

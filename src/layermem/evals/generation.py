@@ -50,6 +50,9 @@ def greedy(
     config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         do_sample=False,
+        # Named, since a pretrained model's generation_config.json may have others.
+        num_beams=1,
+        repetition_penalty=1.0,
         eos_token_id=settings.end,
         pad_token_id=settings.padding,
         bos_token_id=None,

@@ -22,7 +22,13 @@ _WIDTH_FACTORS = (1, 2, 4, 8)
 
 
 def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
-    """Return closed-form costs of the arms at their sizes, and of the first size's at others."""
+    """Return closed-form costs of the arms at their sizes, and of the first size's at others.
+
+    There are none of models of transformers.
+    """
+    if any(run.host.model is not None for run, _ in arms.values()):
+        # Closed forms are of our own decoder.
+        return SettingCosts(points=(), layers=(), width=())
     models: dict[str, ModelSpec] = {}
     arms_by_size: dict[tuple[Any, ...], list[str]] = {}
     for arm, (run, folder) in arms.items():

@@ -111,7 +111,12 @@ def _runs_at(path: Path) -> list[RunFolder]:
         if (folder.path / ERRORS).exists() and not folder.config.exists():
             logger.warning("%s is left out: it failed before its first step", folder.path)
     # The others are compared with what comes first.
-    return sorted(folders, key=lambda folder: _recorded_run(folder).variant != "plain")
+    return sorted(folders, key=lambda folder: not _is_plain(_recorded_run(folder)))
+
+
+def _is_plain(run: Run) -> bool:
+    """Return whether a run is of the plain decoder, or of a host that is trained as it is."""
+    return run.variant == "plain" or (run.host.memory == "none" and run.host.train == "all")
 
 
 def _recorded_run(folder: RunFolder) -> Run:
@@ -124,7 +129,8 @@ def _data_of_config(run: Run) -> str:
     values = to_dict(run)
     values["data"].pop("cache")
     data = values["task"] if run.task.name else values["data"]
-    return json.dumps([data, run.eval_blocks, _tokenizer_of(run.model.pretrained)], sort_keys=True)
+    tokenizer = _tokenizer_of(run.model.pretrained or run.host.model)
+    return json.dumps([data, run.eval_blocks, tokenizer], sort_keys=True)
 
 
 def _tokenizer_of(pretrained: str | None) -> str | None:
@@ -181,4 +187,6 @@ def _fields_of_arms(run: Run) -> dict[str, str]:
         inner = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
         for name, entry in (inner or {key: value}).items():
             flat[name] = ":".join(entry) if isinstance(entry, list) else str(entry)
+    if run.host.window is None:
+        flat["host.window"] = ""
     return flat

@@ -164,6 +164,14 @@ def _unfinished(setting: Setting) -> str:
 
 def _cost_section(setting: Setting, title_suffix: str, *, measured: bool) -> Section:
     costs = setting.costs
+    if not costs.points:
+        return Section(
+            title=f"What it costs{title_suffix}",
+            paragraphs=[
+                "Costs are not counted in closed form: the arms are models of transformers. "
+                "Training FLOPs take three forwards for a step, whichever weights are trained."
+            ],
+        )
     command = costs.measure_command or (
         "layermem costs PRESET --measure, for a preset of these sizes"
     )

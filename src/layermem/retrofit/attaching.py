@@ -98,6 +98,27 @@ def trainable(model: nn.Module, which: Literal["routers", "all"]) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
+def projection_names(model: nn.Module) -> list[str]:
+    """Return the names of all projections to keys and values of a known architecture."""
+    owner, host = find_host(model)
+    path = next(name for name, module in model.named_modules() if module is owner)
+    layers = ".".join(filter(None, (path, host.layers)))
+    return [
+        f"{layers}.{i}.{host.attention}.{name}"
+        for i in range(len(owner.get_submodule(host.layers)))  # type: ignore[arg-type]
+        for name in host.projections
+    ]
+
+
+def routers_of_full_memory(model: nn.Module) -> int:
+    """Count the parameters that ``attach(model)`` would add to a known architecture."""
+    owner, host = find_host(model)
+    layers = list(owner.get_submodule(host.layers).children())
+    config = getattr(owner, "config", None) or getattr(model, "config", None)
+    heads = _measure_layers(_find_attentions(layers, host, owner), host, config).heads
+    return sum(heads * heads * (i + 1) for i in range(1, len(layers)))
+
+
 def _refuse_distributed(model: nn.Module) -> None:
     """Raise ``ValueError`` where several processes would each have routers of their own."""
     wrapper = next((m for m in model.modules() if type(m).__name__ in _WRAPPERS), None)

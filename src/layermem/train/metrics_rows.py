@@ -36,14 +36,15 @@ def training_row(
 ) -> dict[str, float]:
     """Return the metrics of training; ``learning_rates`` are those of the parameter groups."""
     tokens_per_second = steps_per_second * cost.tokens
+    overridden = [rate for name, rate in learning_rates.items() if name not in (DECAYED, PLAIN)]
     row = {
         "loss": logs["loss"],
-        "lr": learning_rates[DECAYED],
+        # Where nothing else is trained, the rate is that of what the variant has added.
+        "lr": learning_rates[DECAYED] if DECAYED in learning_rates else overridden[0],
         "grad_norm": logs.get("grad_norm", math.nan),
         "flops": round(step * cost.tokens * cost.flops_per_token),
         "tokens_per_second": tokens_per_second,
     }
-    overridden = [rate for name, rate in learning_rates.items() if name not in (DECAYED, PLAIN)]
     row["router_lr"] = overridden[0] if overridden else row["lr"]
     if cost.peak_flops:
         row["model_flops_use"] = tokens_per_second * cost.flops_per_token / cost.peak_flops

@@ -66,7 +66,7 @@ def model_card(
         _description(run, model),
         f"## Training\n\n{_training(run, rows, about, at_end or {})}",
         f"## Evaluation\n\n{_evaluation(rows, folder)}",
-        f"## Use\n\n{_usage(folder)}",
+        f"## Use\n\n{_usage(folder, is_attached=_is_attached(run))}",
         "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
         "data allow, and adds it to the metadata above (`license:`).",
         f"## Citation\n\nThe method is that of\n\n{_CITATION}",
@@ -76,7 +76,7 @@ def model_card(
 
 def _metadata(run: Run) -> str:
     """Return the YAML that model hubs read."""
-    pretrained = run.model.pretrained
+    pretrained = run.model.pretrained or run.host.model
     data = ModelCardData(
         library_name="layermem",
         pipeline_tag="text-generation",
@@ -91,6 +91,8 @@ def _metadata(run: Run) -> str:
 def _description(run: Run, model: nn.Module) -> str:
     config: Any = model.config
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    if run.host.model is not None:
+        return _description_of_host(run, type(model).__name__, parameters)
     options = ", ".join(run.model.options)
     return (
         f"A causal language model of the variant `{run.variant}`"
@@ -102,6 +104,22 @@ def _description(run: Run, model: nn.Module) -> str:
     )
 
 
+def _description_of_host(run: Run, architecture: str, parameters: int) -> str:
+    host, window = run.host, f", window {run.host.window}" if run.host.window else ""
+    memory = {
+        "none": "without layer memory",
+    }.get(host.memory, f"with attached layer memory ({host.memory}{window})")
+    trained = {
+        "routers": "its routers alone were trained",
+        "all": "all of its weights were trained",
+        "lora": "LoRA on its keys and values was trained, and is merged into them",
+    }[host.train]
+    return (
+        f"{Path(str(host.model)).name}, a {architecture} of transformers, {memory}, "
+        f"{parameters:,} parameters; {trained} by [layermem](https://arxiv.org/abs/2502.09245)."
+    )
+
+
 def _training(
     run: Run,
     rows: list[dict[str, Any]],
@@ -110,7 +128,7 @@ def _training(
 ) -> str:
     """Return a table of what the model was trained on and how."""
     tokens = max((row["tokens"] for row in rows if "tokens" in row), default=None)
-    start = run.model.pretrained or "new weights"
+    start = run.model.pretrained or run.host.model or "new weights"
     table = {
         "command": f"`{about['command']}`" if "command" in about else None,
         "run id": about.get("run_id"),
@@ -169,19 +187,30 @@ def _evaluation(rows: list[dict[str, Any]], folder: RunFolder) -> str:
     return _table("", "value", table) + "\n\nOne run of one seed; other seeds give other figures."
 
 
-def _usage(folder: RunFolder) -> str:
+def _is_attached(run: Run) -> bool:
+    return run.host.model is not None and run.host.memory != "none"
+
+
+def _usage(folder: RunFolder, *, is_attached: bool) -> str:
     """Return code that loads the model and has it continue a prompt of its test set."""
     prompt = "The"
+    load = "load_attached" if is_attached else "AutoModelForCausalLM.from_pretrained"
+    imports = (
+        """from layermem.retrofit import load_attached
+from transformers import AutoTokenizer"""
+        if is_attached
+        else """import layermem  # makes the model known to transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer"""
+    )
     if folder.attempts.exists():
         with folder.attempts.open(encoding="utf-8") as file:
             prompt = json.loads(file.readline())["prompt"]
     return f"""```python
-import layermem  # makes the model known to transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}
 
 path = "path/to/this/folder"
 tokenizer = AutoTokenizer.from_pretrained(path)
-model = AutoModelForCausalLM.from_pretrained(path)
+model = {load}(path)
 prompt = {_literal(prompt)}
 # As in training: without special tokens, which some tokenizers add at both ends.
 inputs = tokenizer(

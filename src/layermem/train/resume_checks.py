@@ -8,6 +8,7 @@ It does not know: the trainer, how a checkpoint's model and optimizer are loaded
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ FREE_FIELDS = {
     "preset",
 }
 _FILE = "origin.json"
+# Fields of a model's config with a share of activations that training sets to zero.
+_IS_DROPOUT = re.compile("(dropout|_pdrop|dropout_prob)$")
 # Fields of a model's config that do not change what the model computes, and the tokenizer's ids.
 _IGNORED_MODEL_FIELDS = {
     "architectures",
@@ -136,11 +139,13 @@ def check_micro_batches(
     """
     ours = args.world_size, args.train_batch_size
     theirs = process_layout(checkpoint)
-    if config.attention_dropout and ours != theirs:
+    dropouts = {name: p for name, p in config.to_dict().items() if p and _IS_DROPOUT.search(name)}
+    if dropouts and ours != theirs:
+        name, share = next(iter(dropouts.items()))
         raise ValueError(
             f"{checkpoint} was written by {theirs[0]} processes with micro-batches of {theirs[1]} "
-            f"sequences, now there are {ours[0]} with {ours[1]}: attention_dropout "
-            f"({config.attention_dropout}) draws its random numbers by process and micro-batch, so "
+            f"sequences, now there are {ours[0]} with {ours[1]}: {name} "
+            f"({share}) draws its random numbers by process and micro-batch, so "
             "the run would not be the same; resume it with the processes and the micro-batch it "
             "began with"
         )

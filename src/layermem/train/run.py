@@ -22,6 +22,7 @@ from layermem.runs import RunFolder, temporary_folder, write_atomically
 from layermem.train.arguments import training_arguments
 from layermem.train.data_digest import data_digest, prompts_digest
 from layermem.train.divergence import NotFiniteError
+from layermem.train.lora import merge_lora
 from layermem.train.model_card import write_model_card
 from layermem.train.processes import wait_for_all
 from layermem.train.run_config import claim_folder, record_data_and_precision
@@ -32,6 +33,8 @@ from layermem.train.trainer import Trainer
 logger = logging.getLogger(__name__)
 # From a model, its tokenizer, a task and the name of a split to the result and every attempt.
 Evaluate: TypeAlias = Callable[[Any, Any, Task, str], tuple[Solved, Sequence[Any]]]
+# From a run with a host to the model of transformers that it trains.
+LoadHost: TypeAlias = Callable[[Run], Any]
 
 
 def train(
@@ -40,6 +43,7 @@ def train(
     *,
     resume: bool = False,
     evaluate: Evaluate | None = None,
+    load_host: LoadHost | None = None,
 ) -> RunFolder:
     """Train; return the folder, which holds the config, the metrics and the final model.
 
@@ -47,7 +51,13 @@ def train(
     none; a run that has ended is left as it is. ``evaluate`` (``evals.solving.evaluate``) has the
     model of a task solve problems: at each validation, and at the end for ``result.json``. SIGTERM
     and Ctrl-C stop the run with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
+    ``load_host`` (``experiments.finetuning.load_host``) returns the model of a run of transformers.
     """
+    if run.host.model is not None and load_host is None:
+        raise ValueError(
+            f"the run trains {run.host.model}, a model of transformers: use "
+            "experiments.finetuning.finetune"
+        )
     folder = RunFolder(out)
     args = training_arguments(run, folder, validates=True)
     if run.compute.shard and args.world_size == 1:
@@ -64,7 +74,8 @@ def train(
             logger.info("%s has ended already", folder.path)
         else:
             checkpoint = folder.latest_checkpoint() if resume else None
-            _train(run, folder, prepared, checkpoint, evaluate if run.task.name else None)
+            solve = evaluate if run.task.name else None
+            _train(run, folder, prepared, checkpoint, solve, load_host)
     return folder
 
 
@@ -91,6 +102,7 @@ def _train(
     prepared: Prepared,
     checkpoint: Path | None,
     evaluate: Evaluate | None,
+    load_host: LoadHost | None,
 ) -> None:
     """Train from a checkpoint or the beginning, solve the test problems, save the final model."""
     tokenizer = prepared.tokenizer
@@ -98,7 +110,7 @@ def _train(
     trainer = (ShardedTrainer if run.compute.shard else Trainer)(
         run,
         folder,
-        build_model(run, tokenizer),
+        load_host(run) if load_host and run.host.model else build_model(run, tokenizer),
         prepared.train_data,
         prepared.validation_data,
         tokenizer,
@@ -168,6 +180,7 @@ def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
     is_first = trainer.is_world_process_zero()
     what = f"the final model, {folder.final},"
     with temporary_folder(temporary, what) if is_first else nullcontext():
+        merge_lora(trainer.model)
         trainer.accelerator.wait_for_everyone()
         trainer.save_model(str(temporary))
         trainer.accelerator.wait_for_everyone()

@@ -57,12 +57,12 @@ def prepare_run(run: Run) -> Prepared:
 
 def _load_tokenizer(run: Run) -> Any:
     """Return the tokenizer of the pretrained model, of the task, or of the config."""
-    if run.model.pretrained:
+    if pretrained := run.model.pretrained or run.host.model:
         try:
-            return load_tokenizer(run.model.pretrained)
+            return load_tokenizer(pretrained, run.host.revision)
         except ValueError as error:
             raise ValueError(
-                f"{run.model.pretrained} has no tokenizer that a run can start with ({error}); "
+                f"{pretrained} has no tokenizer that a run can start with ({error}); "
                 "save one into it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             ) from error
     if run.task.name and run.task.tokenizer is None:

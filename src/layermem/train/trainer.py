@@ -29,7 +29,6 @@ from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.config import Run
-from layermem.counting import count_forward_flops
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
@@ -55,6 +54,7 @@ from layermem.train.sequence_loss import choose_loss_chunk, sequence_losses, sum
 from layermem.train.step_timer import StepTimer
 from layermem.train.stopping import StopOnSignal
 from layermem.train.tracking import open_wandb_run
+from layermem.train.variant_of import forward_flops, is_ours, variant_of
 
 logger = logging.getLogger(__name__)
 # Seconds between torchrun's SIGTERM and its SIGKILL, unless --shutdown-timeout says otherwise.
@@ -89,7 +89,7 @@ class Trainer(transformers.Trainer):
         self._origin = describe_origin(run, {"training": train_data, "validation": validation_data})
         self._penalty = build_seq_vcr(run, model.config.hidden_size)
         self._loss_without_penalty: Tensor | None = None
-        flops_per_token = count_forward_flops(model.config, model.variant, round(train_data.length))
+        flops_per_token = forward_flops(model, round(train_data.length))
         if self._penalty is not None:
             flops_per_token += self._penalty.flops_per_token(args.train_batch_size)
         peak = peak_flops(args.device)
@@ -139,6 +139,8 @@ class Trainer(transformers.Trainer):
             if checkpoint:
                 restore_rows(checkpoint, self.folder)
         self._resumed_from = checkpoint
+        # Of a pretrained model, what it computes before training is a result.
+        self.args.eval_on_start = self.run.host.model is not None and checkpoint is None
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return bool(self.state.global_step >= self.run.max_steps)
 
@@ -150,7 +152,7 @@ class Trainer(transformers.Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None:
-            overrides = self.model.variant.overrides
+            overrides = variant_of(self.model).overrides
             trained = model or self.model
             self.optimizer = build_optimizer(trained, overrides, self.run.optim, self.args.device)
         return self.optimizer
@@ -192,6 +194,8 @@ class Trainer(transformers.Trainer):
         return loss + self._penalty.penalty(inputs["labels"], micro_batches)
 
     def _loss_chunk(self, inputs: Mapping[str, Tensor]) -> int:
+        if not is_ours(self.model):
+            return 0
         tokens, vocabulary = inputs["input_ids"].numel(), self.model.config.vocab_size
         return choose_loss_chunk(self.run.compute.loss_chunk, tokens, vocabulary)
 
@@ -257,7 +261,7 @@ class Trainer(transformers.Trainer):
 
     def variant_metrics(self) -> dict[str, float]:
         """Return the metrics that the variant computes from its own parameters."""
-        metrics: dict[str, float] = self.model.variant.metrics(self.model)
+        metrics: dict[str, float] = variant_of(self.model).metrics(self.model)
         return metrics
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

@@ -1,0 +1,94 @@
+"""Go on training a model of transformers: with routers alone, all weights, or LoRA as a control.
+
+    load_host   a run's config -> the model, attached and with the right parameters to train
+    finetune    trains it as any run is trained, in a run folder
+
+It does not know: the training loop, the command line.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from layermem.config import Run
+from layermem.evals.solving import evaluate
+from layermem.retrofit import attach, load_attached, trainable
+from layermem.retrofit.adapter import read_settings
+from layermem.retrofit.attaching import projection_names, routers_of_full_memory
+from layermem.retrofit.loading import is_attached
+from layermem.runs import RunFolder
+from layermem.train.lora import add_lora
+from layermem.train.run import train
+
+# Tokens by which a model is checked to be causal.
+_CHECKED_TOKENS = 8
+
+
+def finetune(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> RunFolder:
+    """Train the model that ``run.host`` names; return the folder of the run, as ``train`` does."""
+    return train(run, out, resume=resume, evaluate=evaluate, load_host=load_host)
+
+
+def load_host(run: Run) -> Any:
+    """Return the model of a run, in float32, with the parameters that it trains."""
+    host = run.host
+    _check_length(run)
+    model = _load(run)
+    _check_causal(model)
+    if host.train == "lora":
+        add_lora(model, projection_names(model), routers_of_full_memory(model))
+    elif host.memory == "none":
+        model.requires_grad_(True)
+    else:
+        trainable(model, "all" if host.train == "all" else "routers")
+    return model
+
+
+def _load(run: Run) -> Any:
+    """Return the model with its memory, which a checkpoint may have already."""
+    host = run.host
+    location = str(host.model)
+    if not is_attached(location):
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            location, dtype=torch.float32, revision=host.revision or "main"
+        )
+        return model if host.memory == "none" else attach(model, host.memory, host.window)
+    saved = read_settings(Path(location))
+    if (saved["router"], saved["window"]) != (host.memory, host.window):
+        raise ValueError(
+            f"{location} has memory={saved['router']} window={saved['window']}, and the run asks "
+            f"for memory={host.memory} window={host.window}: ask for its own, or start from a "
+            "model without memory"
+        )
+    return load_attached(location, dtype=torch.float32)
+
+
+def _check_length(run: Run) -> None:
+    """Raise if blocks of text are longer than the positions that the model knows."""
+    config = AutoConfig.from_pretrained(run.host.model, revision=run.host.revision or "main")
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if run.task.name is None and isinstance(longest, int) and run.data.block_size > longest:
+        raise ValueError(
+            f"data.block_size={run.data.block_size} is more than {run.host.model} reads, {longest} "
+            "tokens (max_position_embeddings): lower it"
+        )
+
+
+@torch.no_grad()
+def _check_causal(model: Any) -> None:
+    """Raise if a token changes what is predicted before it, as in an encoder."""
+    was_training = model.training
+    model.eval()
+    ids = torch.arange(_CHECKED_TOKENS) % model.config.get_text_config().vocab_size
+    other = ids.clone()
+    other[-1] = ids[0]
+    logits = model(torch.stack([ids, other])).logits[:, :-1]
+    model.train(was_training)
+    if (logits[0] - logits[1]).abs().max() > 1e-5 * logits.abs().max():
+        raise ValueError(
+            f"{type(model).__name__} is no decoder: a token changes what is predicted before it, "
+            "so that it cannot be trained to predict the next token; name a decoder"
+        )

@@ -1,0 +1,294 @@
+"""`layermem finetune` from a model of transformers to its run folder, and what it refuses."""
+
+import json
+import sys
+
+import pytest
+import torch
+from host_models import make_host, shake_routers
+from safetensors.torch import load_file
+from small_run import Interrupted, assert_same_end, interrupt, stop_at
+from transformers import AutoModelForCausalLM
+
+from layermem import cli
+from layermem.cli.finetune import Finetune, to_run
+from layermem.config import Data, Host, Run, run_from_dict
+from layermem.data.tokenizers import load_tokenizer
+from layermem.experiments.finetuning import load_host
+from layermem.results.comparison import Comparison
+from layermem.results.files import read_result
+from layermem.results.perplexity import PerplexityResult
+from layermem.retrofit import attach, load_attached
+from layermem.runs import RunFolder
+from layermem.train.run import train
+from layermem.train.run_config import recorded_run
+
+BASES = ("llama", "gpt2", "gpt_neox", "bert")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Tiny models with a tokenizer of bytes, and text."""
+    path = tmp_path_factory.mktemp("finetuning")
+    tokens = {"vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256}
+    for name in BASES:
+        make_host(name, **tokens).save_pretrained(path / name)
+        load_tokenizer("bytes").save_pretrained(path / name)
+    texts = [" ".join(f"w{(i * j) % 13}" for j in range(20)) for i in range(60)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (path / "words.jsonl").write_text(lines)
+    return path
+
+
+def arguments(folder, *more, base="llama", steps=6):
+    """Return the command's arguments for a run of seconds."""
+    text = ["--text", str(folder / "words.jsonl"), "--validation-share", "0.2"]
+    sizes = ["--block-size", "24", "--batch-size", "8", "--micro-batch", "4"]
+    often = ["--steps", str(steps), "--eval-every", "3", "--precision", "float32"]
+    cache = ["--cache", str(folder / "cache")]
+    return ["finetune", str(folder / base), *text, *sizes, *often, *cache, *more]
+
+
+def finetuned(folder, out, *more, **changes):
+    cli.main([*arguments(folder, *more, **changes), "--out", str(out)])
+    return RunFolder(out)
+
+
+@pytest.fixture(scope="module")
+def arms(folder):
+    """The four arms of one host, by name, and routers with a second seed."""
+    options = {
+        "plain": ["--train", "all", "--memory", "none"],
+        "lora": ["--train", "lora"],
+        "routers": [],
+        "everything": ["--train", "all", "--memory", "last", "--window", "2"],
+    }
+    return {name: finetuned(folder, folder / "arms" / name, *o) for name, o in options.items()}
+
+
+def weights_of(path):
+    return load_file(path / "model.safetensors")
+
+
+def test_each_arm_starts_as_its_host_and_learns(arms):
+    starts = {}
+    for name, run in arms.items():
+        rows = [row for row in run.rows() if "val_loss" in row]
+        assert [row["step"] for row in rows] == [0, 3, 6]
+        assert rows[-1]["val_loss"] < rows[0]["val_loss"], name
+        starts[name] = rows[0]["val_loss"]
+    assert len(set(starts.values())) == 1
+
+
+def test_only_what_is_said_is_trained(folder, arms):
+    before = weights_of(folder / "llama")
+    changed = {}
+    for name, run in arms.items():
+        after = weights_of(run.final)
+        changed[name] = {key for key in before if not torch.equal(before[key], after[key])}
+        assert any("router" in key for key in after) == (name in ("routers", "everything"))
+    assert changed["routers"] == set()
+    projections = {f"layers.{i}.self_attn.{p}_proj" for i in range(4) for p in "kv"}
+    assert changed["lora"] == {f"model.{name}.weight" for name in projections}
+    assert len(changed["plain"]) == len(changed["everything"]) == len(before)
+
+
+@pytest.mark.slow
+def test_the_final_model_has_the_loss_that_was_validated(folder, arms, tmp_path):
+    for name, run in arms.items():
+        base = str(run.final)
+        again = finetuned(folder, tmp_path / name, *options_of(run), base=base, steps=1).rows()[0]
+        assert again["val_loss"] == pytest.approx(run.rows()[-1]["val_loss"], rel=1e-6)
+
+
+def options_of(run):
+    host = recorded_run(run).host
+    window = ["--window", str(host.window)] if host.window else []
+    train = "all" if host.train == "lora" else host.train
+    return ["--train", train, "--memory", host.memory, *window]
+
+
+def test_routers_have_their_rate_and_no_decay(folder, arms):
+    rows = [row for row in arms["everything"].rows() if "loss" in row]
+    assert rows[0]["router_lr"] == pytest.approx(5e-3) and rows[0]["lr"] == pytest.approx(5e-5)
+    assert "router_norm" in rows[0]
+    assert "router_norm" not in arms["plain"].rows()[1]
+
+
+@pytest.mark.parametrize("kind", ["routers", pytest.param("lora", marks=pytest.mark.slow)])
+def test_a_run_that_was_interrupted_ends_as_one_left_alone(kind, folder, tmp_path, monkeypatch):
+    options = ["--train", kind, "--save-every", "2"]
+    whole = finetuned(folder, tmp_path / "whole", *options)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_at(patch, 5, interrupt)
+        finetuned(folder, tmp_path / "part", *options)
+    with pytest.raises(SystemExit, match="add --resume to go on"):
+        finetuned(folder, tmp_path / "part", *options)
+    # By its own command, or by that of any run.
+    if kind == "lora":
+        part = finetuned(folder, tmp_path / "part", *options, "--resume")
+    else:
+        part = RunFolder(tmp_path / "part")
+        cli.main(["train", "--config", str(part.config), "--out", str(part.path), "--resume"])
+    assert_same_end(whole, part)
+
+
+@pytest.mark.parametrize("base", ["gpt2", pytest.param("gpt_neox", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["routers", "lora"])
+def test_fused_projections_are_trained(base, kind, folder, tmp_path):
+    run = finetuned(folder, tmp_path / "out", "--train", kind, base=base, steps=2)
+    rows = [row["val_loss"] for row in run.rows() if "val_loss" in row]
+    assert rows[-1] < rows[0]
+    before, after = weights_of(folder / base), weights_of(run.final)
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    fused = "c_attn.weight" if base == "gpt2" else "query_key_value.weight"
+    assert len(changed) == (4 if kind == "lora" else 0)
+    assert all(key.endswith(fused) for key in changed)
+
+
+def test_lora_has_at_least_as_many_parameters_as_routers(folder):
+    host = Host(model=str(folder / "llama"), train="lora", memory="none")
+    lora = load_host(Run(variant="host", host=host, data=Data(block_size=24)))
+    routers = attach(make_host("llama"))
+    ours, theirs = (
+        sum(p.numel() for n, p in model.named_parameters() if mark in n)
+        for model, mark in ((lora, "lora_"), (routers, "router"))
+    )
+    assert (
+        theirs
+        <= ours
+        < theirs
+        + sum(
+            sum(lora.get_submodule(f"model.layers.{i}.self_attn.{p}_proj").weight.shape)
+            for i in range(4)
+            for p in "kv"
+        )
+    )
+    assert ours == sum(p.numel() for p in lora.parameters() if p.requires_grad)
+
+
+@pytest.mark.slow
+def test_a_task_is_solved_before_and_after(folder, tmp_path):
+    options = ["--task", "arithmetic", "--task-options", "operands=2", "--examples", "40"]
+    few = ["--test", "6", "--validation-problems", "4", "--steps", "2", "--batch-size", "4"]
+    out = tmp_path / "out"
+    command = ["finetune", str(folder / "llama"), *options, *few, "--micro-batch", "4"]
+    cli.main([*command, "--eval-every", "2", "--precision", "float32", "--out", str(out)])
+    run = RunFolder(out)
+    solved = [row["val_accuracy"] for row in run.rows() if "val_accuracy" in row]
+    assert len(solved) == 2 and json.loads(run.result.read_text())["count"] == 6
+    assert recorded_run(run).task.fields()["held_out"] == "strict"
+    cli.main(["solve", str(out), "--count", "4"])
+
+
+def test_arms_are_compared_on_a_page(arms, tmp_path, capsys):
+    folders = [str(run.path) for run in arms.values()]
+    cli.main(["report", *folders, "--out", str(tmp_path)])
+    result = read_result(Comparison, tmp_path / "report.json")
+    names = list(result.settings[0].arms)
+    assert names[0] == "host:memory=none:train=all"
+    assert names[2:] == ["host:memory=full:train=routers", "host:memory=last:train=all:window=2"]
+    assert "models of transformers" in (tmp_path / "index.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_is_measured_with_its_memory(folder, arms, tmp_path):
+    texts = ["--texts", str(folder / "words.jsonl"), "--out", str(tmp_path)]
+    cli.main(["perplexity", *(str(run.path) for run in arms.values()), *texts])
+    losses = {n: m.loss for n, m in read_result(PerplexityResult, tmp_path).models.items()}
+    assert len(set(losses.values())) == 4
+    card = (arms["routers"].final / "README.md").read_text()
+    assert "its routers alone were trained" in card and "load_attached(path)" in card
+    assert "load_attached" not in (arms["plain"].final / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_with_memory_is_gone_on_with(folder, tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(folder / "llama")
+    shake_routers(attach(base)).save_pretrained(tmp_path / "attached")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "attached")
+    run = finetuned(folder, tmp_path / "out", base=str(tmp_path / "attached"), steps=1)
+    start, end = (load_attached(path) for path in (tmp_path / "attached", run.final))
+    ours, theirs = (m.model.layers[3].self_attn.router.weight for m in (end, start))
+    assert 0 < (ours - theirs).abs().max() < 0.01
+    with pytest.raises(SystemExit, match="has memory=full window=None, and the run asks for"):
+        finetuned(
+            folder,
+            tmp_path / "b",
+            "--memory",
+            "none",
+            "--train",
+            "all",
+            base=str(tmp_path / "attached"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--base", "bert"], "BertForMaskedLM|BertLMHeadModel is no decoder"),
+        (["--memory", "none"], "host.train=routers has nothing to train"),
+        (["--memory", "full", "--train", "lora"], "got host.memory=full: add memory=none"),
+        (["--window", "2"], "host.memory=full and host.window=2 do not go together"),
+        (["--memory", "last"], "host.memory=last and host.window=None do not go together"),
+        (["--memory", "last", "--window", "0"], "host.window must be at least 1, got 0"),
+        (["--block-size", "128"], "block_size=128 is more than .* reads, 64 tokens"),
+        (["--task", "arithmetic"], "give --text SOURCE or --task NAME, got both"),
+        (["--task-options", "operands=2"], "are for a task"),
+    ],
+)
+def test_what_would_train_something_else_is_refused(options, message, folder, tmp_path):
+    base = options[1] if options[0] == "--base" else "llama"
+    more = options if options[0] != "--base" else []
+    with pytest.raises(SystemExit, match=message):
+        finetuned(folder, tmp_path / "out", *more, base=base)
+    assert not list(tmp_path.glob("out/final"))
+
+
+def test_lora_without_peft_is_refused(folder, tmp_path, monkeypatch):
+    find_spec = sys.modules["importlib.util"].find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, *rest: None if name == "peft" else find_spec(name, *rest),
+    )
+    with pytest.raises(SystemExit, match="needs PEFT, which is not installed: pip install peft"):
+        finetuned(folder, tmp_path / "out", "--train", "lora")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Run(variant="host"), "variant=host and host.model=None do not go together"),
+        (lambda: Run(host=Host(model="x")), "variant=lime and host.model=x do not go together"),
+        (lambda: Host(train="all"), "host.train=all is for a run that trains a model of"),
+    ],
+)
+def test_half_of_a_host_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"num_hidden_layers": 2}},
+        {"compute": {"shard": True}},
+        {"compute": {"loss_chunk": 8}},
+        {"data": {"isolate_documents": True}},
+        {"data": {"tokenizer": "x"}},
+        {"task": {"tokenizer": "x"}},
+        {"regularizer": {"penalty": "seq_vcr"}},
+    ],
+)
+def test_fields_without_effect_on_a_host_are_refused(changes):
+    ((part, fields),) = changes.items()
+    ((name, value),) = fields.items()
+    with pytest.raises(ValueError, match=f"{part}.{name}={value} is for decoders of ours"):
+        run_from_dict({"variant": "host", "host": {"model": "x"}, **changes})
+
+
+def test_a_host_is_trained_where_it_can_be_loaded(tmp_path):
+    run = to_run(Finetune(model="x", text="stdlib"))
+    with pytest.raises(ValueError, match="the run trains x, a model of transformers"):
+        train(run, tmp_path / "out")
+    assert run.id != to_run(Finetune(model="x", text="stdlib", train="all")).id
