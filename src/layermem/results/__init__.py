@@ -7,6 +7,7 @@
     costs        parameters, FLOPs, time and memory: costs.json
     perplexity   losses on documents: perplexity.json
     minimal_pairs  right judgements of grammar: blimp.json
+    artefact     a table or figure of the paper beside ours: artefact.json
     quickstart   what came out of a quickstart: quickstart.json
 
 ``experiments`` and ``analysis`` make them, ``report`` draws them, the command line prints them.
