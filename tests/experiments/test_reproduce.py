@@ -18,6 +18,8 @@ from small_run import a_run
 
 from layermem import cli
 from layermem.config import Run
+from layermem.efficiency import measuring
+from layermem.evals.solving import evaluate
 from layermem.experiments import artefacts, many_runs, model_sizes, presets, reproduce
 from layermem.experiments.artefacts import fig1, fig4, fig11
 from layermem.experiments.preset_costs import preset_costs
@@ -392,7 +394,7 @@ def trained_here(monkeypatch):
     """Train runs in this process, which imports what they need only once."""
 
     def start(run, folder, jobs, slot):
-        train(run, folder.path)
+        train(run, folder.path, evaluate=evaluate)
         return subprocess.Popen([sys.executable, "-S", "-c", ""])
 
     monkeypatch.setattr(many_runs, "_start_process", start)
@@ -603,11 +605,14 @@ def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, m
 
 @pytest.mark.slow
 def test_steps_are_measured_once(tmp_path, monkeypatch):
+    # Otherwise each peak takes a process of its own.
+    monkeypatch.setattr(measuring, "measure_peak_memory", lambda model, shape: 10**6)
     small = replace(a_run(tmp_path), preset="tiny-lm")
     monkeypatch.setattr(fig1, "get_preset", lambda name: small)
     monkeypatch.setattr(fig11, "get_preset", lambda name: small)
     result, _ = reproduce.reproduce("table9", "tiny", 2, tmp_path)
     assert len(result.claims) == 4 and all(claim.difference for claim in result.claims)
+    assert [c.reason for c in result.claims][1] == "within noise: the interval includes 0"
     monkeypatch.setattr(step_costs, "measure", None)
     assert reproduce.reproduce("table9", "tiny", 2, tmp_path)[0].rows == result.rows
     monkeypatch.setattr(step_costs, "describe_machine", lambda device: "another")

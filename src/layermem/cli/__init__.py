@@ -20,6 +20,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from layermem.cli.analyze import Analyze, analyze
+from layermem.cli.arena import Arena, arena
 from layermem.cli.blimp import Blimp, blimp
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
@@ -51,6 +52,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "report": (Report, report),
     "curves": (Curves, curves),
     "reproduce": (Reproduce, reproduce),
+    "arena": (Arena, arena),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""
 # What a user can mend is one line.

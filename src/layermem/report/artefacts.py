@@ -94,47 +94,50 @@ def _claim_row(claim: JudgedClaim, unit: Unit) -> list[str]:
     how = {"higher": "above", "lower": "below", "similar": "similar to", "equal": "equal to"}
     return [
         f"{claim.quantity}: {claim.arm} {how[claim.direction]} {other}",
-        "" if claim.paper is None else _format(claim.paper, unit, sign=claim.against is not None),
-        _format_mean(claim.difference, unit, sign=True),
+        ""
+        if claim.paper is None
+        else format_number(claim.paper, unit, sign=claim.against is not None),
+        format_mean(claim.difference, unit, sign=True),
         "" if claim.p is None else "< 0.001" if claim.p < 0.001 else f"{claim.p:.3f}",
-        _pairs(claim),
+        format_pairs(claim.difference, claim.pairs_to_settle),
         f"{claim.verdict} ({claim.reason})",
     ]
 
 
-def _pairs(claim: JudgedClaim) -> str:
-    if claim.difference is None:
+def format_pairs(difference: Mean | None, pairs: int | None) -> str:
+    """Write how many pairs of seeds would settle a difference."""
+    if difference is None:
         return ""
-    if claim.pairs_to_settle is None:
-        zero = not claim.difference.mean
+    if pairs is None:
+        zero = not difference.mean
         return "cannot: the difference is 0" if zero else "one pair does not say"
-    if claim.pairs_to_settle > _MOST_PAIRS:
-        return f"more than {_MOST_PAIRS:,}"
-    return f"{claim.pairs_to_settle:,}"
+    return f"more than {_MOST_PAIRS:,}" if pairs > _MOST_PAIRS else f"{pairs:,}"
 
 
 def _number_row(row: ArtefactRow) -> list[str]:
-    values = [_format(value, row.unit) for value in row.by_seed.values()]
+    values = [format_number(value, row.unit) for value in row.by_seed.values()]
     return [
         row.quantity,
         row.arm,
-        "" if row.paper is None else _format(row.paper, row.unit),
+        "" if row.paper is None else format_number(row.paper, row.unit),
         row.where,
-        "counted: " + values[0] if row.counted else _format_mean(row.mean, row.unit),
+        "counted: " + values[0] if row.counted else format_mean(row.mean, row.unit),
         "" if row.counted else ", ".join(values),
-        "" if row.chance is None else _format(row.chance, row.unit),
+        "" if row.chance is None else format_number(row.chance, row.unit),
     ]
 
 
-def _format_mean(mean: Mean | None, unit: Unit, *, sign: bool = False) -> str:
+def format_mean(mean: Mean | None, unit: Unit, *, sign: bool = False) -> str:
+    """Write a mean with its interval; nothing where there is none."""
     if mean is None:
         return ""
     if mean.half is None:
-        return f"{_format(mean.mean, unit, sign=sign)} (one value)"
-    return f"{_format(mean.mean, unit, sign=sign)} +- {_format(mean.half, unit)}"
+        return f"{format_number(mean.mean, unit, sign=sign)} (one value)"
+    return f"{format_number(mean.mean, unit, sign=sign)} +- {format_number(mean.half, unit)}"
 
 
-def _format(value: float, unit: Unit, *, sign: bool = False) -> str:
+def format_number(value: float, unit: Unit, *, sign: bool = False) -> str:
+    """Write a share in percent, a large number with its unit, a small one with five digits."""
     plus = "+" if sign else ""
     if unit == "share":
         return format(value, f"{plus}.2%")

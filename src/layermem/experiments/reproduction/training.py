@@ -50,7 +50,7 @@ def train(
     runs: dict[str, PlannedRun] = {}
     for stage in stages(artefact.studies(scale)):
         attempts = {name: run for study in stage for name, run in trials(study).items()}
-        if failure := _train(attempts, recorded, jobs):
+        if failure := train_planned(attempts, recorded, jobs):
             raise RuntimeError(failure)
         rates |= {study.name: chosen_rates(study, recorded) for study in stage if study.rates}
         counting: dict[str, PlannedRun] = {}
@@ -58,7 +58,7 @@ def train(
             before = rates.get(study.starts_from.name) if study.starts_from else None
             chosen = rates.get(study.name, {})
             counting |= counting_runs(study, seeds, chosen, recorded.path_of, before)
-        if failure := _train(counting, recorded, jobs):
+        if failure := train_planned(counting, recorded, jobs):
             failures.append(failure)
         runs |= attempts | counting
     return Outcome(
@@ -122,8 +122,8 @@ def _check_same_data(records: Mapping[str, RunRecord]) -> None:
         )
 
 
-def _train(runs: Mapping[str, PlannedRun], recorded: RecordedRuns, jobs: int) -> str | None:
-    """Train what is recorded nowhere; return what failed."""
+def train_planned(runs: Mapping[str, PlannedRun], recorded: RecordedRuns, jobs: int) -> str | None:
+    """Train what is recorded nowhere; return what failed (None: nothing)."""
     own = {
         name: planned.run
         for name, planned in runs.items()
