@@ -576,6 +576,20 @@ def test_json_holds_what_the_page_shows(tmp_path, begun, use):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["fig2", "fig7", "fig3"])
+def test_text_is_analyzed_at_shrunken_size(name, tmp_path, trained_here, monkeypatch):
+    """The words are found in the standard library, as often as scale tiny asks for."""
+    small = a_run(tmp_path, max_steps=3, eval_every=2, save_every=0)
+    monkeypatch.setattr(fig11, "get_preset", lambda name: replace(small, preset="tiny-lm"))
+    monkeypatch.setitem(fig1.RATES, "tiny", ())
+    result, failure = reproduce.reproduce(name, "tiny", 2, tmp_path)
+    assert failure is None
+    assert result.claims and all(claim.difference.count == 2 for claim in result.claims)
+    (kept, _) = (tmp_path / "artefacts" / "analyses").glob("*/analysis.json")
+    assert json.loads(kept.read_text())["options"]["words"] == ["is", "are", "was", "were"]
+
+
+@pytest.mark.slow
 def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, monkeypatch):
     """Figure 4 trains, analyzes and judges; Figure 8 shares its runs; analyses are used again."""
 
@@ -597,7 +611,7 @@ def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, m
     assert answers.by_seed[1] == solved["accuracy"]
     monkeypatch.setattr("layermem.experiments.analyze.analyze", None)
     assert reproduce.reproduce("fig4", "tiny", 2, tmp_path)[0].rows == result.rows
-    (kept, *_) = (tmp_path / "artefacts" / "fig4-tiny" / "analyses").glob("*/analysis.json")
+    (kept, *_) = (tmp_path / "artefacts" / "analyses").glob("*/analysis.json")
     kept.write_text(kept.read_text().replace('"each": 200', '"each": 100'))
     with pytest.raises(ValueError, match="analysis.json is of other runs or options"):
         reproduce.reproduce("fig4", "tiny", 2, tmp_path)

@@ -80,8 +80,8 @@ def _estimate(asked: "ArenaOptions", options: Arena) -> None:
                 "hours",
             ],
             rows=rows,
-            caption="Of one thread, or the GPU, for all runs, recorded or not. At equal time and at "
-            "equal parameters fewer steps and smaller models are trained, and arms that they do "
+            caption="Of one thread, or the GPU, for all runs, recorded or not. At equal time and "
+            "at equal parameters fewer steps and smaller models are trained, and arms that they do "
             "not change are not trained again. From steps of the plain decoder that are timed now: "
             "within a factor of 2, and more for arms that are slower than their FLOPs say.",
         )

@@ -42,7 +42,10 @@ def studies(scale: Scale) -> tuple[Study, ...]:
 
 def text_analyses(trained: Trained) -> Analyses:
     """Return the analyses of the runs on text."""
-    return analyses(trained, full_attention(trained.scale).name, options_at(trained.scale))
+    study = full_attention(trained.scale)
+    source = study.base.data.source
+    text = None if source == "stdlib" else source
+    return analyses(trained, study.name, options_at(trained.scale, text=text))
 
 
 def _observe(trained: Trained) -> Iterator[Observed]:

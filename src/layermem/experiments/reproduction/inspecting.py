@@ -27,19 +27,24 @@ from layermem.results.files import read_result
 from layermem.results.run_record import RunRecord
 
 logger = logging.getLogger(__name__)
-_EACH: Mapping[Scale, int] = {"tiny": 200, "small": 600, "paper": 1668}
+# The standard library has less than 200 of the rarest of the four words.
+_EACH: Mapping[Scale, int] = {"tiny": 100, "small": 600, "paper": 1668}
 Analyses = dict[str, dict[int, ModelAnalysis]]
 """Arm and seed to its analysis."""
 
 
 def options_at(
-    scale: Scale, words: tuple[str, ...] | None = None, each: int | None = None, alpha: float = 0.5
+    scale: Scale,
+    words: tuple[str, ...] | None = None,
+    each: int | None = None,
+    text: str | None = None,
 ) -> AnalysisOptions:
     """Return how a scale is analyzed; the paper's: 1,668 occurrences, its code's order 0.5.
 
     ``words``: None: those of a text, or of the run's task. ``each``: occurrences of each word.
+    ``text``: None: problems of the run's task, or the standard library.
     """
-    return AnalysisOptions(words=words, each=each or _EACH[scale], alpha=alpha)
+    return AnalysisOptions(words=words, each=each or _EACH[scale], text=text, alpha=0.5)
 
 
 def analyses(
@@ -143,7 +148,8 @@ def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path)
     from layermem.experiments.analyze import analyze
 
     words = "-".join(options.words or ()) or "words"
-    folder = out / "analyses" / f"{pair[0].run_id}-{pair[1].run_id}-{words}-{options.each}"
+    # Beside the results, so that artefacts share what is of the same runs.
+    folder = out.parent / "analyses" / f"{pair[0].run_id}-{pair[1].run_id}-{words}-{options.each}"
     if (folder / "analysis.json").exists():
         analysis = read_result(Analysis, folder)
         of_runs = [model.about.run_id for model in analysis.models.values()]
