@@ -53,6 +53,15 @@ SHAPES = {
     "64x128": ({"num_hidden_layers": 64, "hidden_size": 128, "num_attention_heads": 8}, 4, 256),
 }
 
+# The forms of the family that docs/family.md compares: what --variants family stands for.
+FAMILY = (
+    "lime,lime:router_shares_kv=false,value_residual,depth_attention,lime_hidden,"
+    "lime_hidden:form=dynamic,denseformer,attention_residuals,attention_residuals:residual_form=block,"
+    "attention_residuals:residual_form=delta,mudd,mudd:pre_post_norm=true,dca,dca:recent=2,"
+    "hyper_connections,hyper_connections:coefficients=static,mhc,mhc:res=identity,"
+    "lime+hyper_connections,lime+mudd,value_residual+denseformer"
+)
+
 
 def make_parser(document, shapes=tuple(SHAPES)):
     """Return a parser of the options that all benchmarks have."""
@@ -68,7 +77,8 @@ def add_variants_option(options):
     """Add the option that replaces the columns by plain and the named variants."""
     options.add_argument(
         "--variants",
-        help="compare these with plain instead: NAME[:FIELD=VALUE...][,NAME...], as in a sweep",
+        help="compare these with plain instead: NAME[:FIELD=VALUE...][,NAME...], as in a sweep; "
+        "family: the forms that docs/family.md compares",
     )
 
 
@@ -108,6 +118,7 @@ def build_models(fields, device, implementations=None):
 def build_variants(fields, device, names):
     """Return {column: (model, None)} of plain and the named variants; see ``forcing``."""
     models = {}
+    names = FAMILY if names == "family" else names
     for arm, (variant, options) in parse_arms(f"plain,{names}").items():
         torch.manual_seed(0)
         chosen = Model(options=options).variant_fields()

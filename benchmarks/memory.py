@@ -3,7 +3,7 @@
 Alive: all tensor storages that exist after the forward and did not exist before it: what autograd
 saves, and what Python objects that it refers to may hold. Peak: by how much the memory of the
 process (on a GPU, of the allocator) grows from before the first training step to its highest point,
-gradients of the parameters included; each figure is from a new process (on a CPU: Linux only).
+gradients of the parameters included (on a CPU: Linux only). Each figure is from a new process.
 With --variants the columns are plain and the named variants.
 """
 
@@ -40,21 +40,6 @@ def storages():
     return sizes
 
 
-def alive_after(model, ids):
-    """Return the bytes of storages that a forward leaves allocated."""
-    before, saved = storages(), {}
-
-    def record(tensor):
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
-        loss = model(ids, labels=ids, use_cache=False).loss
-    after = {**saved, **storages()}
-    del loss
-    return sum(size for address, size in after.items() if address not in before)
-
-
 def build_columns(fields, device, variants):
     """Return {column: (model, implementation of routing)}."""
     if variants:
@@ -64,36 +49,66 @@ def build_columns(fields, device, variants):
     return build_models(fields, device, names)
 
 
-def peak_of_a_step(shape, column, device, variants=None):
-    """Return the bytes by which a training step raises the peak. To be called in a new process."""
+def _prepare(shape, column, device, variants):
+    """Return the model of a column, its implementation of routing, and token ids."""
     torch.set_num_threads(1)
     fields, batch, tokens = SHAPES[shape]
-    model, implementation = build_columns(fields, device, variants)[column]
-    ids = torch.randint(256, (batch, tokens), device=device)
+    # Of the family, plain and this one alone.
+    model, implementation = build_columns(fields, device, variants and column)[column]
+    return model, implementation, torch.randint(256, (batch, tokens), device=device)
+
+
+def alive_after_a_forward(shape, column, device, variants=None):
+    """Return the bytes of storages that a forward leaves allocated. To be called in a new process.
+
+    A hook that hands a saved output on as it is makes a cycle that is never freed.
+    """
+    model, implementation, ids = _prepare(shape, column, device, variants)
+    before, saved = storages(), {}
+
+    def record(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    keep = torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor)
+    with forcing(implementation), keep:
+        loss = model(ids, labels=ids, use_cache=False).loss
+    after = {**saved, **storages()}
+    del loss
+    return sum(size for address, size in after.items() if address not in before)
+
+
+def peak_of_a_step(shape, column, device, variants=None):
+    """Return the bytes by which a training step raises the peak. To be called in a new process."""
+    model, implementation, ids = _prepare(shape, column, device, variants)
     before = read_memory(device, "now")
     with forcing(implementation):
         model(ids, labels=ids, use_cache=False).loss.backward()
     return read_memory(device, "peak") - before
 
 
+def _in_a_new_process(measure, *arguments):
+    # Forked from a server that has imported this file, and done nothing else.
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["__main__"])
+    with ProcessPoolExecutor(1, server) as pool:
+        return pool.submit(measure, *arguments).result()
+
+
 def main():
     options = make_parser(__doc__)
     add_variants_option(options)
     args, rows = parse_arguments(options), {}
-    spawn = multiprocessing.get_context("spawn")
+    figures = {"alive": alive_after_a_forward}
+    if args.device != "cpu" or Path("/proc/self/clear_refs").exists():
+        figures["peak"] = peak_of_a_step
     for shape in args.shapes:
-        fields, batch, tokens = SHAPES[shape]
-        ids = torch.randint(256, (batch, tokens), device=args.device)
-        alive, peak = {}, {}
-        models = build_columns(fields, args.device, args.variants)
-        for name, (model, implementation) in models.items():
-            with forcing(implementation):
-                alive[name] = alive_after(model, ids)
-            if args.device != "cpu" or Path("/proc/self/clear_refs").exists():
-                with ProcessPoolExecutor(1, spawn) as pool:
-                    task = peak_of_a_step, shape, name, args.device, args.variants
-                    peak[name] = pool.submit(*task).result()
-        rows |= {f"{shape} alive": alive, **({f"{shape} peak": peak} if peak else {})}
+        names = list(build_columns(SHAPES[shape][0], args.device, args.variants))
+        for figure, measure in figures.items():
+            rows[f"{shape} {figure}"] = {
+                name: _in_a_new_process(measure, shape, name, args.device, args.variants)
+                for name in names
+            }
     base = "plain" if args.variants else "llama"
     print_table("memory of a step", rows, args.device, args.json, base, ("MB", 1e-6))
 

@@ -246,6 +246,7 @@ def test_the_variants_shown_pass_the_contract(environment):
     assert passed >= 2 * 12, done.stdout
 
 
+@pytest.mark.slow
 def test_the_variants_shown_train_and_are_counted(environment, tmp_path):
     code = f"""
 import more_variants

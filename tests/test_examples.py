@@ -42,6 +42,7 @@ def test_an_example_runs(script, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"runs"}
 
 
+@pytest.mark.slow
 def test_what_one_example_saves_another_reads(tmp_path):
     start("add_memory_to_llama.py", TINY["add_memory_to_llama.py"], tmp_path)
     done = start("look_inside.py", ["--model=runs", *TINY["look_inside.py"]], tmp_path)

@@ -222,17 +222,19 @@ def test_files_stay_small():
             "--variants=lime:router=average",
         ],
         ["decode_step.py", "--shapes=4x32", "--repeats=1", "--variants=lime"],
+        ["memory.py", "--shapes=4x32", "--variants=lime"],
         ["traffic.py"],
         ["footprint.py"],
         ["preparing.py", "--documents=40", "--repeats=2"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
         pytest.param(
             ["gpu.py", "--smoke", "--repeats=1", "--sections", "check", "training", "decoding"],
-            marks=[needs_kernels, pytest.mark.slow],
+            marks=needs_kernels,
         ),
     ],
     ids=lambda command: command[0],
 )
+@pytest.mark.slow
 def test_a_benchmark_runs(command, tmp_path):
     script, *options = command
     json = ["--json", str(tmp_path / "figures.json")] if "--repeats=1" in options else []

@@ -37,11 +37,10 @@ CASES = [
     for case, fields in {name: {}, **literal.cases(name)}.items()
 ]
 
-# Every variant, those beyond the first few among the slow tests: for tests that cost much and ask
+# Every variant, all but these two among the slow tests: for tests that cost much and ask
 # of a variant what the decoder that all share mostly answers.
 MOST_SLOW = [
-    name if name in ("plain", "lime", "hyper_connections") else pytest.param(name, marks=SLOW)
-    for name in variants()
+    name if name in ("plain", "lime") else pytest.param(name, marks=SLOW) for name in variants()
 ]
 
 needs_compiler = pytest.mark.skipif(

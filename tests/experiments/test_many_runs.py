@@ -63,10 +63,8 @@ def test_a_failed_run_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     assert re.search(both, error.read_text())
 
 
-@pytest.mark.parametrize(
-    ("asked", "code_of"),
-    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, -2, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("asked", "code_of"), [(signal.SIGTERM, 143), (signal.SIGINT, -2)])
 def test_a_sweep_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     run = a_run(tmp_path, max_steps=100_000, eval_every=100_000)
     config = tmp_path / "run.yaml"

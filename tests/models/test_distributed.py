@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from tiny import CASES, TINY, make, needs_kernels
+from tiny import CASES, SLOW, TINY, make, needs_kernels
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -75,37 +75,43 @@ def work(rank, variant, name, how, folder):
     os._exit(0)
 
 
+# (variant, implementation of routing, wrapping): those of every day, and the others.
+WRAPPED = [("lime", "deferred", "ddp checkpointed"), ("lime", "grouped", "fsdp")]
+OTHERS = [
+    ("plain", "naive", "ddp"),
+    ("lime", "deferred", "ddp"),
+    ("lime", "deferred", "fsdp"),
+    ("lime", "deferred", "fsdp checkpointed"),
+    ("lime", "grouped", "ddp"),
+    ("lime", "grouped", "fsdp as one"),
+    ("lime-separate", "deferred", "fsdp checkpointed"),
+    ("value_residual-svformer", "naive", "ddp"),
+    ("depth_attention-raw", "naive", "ddp checkpointed"),
+    ("lime_hidden", "naive", "ddp checkpointed"),
+    ("lime_hidden-dynamic", "naive", "fsdp"),
+    ("depth_attention", "naive", "fsdp"),
+    ("value_residual-dense", "naive", "fsdp"),
+    ("lime+hyper_connections", "deferred", "ddp"),
+    ("lime+hyper_connections", "deferred", "fsdp checkpointed"),
+    ("mhc", "naive", "ddp checkpointed"),
+    ("mhc", "naive", "fsdp"),
+    ("mudd-pre-post", "naive", "fsdp checkpointed"),
+    ("attention_residuals", "naive", "ddp"),
+    ("mudd", "naive", "ddp checkpointed"),
+    ("attention_residuals-delta", "naive", "fsdp"),
+    ("attention_residuals-block", "naive", "fsdp"),
+    ("denseformer", "naive", "fsdp"),
+    ("dca", "naive", "fsdp checkpointed"),
+]
+
+
 @pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
 @pytest.mark.parametrize(
     ("variant", "name", "how"),
     [
-        ("plain", "naive", "ddp"),
-        ("lime", "deferred", "ddp"),
-        ("lime", "deferred", "ddp checkpointed"),
-        ("lime", "deferred", "fsdp"),
-        ("lime", "deferred", "fsdp checkpointed"),
-        ("lime", "grouped", "ddp"),
-        ("lime", "grouped", "fsdp"),
-        ("lime", "grouped", "fsdp as one"),
-        pytest.param("lime", "triton", "fsdp", marks=needs_kernels),
-        pytest.param("lime-separate", "deferred", "fsdp checkpointed", marks=pytest.mark.slow),
-        pytest.param("value_residual-svformer", "naive", "ddp", marks=pytest.mark.slow),
-        pytest.param("depth_attention-raw", "naive", "ddp checkpointed", marks=pytest.mark.slow),
-        pytest.param("lime_hidden", "naive", "ddp checkpointed", marks=pytest.mark.slow),
-        pytest.param("lime_hidden-dynamic", "naive", "fsdp", marks=pytest.mark.slow),
-        pytest.param("depth_attention", "naive", "fsdp", marks=pytest.mark.slow),
-        pytest.param("value_residual-dense", "naive", "fsdp", marks=pytest.mark.slow),
-        pytest.param("lime+hyper_connections", "deferred", "ddp", marks=pytest.mark.slow),
-        ("lime+hyper_connections", "deferred", "fsdp checkpointed"),
-        pytest.param("mhc", "naive", "ddp checkpointed", marks=pytest.mark.slow),
-        pytest.param("mhc", "naive", "fsdp", marks=pytest.mark.slow),
-        pytest.param("mudd-pre-post", "naive", "fsdp checkpointed", marks=pytest.mark.slow),
-        pytest.param("attention_residuals", "naive", "ddp", marks=pytest.mark.slow),
-        pytest.param("mudd", "naive", "ddp checkpointed", marks=pytest.mark.slow),
-        pytest.param("attention_residuals-delta", "naive", "fsdp", marks=pytest.mark.slow),
-        pytest.param("attention_residuals-block", "naive", "fsdp", marks=pytest.mark.slow),
-        pytest.param("denseformer", "naive", "fsdp", marks=pytest.mark.slow),
-        pytest.param("dca", "naive", "fsdp checkpointed", marks=pytest.mark.slow),
+        *WRAPPED,
+        pytest.param("lime", "triton", "fsdp", marks=[SLOW, needs_kernels]),
+        *(pytest.param(*other, marks=SLOW) for other in OTHERS),
     ],
 )
 def test_two_processes_descend_as_one(variant, name, how, tmp_path):

@@ -144,6 +144,7 @@ def run_in_new_process(code):
     ).stdout
 
 
+@pytest.mark.slow
 def test_a_new_process_loads_and_unpickles_a_pair(tmp_path):
     torch.manual_seed(0)
     model = layermem.build(PAIR, **TINY).eval()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import TINY, make, needs_kernels
+from tiny import SLOW, TINY, make, needs_kernels
 
 from layermem import LimeConfig, LimeForCausalLM
 from layermem.ops.route import naive, route, store, using
@@ -38,7 +38,10 @@ SHAPES = [
     (3, 1, 2, 5, 40, 20),
     (3, 1, 2, 2, 20, 64),
 ]
-DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [
+    *(torch.float32, torch.bfloat16),
+    *(pytest.param(dtype, marks=SLOW) for dtype in (torch.float64, torch.float16)),
+]
 # Of the norm: weights and results are rounded to the slots' dtype, and nothing between.
 CLOSE = {torch.float64: 1e-13, torch.float32: 1e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 

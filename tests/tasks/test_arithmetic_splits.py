@@ -114,7 +114,7 @@ def test_the_overlap_of_the_draw_before_is_counted():
 COUNTS = (("test", 400), ("train", 4000))
 
 
-@pytest.mark.parametrize("operands", [4, 5])
+@pytest.mark.parametrize("operands", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_the_draws_and_the_splits_are_alike(operands):
     before = describe(generate(operands, 2000, 0, held_out="expression"))
     for split in SPLITS:

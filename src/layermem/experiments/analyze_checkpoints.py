@@ -31,6 +31,8 @@ class Checkpoint:
     """Its tokenizer."""
     run: Run | None
     """The run that trained it; None: it is no run's."""
+    folder: RunFolder | None = None
+    """Folder of that run."""
 
 
 def open_checkpoints(paths: Sequence[str], *, one_vocabulary: bool = True) -> list[Checkpoint]:
@@ -102,6 +104,7 @@ def _open_checkpoint(path: str, name: str) -> Checkpoint:
         location=location,
         tokenizer=_load_tokenizer(location),
         run=recorded_run(folder) if is_run else None,
+        folder=folder if is_run else None,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from layermem.evals.blimp_records import Pair, read_pairs
 from layermem.evals.minimal_pairs import compare_pairs, judge_pairs, share_right
 from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
+from layermem.experiments.checkpoint_arms import arms_of
 from layermem.experiments.grammar_probes import distinct_pairs, probe_pairs
 from layermem.results.files import to_json
 from layermem.results.minimal_pairs import (
@@ -46,7 +47,9 @@ def measure_minimal_pairs(
     probed = distinct_pairs(pairs, options.probe)
     margins: dict[str, np.ndarray[Any, Any]] = {}
     probes: dict[str, GrammarProbes] = {}
-    for checkpoint in open_checkpoints(checkpoints, one_vocabulary=False):
+    opened = open_checkpoints(checkpoints, one_vocabulary=False)
+    arms = arms_of(opened)
+    for checkpoint in opened:
         name = checkpoint.name
         logger.info("judging %s pairs with %s", f"{len(pairs):,}", name)
         report = None if progress is None else partial(progress, name)
@@ -67,6 +70,7 @@ def measure_minimal_pairs(
         models={name: share_right(pairs, values) for name, values in margins.items()},
         comparisons=_compare_with_first(pairs, margins),
         probes=probes,
+        arms=arms,
     )
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "blimp.json", to_json(result))

@@ -20,6 +20,7 @@ from transformers import AutoConfig
 from layermem.data.sources import open_source
 from layermem.evals.perplexity import check_context, longest_context, perplexity
 from layermem.experiments.analyze_checkpoints import Checkpoint, load_model, open_checkpoints
+from layermem.experiments.checkpoint_arms import arms_of
 from layermem.intervals import bootstrap_ratios
 from layermem.results.files import to_json
 from layermem.results.perplexity import (
@@ -50,7 +51,7 @@ def measure_perplexity(
     options = _resolve(options, opened)
     if next(read_documents(options), None) is None:
         raise ValueError(f"there is no text in {', '.join(options.texts)}")
-    models: dict[str, Perplexity] = {}
+    arms, models = arms_of(opened), dict[str, Perplexity]()
     for checkpoint in opened:
         logger.info("reading texts with %s", checkpoint.name)
         models[checkpoint.name] = _measure(checkpoint, options, progress)
@@ -60,6 +61,7 @@ def measure_perplexity(
         options=options,
         models=models,
         differences={name: compare(other, first[1]) for name, other in others},
+        arms=arms,
     )
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "perplexity.json", to_json(result))

@@ -6,6 +6,7 @@ It does not know: torch, models, how a pair is judged.
 from collections.abc import Callable, Mapping
 
 from layermem.report import figures
+from layermem.report.over_seeds import over_seeds_tables
 from layermem.report.page import Figure, Page, Section, Table
 from layermem.results.analysis import ProbeAccuracy
 from layermem.results.minimal_pairs import (
@@ -58,7 +59,18 @@ def tables(result: MinimalPairsResult) -> list[Table]:
     shares = _shares(result, "field", lambda model: {**model.fields, "all": model.all})
     phenomena = _shares(result, "phenomenon", lambda model: model.phenomena)
     differences = [_differences(result)] if result.comparisons else []
-    return [shares, phenomena, *differences, *_probes(result)]
+    return [shares, phenomena, *differences, *_over_seeds(result), *_probes(result)]
+
+
+def _over_seeds(result: MinimalPairsResult) -> list[Table]:
+    """Return the table of means over seeds, where models are runs of several."""
+    first = next(iter(result.models.values()))
+    rows = {"all": {name: model.all.accuracy for name, model in result.models.items()}}
+    for phenomenon in first.phenomena:
+        rows[phenomenon] = {
+            name: model.phenomena[phenomenon].accuracy for name, model in result.models.items()
+        }
+    return over_seeds_tables("right pairs", rows, result.arms, share=True)
 
 
 def _probes(result: MinimalPairsResult) -> list[Table]:

@@ -4,8 +4,14 @@ It does not know: torch, models, how anything was computed.
 """
 
 from layermem.report import figures
+from layermem.report.over_seeds import over_seeds_tables
 from layermem.report.page import Figure, Page, Section, Table
-from layermem.results.perplexity import Perplexity, PerplexityDifference, PerplexityResult
+from layermem.results.perplexity import (
+    Perplexity,
+    PerplexityDifference,
+    PerplexityResult,
+    PositionLoss,
+)
 
 
 def build(result: PerplexityResult) -> Page:
@@ -48,7 +54,23 @@ def tables(result: PerplexityResult) -> list[Table]:
         _losses(result),
         *([_differences(result)] if result.differences else []),
         _positions(result),
+        *_over_seeds(result),
     ]
+
+
+def _over_seeds(result: PerplexityResult) -> list[Table]:
+    """Return the table of means over seeds, where models are runs of several."""
+    models = result.models
+    rows = {"bits per byte": {name: model.bits_per_byte for name, model in models.items()}}
+    same_tokens = len({model.tokens for model in models.values()}) == 1
+    if same_tokens:
+        rows["nats per token"] = {name: model.loss for name, model in models.items()}
+        for i, place in enumerate(next(iter(models.values())).positions):
+            losses = {name: model.positions[i].loss for name, model in models.items()}
+            known = {name: loss for name, loss in losses.items() if loss is not None}
+            if len(known) == len(models):
+                rows[f"after {_span(place)} tokens"] = known
+    return over_seeds_tables("loss", rows, result.arms, share=False)
 
 
 def _losses(result: PerplexityResult) -> Table:
@@ -106,7 +128,7 @@ def _positions(result: PerplexityResult) -> Table:
         header=["tokens before", *result.models, "tokens"],
         rows=[
             [
-                f"{place.first}" if place.first == place.last else f"{place.first} to {place.last}",
+                _span(place),
                 *(_loss_at(model, i) for model in models),
                 " / ".join(dict.fromkeys(f"{m.positions[i].tokens:,}" for m in models)),
             ]
@@ -115,6 +137,10 @@ def _positions(result: PerplexityResult) -> Table:
         caption="Loss (nats per token) by the number of tokens before the predicted one in its "
         "window.",
     )
+
+
+def _span(place: PositionLoss) -> str:
+    return f"{place.first}" if place.first == place.last else f"{place.first} to {place.last}"
 
 
 def _loss_at(model: Perplexity, index: int) -> str:

@@ -9,10 +9,11 @@ It does not know: sentences, models, how a pair is judged.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from layermem.results.analysis import Probe, ProbeAccuracy, Representation
+from layermem.results.arms import Arms
 
 CHANCE = 0.5
 """Share of right pairs of a guess."""
@@ -123,3 +124,5 @@ class MinimalPairsResult:
     """Name of each model but the first to its differences from the first."""
     probes: Mapping[str, GrammarProbes]
     """Name of each model to what probes read in its layers; empty: there was no probe."""
+    arms: Arms = field(default_factory=dict)
+    """Which models differ in the seed alone."""

@@ -11,8 +11,10 @@ It does not know: models, texts, how anything is computed.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+from layermem.results.arms import Arms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,3 +124,5 @@ class PerplexityResult:
     """Name of each model to its losses."""
     differences: Mapping[str, PerplexityDifference]
     """Name of each model but the first to its difference from the first."""
+    arms: Arms = field(default_factory=dict)
+    """Which models differ in the seed alone."""
