@@ -140,7 +140,11 @@ except SystemExit as left:
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "sweep", "solve", "perplexity", "blimp", "costs", "analyze", "report"]
+    "command",
+    [
+        *("train", "sweep", "solve", "perplexity", "blimp", "costs", "analyze", "report"),
+        *("reproduce", "arena"),
+    ],
 )
 def test_options_of_a_command_are_shown_without_the_training_stack(command):
     code = f"""

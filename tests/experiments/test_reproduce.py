@@ -580,6 +580,8 @@ def test_json_holds_what_the_page_shows(tmp_path, begun, use):
 def test_text_is_analyzed_at_shrunken_size(name, tmp_path, trained_here, monkeypatch):
     """The words are found in the standard library, as often as scale tiny asks for."""
     small = a_run(tmp_path, max_steps=3, eval_every=2, save_every=0)
+    data = replace(small.data, source="stdlib", max_documents=100)
+    small = replace(small, data=data)
     monkeypatch.setattr(fig11, "get_preset", lambda name: replace(small, preset="tiny-lm"))
     monkeypatch.setitem(fig1.RATES, "tiny", ())
     result, failure = reproduce.reproduce(name, "tiny", 2, tmp_path)
