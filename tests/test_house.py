@@ -142,7 +142,7 @@ except SystemExit as left:
 @pytest.mark.parametrize(
     "command",
     [
-        *("train", "sweep", "solve", "perplexity", "blimp", "costs", "analyze", "report"),
+        *("train", "sweep", "solve", "perplexity", "blimp", "eval", "costs", "analyze", "report"),
         *("reproduce", "arena"),
     ],
 )
@@ -174,8 +174,14 @@ def test_public_names():
         "PlainConfig",
         "PlainForCausalLM",
         "PlainModel",
+        "attach",
         "build",
+        "detach",
+        "load_routers",
         "route",
+        "router_parameters",
+        "save_routers",
+        "trainable",
         "variants",
     ]
     for name in layermem.__all__:
@@ -226,6 +232,7 @@ def test_files_stay_small():
             "--variants=lime:router=average",
         ],
         ["decode_step.py", "--shapes=4x32", "--repeats=1", "--variants=lime"],
+        pytest.param(["attached.py", "--shapes=4x32", "--repeats=1"], marks=pytest.mark.slow),
         ["memory.py", "--shapes=4x32", "--variants=lime"],
         ["traffic.py"],
         ["footprint.py"],

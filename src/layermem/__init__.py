@@ -3,10 +3,12 @@
     build("lime", **fields)   a causal LM with fresh weights; variants() lists the names
     LimeForCausalLM           the same, Hugging Face style: from_pretrained, generate, from_llama
     LimeRouter, route         the mechanism alone, for a loop of your own
+    attach(model)             the mechanism in a model of transformers, in place; detach(model)
 
     ops        tensor functions: routing over depth
     models     one LLaMA-shaped decoder with two seams, and the registry
     variants   one file for each architecture that fills the seams
+    retrofit   layer memory for models we do not own
 
 Importing this package makes its models known to transformers' Auto classes. It imports neither
 torch nor transformers: a public name is imported when it is used, and the variants are imported at
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
     # At run time ``variants`` is the package, which can be called; a type checker sees a function.
     from layermem.models.registry import build, variants
     from layermem.ops.route import route
+    from layermem.retrofit import (
+        attach,
+        detach,
+        load_routers,
+        router_parameters,
+        save_routers,
+        trainable,
+    )
     from layermem.variants.lime import LimeConfig, LimeForCausalLM, LimeModel, LimeRouter
     from layermem.variants.plain import PlainConfig, PlainForCausalLM, PlainModel
 
@@ -36,12 +46,18 @@ __all__ = [
     "PlainConfig",
     "PlainForCausalLM",
     "PlainModel",
+    "attach",
     "build",
+    "detach",
+    "load_routers",
     "route",
+    "router_parameters",
+    "save_routers",
+    "trainable",
     "variants",
 ]
 
-_PACKAGES = ("models", "ops", "variants")
+_PACKAGES = ("models", "ops", "retrofit", "variants")
 _MODULE_OF = {
     "LimeConfig": "variants.lime",
     "LimeForCausalLM": "variants.lime",
@@ -50,8 +66,14 @@ _MODULE_OF = {
     "PlainConfig": "variants.plain",
     "PlainForCausalLM": "variants.plain",
     "PlainModel": "variants.plain",
+    "attach": "retrofit",
     "build": "models.registry",
+    "detach": "retrofit",
+    "load_routers": "retrofit",
     "route": "ops.route",
+    "router_parameters": "retrofit",
+    "save_routers": "retrofit",
+    "trainable": "retrofit",
 }
 
 if not TYPE_CHECKING:

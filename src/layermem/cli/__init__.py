@@ -24,6 +24,7 @@ from layermem.cli.arena import Arena, arena
 from layermem.cli.blimp import Blimp, blimp
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
+from layermem.cli.eval import Eval, evaluate
 from layermem.cli.perplexity import Perplexity, perplexity
 from layermem.cli.presets import Presets, presets
 from layermem.cli.quickstart import Quickstart, quickstart
@@ -47,6 +48,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "solve": (Solve, solve),
     "perplexity": (Perplexity, perplexity),
     "blimp": (Blimp, blimp),
+    "eval": (Eval, evaluate),
     "costs": (Costs, costs),
     "analyze": (Analyze, analyze),
     "report": (Report, report),

@@ -7,6 +7,7 @@
     costs        parameters, FLOPs, time and memory: costs.json
     perplexity   losses on documents: perplexity.json
     minimal_pairs  right judgements of grammar: blimp.json
+    eval         answers to evaluation tasks: eval.json
     artefact     a table or figure of the paper beside ours: artefact.json
     arena        variants ranked on boards: arena.json, steps.json
     quickstart   what came out of a quickstart: quickstart.json

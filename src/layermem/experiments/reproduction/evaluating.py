@@ -1,6 +1,6 @@
 """Scores of ended runs on the tasks of the paper's Tables 1 and 4 to 6.
 
-This version has no evaluation on tasks: runs are planned and trained, and what is missing is said.
+Runs are planned and trained; their scores are not gathered yet, and what is missing is said.
 
 It does not know: which table the tasks are of.
 """
@@ -11,8 +11,8 @@ from layermem.experiments.reproduction.artefact import Observed, Trained
 from layermem.results.run_record import RunRecord
 
 _MISSING = (
-    "evaluation on tasks (lm-eval) is not part of this version: the runs are planned and trained, "
-    "and no score is computed"
+    "scores on tasks (lm-eval) are not gathered by this command yet: the runs are planned and "
+    "trained, and `layermem eval` evaluates them"
 )
 
 

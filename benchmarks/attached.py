@@ -1,0 +1,87 @@
+"""Time of layer memory attached to Hugging Face's LLaMA, compared with the bare LLaMA and our LIMe.
+
+A training step (forward and backward) of everything, one of routers alone, and decoding one token
+with a cache; float32, eager. All three models have the same weights.
+"""
+
+import copy
+import functools
+
+import torch
+from decode_step import PROMPT, STEPS, decode_tokens, read_prompt
+from measure import (
+    SHAPES,
+    complete_fields,
+    make_parser,
+    parse_arguments,
+    print_table,
+    round_seconds,
+)
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import layermem
+
+
+def build_three(fields, device):
+    """Return {column: (model, None)}: native, attached and bare."""
+    torch.manual_seed(0)
+    bare = LlamaForCausalLM(LlamaConfig(**complete_fields(fields))).to(device)
+    native = layermem.LimeForCausalLM.from_llama(bare)
+    attached = layermem.attach(copy.deepcopy(bare))
+    with torch.no_grad():
+        routers = layermem.router_parameters(attached)
+        for layer, weight in enumerate(routers, start=1):
+            weight.add_(0.1 * torch.randn_like(weight))
+            native.model.layers[layer].self_attn.memory.weight.copy_(weight)
+    return {"native": (native, None), "attached": (attached, None), "bare": (bare, None)}
+
+
+def step(model, ids):
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    model.zero_grad()
+
+
+def freeze_base(models):
+    """Let the routers alone train; the bare model, which has none, only runs forward."""
+    for name in ("native", "attached"):
+        for key, parameter in models[name][0].named_parameters():
+            parameter.requires_grad_("router" in key or "memory" in key)
+    return {name: models[name] for name in ("native", "attached")}
+
+
+def measure_shape(shape, args):
+    """Return {what: {column: seconds of each round}} for one shape."""
+    fields, batch, tokens = SHAPES[shape]
+    models = build_three(fields, args.device)
+    ids = torch.randint(256, (batch, tokens), device=args.device)
+    prompt = torch.randint(256, (1, PROMPT), device=args.device)
+    caches = {model: read_prompt(model, prompt) for model, _ in models.values()}
+
+    def decode(model):
+        decode_tokens(model, prompt[:, -1:], caches[model])
+
+    train = functools.partial(step, ids=ids)
+    return {
+        f"{shape} token": round_seconds(models, decode, args.repeats, args.device, STEPS),
+        f"{shape} step": round_seconds(models, train, args.repeats, args.device),
+        f"{shape} step, routers": round_seconds(
+            freeze_base(models), train, args.repeats, args.device
+        ),
+    }
+
+
+def main():
+    args = parse_arguments(make_parser(__doc__, ("4x32", "8x384-gqa", "16x128")))
+    rows = {}
+    for shape in args.shapes:
+        rows |= measure_shape(shape, args)
+    # Routers alone have two columns, the others three.
+    whole = {name: columns for name, columns in rows.items() if "bare" in columns}
+    print_table("attached to LLaMA", whole, args.device, args.json, "native")
+    alone = {name: columns for name, columns in rows.items() if "bare" not in columns}
+    path = args.json and args.json.with_stem(f"{args.json.stem}_routers")
+    print_table("routers alone", alone, args.device, path, "native")
+
+
+if __name__ == "__main__":
+    main()

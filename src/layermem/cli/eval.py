@@ -1,0 +1,73 @@
+"""`layermem eval`: checkpoints answer the evaluation tasks of the paper, side by side.
+
+It does not know: how anything is asked, scored or drawn.
+"""
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from layermem.cli.screen import show, write
+from layermem.results.eval import EvalOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval(EvalOptions):
+    """Have checkpoints answer the evaluation tasks of the paper, through lm-eval."""
+
+    checkpoints: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Run folders, folders of saved models, or hub names; the others are compared with the
+    first."""
+    list_tasks: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """Show the tasks, which of them have records in --records and which need the hub, and end."""
+    out: Path = Path("eval")
+    """Folder for eval.json, the page, and answers, from which a second start goes on."""
+
+    def asked(self) -> EvalOptions:
+        """Return the options that are recorded with the result."""
+        names = [field.name for field in fields(EvalOptions)]
+        return EvalOptions(**{name: getattr(self, name) for name in names})
+
+
+def evaluate(options: Eval, command: str) -> None:
+    """Evaluate checkpoints, print tables, and write a page; ``command`` is shown on it."""
+    if options.list_tasks:
+        _list(options)
+        return
+    # Read when tqdm is imported: lm-eval draws a bar for every task and seed, and one is enough.
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from transformers.utils import logging as transformers_logging
+
+    from layermem.experiments.eval import evaluate_checkpoints
+    from layermem.report import eval as report
+
+    if not options.checkpoints:
+        raise ValueError("name a checkpoint: layermem eval CHECKPOINT ... --tasks paper")
+    transformers_logging.disable_progress_bar()
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("preparing tasks", total=None)
+        result = evaluate_checkpoints(
+            options.checkpoints,
+            options.asked(),
+            options.out,
+            command=command,
+            progress=lambda what, done, total: progress.update(
+                bar, description=what, completed=done, total=total
+            ),
+        )
+    for table in report.tables(result):
+        show(table)
+    write(report.build(result), options.out)
+
+
+def _list(options: Eval) -> None:
+    from layermem.experiments.eval_tasks import list_tasks
+    from layermem.report.eval import task_list
+
+    show(task_list(list_tasks(options.records)))

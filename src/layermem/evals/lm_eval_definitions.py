@@ -1,0 +1,98 @@
+"""Definitions of evaluation tasks for lm-eval, of local records or of a data set on the hub.
+
+A definition is the YAML file of a task with what it reads filled in:
+
+    hub       as it is
+    records   dataset_path: json, and data_files by split
+              few-shot examples from the split train if there are records of it, as in lm-eval;
+              otherwise from the evaluated items, without the item that is asked about
+
+lm-eval leaves out the asked item only if ``fewshot_split`` names the split ``test_split``, so both
+do. (Its own definitions of BIG-bench tasks name no ``fewshot_split``, and may show an item as its
+own example.)
+
+It does not know: records' fields, models, scores.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from layermem.evals.task_catalog import EvalTask
+from layermem.evals.task_records import Doc
+from layermem.runs import write_atomically
+
+Definition = dict[str, Any]
+
+
+def hub_definition(task: EvalTask) -> Definition:
+    """Return the definition that reads a data set of the hub."""
+    definition: Definition = yaml.safe_load(task.definition.read_text(encoding="utf-8"))
+    return definition
+
+
+def hub_data(task: EvalTask) -> str:
+    """Return the name of a task's data set on the hub; empty: the hub has none."""
+    definition = hub_definition(task)
+    return " ".join(
+        definition[name] for name in ("dataset_path", "dataset_name") if name in definition
+    )
+
+
+def local_definition(task: EvalTask, files: Mapping[str, Path]) -> Definition:
+    """Return the definition that reads JSON lines, of each split one file."""
+    definition = hub_definition(task)
+    for name in ("dataset_name", "training_split", "validation_split", "test_split"):
+        definition.pop(name, None)
+    definition["dataset_path"] = "json"
+    definition["dataset_kwargs"] = {
+        "data_files": {split: str(path.resolve()) for split, path in files.items()}
+    }
+    if "train" in files:
+        definition["training_split"] = "train"
+        # As in lm-eval's own definition: the draw of examples depends on which of the two it is.
+        definition[f"{task.split}_split"] = task.split
+    else:
+        definition["test_split"] = definition["fewshot_split"] = task.split
+    return definition
+
+
+def write_docs(docs: Mapping[str, list[Doc]], task: EvalTask, folder: Path) -> dict[str, Path]:
+    """Write records as JSON lines, a file for each split, and return the files by split.
+
+    Their names hold a digest of what is in them, so that no other data is ever read in their place.
+    """
+    files = {}
+    for split, records in docs.items():
+        text = "".join(json.dumps(doc) + "\n" for doc in records)
+        files[split] = folder / f"{task.name}-{split}-{digest(text)[:16]}.jsonl"
+        if not files[split].exists():
+            write_atomically(files[split], text)
+    return files
+
+
+def check_examples(docs: Mapping[str, list[Doc]], task: EvalTask, shots: int) -> None:
+    """Raise if few-shot examples are too few, or are among the items that are evaluated."""
+    pool = docs.get("train", docs[task.split])
+    # One more than is shown is drawn, in case one of them is the item itself.
+    if shots and len(pool) <= shots:
+        raise ValueError(
+            f"{task.name} has {len(pool)} records to draw examples from, too few for {shots} "
+            "shots; give more records or fewer --shots"
+        )
+    if shots and "train" in docs:
+        items = {json.dumps(doc) for doc in docs[task.split]}
+        if shared := sum(json.dumps(doc) in items for doc in docs["train"]):
+            raise ValueError(
+                f"{shared} of the {len(pool)} records of {task.name} that examples are drawn from "
+                "are among those that are evaluated; leave them out, or give no train records"
+            )
+
+
+def digest(text: str) -> str:
+    """Return the SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,148 @@
+"""The tasks of an evaluation with their records, ready to be asked: from files, or from the hub.
+
+All are prepared before a model is loaded, so that what is missing or damaged is said at once.
+
+It does not know: models, scores.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from layermem.evals.lm_eval_definitions import (
+    Definition,
+    check_examples,
+    digest,
+    hub_data,
+    hub_definition,
+    local_definition,
+    write_docs,
+)
+from layermem.evals.record_files import Files, expected_file, find_records, read_docs
+from layermem.evals.task_catalog import EvalTask, chosen_tasks
+from layermem.results.eval import EvalOptions
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedTask:
+    """A task whose items are at hand."""
+
+    task: EvalTask
+    """What it is."""
+    definition: Definition
+    """Its definition for lm-eval, with its data filled in."""
+    definition_digest: str
+    """Digest of the definition without the places of files."""
+    source: str
+    """Where its items are from."""
+    few_shot_source: str
+    """Where its few-shot examples are from."""
+
+    @property
+    def version(self) -> str:
+        """Version of the definition."""
+        return str(self.definition["metadata"]["version"])
+
+    @cached_property
+    def loaded(self) -> Any:
+        """lm-eval's task."""
+        from layermem.evals.harness import load_task
+
+        if self.definition["dataset_path"] == "json":
+            return load_task(self.definition)
+        try:
+            return load_task(self.definition)
+        # What cannot be fetched ends in errors of several packages.
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"{_missing(self.task)} ({type(error).__name__}: {reason})") from error
+
+    @cached_property
+    def records_digest(self) -> str:
+        """Digest of the items and of what few-shot examples are drawn from."""
+        from layermem.evals.harness import docs_digest
+
+        return docs_digest(self.loaded)
+
+
+def prepare_tasks(options: EvalOptions, folder: Path) -> list[PreparedTask]:
+    """Return the tasks of the options; records are checked and written into ``folder``."""
+    tasks = chosen_tasks(options.tasks)
+    files = find_records(options.records, tasks)
+    for task in tasks:
+        if task.name not in files and not hub_data(task):
+            raise ValueError(_missing(task))
+    prepared = [_prepare(task, files.get(task.name), options.shots, folder) for task in tasks]
+    for each in prepared:
+        # Fetched now, so that a hub that cannot be reached is said before a model is loaded.
+        _ = each.records_digest
+    return prepared
+
+
+def _prepare(task: EvalTask, files: Files | None, shots: int, folder: Path) -> PreparedTask:
+    if files is None:
+        definition = hub_definition(task)
+        shown = "train" if "training_split" in definition else task.split
+        source = f"{hub_data(task)} (hub), split "
+        return PreparedTask(
+            task=task,
+            definition=definition,
+            definition_digest=_digest(definition),
+            source=source + task.split,
+            few_shot_source=source + shown,
+        )
+    docs = {split: read_docs(task, paths) for split, paths in files.items()}
+    check_examples(docs, task, shots)
+    definition = local_definition(task, write_docs(docs, task, folder))
+    names = {split: ", ".join(path.name for path in paths) for split, paths in files.items()}
+    return PreparedTask(
+        task=task,
+        definition=definition,
+        definition_digest=_digest(definition),
+        source=names[task.split],
+        few_shot_source=names.get("train", "the other evaluated items"),
+    )
+
+
+def _digest(definition: Mapping[str, Any]) -> str:
+    kept = {name: value for name, value in definition.items() if name != "dataset_kwargs"}
+    return digest(json.dumps(kept, sort_keys=True))
+
+
+def _missing(task: EvalTask) -> str:
+    """Return what to say where a task's items are not to be had."""
+    data = hub_data(task)
+    needs = (
+        f"{task.name} needs the data set {data} of the hub, which cannot be fetched"
+        if data
+        else f"{task.name} needs local records: the hub has none of it"
+    )
+    name = expected_file(task)
+    return f"{needs}; give its records: --records {task.name}={name}, or a folder with {name}"
+
+
+def list_tasks(
+    places: Sequence[str],
+) -> list[tuple[str, str, float, dict[str, float], str, str]]:
+    """Return of each task of the paper what ``report.eval.task_list`` shows."""
+    tasks = chosen_tasks(["paper"])
+    files = find_records(places, tasks)
+    return [
+        (
+            task.name,
+            task.tables,
+            task.chance,
+            dict(task.paper),
+            ", ".join(path.name for paths in files[task.name].values() for path in paths)
+            if task.name in files
+            else f"none; would be {expected_file(task)}",
+            hub_data(task),
+        )
+        for task in tasks
+    ]

@@ -1,0 +1,193 @@
+"""``attach`` and ``detach``: layer memory for a model of transformers, in place.
+
+Keys and values are routed as the projections return them: before any norm per head, before rope and
+before the cache. So a norm still gives keys the scale that its queries were trained with, layers
+may differ in rope base and attention window, and a cache of any kind holds routed keys.
+
+It does not know: files, optimisers.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from layermem.retrofit.attachment import ATTRIBUTE, ROUTER, Attachment, attachment_of
+from layermem.retrofit.hosts import Host, find_given, find_head_dim, find_host, find_module
+from layermem.retrofit.projections import ProjectionShape, measure
+from layermem.retrofit.saving import save_as_before, save_routers_too
+from layermem.variants.lime import Lime, LimeConfig, LimeRouter
+
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def attach(
+    model: ModelT,
+    router: Literal["full", "last", "first"] = "full",
+    window: int | None = None,
+    init: Literal["identity", "paper"] = "identity",
+    *,
+    host: Host | None = None,
+) -> ModelT:
+    """Add layer memory to a pretrained model, in place, and return it.
+
+    Every layer but the first gets a router, ``self_attn.router`` in a LLaMA, whose ``weight`` is
+    that of ``LimeRouter``. ``router`` and ``window`` choose the layers that it reads, as
+    ``LimeConfig.router`` and ``router_window`` do. With ``init="identity"`` the model computes
+    what it did: bit for bit in eager float32. ``host`` says where the parts of an architecture
+    lie that is not in ``layermem.retrofit.HOSTS``.
+    """
+    if any(ATTRIBUTE in vars(module) for module in model.modules()):
+        raise ValueError(
+            f"{type(model).__name__} has layer memory already; detach(model) removes it first"
+        )
+    _refuse_distributed(model)
+    owner, host = find_host(model) if host is None else find_given(model, host)
+    layers = list(owner.get_submodule(host.layers).children())
+    attentions = _find_attentions(layers, host, owner)
+    _refuse_cross_attention(layers, owner)
+    config = getattr(owner, "config", None) or getattr(model, "config", None)
+    shape = _measure_layers(attentions, host, config)
+    sources = _choose_sources(len(layers), router, window, init)
+    attachment = Attachment(
+        owner=owner,
+        host=host,
+        attentions=attentions,
+        shape=shape,
+        sources=sources,
+        settings={"router": router, "window": window},
+    )
+    for i, attention in enumerate(attentions[1:], start=1):
+        memory = LimeRouter(shape.heads, (*sources[i], i), init=init)
+        attention.add_module(ROUTER, memory.to(**_placement(attention, model)))
+    attachment.install()
+    setattr(owner, ATTRIBUTE, attachment)
+    save_routers_too(model, owner)
+    _forget_compiled()
+    return model
+
+
+def detach(model: ModelT) -> ModelT:
+    """Remove what ``attach`` has added, in place, and return the model."""
+    attachment = attachment_of(model)
+    attachment.remove()
+    save_as_before(model)
+    delattr(attachment.owner, ATTRIBUTE)
+    _forget_compiled()
+    return model
+
+
+def router_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters of the routers of an attached model, from the first layer on."""
+    for router in attachment_of(model).routers.values():
+        yield from router.parameters()
+
+
+def trainable(model: nn.Module, which: Literal["routers", "all"]) -> int:
+    """Let only the routers of an attached model train, or all its parameters; return how many."""
+    if which not in ("routers", "all"):
+        raise ValueError(f'which must be "routers" or "all", got {which!r}')
+    routers = {id(parameter) for parameter in router_parameters(model)}
+    for parameter in model.parameters():
+        # Quantised weights have no gradients.
+        learns = which == "all" and parameter.is_floating_point()
+        parameter.requires_grad_(learns or id(parameter) in routers)
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _refuse_distributed(model: nn.Module) -> None:
+    """Raise ``ValueError`` where several processes would each have routers of their own."""
+    wrapper = next((m for m in model.modules() if type(m).__name__ in _WRAPPERS), None)
+    sharded = any(type(p.data) is not torch.Tensor for p in model.parameters())
+    if wrapper is not None or sharded:
+        kind = type(wrapper).__name__ if wrapper is not None else "sharded weights"
+        raise ValueError(
+            f"{type(model).__name__} has {kind}, which would not take in new routers; attach "
+            "before wrapping or sharding the model"
+        )
+
+
+def _forget_compiled() -> None:
+    """Let torch.compile compile anew: code that it has compiled does not look for new hooks."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def _find_attentions(layers: list[nn.Module], host: Host, owner: nn.Module) -> list[nn.Module]:
+    """Return the attention of each layer, with all its projections."""
+    if len(layers) < 2:
+        raise ValueError(
+            f"layer memory needs at least two layers with attention, {type(owner).__name__} has "
+            f"{len(layers)}"
+        )
+    attentions = []
+    for layer in layers:
+        attention = find_module(layer, host.attention, "its self-attention")
+        for name in host.projections:
+            find_module(attention, name, "a projection to keys or values")
+        if ROUTER in attention._modules or hasattr(attention, ROUTER):
+            raise ValueError(f"{type(attention).__name__} has a {ROUTER!r} of its own")
+        attentions.append(attention)
+    return attentions
+
+
+def _refuse_cross_attention(layers: list[nn.Module], owner: nn.Module) -> None:
+    for layer in layers:
+        if "crossattention" in layer._modules:
+            raise ValueError(
+                f"{type(owner).__name__} has cross-attention, whose keys are of another sequence; "
+                "layer memory is for decoders and encoders without it (add_cross_attention=False)"
+            )
+
+
+def _measure_layers(attentions: list[nn.Module], host: Host, config: Any) -> ProjectionShape:
+    """Return the shape of keys and values, which must be that of every layer."""
+    shapes: dict[ProjectionShape, list[int]] = {}
+    for i, attention in enumerate(attentions):
+        head_dim = find_head_dim(attention, host, config)
+        query_heads = getattr(config, "num_attention_heads", 0)
+        for name in host.projections:
+            shape = measure(attention.get_submodule(name), host, head_dim, query_heads)
+            shapes.setdefault(shape, []).append(i)
+    if len(shapes) > 1:
+        parts = "; ".join(
+            f"{shape.heads} heads of width {shape.head_dim} in layers {sorted(set(layers))}"
+            for shape, layers in shapes.items()
+        )
+        raise ValueError(
+            f"keys and values must have the same heads in all layers, got {parts}; layer memory "
+            "cannot route between them"
+        )
+    return next(iter(shapes))
+
+
+def _choose_sources(
+    n_layers: int, router: str, window: int | None, init: str
+) -> list[tuple[int, ...]]:
+    """Return the earlier layers that each layer reads."""
+    if router not in ("full", "last", "first"):
+        raise ValueError(
+            f'router must be "full", "last" or "first", got {router!r}: these start as the '
+            "identity, so that the model computes what it did"
+        )
+    fields: dict[str, Any] = {"router": router, "router_window": window, "router_init": init}
+    config = LimeConfig(num_hidden_layers=n_layers, **fields)
+    return [Lime.sources(config, i) for i in range(n_layers)]
+
+
+def _placement(attention: nn.Module, model: nn.Module) -> dict[str, Any]:
+    """Return the device and dtype of a router in an attention."""
+    own = next((p for p in attention.parameters() if p.is_floating_point()), None)
+    weights = (
+        own if own is not None else next(p for p in model.parameters() if p.is_floating_point())
+    )
+    device = weights.device
+    if device.type == "meta":
+        # accelerate brings offloaded weights to this device when the module is called.
+        hooks = [vars(module).get("_hf_hook") for module in attention.modules()]
+        places = (getattr(hook, "execution_device", None) for hook in hooks)
+        device = next((place for place in places if place is not None), torch.device("cpu"))
+    return {"device": device, "dtype": weights.dtype}

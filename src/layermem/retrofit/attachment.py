@@ -1,0 +1,262 @@
+"""``Attachment``: what ``attach`` has put into one model, and the hooks that route its keys.
+
+    a hook before and after the module that runs the layers   begin and end the slots of a forward
+    a hook on each projection to keys and values              keeps its slot, returns the routed one
+    transformers' checkpointing function of each layer        is wrapped (``checkpointing.py``)
+
+When a forward begins, ``rearm`` looks whether projections have been replaced (by LoRA, say) or
+checkpointing switched on, and moves its hooks there: what is routed is what the host computes.
+
+It does not know: how a model's parts are found, files, which parameters train.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from layermem.models.memories import active_memories
+from layermem.ops.route import SlotBuffer, begin_buffer
+from layermem.retrofit.checkpointing import CheckpointedLayer
+from layermem.retrofit.hosts import Host
+from layermem.retrofit.projections import ProjectionShape
+from layermem.retrofit.slots import BeginBuffer, RunningForward, SlotLane, enter, leave, running
+from layermem.variants.lime import LimeRouter
+
+# Where a router lies in its attention, and the attachment in the module that runs the layers.
+ROUTER = "router"
+ATTRIBUTE = "_layer_memory"
+# Where transformers keeps the function that checkpoints a layer.
+_CHECKPOINT = "_gradient_checkpointing_func"
+
+
+class Attachment:
+    """The layers of one model, their routers, and the hooks on them."""
+
+    def __init__(
+        self,
+        *,
+        owner: nn.Module,
+        host: Host,
+        attentions: Sequence[nn.Module],
+        shape: ProjectionShape,
+        sources: Sequence[tuple[int, ...]],
+        settings: dict[str, Any],
+    ) -> None:
+        self.owner, self.host, self.shape, self.settings = owner, host, shape, settings
+        self.layers: list[nn.Module] = list(owner.get_submodule(host.layers).children())
+        self.attentions, self.sources = list(attentions), list(sources)
+        last_reader = {j: i for i, earlier in enumerate(sources) for j in earlier}
+        self.freed = [
+            tuple(j for j in range(i + 1) if last_reader.get(j, j) == i)
+            for i in range(len(sources))
+        ]
+        self.hooked: list[list[nn.Module | None]] = [
+            [None] * len(host.projections) for _ in self.layers
+        ]
+
+    @property
+    def routers(self) -> dict[int, nn.Module]:
+        """The router of each layer that has one: with PEFT's copies, the one called now."""
+        return {
+            i: active_memories(attention.get_submodule(ROUTER))[0]
+            for i, attention in enumerate(self.attentions)
+            if ROUTER in attention._modules
+        }
+
+    def install(self) -> None:
+        """Register all hooks."""
+        self.owner.register_forward_pre_hook(_Begin(self), prepend=True)
+        self.owner.register_forward_hook(_End(self), always_call=True)
+        self.rearm()
+
+    def remove(self) -> None:
+        """Remove all hooks, and leave the modules as they were."""
+        _remove_hooks(self.owner, self)
+        for layer, attention, hooked in zip(self.layers, self.attentions, self.hooked, strict=True):
+            for projection in hooked:
+                if projection is not None:
+                    _remove_hooks(projection, self)
+            wrapped = vars(layer).get(_CHECKPOINT)
+            if isinstance(wrapped, CheckpointedLayer):
+                setattr(layer, _CHECKPOINT, wrapped.checkpoint)
+            attention._modules.pop(ROUTER, None)
+
+    def rearm(self) -> None:
+        """Put hooks on the projections and layers as they are now."""
+        for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
+            for lane, name in enumerate(self.host.projections):
+                projection = attention._modules[name]
+                if projection is not self.hooked[i][lane]:
+                    self._move_hook(i, lane, projection)
+            if _is_checkpointed(layer):
+                function: Any = getattr(layer, _CHECKPOINT)
+                if not isinstance(function, CheckpointedLayer):
+                    setattr(layer, _CHECKPOINT, CheckpointedLayer(self, i, function))
+
+    def _move_hook(self, layer: int, lane: int, projection: nn.Module | None) -> None:
+        before = self.hooked[layer][lane]
+        if before is not None:
+            _remove_hooks(before, self)
+        if projection is not None:
+            projection.register_forward_hook(_Projected(self, layer, lane))
+        self.hooked[layer][lane] = projection
+
+    def begin_forward(self) -> RunningForward:
+        """Return a forward with a lane for each projection of a layer."""
+        begin = partial(_begin_buffer, self._known_weights())
+        return RunningForward(self, self._new_lanes(begin, defers=self._stays_whole()))
+
+    def begin_layer(self, *, defers: bool) -> RunningForward:
+        """Return what stands for a forward while one layer runs by itself."""
+        return RunningForward(self, self._new_lanes(partial(_begin_buffer, None), defers=defers))
+
+    def _new_lanes(self, begin: BeginBuffer, *, defers: bool) -> list[SlotLane]:
+        return [
+            SlotLane(self.sources, self.freed, begin, defers=defers) for _ in self.host.projections
+        ]
+
+    def _stays_whole(self) -> bool:
+        """Whether the weights of all routers are in memory throughout a forward and a backward.
+
+        FSDP gathers those of a layer when it runs, and frees them when it has run.
+        """
+        if torch.compiler.is_compiling():
+            return True
+        for attention in self.attentions[1:]:
+            router: Any = attention._modules[ROUTER]
+            weights = (router.weight,) if type(router) is LimeRouter else router.parameters()
+            for weight in weights:
+                if type(weight.data) is not Tensor or weight.untyped_storage().size() == 0:
+                    return False
+        return True
+
+    def current(self, layer: int) -> RunningForward:
+        """Return the forward that is running; raise ``RuntimeError`` if there is none."""
+        forward = running(self)
+        if forward is None:
+            raise RuntimeError(
+                f"layer {layer} of an attached model was called outside of the forward of its "
+                f"{type(self.owner).__name__}, so that the slots of earlier layers are not known: "
+                "call the model; checkpoint activations by model.gradient_checkpointing_enable(), "
+                "not by a wrapper around layers; or detach the model first"
+            )
+        return forward
+
+    def _known_weights(self) -> list[Tensor | None] | None:
+        """Return the router's weight of each layer if all are known when a forward begins.
+
+        They are not if a layer runs twice, reads only some layers, or if something else than its
+        own code runs when a router is called.
+        """
+        weights: list[Tensor | None] = []
+        for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
+            router = attention._modules.get(ROUTER)
+            if _is_checkpointed(layer):
+                return None
+            if i and not (_is_plain(router) and len(router.sources) == i + 1):
+                return None
+            weights.append(router.weight if _is_plain(router) else None)
+        return weights
+
+
+def _begin_buffer(weights: list[Tensor | None] | None, like: Tensor) -> SlotBuffer | None:
+    return None if weights is None else begin_buffer(weights, like)
+
+
+def attachment_of(model: nn.Module) -> Attachment:
+    """Return the attachment of a model; raise ``ValueError`` if it has none."""
+    for module in model.modules():
+        attachment = vars(module).get(ATTRIBUTE)
+        if isinstance(attachment, Attachment):
+            return attachment
+    raise ValueError(f"{type(model).__name__} has no layer memory; attach(model) adds it")
+
+
+class _Begin:
+    """Begins the slots of a forward."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.attachment.rearm()
+        enter(self.attachment.begin_forward())
+
+
+class _End:
+    """Ends the slots of a forward, also of one that has raised."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        leave(self.attachment)
+
+
+class _Projected:
+    """Keeps what a projection returns as a slot, and returns what the layer's router reads."""
+
+    def __init__(self, attachment: Attachment, layer: int, lane: int) -> None:
+        self.attachment, self.layer, self.lane = attachment, layer, lane
+
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Any:
+        attachment = self.attachment
+        forward = attachment.current(self.layer)
+        if attachment.host.key_projects_positions and not self._is_of_tokens(forward, args[0]):
+            return None
+        lane = forward.lanes[self.lane]
+        if lane.next_layer != self.layer:
+            raise RuntimeError(
+                f"the {attachment.host.projections[self.lane]} of layer {self.layer} was called "
+                f"where that of layer {lane.next_layer} was due: each layer must run once in a "
+                "forward, in order; a layer that is left out or runs twice has no slot to read"
+            )
+        pair = attachment.shape.take(output)
+        router: Any = attachment.attentions[self.layer]._modules.get(ROUTER)
+        routed = lane.read(self.layer, pair, router)
+        return None if routed is None else attachment.shape.put(output, routed)
+
+    def _is_of_tokens(self, forward: RunningForward, x: Tensor) -> bool:
+        """Whether a projection's input is the tokens', not embeddings of relative positions.
+
+        The tokens come first, and are what values are computed from.
+        """
+        if self.lane == 0 and forward.lanes[0].next_layer == self.layer:
+            forward.key_input = x
+            return True
+        if self.lane == 1 and forward.key_input is not x:
+            raise RuntimeError(
+                f"keys and values of layer {self.layer} are projected from different tensors, so "
+                "that the keys of tokens cannot be told from those of relative positions"
+            )
+        return self.lane == 1
+
+
+def _is_checkpointed(layer: nn.Module) -> bool:
+    return bool(getattr(layer, "gradient_checkpointing", False)) and layer.training
+
+
+def _is_plain(router: nn.Module | None) -> TypeGuard[LimeRouter]:
+    """Whether a router is ours, and nothing but its own code runs when it is called."""
+    return (
+        type(router) is LimeRouter
+        and not router._forward_pre_hooks
+        and not router._forward_hooks
+        and not router._backward_hooks
+        and not router._backward_pre_hooks
+        # accelerate replaces the forward of an instance, to bring in weights that lie elsewhere.
+        and "forward" not in vars(router)
+    )
+
+
+def _remove_hooks(module: nn.Module, attachment: Attachment) -> None:
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, (_Begin, _End, _Projected)) and hook.attachment is attachment:
+                del hooks[key]
+    kept = module._forward_hooks.keys()
+    for key in [k for k in module._forward_hooks_always_called if k not in kept]:
+        del module._forward_hooks_always_called[key]

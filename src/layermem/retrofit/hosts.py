@@ -1,0 +1,171 @@
+"""``Host``: where the layers, attention and key and value projections of a model lie; as data.
+
+``HOSTS`` is the table of known architectures, by the class of the module that runs the layers. A
+user gives a ``Host`` of their own for any other.
+
+It does not know: routers, hooks, what a projection computes.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+from torch import nn
+
+Layout = Literal["blocks", "heads"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """Where a model has what layer memory needs. Names are those of ``named_modules()``.
+
+    Keys and values come from two projections (``key`` and ``value``) or from one (``fused``).
+    """
+
+    layers: str
+    """The list of layers, from the model, as "model.layers". The module that holds it must run
+    every layer once, in order."""
+    attention: str
+    """The module of self-attention, from a layer, as "self_attn"."""
+    key: str = ""
+    """The projection to keys, from the attention, as "k_proj"."""
+    value: str = ""
+    """The projection to values, as "v_proj"."""
+    fused: str = ""
+    """The projection to queries, keys and values at once, as "qkv_proj"."""
+    layout: Layout = "blocks"
+    """The output of a fused projection: "blocks", all queries, all keys, all values; or "heads",
+    query, key and value of the first head, then of the next."""
+    head_dim: int | None = None
+    """Width of a head; None: what the attention or the config says."""
+    key_projects_positions: bool = False
+    """Whether attention calls the projection to keys a second time, on embeddings of relative
+    positions, which are not routed."""
+
+    def __post_init__(self) -> None:
+        if bool(self.fused) == bool(self.key or self.value) or bool(self.key) != bool(self.value):
+            raise ValueError(
+                "a Host names either key and value or fused, got "
+                f"key={self.key!r}, value={self.value!r}, fused={self.fused!r}"
+            )
+        if self.layout not in ("blocks", "heads"):
+            raise ValueError(f'layout must be "blocks" or "heads", got {self.layout!r}')
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The names of the projections: (key, value) or (fused,)."""
+        return (self.fused,) if self.fused else (self.key, self.value)
+
+
+_LLAMA = Host(layers="layers", attention="self_attn", key="k_proj", value="v_proj")
+_BERT = Host(layers="layer", attention="attention.self", key="key", value="value")
+HOSTS = MappingProxyType(
+    {
+        "LlamaModel": _LLAMA,
+        "MistralModel": _LLAMA,
+        "Qwen2Model": _LLAMA,
+        "Qwen3Model": _LLAMA,
+        "Gemma2Model": _LLAMA,
+        "Gemma3TextModel": _LLAMA,
+        "Olmo2Model": _LLAMA,
+        "SmolLM3Model": _LLAMA,
+        "Phi3Model": Host(layers="layers", attention="self_attn", fused="qkv_proj"),
+        "GPTNeoXModel": Host(
+            layers="layers", attention="attention", fused="query_key_value", layout="heads"
+        ),
+        "GPT2Model": Host(layers="h", attention="attn", fused="c_attn"),
+        "BertEncoder": _BERT,
+        "RobertaEncoder": _BERT,
+        "DebertaV2Encoder": Host(
+            layers="layer",
+            attention="attention.self",
+            key="key_proj",
+            value="value_proj",
+            key_projects_positions=True,
+        ),
+    }
+)
+
+
+def find_host(model: nn.Module) -> tuple[nn.Module, Host]:
+    """Return the module that runs the layers of a known architecture, and its ``Host``.
+
+    The ``Host``'s ``layers`` is a name from that module.
+    """
+    matches = [
+        (path, module, host)
+        for path, module in model.named_modules()
+        if (host := _look_up(module)) is not None
+    ]
+    if len(matches) == 1:
+        return matches[0][1:]
+    if matches:
+        paths = ", ".join(f"{path} ({type(module).__name__})" for path, module, _ in matches)
+        raise ValueError(
+            f"{type(model).__name__} has several stacks of layers: {paths}; pass the one to extend "
+            "to attach, as attach(model.encoder)"
+        )
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    raise ValueError(
+        f"no known architecture in {type(model).__name__} (model_type {model_type!r}); known are "
+        f"{', '.join(HOSTS)}; for another pass host=layermem.retrofit.Host(layers=..., "
+        "attention=..., key=..., value=...), with names from model.named_modules()"
+    )
+
+
+def find_given(model: nn.Module, host: Host) -> tuple[nn.Module, Host]:
+    """Return the module that holds the layers that a user's ``Host`` names, and a ``Host`` whose
+    ``layers`` is a name from that module."""
+    layers = find_module(model, host.layers, "the list of layers")
+    if not isinstance(layers, nn.ModuleList):
+        raise ValueError(
+            f"layers={host.layers!r} is a {type(layers).__name__}, expected the ModuleList of "
+            "the layers"
+        )
+    path, _, name = host.layers.rpartition(".")
+    return model.get_submodule(path), replace(host, layers=name)
+
+
+def find_module(root: nn.Module, path: str, what: str) -> nn.Module:
+    """Return a submodule; raise ``ValueError`` with names that are near if there is none."""
+    try:
+        return root.get_submodule(path)
+    except AttributeError:
+        near = _near(path, (name for name, _ in root.named_modules()))
+        raise ValueError(
+            f"{type(root).__name__} has no {path!r}, looked for as {what}; near names: {near}"
+        ) from None
+
+
+def find_head_dim(attention: nn.Module, host: Host, config: Any) -> int:
+    """Return the width of a head: the host's, the attention's or the config's."""
+    if host.head_dim is not None:
+        return host.head_dim
+    for name in ("head_dim", "head_size", "attention_head_size"):
+        value = getattr(attention, name, None)
+        if isinstance(value, int):
+            return value
+    hidden, heads = (getattr(config, n, None) for n in ("hidden_size", "num_attention_heads"))
+    if isinstance(hidden, int) and isinstance(heads, int):
+        return hidden // heads
+    raise ValueError(
+        f"the width of a head of {type(attention).__name__} is not known; give Host(head_dim=...)"
+    )
+
+
+def _look_up(module: nn.Module) -> Host | None:
+    for kind in type(module).__mro__:
+        if kind.__name__ in HOSTS and kind.__module__.startswith("transformers."):
+            return HOSTS[kind.__name__]
+    return None
+
+
+def _near(path: str, names: Iterable[str]) -> str:
+    """Return the names that look most like a path, by their last parts too."""
+    names = [name for name in names if name]
+    matches = difflib.get_close_matches(path, names, n=3, cutoff=0.4)
+    last = path.rpartition(".")[2]
+    matches += difflib.get_close_matches(last, {n.rpartition(".")[2] for n in names}, n=3)
+    return ", ".join(dict.fromkeys(matches)) or f"none; there are {', '.join(names[:6])}"

@@ -1,0 +1,143 @@
+"""The slots of a running forward, for hooks that belong to no call chain of ours.
+
+``running`` finds the forward that the calling thread is in. Each thread has a stack of its own, and
+a forward inside a forward is on top of it, so that nested and parallel forwards do not meet.
+
+It does not know: hosts, modules, which tensors a projection returns.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from layermem.ops.route import Slot, SlotBuffer, store
+
+Router = Callable[[Tensor, Tensor, Tensor, Sequence[Slot]], Slot]
+BeginBuffer = Callable[[Tensor], SlotBuffer | None]
+
+
+class SlotLane:
+    """The slots of one forward that are routed together: keys, values, or both.
+
+    ``sources[l]`` are the earlier layers that layer l reads, ``freed[l]`` those whose slots no
+    layer after l reads. With ``defers`` the gradient of a slot is computed once for all layers that
+    read it, when its own layer's turn comes: by their weights, which must be there still.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Sequence[int]],
+        freed: Sequence[Sequence[int]],
+        begin: BeginBuffer,
+        *,
+        defers: bool,
+    ) -> None:
+        self._sources, self._freed, self._begin = sources, freed, begin
+        self.defers = defers
+        self._buffer: SlotBuffer | None = None
+        self.slots: dict[int, Slot] = {}
+        # The slot of the last layer that ran, and the index of the next.
+        self.last: Slot
+        self.next_layer = 0
+
+    def resume(self, layer: int, slots: dict[int, Slot]) -> None:
+        """Begin at a layer, with the slots that it reads."""
+        self.slots, self.next_layer = slots, layer
+
+    def read(self, layer: int, own: Slot, router: Router | None) -> Slot | None:
+        """Keep the slot of a layer and return what its router reads; None without a router."""
+        if layer == 0:
+            self._buffer = self._begin(own[0])
+        if self._buffer is not None:
+            own = self._buffer.append(*own)
+            self.next_layer += 1
+            return router(own[0], *own, self._buffer) if router is not None else None
+        if self.defers:
+            own = store(*own)
+        earlier = self.history(layer)
+        self.keep(layer, own)
+        if router is None:
+            return None
+        # Layers of one model may lie on several devices.
+        slots = [(key.to(own[0].device), value.to(own[0].device)) for key, value in earlier]
+        return router(own[0], *own, (*slots, own))
+
+    def history(self, layer: int) -> list[Slot]:
+        """Return the slots of the earlier layers that a layer reads."""
+        return [self.slots[j] for j in self._sources[layer]]
+
+    def keep(self, layer: int, own: Slot) -> None:
+        """Keep the slot of a layer, and free those that no later layer reads."""
+        self.slots[layer] = self.last = own
+        self.next_layer += 1
+        for j in self._freed[layer]:
+            self.slots.pop(j, None)
+
+
+class RunningForward:
+    """One forward of a model, or the run of a single layer inside activation checkpointing."""
+
+    def __init__(self, key: Any, lanes: Sequence[SlotLane]) -> None:
+        self.key, self.lanes = key, lanes
+        # What the projection to keys was last called with, to tell the tokens' from others.
+        self.key_input: Tensor | None = None
+        # The call that it is the forward of, when it is known.
+        self.frame: FrameType | None = None
+
+    def is_over(self) -> bool:
+        """Whether its call has ended without a hook after it, as by an interrupt from a key."""
+        if self.frame is None:
+            return False
+        try:
+            self.frame.clear()
+        except RuntimeError:
+            # A frame that runs cannot be cleared.
+            return False
+        return True
+
+
+class _Stacks(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[RunningForward] = []
+
+
+_stacks = _Stacks()
+
+
+def running(key: Any) -> RunningForward | None:
+    """Return the forward that this thread is in, None if there is none of ``key``'s model."""
+    stack = _stacks.stack
+    return stack[-1] if stack and stack[-1].key is key else None
+
+
+def enter(forward: RunningForward, depth: int = 1) -> None:
+    """Make a forward the one that this thread is in; it is the call ``depth`` frames above."""
+    stack = _stacks.stack
+    if not torch.compiler.is_compiling():
+        while stack and stack[-1].is_over():
+            stack.pop()
+        forward.frame = sys._getframe(depth + 1)
+    stack.append(forward)
+
+
+def leave(key: Any) -> None:
+    """End the forward of ``key``'s model that this thread is in, if there is one."""
+    if running(key) is not None:
+        _stacks.stack.pop()
+
+
+@contextmanager
+def entered(forward: RunningForward) -> Iterator[None]:
+    """Make a forward the one that this thread is in, within the block."""
+    stack = _stacks.stack
+    stack.append(forward)
+    try:
+        yield
+    finally:
+        del stack[stack.index(forward) :]

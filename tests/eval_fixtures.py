@@ -1,0 +1,124 @@
+"""Items of our own for every evaluation task, in the fields that the hub's data sets have.
+
+Their texts have what prompts are made of wrongly: quotation marks, brackets, doubled spaces,
+apostrophes, letters beyond ASCII.
+"""
+
+import random
+import re
+
+from layermem.evals.task_catalog import TASKS
+
+TEXT = """the river's stone [title] [edge] “old”  café said "no" it's a über-long  wooden bridge
+near seven small houses where people sell bread and salt"""
+WORDS = re.split(r"[ \n]", TEXT)
+
+
+def phrase(draw, count=6):
+    """Return words with a capital first, doubled spaces among them."""
+    text = " ".join(draw.choice(WORDS) for _ in range(count)).strip() or "word"
+    return text[0].upper() + text[1:]
+
+
+def _keyed(draw, count):
+    labels = list("ABCDE"[:count])
+    texts = [phrase(draw, 3) for _ in labels]
+    return {"choices": {"text": texts, "label": labels}, "answerKey": draw.choice(labels)}
+
+
+def _arc(draw, number):
+    return {"question": f"{phrase(draw)} {number}?", **_keyed(draw, draw.choice([3, 4, 5]))}
+
+
+def _openbookqa(draw, number):
+    return {"question_stem": f"{phrase(draw)} {number}", **_keyed(draw, 4)}
+
+
+def _hellaswag(draw, number):
+    return {
+        "activity_label": phrase(draw, 2),
+        "ctx_a": f" {phrase(draw)} [step] {number}. [title] Then.",
+        "ctx_b": draw.choice(["", "the OLD man  "]),
+        "endings": [f" {phrase(draw, 4)}. " for _ in range(4)],
+        "label": draw.randrange(4),
+    }
+
+
+def _copa(draw, number):
+    return {
+        "premise": f"{phrase(draw)} {number}. ",
+        "choice1": f"{phrase(draw, 4)}.",
+        "choice2": f"{phrase(draw, 4)}!",
+        "question": draw.choice(["cause", "effect"]),
+        "label": draw.randrange(2),
+    }
+
+
+def _multirc(draw, number):
+    return {
+        "paragraph": ". ".join(phrase(draw) for _ in range(3)),
+        "question": f"{phrase(draw)} {number}?",
+        "answer": phrase(draw, 3),
+        "label": draw.randrange(2),
+    }
+
+
+def _wic(draw, number):
+    first = f"{phrase(draw)} bank {number}."
+    start = first.index("bank")
+    return {
+        "sentence1": first,
+        "sentence2": f"{phrase(draw)} banks.",
+        "start1": start,
+        "end1": start + 4,
+        "label": draw.randrange(2),
+    }
+
+
+def _qnli(draw, number):
+    return {
+        "question": f"{phrase(draw)} {number}?",
+        "sentence": f"{phrase(draw)}.",
+        "label": draw.randrange(2),
+    }
+
+
+def _wnli(draw, number):
+    return {
+        "sentence1": f"{phrase(draw)} {number}.",
+        "sentence2": f"{phrase(draw)}.",
+        "label": draw.randrange(2),
+    }
+
+
+def _bigbench(draw, number):
+    choices = [f"{phrase(draw, 2)} {i}" for i in range(draw.choice([2, 3]))]
+    return {
+        "inputs": f"Q: {phrase(draw)} {number}?\nA:",
+        "targets": [draw.choice(choices)],
+        "multiple_choice_targets": choices,
+    }
+
+
+MAKERS = {
+    "arc": _arc,
+    "openbookqa": _openbookqa,
+    "hellaswag": _hellaswag,
+    "copa": _copa,
+    "multirc": _multirc,
+    "wic": _wic,
+    "qnli": _qnli,
+    "wnli": _wnli,
+    "bigbench": _bigbench,
+}
+
+
+def docs(name, count=12):
+    """Return items of a task by split, always the same ones."""
+    task = TASKS[name]
+    draw = random.Random(f"items of {name}")
+    make = MAKERS[task.schema]
+    return {
+        split: [make(draw, 100 * at + number) for number in range(count)]
+        for at, split in enumerate(task.splits)
+    }

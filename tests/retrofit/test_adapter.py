@@ -1,0 +1,201 @@
+"""Saved routers: round trips, checkpoints, copies, and what is refused."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from host_models import make_attached, make_host, make_ids, shake_routers
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from layermem.retrofit import attach, detach, load_routers, router_parameters, save_routers
+
+# Transformers tells of the routers that the bare model has no place for.
+ROUND_TRIP = """
+import sys, torch, layermem
+from transformers import AutoModelForCausalLM
+base, routers, expected = sys.argv[1:]
+model = layermem.attach(AutoModelForCausalLM.from_pretrained(base, attn_implementation="eager"))
+layermem.load_routers(model, routers)
+saved = torch.load(expected)
+with torch.no_grad():
+    assert torch.equal(model(saved["ids"]).logits, saved["logits"])
+print("equal")
+"""
+
+
+@pytest.mark.slow
+def test_routers_are_loaded_in_another_process(tmp_path):
+    model, ids = make_host("llama"), make_ids()
+    model.save_pretrained(tmp_path / "base")
+    shake_routers(attach(model))
+    save_routers(model, tmp_path / "routers")
+    with torch.no_grad():
+        torch.save({"ids": ids, "logits": model(ids).logits}, tmp_path / "expected")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            ROUND_TRIP,
+            *(tmp_path / n for n in ("base", "routers", "expected")),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "equal", done.stderr
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "deberta", "gemma3"])
+@pytest.mark.parametrize("window", [None, 2], ids=["full", "last-2"])
+def test_routers_are_saved_and_loaded(name, window, tmp_path):
+    model, ids = make_attached(name, window=window), make_ids()
+    save_routers(model, tmp_path)
+    assert (tmp_path / "routers.safetensors").stat().st_size < 8000
+    again = attach(make_host(name), router="last" if window else "full", window=window)
+    load_routers(again, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_the_base_may_have_another_precision(tmp_path):
+    save_routers(make_attached("llama"), tmp_path)
+    load_routers(attach(make_host("llama").bfloat16()), tmp_path)
+
+
+def test_a_whole_checkpoint_keeps_the_routers(tmp_path):
+    model, ids = make_attached("llama"), make_ids()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    model.save_pretrained(tmp_path)
+    assert "model.layers.3.self_attn.router.weight" in load_file(tmp_path / "model.safetensors")
+    bare = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    load_routers(attach(bare), tmp_path)
+    with torch.no_grad():
+        assert torch.equal(bare(ids).logits, model(ids).logits)
+    assert not (tmp_path / "README.md").exists()
+    detach(model).save_pretrained(tmp_path / "bare")
+    assert not list((tmp_path / "bare").glob("routers*"))
+
+
+def test_a_state_dict_travels(tmp_path):
+    model, ids = make_attached("llama"), make_ids()
+    other = attach(make_host("llama", seed=7))
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(other(ids).logits, model(ids).logits)
+
+
+def test_the_card_says_what_the_routers_are_for(tmp_path):
+    model = make_attached("llama", window=2)
+    model.model.config._name_or_path = "someone/base-model"
+    save_routers(model, tmp_path)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.library_name == "layermem"
+    assert card.data.base_model == "someone/base-model"
+    assert 'attach(model, router="last", window=2)' in card.text
+    (tmp_path / "README.md").write_text("written by hand")
+    save_routers(model, tmp_path)
+    assert (tmp_path / "README.md").read_text() == "written by hand"
+
+
+def test_a_path_is_no_name_of_the_hub(tmp_path):
+    model = make_attached("llama")
+    model.model.config._name_or_path = "/home/someone/model"
+    save_routers(model, tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "/home/someone" not in text and "base_model" not in text
+
+
+@pytest.mark.parametrize(
+    ("make_other", "message"),
+    [
+        (lambda: attach(make_host("llama", seed=3)), "whose weights are others than those of this"),
+        (lambda: attach(make_host("mistral")), "for LlamaModel.*of this MistralModel"),
+        (lambda: attach(make_host("llama", num_hidden_layers=3)), "layers=4, this .* layers=3"),
+        (lambda: attach(make_host("llama", num_key_value_heads=4)), "heads=2, this .* heads=4"),
+        (lambda: attach(make_host("llama"), router="last", window=2), "router='full', this model"),
+    ],
+    ids=["weights", "architecture", "layers", "heads", "window"],
+)
+def test_routers_of_another_base_are_refused(make_other, message, tmp_path):
+    save_routers(make_attached("llama"), tmp_path)
+    other = make_other()
+    before = [w.clone() for w in router_parameters(other)]
+    with pytest.raises(ValueError, match=message):
+        load_routers(other, tmp_path)
+    assert all(map(torch.equal, before, router_parameters(other)))
+
+
+def test_a_base_trained_along_is_another_base(tmp_path):
+    model = make_attached("llama")
+    with torch.no_grad():
+        model.model.layers[3].self_attn.k_proj.weight.mul_(1.1)
+    save_routers(model, tmp_path)
+    with pytest.raises(ValueError, match="whose weights are others"):
+        load_routers(attach(make_host("llama")), tmp_path)
+
+
+def test_damaged_files_are_named(tmp_path):
+    model = make_attached("llama")
+    with pytest.raises(ValueError, match="holds no routers"):
+        load_routers(model, tmp_path)
+    save_routers(model, tmp_path)
+    expected = [w.clone() for w in router_parameters(model)]
+    good = load_file(tmp_path / "routers.safetensors")
+    last = "layers.3.weight"
+    for weights, message in (
+        ({**good, last: good[last] * float("nan")}, "must be finite"),
+        ({**good, last: good[last][:, 2:].contiguous()}, "must be finite and"),
+        ({"layers.1.weight": good["layers.1.weight"]}, "differs in .*layers.2.weight"),
+    ):
+        save_file(weights, tmp_path / "routers.safetensors")
+        with pytest.raises(ValueError, match=message):
+            load_routers(model, tmp_path)
+    (tmp_path / "routers.safetensors").write_bytes(b"\0" * 9)
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_routers(model, tmp_path)
+    for text, message in (("{", "is damaged"), ("[]", "must have format 1"), ("{}", "got None")):
+        (tmp_path / "routers.json").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_routers(model, tmp_path)
+    assert all(map(torch.equal, expected, router_parameters(model)))
+
+
+def test_what_is_not_finite_is_not_saved(tmp_path):
+    model = make_attached("llama")
+    with torch.no_grad():
+        next(router_parameters(model))[0, 0] = float("inf")
+    with pytest.raises(ValueError, match=r"layers\.1\.weight of the routers is not finite"):
+        save_routers(model, tmp_path)
+    with pytest.raises(ValueError, match="has no layer memory"):
+        save_routers(make_host("llama"), tmp_path)
+
+
+def test_copies_of_a_model_are_apart(tmp_path):
+    model, ids = make_attached("llama"), make_ids()
+    torch.save(model, tmp_path / "whole.pt")
+    with torch.no_grad():
+        expected = model(ids).logits
+        for twin in (copy.deepcopy(model), torch.load(tmp_path / "whole.pt", weights_only=False)):
+            assert torch.equal(twin(ids).logits, expected)
+            for weight in router_parameters(twin):
+                weight.zero_()
+            assert not torch.allclose(twin(ids).logits, expected)
+            assert torch.equal(model(ids).logits, expected)
+            twin.save_pretrained(tmp_path / "twin")
+            saved = load_file(tmp_path / "twin" / "routers.safetensors")
+            assert not any(weight.any() for weight in saved.values())
+            detach(twin)
+            assert torch.equal(model(ids).logits, expected)
+
+
+def test_settings_are_readable(tmp_path):
+    save_routers(make_attached("llama"), tmp_path)
+    settings = json.loads((tmp_path / "routers.json").read_text())
+    assert settings["base"].keys() == {"architecture", "name", "revision", "fingerprint"}
+    assert (settings["layers"], settings["heads"], settings["head_dim"]) == (4, 2, 8)

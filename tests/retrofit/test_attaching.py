@@ -1,0 +1,380 @@
+"""Every known architecture with layer memory against equation (2) written out, and refusals."""
+
+import copy
+
+import pytest
+import torch
+import transformers as hf
+from host_models import (
+    DECODERS,
+    ENCODERS,
+    GEMMA,
+    HOSTS,
+    make_attached,
+    make_host,
+    make_ids,
+    run_literally,
+    shake_routers,
+)
+from stories import needs_stories, stories_model
+from tiny import TINY
+from torch import nn
+
+import layermem
+from layermem.retrofit import (
+    Host,
+    attach,
+    detach,
+    load_routers,
+    router_parameters,
+    save_routers,
+    trainable,
+)
+from layermem.retrofit.attaching import attachment_of
+
+FAST = ("llama", "gpt2")
+
+
+def few_fast(names):
+    """Return all names, those beyond a few among the slow tests."""
+    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+GREEDY = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_attaching_changes_nothing_and_detaching_leaves_nothing(name):
+    model, ids = make_host(name), make_ids()
+    keys, hooks = list(model.state_dict()), _count_hooks(model)
+    with torch.no_grad():
+        before = model(ids).logits
+        assert attach(model) is model
+        assert torch.equal(model(ids).logits, before)
+        assert len(list(router_parameters(model))) == 3
+        shake_routers(model)
+        assert (model(ids).logits - before).abs().max() > 1e-3
+        assert detach(model) is model
+        assert torch.equal(model(ids).logits, before)
+    assert list(model.state_dict()) == keys
+    assert _count_hooks(model) == hooks
+    assert not any("_layer_memory" in vars(module) for module in model.modules())
+
+
+def _count_hooks(model):
+    return [
+        len(module._forward_hooks)
+        + len(module._forward_pre_hooks)
+        + len(module._forward_hooks_always_called)
+        for module in model.modules()
+        if ".router" not in str(module)
+    ]
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_identity_with_gradients_and_in_half_precision(name):
+    """In a product of weights 1 and 0 sums are exact in any precision."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model, ids = make_host(name).to(dtype), make_ids()
+        before = model(ids).logits
+        assert torch.equal(attach(model)(ids).logits, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        *(pytest.param(name, None, id=name) for name in HOSTS),
+        pytest.param("llama", 2, id="llama-last-2"),
+        pytest.param("gpt2", 2, id="gpt2-last-2"),
+        pytest.param("deberta-shared", 2, id="deberta-shared-last-2"),
+    ],
+)
+def test_it_computes_the_equation(name, window):
+    model, ids = make_attached(name, dtype=torch.float64, window=window), make_ids()
+    if window is None:
+        weights = dict(enumerate(router_parameters(model), start=1))
+    else:
+        weights = {
+            layer: nn.functional.pad(w, (w.shape[0] * (layer - 1), 0))
+            for layer, w in enumerate(router_parameters(model), start=1)
+        }
+    attachment, bare = attachment_of(model), detach(copy.deepcopy(model))
+    loss = model(ids).logits.square().mean()
+    expected = run_literally(bare, attachment, weights, input_ids=ids).logits.square().mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=0)
+    routers, embeddings = list(router_parameters(model)), model.get_input_embeddings().weight
+    got = torch.autograd.grad(loss, [*routers, embeddings])
+    wanted = torch.autograd.grad(expected, [*routers, bare.get_input_embeddings().weight])
+    assert all(gradient.abs().max() > 1e-6 for gradient in wanted)
+    torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-11)
+
+
+def test_it_computes_what_the_native_model_does():
+    model, ids = make_attached("llama"), make_ids()
+    native = layermem.LimeForCausalLM.from_llama(detach(copy.deepcopy(model))).eval()
+    with torch.no_grad():
+        for layer, weight in enumerate(router_parameters(model), start=1):
+            native.model.layers[layer].self_attn.memory.weight.copy_(weight)
+        torch.testing.assert_close(model(ids).logits, native(ids).logits, rtol=1e-5, atol=1e-5)
+    rows = [(model, router_parameters(model))]
+    rows.append((native, (m.self_attn.memory.weight for m in native.model.layers[1:])))
+    gradients = []
+    for each, weights in rows:
+        each(ids, labels=ids).loss.backward()
+        gradients.append([weight.grad for weight in weights])
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_routing_after_the_norm_of_keys_would_start_alike():
+    """Only routing before the norm is built; at the identity the order does not matter."""
+    model, ids, slots = make_host("qwen3"), make_ids(), []
+
+    def route_normed(module, args, output):
+        slots.append((output.transpose(1, 2),) * 2)
+        identity = torch.cat([torch.zeros(2, 2 * len(slots) - 2), torch.eye(2)], dim=1)
+        return layermem.route(slots, identity)[0].transpose(1, 2)
+
+    with torch.no_grad():
+        before = model(ids).logits
+        for layer in model.model.layers:
+            layer.self_attn.k_norm.register_forward_hook(route_normed)
+        assert torch.equal(model(ids).logits, before)
+        assert len(slots) == 4
+
+
+@pytest.mark.parametrize("name", few_fast(HOSTS))
+def test_routers_alone_learn(name):
+    model, ids = attach(make_host(name)).train(), make_ids()
+    frozen = {k: p.clone() for k, p in model.named_parameters() if ".router." not in k}
+    assert trainable(model, "routers") == sum(p.numel() for p in router_parameters(model))
+    optimizer = torch.optim.Adam(router_parameters(model), lr=1e-2)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        if not losses:
+            assert all(p.grad.abs().max() > 0 for p in router_parameters(model))
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.05
+    assert all(torch.equal(p, frozen[k]) for k, p in model.named_parameters() if k in frozen)
+    assert trainable(model, "all") == sum(p.numel() for p in model.parameters())
+
+
+@needs_stories
+def test_a_published_checkpoint(tmp_path):
+    model, ids = stories_model().eval(), torch.full((4, 1), 1)
+    torch.manual_seed(0)
+    ids = model.generate(ids, max_new_tokens=31, do_sample=True, pad_token_id=0)
+    with torch.no_grad():
+        before = model(ids).logits
+        assert torch.equal(attach(model)(ids).logits, before)
+    trainable(model, "routers")
+    optimizer = torch.optim.Adam(router_parameters(model), lr=5e-3)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        assert losses or all(p.grad.abs().max() > 0 for p in router_parameters(model))
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.95 * losses[0]
+    save_routers(model, tmp_path)
+    again = attach(stories_model().eval())
+    load_routers(again, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert torch.equal(detach(model)(ids).logits, before)
+
+
+@pytest.mark.parametrize("name", few_fast(DECODERS))
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 3}, {"cache_implementation": "static"}], ids=str
+)
+def test_generation_with_a_cache_equals_without(name, options):
+    model, ids = make_attached(name), make_ids()
+    options = {**GREEDY, **options}
+    expected = model.generate(
+        ids, **{**GREEDY, "num_beams": options.get("num_beams", 1)}, use_cache=False
+    )
+    assert torch.equal(model.generate(ids, **options), expected)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_padding_on_the_left_changes_nothing(name):
+    model, ids = make_attached(name), make_ids(2, 7)
+    if name == "gpt2":
+        # Its positions are learned, and counted from the mask in generate alone.
+        expected = model.generate(ids, **GREEDY)
+        padded = nn.functional.pad(ids, (3, 0))
+        got = model.generate(padded, attention_mask=(padded != 0).long(), **GREEDY)
+        assert torch.equal(got[:, 3:], expected)
+        return
+    padded = nn.functional.pad(ids, (3, 0))
+    mask = (padded != 0).long()
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        got = model(padded, attention_mask=mask, position_ids=positions).logits[:, 3:]
+        torch.testing.assert_close(got, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_padding_on_the_right_of_an_encoder(name):
+    model, ids = make_attached(name), make_ids(2, 7)
+    padded = nn.functional.pad(ids, (0, 3))
+    with torch.no_grad():
+        got = model(padded, attention_mask=(padded != 0).long()).logits[:, :7]
+        expected = model(ids, attention_mask=torch.ones_like(ids)).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_assisted_generation_equals_greedy():
+    model, ids = make_attached("llama"), make_ids(1)
+    assistant = make_attached("llama", seed=5)
+    expected = model.generate(ids, **GREEDY)
+    assert torch.equal(model.generate(ids, **GREEDY, assistant_model=assistant), expected)
+    assert torch.equal(model.generate(ids, **GREEDY, prompt_lookup_num_tokens=3), expected)
+    assert torch.equal(model.generate(ids, **GREEDY, assistant_early_exit=2), expected)
+
+
+def test_the_text_model_of_a_model_of_images_is_found():
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "image_size": 16, "patch_size": 8}
+    config = hf.Gemma3Config(
+        text_config=GEMMA,
+        vision_config={**sizes, "num_hidden_layers": 2, "num_attention_heads": 2},
+        image_token_index=60,
+    )
+    torch.manual_seed(0)
+    model, ids = hf.Gemma3ForConditionalGeneration(config).eval(), make_ids() % 50
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        assert torch.equal(attach(model)(input_ids=ids).logits, before)
+        assert type(attachment_of(model).owner) is hf.Gemma3TextModel
+        assert not torch.allclose(shake_routers(model)(input_ids=ids).logits, before)
+
+
+def test_heads_of_an_odd_width():
+    model, ids = make_attached("gpt2", hidden_size=20, num_attention_heads=4), make_ids()
+    assert attachment_of(model).shape.head_dim == 5
+    bert = make_host("bert", hidden_size=20, num_attention_heads=4).double()
+    model = shake_routers(attach(bert))
+    attachment, weights = attachment_of(model), dict(enumerate(router_parameters(model), start=1))
+    bare = detach(copy.deepcopy(model))
+    expected = run_literally(bare, attachment, weights, input_ids=ids).logits
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_mapping_of_ones_own():
+    known, mapped, ids = make_host("llama"), make_host("llama"), make_ids()
+    host = Host(layers="model.layers", attention="self_attn", key="k_proj", value="v_proj")
+    shake_routers(attach(known))
+    shake_routers(attach(mapped, host=host))
+    with torch.no_grad():
+        assert torch.equal(known(ids).logits, mapped(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"layers": "model.layer"}, "no 'model.layer'.*near names: model.layers"),
+        ({"layers": "model"}, "is a LlamaModel, expected the ModuleList"),
+        ({"attention": "attn"}, "LlamaDecoderLayer has no 'attn'.*self_attn"),
+        ({"key": "key_proj"}, "LlamaAttention has no 'key_proj'.*k_proj"),
+        ({"head_dim": 7}, "width 16 does not hold whole heads of width 7"),
+        ({"key": "", "value": "", "fused": "k_proj"}, "beside 4 heads of queries"),
+    ],
+)
+def test_a_mapping_that_matches_nothing_says_what_is_near(names, message):
+    names = {
+        "layers": "model.layers",
+        "attention": "self_attn",
+        "key": "k_proj",
+        "value": "v_proj",
+        **names,
+    }
+    model = make_host("llama")
+    with pytest.raises(ValueError, match=message):
+        attach(model, host=Host(**names))
+    assert _count_hooks(model) == _count_hooks(make_host("llama"))
+    attach(model)
+
+
+def test_a_mapping_is_of_two_projections_or_one():
+    with pytest.raises(ValueError, match="either key and value or fused, got key='k_proj'"):
+        Host(layers="layers", attention="self_attn", key="k_proj")
+    with pytest.raises(ValueError, match="either key and value or fused"):
+        Host(layers="layers", attention="a", key="k", value="v", fused="qkv")
+    with pytest.raises(ValueError, match="layout must be"):
+        Host(layers="layers", attention="a", fused="qkv", layout="interleaved")
+
+
+def test_an_unknown_architecture_is_named():
+    with pytest.raises(ValueError, match=r"PlainForCausalLM \(model_type 'layermem_plain'\).*Host"):
+        attach(layermem.build("plain", **TINY))
+    with pytest.raises(ValueError, match="no known architecture in Linear"):
+        attach(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("fields", [{"num_hidden_layers": 1}], ids=str)
+def test_one_layer_has_nothing_to_read(fields):
+    with pytest.raises(ValueError, match="at least two layers with attention, LlamaModel has 1"):
+        attach(make_host("llama", **fields))
+
+
+def test_heads_that_differ_between_layers():
+    model = make_host("llama")
+    attention = model.model.layers[2].self_attn
+    attention.k_proj = nn.Linear(32, 8, bias=False)
+    attention.v_proj = nn.Linear(32, 8, bias=False)
+    with pytest.raises(ValueError, match=r"2 heads of width 8 in layers \[0, 1, 3\]; 1 heads of"):
+        attach(model)
+
+
+def test_attaching_twice_and_detaching_what_is_not_attached():
+    model = make_host("llama")
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no layer memory; attach"):
+        detach(model)
+    with pytest.raises(ValueError, match="has no layer memory"):
+        next(router_parameters(model))
+    attach(model)
+    with pytest.raises(ValueError, match="has layer memory already; detach"):
+        attach(model)
+    with pytest.raises(ValueError, match="has layer memory already"):
+        attach(model.model)
+    detach(model)
+    attach(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"router": "average"}, 'must be "full", "last" or "first", got \'average\''),
+        ({"router": "last"}, "needs router_window >= 1"),
+        ({"window": 2}, "has no window"),
+        ({"init": "zero"}, "router_init"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit(options, message):
+    model = make_host("llama")
+    with pytest.raises(Exception, match=message):
+        attach(model, **options)
+    attach(model)
+    with pytest.raises(ValueError, match='must be "routers" or "all", got \'lora\''):
+        trainable(model, "lora")
+
+
+def test_cross_attention_is_refused():
+    for name in ("gpt2", "bert"):
+        model = make_host(name, add_cross_attention=True, is_decoder=True)
+        with pytest.raises(ValueError, match="has cross-attention"):
+            attach(model)
+
+
+def test_several_stacks_are_named():
+    pair = nn.ModuleDict({"left": make_host("bert"), "right": make_host("bert")})
+    with pytest.raises(ValueError, match=r"several stacks of layers: left\.bert\.encoder"):
+        attach(pair)
+    attach(pair["left"])

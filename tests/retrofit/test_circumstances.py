@@ -1,0 +1,433 @@
+"""An attached model under threads, errors, checkpointing, compilers, adapters and offloading."""
+
+import copy
+import datetime
+import os
+import threading
+
+import pytest
+import torch
+from host_models import HOSTS, make_attached, make_host, make_ids, shake_routers
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from layermem.retrofit import attach, detach, router_parameters, save_routers, trainable
+from layermem.retrofit.slots import _stacks
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+FEW = ("llama", "gpt2", "deberta-shared")
+
+
+def depth():
+    return len(_stacks.stack)
+
+
+def gradients(model, ids):
+    model.zero_grad()
+    model(ids, labels=ids).loss.backward()
+    return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+
+
+# Nested, parallel and broken forwards
+
+
+def test_a_forward_inside_a_forward():
+    model, other, ids = make_attached("llama"), make_attached("gpt2"), make_ids()
+    inner = []
+
+    def run_both(module, args, output):
+        if not inner:
+            inner.append(None)
+            inner.extend((model(ids[:1]).logits, other(ids).logits))
+
+    with torch.no_grad():
+        expected = model(ids).logits, model(ids[:1]).logits, other(ids).logits
+        model.model.layers[2].register_forward_hook(run_both)
+        got = model(ids).logits
+    for tensor, wanted in zip((got, *inner[1:]), expected, strict=True):
+        assert torch.equal(tensor, wanted)
+    assert depth() == 0
+
+
+def wait_for_others(barrier):
+    barrier.wait(30)
+
+
+def test_forwards_in_parallel_threads():
+    model = make_attached("llama")
+    batches = [make_ids(2, 9, seed) for seed in range(4)]
+    with torch.no_grad():
+        expected = [model(ids).logits for ids in batches]
+    meet = threading.Barrier(4)
+    # In each thread, at every layer, wait until the other threads are there too.
+    model.model.layers[1].register_forward_hook(lambda *_: wait_for_others(meet))
+    got, errors = [None] * 4, []
+
+    def run(i):
+        try:
+            with torch.no_grad():
+                got[i] = model(batches[i]).logits
+        except Exception as error:
+            errors.append(error)
+            meet.abort()
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert all(map(torch.equal, got, expected))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_forward_after_one_that_broke(error):
+    model, ids, is_broken = make_attached("llama"), make_ids(), []
+
+    def fail(module, args, output):
+        if is_broken:
+            raise error("in the middle")
+
+    model.model.layers[2].register_forward_hook(fail)
+    with torch.no_grad():
+        expected = model(ids).logits
+        for _ in range(3):
+            is_broken.append(True)
+            with pytest.raises(error, match="in the middle"):
+                model(ids)
+            is_broken.clear()
+            assert torch.equal(model(ids).logits, expected)
+    # An interrupt leaves its forward to the next one, which removes it.
+    model(ids)
+    assert depth() == 0
+
+
+def test_a_layer_by_itself_is_refused():
+    model, ids = make_attached("llama"), make_ids()
+    with pytest.raises(RuntimeError, match="layer 2 of an attached model was called outside"):
+        model.model.layers[2].self_attn.k_proj(torch.zeros(1, 3, 32))
+    layers = model.model.layers
+    with pytest.raises(RuntimeError, match="k_proj of layer 2 was called where that of layer 1"):
+        model.model.layers = nn.ModuleList([layers[0], layers[2]])
+        model.config.num_hidden_layers = 2
+        model(ids)
+    with pytest.raises(RuntimeError, match="k_proj of layer 0 was called where that of layer 1"):
+        model.model.layers = nn.ModuleList([layers[0], layers[0]])
+        model(ids)
+    assert depth() == 0
+
+
+def test_a_wrapper_that_runs_layers_again_is_refused():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model, ids = make_attached("llama").train(), make_ids()
+    model.model.layers[2] = checkpoint_wrapper(model.model.layers[2])
+    loss = model(ids, labels=ids).loss
+    with pytest.raises(RuntimeError, match=r"gradient_checkpointing_enable"):
+        loss.backward()
+
+
+# Activation checkpointing
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
+@pytest.mark.parametrize(
+    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in HOSTS]
+)
+def test_checkpointing_gives_the_same_gradients(name, reentrant):
+    model, ids = make_attached(name, dtype=torch.float64).train(), make_ids()
+    if "deberta" in name and reentrant:
+        # Its layers share embeddings of positions, which re-entrant checkpointing goes through
+        # once for each layer: the bare model fails too.
+        model = detach(model)
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            gradients(model, ids)
+        return
+    expected = gradients(model, ids)
+    assert all(key in expected for key, _ in model.named_parameters() if ".router." in key)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    got = gradients(model, ids)
+    assert got.keys() == expected.keys()
+    for key in expected:
+        torch.testing.assert_close(got[key], expected[key], rtol=1e-10, atol=1e-12)
+    model.gradient_checkpointing_disable()
+    torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-10, atol=1e-12)
+    assert depth() == 0
+
+
+# Said of the first layer, which has nothing to train.
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not-reentrant"])
+@pytest.mark.parametrize("window", [None, 2], ids=["full", "last-2"])
+def test_checkpointing_with_frozen_base(reentrant, window):
+    """Re-entrant checkpointing runs without a gradient where no input needs one."""
+    model, ids = make_attached("llama", dtype=torch.float64, window=window).train(), make_ids()
+    trainable(model, "routers")
+    expected = gradients(model, ids)
+    assert len(expected) == 3
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    # Transformers switches it on with checkpointing.
+    model.disable_input_require_grads()
+    torch.testing.assert_close(gradients(model, ids), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_checkpointed_layers_run_again():
+    model, ids, calls = make_attached("llama").train(), make_ids(), []
+    model.model.layers[3].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    gradients(model, ids)
+    assert len(calls) == 2
+    detach(model)
+    gradients(model, ids)
+    assert len(calls) == 4
+
+
+# Compilers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEW)
+def test_a_compiled_model_has_the_same_gradients(name):
+    model, ids, gradients = make_attached(name).train(), make_ids(), []
+    # DeBERTa's own forward cannot be traced as one graph.
+    whole = name != "deberta-shared"
+    for each in (model, torch.compile(model, backend="aot_eager", fullgraph=whole)):
+        model.zero_grad()
+        each(ids).logits.square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert len(gradients[0]) == len(gradients[1])
+    for expected, got in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, expected, **CLOSE)
+
+
+@pytest.mark.slow
+def test_a_traced_model_computes_the_same():
+    model, ids = make_attached("llama"), make_ids()
+    with torch.no_grad():
+        expected = model(ids).logits
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(ids).logits, expected, **CLOSE)
+        for weight in router_parameters(model):
+            weight.mul_(0.5)
+        torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **CLOSE)
+        assert (model(ids).logits - expected).abs().max() > 1e-3
+    assert depth() == 0
+
+
+@pytest.mark.slow
+def test_compiled_code_is_not_kept_when_memory_comes_and_goes():
+    """Compiled code does not look for hooks that are new."""
+    model, ids = make_host("llama"), make_ids()
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        before = compiled(ids).logits
+        shake_routers(attach(model))
+        expected = model(ids).logits
+        assert (expected - before).abs().max() > 1e-3
+        torch.testing.assert_close(compiled(ids).logits, expected, **CLOSE)
+        detach(model)
+        torch.testing.assert_close(compiled(ids).logits, before, **CLOSE)
+
+
+@pytest.mark.slow
+def test_lora_above_is_routed_when_compiled_at_once():
+    """The hooks move to LoRA's projections in the first forward, which is traced here."""
+    peft, config = lora()
+    torch.manual_seed(0)
+    adapted, ids = peft.get_peft_model(make_attached("llama"), config).eval(), make_ids()
+    twin = copy.deepcopy(adapted)
+    with torch.no_grad():
+        got = torch.compile(adapted, backend="eager")(input_ids=ids).logits
+        torch.testing.assert_close(got, twin(input_ids=ids).logits, **CLOSE)
+        torch.testing.assert_close(adapted(input_ids=ids).logits, got, **CLOSE)
+
+
+# Adapters
+
+
+def lora(**options):
+    peft = pytest.importorskip("peft")
+    names = ["q_proj", "k_proj", "v_proj"]
+    return peft, peft.LoraConfig(
+        r=2, target_modules=names, init_lora_weights=False, task_type="CAUSAL_LM", **options
+    )
+
+
+def test_lora_above_is_routed_too():
+    model, ids = make_attached("llama"), make_ids()
+    peft, config = lora()
+    adapted = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        got = adapted(input_ids=ids).logits
+        merged = copy.deepcopy(adapted).merge_and_unload()
+        torch.testing.assert_close(merged(ids).logits, got, **CLOSE)
+        # The same as layer memory on the merged model.
+        bare = detach(copy.deepcopy(merged))
+        other = shake_routers(attach(bare))
+        torch.testing.assert_close(other(ids).logits, got, **CLOSE)
+        with adapted.disable_adapter():
+            off = adapted(input_ids=ids).logits
+        assert torch.equal(make_attached("llama")(ids).logits, off)
+        assert not torch.allclose(off, got)
+
+
+def test_lora_below():
+    peft, config = lora()
+    torch.manual_seed(0)
+    adapted, ids = peft.get_peft_model(make_host("llama"), config).eval(), make_ids()
+    with torch.no_grad():
+        before = adapted(input_ids=ids).logits
+        attach(adapted)
+        assert torch.equal(adapted(input_ids=ids).logits, before)
+        got = shake_routers(adapted)(input_ids=ids).logits
+        merged = shake_routers(attach(detach(adapted).merge_and_unload()))
+        torch.testing.assert_close(merged(ids).logits, got, **CLOSE)
+
+
+def test_routers_saved_as_modules_of_an_adapter(tmp_path):
+    peft, config = lora(modules_to_save=["router"])
+    model, ids = make_attached("llama"), make_ids()
+    adapted = peft.get_peft_model(model, config)
+    routers = list(router_parameters(adapted))
+    assert len(routers) == 3 and all(weight.requires_grad for weight in routers)
+    optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=0.1)
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        got = adapted(input_ids=ids).logits
+        adapted.save_pretrained(tmp_path)
+        again = peft.PeftModel.from_pretrained(make_attached("llama"), tmp_path).eval()
+        torch.testing.assert_close(again(input_ids=ids).logits, got, **CLOSE)
+
+
+# Places and precisions
+
+
+@pytest.mark.parametrize("first", ["attach", "offload"])
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_offloaded_weights(first, where, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    ids = make_ids()
+    expected = make_attached("llama")
+    model = make_host("llama")
+    if first == "attach":
+        shake_routers(attach(model))
+    if where == "disk":
+        accelerate.disk_offload(model, tmp_path, execution_device="cpu")
+    else:
+        accelerate.cpu_offload(model, execution_device="cpu")
+    if first == "offload":
+        shake_routers(attach(model))
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, expected(ids).logits, **CLOSE)
+    if first == "attach":
+        with pytest.raises(ValueError, match="not whole and at hand"):
+            save_routers(model, tmp_path / "routers")
+
+
+class EightBitLinear(nn.Module):
+    """A linear module with weights of 8 bits, as quantisation makes them."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        scale = linear.weight.detach().abs().max() / 127
+        self.register_buffer("scale", scale)
+        weight = (linear.weight.detach() / scale).round().to(torch.int8)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight * self.scale)
+
+
+def test_quantised_projections(tmp_path):
+    model, ids = make_host("llama"), make_ids()
+    for layer in model.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(layer.self_attn, name, EightBitLinear(getattr(layer.self_attn, name)))
+    with torch.no_grad():
+        before = model(ids).logits
+        assert torch.equal(attach(model)(ids).logits, before)
+    assert all(weight.dtype is torch.float32 for weight in router_parameters(model))
+    trainable(model, "all")
+    assert gradients(model, ids).keys() >= {"model.layers.3.self_attn.router.weight"}
+    save_routers(model, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_and_autocast_are_close(dtype):
+    model, ids = make_attached("llama"), make_ids()
+    with torch.no_grad():
+        expected = model(ids).logits
+        with torch.autocast("cpu", dtype=dtype):
+            mixed = model(ids).logits
+        half = model.to(dtype)(ids).logits
+    for got in (half, mixed):
+        assert (got.float() - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+# Several processes
+
+
+def a_batch():
+    return make_ids(4, 9, seed=5)
+
+
+def two_steps(model, batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+    weights = (parameter.detach() for parameter in model.parameters())
+    return [w.full_tensor() if isinstance(w, DTensor) else w for w in weights]
+
+
+def work(rank, how, folder):
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meet",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    model = make_attached("llama", dtype=torch.float64).train()
+    if "checkpointed" in how:
+        model.gradient_checkpointing_enable({"use_reentrant": "reentrant" in how})
+        model.enable_input_require_grads()
+    if "fsdp" in how:
+        for layer in model.model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+        assert all(isinstance(weight, DTensor) for weight in router_parameters(model))
+    else:
+        model = DistributedDataParallel(model)
+    weights = two_steps(model, a_batch().chunk(2)[rank])
+    torch.save(weights, f"{folder}/{rank}.pt")
+    # Taking the group apart may wait for ever (torch 2.13).
+    os._exit(0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "ddp, checkpointed", "fsdp, checkpointed"])
+def test_two_processes_descend_as_one(how, tmp_path):
+    torch.multiprocessing.spawn(work, (how, str(tmp_path)), nprocs=2)
+    model = make_attached("llama", dtype=torch.float64).train()
+    expected = two_steps(model, a_batch())
+    before = [p.detach() for p in make_attached("llama", dtype=torch.float64).parameters()]
+    assert any(not torch.equal(a, b) for a, b in zip(before, expected, strict=True))
+    for rank in range(2):
+        got = torch.load(tmp_path / f"{rank}.pt")
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_attaching_to_a_wrapped_model_is_refused():
+    wrapped = nn.DataParallel(make_host("llama"))
+    with pytest.raises(ValueError, match="DataParallel, which would not take in new routers"):
+        attach(wrapped)
