@@ -141,8 +141,10 @@ except SystemExit as left:
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "sweep", "solve", "perplexity", "blimp", "eval", "generate", "convert", "costs"]
-    + ["analyze", "report"],
+    [
+        *("train", "sweep", "solve", "perplexity", "blimp", "eval", "generate", "convert"),
+        *("costs", "analyze", "report", "reproduce", "arena"),
+    ],
 )
 def test_options_of_a_command_are_shown_without_the_training_stack(command):
     code = f"""

@@ -46,7 +46,7 @@ def compare_runs(
         raise ValueError(f"no arm is called {against!r}; there are {', '.join(arms)}")
     records = {name: read_record(name, run, folder) for name, (run, folder) in runs.items()}
     for setting in settings:
-        _check_test_problems({name: records[name] for name in setting})
+        check_test_problems({name: records[name] for name in setting})
     comparison = Comparison(
         command=command,
         runs=records,
@@ -113,7 +113,7 @@ def _compare(runs: Runs, against: str | None) -> ComparisonSetting:
     )
 
 
-def _check_test_problems(records: Mapping[str, RunRecord]) -> None:
+def check_test_problems(records: Mapping[str, RunRecord]) -> None:
     """Raise where models of one setting solved different test problems."""
     solved = {name: record.solved for name, record in records.items() if record.solved}
     counts = {name: result.count for name, result in solved.items()}
