@@ -576,22 +576,6 @@ def test_json_holds_what_the_page_shows(tmp_path, begun, use):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fig2", "fig7", "fig3"])
-def test_text_is_analyzed_at_shrunken_size(name, tmp_path, trained_here, monkeypatch):
-    """The words are found in the standard library, as often as scale tiny asks for."""
-    small = a_run(tmp_path, max_steps=3, eval_every=2, save_every=0)
-    data = replace(small.data, source="stdlib", max_documents=100)
-    small = replace(small, data=data)
-    monkeypatch.setattr(fig11, "get_preset", lambda name: replace(small, preset="tiny-lm"))
-    monkeypatch.setitem(fig1.RATES, "tiny", ())
-    result, failure = reproduce.reproduce(name, "tiny", 2, tmp_path)
-    assert failure is None
-    assert result.claims and all(claim.difference.count == 2 for claim in result.claims)
-    (kept, _) = (tmp_path / "artefacts" / "analyses").glob("*/analysis.json")
-    assert json.loads(kept.read_text())["options"]["words"] == ["is", "are", "was", "were"]
-
-
-@pytest.mark.slow
 def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, monkeypatch):
     """Figure 4 trains, analyzes and judges; Figure 8 shares its runs; analyses are used again."""
 
