@@ -36,6 +36,9 @@ class Reproduce:
     """Runs at once."""
     runs: tuple[Path, ...] = ()
     """Further folders whose runs are used where they are the same, such as a sweep's."""
+    records: tuple[str, ...] = ()
+    """Records of evaluation tasks (tables 1 and 4 to 6), as for layermem eval; a task without any
+    is fetched from the hub."""
     out: Path = Path("runs")
     """Folder of new runs, OUT/STUDY/RUN, and of results, OUT/artefacts/NAME-SCALE. Runs that it
     holds are used, whatever their folders are called."""
@@ -128,6 +131,7 @@ def _reproduce(options: Reproduce, name: str, command: str) -> None:
         options.runs,
         options.jobs,
         command,
+        options.records,
     )
     show(report.claims(result))
     show(report.numbers(result))

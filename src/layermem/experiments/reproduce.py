@@ -23,6 +23,7 @@ from layermem.experiments.reproduction.estimates import (
     run_cost,
     total,
 )
+from layermem.experiments.reproduction.evaluating import check_tasks
 from layermem.experiments.reproduction.plans import PlannedRun, plan, stages, trials
 from layermem.experiments.reproduction.recorded import RecordedRuns
 from layermem.experiments.reproduction.summary import summarise
@@ -198,10 +199,12 @@ def reproduce(
     runs: Sequence[Path] = (),
     jobs: int = 1,
     command: str = "",
+    task_records: Sequence[str] = (),
 ) -> tuple[ArtefactResult, str | None]:
     """Train what is missing, observe and judge; return the result, and what failed (None: nothing).
 
     The result is written to artefact.json; runs that failed or diverged are in it, and in no mean.
+    ``task_records``: of evaluation tasks, as ``layermem eval`` takes them.
     """
     artefact, seeds = get_artefact(name), seeds_at(scale, count)
     if scale in artefact.on_gpu and not torch.cuda.is_available():
@@ -210,8 +213,16 @@ def reproduce(
             "--dry-run says what it would cost, --scale tiny runs on a CPU"
         )
     folder = result_folder(out, name, scale)
+    if artefact.tasks:
+        check_tasks(artefact.tasks, scale, task_records, folder)
     outcome = train(artefact, scale, seeds, RecordedRuns(out, runs), jobs)
-    trained = Trained(scale=scale, seeds=seeds, records=outcome.records, out=folder)
+    trained = Trained(
+        scale=scale,
+        seeds=seeds,
+        records=outcome.records,
+        out=folder,
+        task_records=tuple(task_records),
+    )
     rows, claims = summarise(artefact, artefact.observe(trained), scale, seeds)
     result = ArtefactResult(
         command=command,

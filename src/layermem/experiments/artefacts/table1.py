@@ -33,11 +33,12 @@ def evaluation(
             for other in ("plain", "hyper_connections")
         )
 
+    tasks = tuple(task for task in percents if task != "average")
     return Artefact(
         title=title,
         claim=claim,
         studies=studies,
-        observe=observe_tasks(tuple(task for task in percents if task != "average")),
+        observe=observe_tasks(tasks),
         numbers=tuple(
             PaperNumber(
                 quantity=task, arm=arm, value=round(percent / 100, 6), where=table, unit="share"
@@ -49,8 +50,13 @@ def evaluation(
         needs=NEEDS,
         on_gpu=("small", "paper"),
         notes=(
-            "Models of the smaller scales are far from the paper's 1B: most tasks are at chance.",
+            "Models of the smaller scales are far from the paper's 1B: most tasks are at chance. "
+            "At scale tiny each task is asked 200 items, and prompts are cut at their start to "
+            "what a model reads, so that few of its examples are seen.",
+            "The paper does not say which accuracy it prints: here it is by log-probability, not "
+            "by that per character.",
         ),
+        tasks=tasks,
         missing=missing(),
     )
 

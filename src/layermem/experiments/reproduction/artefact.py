@@ -83,6 +83,8 @@ class Trained:
     """Study, arm and seed to what the run recorded; runs that did not end well are left out."""
     out: Path
     """Folder for what is computed of them."""
+    task_records: tuple[str, ...] = ()
+    """Records of evaluation tasks, as ``layermem eval`` takes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +127,10 @@ class Artefact:
     """Scales that are refused where there is no GPU."""
     notes: tuple[str, ...] = ()
     """What tempers the comparison with the paper."""
+    tasks: tuple[str, ...] = ()
+    """Evaluation tasks that models are asked, by their columns."""
     missing: str | None = None
-    """What this version cannot evaluate; None: nothing."""
+    """What is not installed that it needs; None: nothing."""
 
 
 def no_studies(scale: Scale) -> tuple[Study, ...]:
