@@ -142,18 +142,9 @@ except SystemExit as left:
 @pytest.mark.parametrize(
     "command",
     [
-        "train",
-        "finetune",
-        "sweep",
-        "solve",
-        "perplexity",
-        "blimp",
-        "eval",
-        "generate",
-        "convert",
-        "costs",
-    ]
-    + ["analyze", "report"],
+        *("train", "finetune", "sweep", "solve", "perplexity", "blimp", "eval", "generate"),
+        *("convert", "costs", "analyze", "report", "reproduce", "arena"),
+    ],
 )
 def test_options_of_a_command_are_shown_without_the_training_stack(command):
     code = f"""

@@ -17,6 +17,7 @@ from layermem.intervals import (
     mcnemar,
     p_value,
     paired,
+    pairs_to_settle,
     proportion,
 )
 
@@ -167,3 +168,21 @@ def test_a_bootstrap_of_a_difference_is_paired_and_of_ratios_of_sums():
         bootstrap_ratios([([1.0], [1.0])])
     with pytest.raises(ValueError, match="one or two pairs, got 3"):
         bootstrap_ratios([([1.0, 2.0], [1.0, 1.0])] * 3)
+
+
+def test_how_many_pairs_settle_a_difference():
+    """An effect of half a standard deviation needs 34 pairs, of a whole one 10 (Cohen's tables)."""
+
+    from scipy import stats
+
+    def an_interval(effect, count=6):
+        half = float(stats.t.ppf(0.975, count - 1)) / math.sqrt(count)
+        return Interval(mean=effect, half=half, count=count)
+
+    assert pairs_to_settle(an_interval(0.5)) == 34
+    assert pairs_to_settle(an_interval(-0.5)) == 34
+    assert pairs_to_settle(an_interval(1.0)) == 10
+    assert pairs_to_settle(an_interval(0.01)) == pytest.approx(78_500, rel=0.01)
+    assert pairs_to_settle(an_interval(0.0)) is None
+    assert pairs_to_settle(Interval(mean=1.0, half=math.inf, count=1)) is None
+    assert pairs_to_settle(Interval(mean=1.0, half=0.0, count=3)) == 2

@@ -87,6 +87,41 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
+    """Return how many pairs would settle a mean difference as large and as varied as this one.
+
+    With so many, a two-sided t-test at 5% tells it from 0 in a share ``power`` of repetitions. None
+    where there is no saying: the difference is 0, or a single pair does not show how it varies.
+    It takes the observed difference for the true one, which few pairs know badly: a guide.
+    """
+    if difference.count < 2 or not difference.mean:
+        return None
+    if not difference.half:
+        return 2
+    from scipy import stats
+
+    quantile = float(stats.t.ppf(0.975, difference.count - 1))
+    deviation = difference.half * math.sqrt(difference.count) / quantile
+    effect = abs(difference.mean) / deviation
+
+    def is_settled(count: int) -> bool:
+        shift = effect * math.sqrt(count)
+        # Beyond this nct loses digits, and the test's power is 1 in all of them.
+        if shift > 30:
+            return True
+        critical = float(stats.t.ppf(0.975, count - 1))
+        return float(stats.nct.sf(critical, count - 1, shift)) >= power
+
+    high = 2
+    while not is_settled(high):
+        high *= 2
+    low = max(1, high // 2)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_settled(middle) else (middle, high)
+    return high
+
+
 def proportion(successes: float, count: int) -> tuple[float, float]:
     """Return the interval of the proportion of successes among ``count`` trials.
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 from layermem.cli.analyze import Analyze, analyze
+from layermem.cli.arena import Arena, arena
 from layermem.cli.blimp import Blimp, blimp
 from layermem.cli.convert import Convert, convert
 from layermem.cli.costs import Costs, costs
@@ -31,6 +32,7 @@ from layermem.cli.perplexity import Perplexity, perplexity
 from layermem.cli.presets import Presets, presets
 from layermem.cli.quickstart import Quickstart, quickstart
 from layermem.cli.report import Report, report
+from layermem.cli.reproduce import Reproduce, reproduce
 from layermem.cli.solve import Solve, solve
 from layermem.cli.starting_run import StartingRun, with_base_run
 from layermem.cli.sweep import Sweep, sweep
@@ -57,6 +59,8 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "analyze": (Analyze, analyze),
     "report": (Report, report),
     "curves": (Curves, curves),
+    "reproduce": (Reproduce, reproduce),
+    "arena": (Arena, arena),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""
 # What a user can mend is one line.

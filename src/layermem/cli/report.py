@@ -25,6 +25,8 @@ class Report:
     the plain decoder's."""
     analysis: tuple[Path, ...] = ()
     """Folders that layermem analyze has written, shown on the page."""
+    evaluation: tuple[Path, ...] = ()
+    """Folders that layermem perplexity, blimp or eval has written, shown on the page."""
     costs: Path | None = None
     """File that layermem costs --measure --out has written, shown on the page."""
     out: Path = Path("report")
@@ -42,6 +44,7 @@ def report(options: Report, command: str) -> None:
         options.out,
         against=options.against,
         analyses=options.analysis,
+        evaluations=options.evaluation,
         costs=options.costs,
         command=command,
     )

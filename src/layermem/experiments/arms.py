@@ -59,6 +59,18 @@ def try_learning_rates(
     result. A run that failed in any other way is an error, and nothing is chosen: the choice would
     be without that learning rate by accident.
     """
+    runs = rate_trials(base, names, learning_rates)
+    labels = {key: label for label, (key, _) in runs.items()}
+    folders = train_missing(
+        {label: run for label, (_, run) in runs.items()}, out / "rates", jobs, may_diverge=True
+    )
+    return losses_of_trials({key: (run, folders[labels[key]]) for key, run in runs.values()})
+
+
+def rate_trials(
+    base: Run, names: str, learning_rates: Sequence[float]
+) -> dict[str, tuple[tuple[str, float], Run]]:
+    """Return what ``try_learning_rates`` trains: folder name to arm and rate, and the run."""
     if len(set(learning_rates)) < len(learning_rates):
         rates = ", ".join(f"{rate:g}" for rate in learning_rates)
         raise ValueError(f"learning rates must differ, got {rates}")
@@ -68,12 +80,15 @@ def try_learning_rates(
         for rate in learning_rates
     }
     labels = _distinct({key: _folder_name(key[0], CHOOSING_SEED, key[1]) for key in runs})
-    folders = train_missing(
-        {labels[key]: run for key, run in runs.items()}, out / "rates", jobs, may_diverge=True
-    )
+    return {labels[key]: (key, run) for key, run in runs.items()}
+
+
+def losses_of_trials(
+    trials: Mapping[tuple[str, float], tuple[Run, RunFolder]],
+) -> dict[str, dict[float, float]]:
+    """Return validation losses by arm and learning rate, infinite where a run diverged."""
     losses: dict[str, dict[float, float]] = {}
-    for (arm, rate), run in runs.items():
-        folder = folders[labels[arm, rate]]
+    for (arm, rate), (run, folder) in trials.items():
         diverged = read_divergence(folder, run.id) is not None
         loss = math.inf if diverged else read_metrics(folder, run)[LOSS].value
         losses.setdefault(arm, {})[rate] = loss
@@ -142,6 +157,22 @@ def train_arms(
     A seed may have diverged: that is a result, and stands in its folder.
     ``learning_rates``, ``decays``: those of each arm; an arm that is not named takes the preset's.
     """
+    runs = runs_of_arms(base, names, seeds, learning_rates, decays)
+    folders = train_missing(
+        {label: run for label, (_, run) in runs.items()}, out, jobs, may_diverge=True
+    )
+    labels = {key: label for label, (key, _) in runs.items()}
+    return [folders[labels[arm, seed]] for arm in parse_arms(names) for seed in seeds]
+
+
+def runs_of_arms(
+    base: Run,
+    names: str,
+    seeds: Sequence[int],
+    learning_rates: Mapping[str, float],
+    decays: Mapping[str, float] | None = None,
+) -> dict[str, tuple[tuple[str, int], Run]]:
+    """Return what ``train_arms`` trains: folder name to arm and seed, and the run."""
     decays = decays or {}
     runs = {
         (arm, seed): run
@@ -161,10 +192,7 @@ def train_arms(
             for arm, seed in runs
         }
     )
-    folders = train_missing(
-        {labels[key]: run for key, run in runs.items()}, out, jobs, may_diverge=True
-    )
-    return [folders[labels[arm, seed]] for arm in parse_arms(names) for seed in seeds]
+    return {labels[key]: (key, run) for key, run in runs.items()}
 
 
 def _run_of_each_arm(base: Run, names: str, seed: int) -> dict[str, Run]:

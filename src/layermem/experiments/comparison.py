@@ -6,6 +6,7 @@ It does not know: how runs are told apart, tables, figures, pages.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from layermem.config import to_dict
 from layermem.experiments.arm_costs import costs_of_arms
@@ -15,9 +16,14 @@ from layermem.experiments.run_folders import Runs, find_runs, group_by_data, gro
 from layermem.results.analysis import Analysis
 from layermem.results.comparison import Comparison, ComparisonSetting, TriedRates
 from layermem.results.costs import Costs
-from layermem.results.files import read_result, to_json
+from layermem.results.eval import EvalResult
+from layermem.results.files import Result, read_result, to_json
+from layermem.results.minimal_pairs import MinimalPairsResult
+from layermem.results.perplexity import PerplexityResult
 from layermem.results.run_record import RunRecord
 from layermem.runs import write_atomically
+
+_R = TypeVar("_R", bound=Result)
 
 
 def compare_runs(
@@ -26,6 +32,7 @@ def compare_runs(
     *,
     against: str | None = None,
     analyses: Sequence[Path] = (),
+    evaluations: Sequence[Path] = (),
     costs: Path | None = None,
     learning_rates: Mapping[str, Mapping[float, float]] | None = None,
     decays: Mapping[str, Mapping[float, Mapping[float, float]]] | None = None,
@@ -34,10 +41,11 @@ def compare_runs(
     """Gather what runs recorded; return it, and write it to report.json in ``out``.
 
     ``against``: the arm the others are compared with; None: the first run's. ``analyses``,
-    ``costs``: files that other commands wrote. ``learning_rates``: validation loss by arm and
-    learning rate, where some were tried; ``decays``: by arm, weight decay and learning rate, where
-    both were. ``command``: what asked for it.
+    ``evaluations``, ``costs``: files that other commands wrote. ``learning_rates``: validation loss
+    by arm and learning rate, where some were tried; ``decays``: by arm, weight decay and learning
+    rate, where both were. ``command``: what asked for it.
     """
+    _check_evaluations(evaluations)
     runs = find_runs(paths)
     settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
     compared = tuple(_compare(setting, against) for setting in settings)
@@ -46,7 +54,7 @@ def compare_runs(
         raise ValueError(f"no arm is called {against!r}; there are {', '.join(arms)}")
     records = {name: read_record(name, run, folder) for name, (run, folder) in runs.items()}
     for setting in settings:
-        _check_test_problems({name: records[name] for name in setting})
+        check_test_problems({name: records[name] for name in setting})
     comparison = Comparison(
         command=command,
         runs=records,
@@ -54,10 +62,30 @@ def compare_runs(
         learning_rates=(*_tried(learning_rates or {}), *_tried_with_decays(decays or {})),
         analyses=tuple(read_result(Analysis, path) for path in analyses),
         costs=None if costs is None else read_result(Costs, costs),
+        perplexities=_read_all(PerplexityResult, evaluations),
+        minimal_pairs=_read_all(MinimalPairsResult, evaluations),
+        evaluations=_read_all(EvalResult, evaluations),
     )
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "report.json", to_json(comparison))
     return comparison
+
+
+def _check_evaluations(paths: Sequence[Path]) -> None:
+    """Raise where a path is no folder of an evaluation: it would be left out without a word."""
+    names = [f"{kind.KIND}.json" for kind in (PerplexityResult, MinimalPairsResult, EvalResult)]
+    for path in paths:
+        if not any((path / name).exists() for name in names):
+            raise FileNotFoundError(
+                f"{path} holds none of {', '.join(names)}; give a folder that layermem perplexity, "
+                "blimp or eval has written (--out)"
+            )
+
+
+def _read_all(kind: type[_R], folders: Sequence[Path]) -> tuple[_R, ...]:
+    """Return the results of a kind in the folders that have one."""
+    found = [folder for folder in folders if (folder / f"{kind.KIND}.json").exists()]
+    return tuple(read_result(kind, folder) for folder in found)
 
 
 def _tried(losses: Mapping[str, Mapping[float, float]]) -> tuple[TriedRates, ...]:
@@ -113,7 +141,7 @@ def _compare(runs: Runs, against: str | None) -> ComparisonSetting:
     )
 
 
-def _check_test_problems(records: Mapping[str, RunRecord]) -> None:
+def check_test_problems(records: Mapping[str, RunRecord]) -> None:
     """Raise where models of one setting solved different test problems."""
     solved = {name: record.solved for name, record in records.items() if record.solved}
     counts = {name: result.count for name, result in solved.items()}

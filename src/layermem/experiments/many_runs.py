@@ -29,6 +29,7 @@ from layermem.train.run_config import check_same_run
 _POLL_INTERVAL = 0.5
 ERRORS = "error.txt"
 """File of a run that has not ended: what its processes wrote, and how they ended."""
+_NOTE = "-- sweep: "
 # SIGKILL, which the system sends where memory runs out; not every system has the name.
 _SIGKILL = 9
 logger = logging.getLogger(__name__)
@@ -93,6 +94,20 @@ def _train_all(
             progress.close()
             active.stop()
     return failed
+
+
+def read_failure(folder: RunFolder) -> str | None:
+    """Return how the last attempt at a run failed, and the last line that it wrote; None: it ended,
+    was asked to stop, is under way or was never begun."""
+    error = folder.path / ERRORS
+    if folder.final.exists() or not error.exists():
+        return None
+    lines = [line for line in error.read_text("utf-8", "replace").splitlines() if line.strip()]
+    notes = [line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE)]
+    if not notes or notes[-1].startswith(("begun", "stopped")):
+        return None
+    said = [line.strip() for line in lines if not line.startswith(_NOTE)]
+    return f"{notes[-1]}: {said[-1]}" if said else notes[-1]
 
 
 class _ActiveRuns:
@@ -253,7 +268,7 @@ def _append_note(folder: RunFolder, text: str) -> None:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
         with (folder.path / ERRORS).open("a", encoding="utf-8") as log:
-            log.write(f"-- sweep: {text}\n")
+            log.write(f"{_NOTE}{text}\n")
     except OSError as error:
         # A full disk must not keep the other runs from their end.
         logger.warning("%s: %s (and %s cannot be written: %s)", folder.path, text, ERRORS, error)

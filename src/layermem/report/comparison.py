@@ -6,9 +6,11 @@ It does not know: torch, models, run folders.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from layermem.report import analysis, cost_tables, figures
+from layermem.report import analysis, cost_tables, figures, minimal_pairs, perplexity
+from layermem.report import eval as tasks
 from layermem.report.curves import curves_of_arms
 from layermem.report.outcomes import (
     format_number,
@@ -28,6 +30,7 @@ _UP: tuple[tuple[str, str, figures.Scale], ...] = (
     ("val_accuracy", "right answers", "share"),
 )
 _ACROSS = (("tokens", "tokens"), ("flops", "training FLOPs"))
+_R = TypeVar("_R")
 # What is shown of the circumstances of a run.
 _MADE_WITH = ("layermem", "commit", "torch", "machine")
 
@@ -47,6 +50,7 @@ def build(comparison: Comparison) -> Page:
         ]
     if comparison.costs is not None:
         sections.append(cost_tables.given_section("Costs that were given", comparison.costs))
+    sections += _evaluation_sections(comparison)
     sections += _analysis_sections(comparison, settings) or [_no_analysis(settings)]
     sections += [_runs_section(runs), Section(title="This page", commands=[comparison.command])]
     arms = dict.fromkeys(arm for setting in settings for arm in setting.arms)
@@ -179,6 +183,21 @@ def _cost_section(setting: Setting, title_suffix: str, *, measured: bool) -> Sec
     return cost_tables.counted_section(
         f"What it costs{title_suffix}", costs.points, [costs.layers, costs.width], how
     )
+
+
+def _evaluation_sections(comparison: Comparison) -> list[Section]:
+    """Return what perplexities, judged pairs and answers to tasks show."""
+    return [
+        *_sections(comparison.perplexities, perplexity.section),
+        *_sections(comparison.minimal_pairs, minimal_pairs.section),
+        *_sections(comparison.evaluations, tasks.section),
+    ]
+
+
+def _sections(results: Sequence[_R], section: Callable[[_R, str], Section]) -> list[Section]:
+    """Return the sections of results of one kind, numbered where there are several."""
+    several = len(results) > 1
+    return [section(each, f" ({i})" if several else "") for i, each in enumerate(results, 1)]
 
 
 def _analysis_sections(comparison: Comparison, settings: Sequence[Setting]) -> list[Section]:

@@ -8,6 +8,8 @@
     perplexity   losses on documents: perplexity.json
     minimal_pairs  right judgements of grammar: blimp.json
     eval         answers to evaluation tasks: eval.json
+    artefact     a table or figure of the paper beside ours: artefact.json
+    arena        variants ranked on boards: arena.json, steps.json
     quickstart   what came out of a quickstart: quickstart.json
 
 ``experiments`` and ``analysis`` make them, ``report`` draws them, the command line prints them.

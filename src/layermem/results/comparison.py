@@ -6,6 +6,8 @@
         arms           runs that differ in the seed alone, by the name of what differs
       analyses       what layermem analyze wrote, where it was given
       costs          what layermem costs wrote, where it was given
+      perplexities, minimal_pairs, evaluations
+                     what layermem perplexity, blimp and eval wrote, where they were given
 
 It does not know: how runs are told apart, tables, pages.
 """
@@ -16,6 +18,9 @@ from typing import Any, ClassVar
 
 from layermem.results.analysis import Analysis
 from layermem.results.costs import CostPoint, Costs
+from layermem.results.eval import EvalResult
+from layermem.results.minimal_pairs import MinimalPairsResult
+from layermem.results.perplexity import PerplexityResult
 from layermem.results.run_record import RunRecord
 
 
@@ -71,7 +76,7 @@ class Comparison:
     """Everything a report shows."""
 
     KIND: ClassVar[str] = "report"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     COMMAND: ClassVar[str] = "layermem report"
 
     command: str
@@ -86,3 +91,9 @@ class Comparison:
     """Analyses that were given."""
     costs: Costs | None = None
     """Costs that were given."""
+    perplexities: tuple[PerplexityResult, ...] = ()
+    """Perplexities on documents that were given."""
+    minimal_pairs: tuple[MinimalPairsResult, ...] = ()
+    """Judged pairs of grammar that were given."""
+    evaluations: tuple[EvalResult, ...] = ()
+    """Answers to evaluation tasks that were given."""

@@ -111,7 +111,7 @@ class MinimalPairsResult:
     """Models on the same pairs."""
 
     KIND: ClassVar[str] = "blimp"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     COMMAND: ClassVar[str] = "layermem blimp"
 
     command: str

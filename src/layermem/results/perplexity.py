@@ -113,7 +113,7 @@ class PerplexityResult:
     """Models on the same documents."""
 
     KIND: ClassVar[str] = "perplexity"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     COMMAND: ClassVar[str] = "layermem perplexity"
 
     command: str

@@ -1,0 +1,316 @@
+"""The arena: variants on the same boards, ranked at equal tokens, training time and parameters.
+
+    equal tokens       the board's run, each arm at the learning rate that it took on a kept seed
+    equal time         an arm whose step takes longer than the first arm's has fewer of them, in a
+                       schedule of its own
+    equal parameters   an arm with more parameters than the first has a narrower mlp
+
+Learning rates are chosen at equal tokens, and kept.
+
+It does not know: how runs are trained, tables, pages.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from layermem.config import Run
+from layermem.counting import count_parameters
+from layermem.efficiency.measuring import (
+    Shape,
+    describe_machine,
+    make_training_step,
+    time_interleaved,
+)
+from layermem.experiments.arms import CHOOSING_SEED, parse_arms
+from layermem.experiments.model_sizes import model_sizes
+from layermem.experiments.presets import get_preset
+from layermem.experiments.reproduction.artefact import Study
+from layermem.experiments.reproduction.estimates import measure_speed, run_cost
+from layermem.experiments.reproduction.plans import PlannedRun, counting_runs, trials
+from layermem.experiments.reproduction.recorded import RecordedRuns
+from layermem.experiments.reproduction.training import (
+    Records,
+    chosen_rates,
+    read_records,
+    state_of,
+    train_planned,
+)
+from layermem.experiments.standings import standings
+from layermem.models.registry import lookup
+from layermem.results.arena import ArenaResult, Condition, MeasuredSteps, Ranking
+from layermem.results.files import read_result, to_json
+from layermem.results.run_record import LOSS, RIGHT_ANSWERS
+from layermem.runs import write_atomically
+
+BOARDS = {"recall": "mqar"}
+"""Boards that are called otherwise than their presets."""
+CONDITIONS: tuple[Condition, ...] = ("tokens", "time", "parameters")
+_ROUNDS = 9
+# Parameters of two arms are equal within this share.
+_TOLERANCE = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArenaOptions:
+    """What meets in the arena."""
+
+    boards: tuple[str, ...]
+    """Names of boards: presets, or ``BOARDS``."""
+    variants: str
+    """Arms; the first is what the others are compared with."""
+    rates: tuple[float, ...]
+    """Learning rates that are tried with every arm."""
+    seeds: int
+    """Seeds, from 0 on."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
+        if not self.boards or len(set(self.boards)) < len(self.boards):
+            raise ValueError(f"--board needs different boards, got {', '.join(self.boards)}")
+        if len(parse_arms(self.variants)) < 2:
+            raise ValueError(f"--variants needs two arms at least, got {self.variants}")
+
+
+def studies(options: ArenaOptions) -> list[Study]:
+    """Return the study of each board: its runs at equal tokens."""
+    bases = [get_preset(BOARDS.get(board, board)) for board in options.boards]
+    if len({base.preset for base in bases}) < len(bases):
+        raise ValueError(f"two of --board are one preset: {', '.join(options.boards)}")
+    arms = tuple(parse_arms(options.variants))
+    return [Study(name=base.preset, base=base, arms=arms, rates=options.rates) for base in bases]
+
+
+def compete(
+    options: ArenaOptions, out: Path, runs: Sequence[Path] = (), jobs: int = 1, command: str = ""
+) -> tuple[ArenaResult, str | None]:
+    """Train what is missing and rank; return the result, and what failed (None: nothing)."""
+    recorded, seeds = RecordedRuns(out, runs), _seeds(options)
+    rankings: list[Ranking] = []
+    rates: dict[str, dict[str, float]] = {}
+    steps: dict[str, MeasuredSteps] = {}
+    failures: list[str] = []
+    planned_runs: dict[str, PlannedRun] = {}
+    for study in studies(options):
+        attempts = trials(study)
+        if failure := train_planned(attempts, recorded, jobs):
+            raise RuntimeError(failure)
+        rates[study.name] = chosen_rates(study, recorded) if study.rates else {}
+        at_equal_tokens = counting_runs(study, seeds, rates[study.name], recorded.path_of)
+        steps[study.name] = measured_steps(study, out / "arena" / study.name / "steps.json")
+        by_condition = {
+            condition: at_condition(study, at_equal_tokens, condition, steps[study.name])
+            for condition in CONDITIONS
+        }
+        counting = {name: run for planned in by_condition.values() for name, run in planned.items()}
+        if failure := train_planned(counting, recorded, jobs):
+            failures.append(failure)
+        for condition, planned in by_condition.items():
+            records = read_records(planned, recorded)
+            rankings.append(rank(study, condition, planned, records, seeds))
+        planned_runs |= attempts | counting
+    result = ArenaResult(
+        command=command,
+        seeds=seeds,
+        rankings=tuple(rankings),
+        rates=rates,
+        steps=steps,
+        runs=tuple(state_of(name, planned, recorded) for name, planned in planned_runs.items()),
+    )
+    write_atomically(out / "arena" / "arena.json", to_json(result))
+    return result, "; ".join(failures) or None
+
+
+def _seeds(options: ArenaOptions) -> tuple[int, ...]:
+    if options.seeds > CHOOSING_SEED:
+        raise ValueError(f"seed {CHOOSING_SEED} is kept for choosing learning rates")
+    return tuple(range(options.seeds))
+
+
+def at_condition(
+    study: Study,
+    at_equal_tokens: Mapping[str, PlannedRun],
+    condition: Condition,
+    steps: MeasuredSteps,
+) -> dict[str, PlannedRun]:
+    """Return the runs of a condition; those that it does not change are those at equal tokens."""
+    planned = {}
+    for name, before in at_equal_tokens.items():
+        run = before.run
+        if condition == "time":
+            run = _at_equal_time(run, steps.ratios[before.arm])
+        elif condition == "parameters":
+            run = at_equal_parameters(run, study.base)
+        label = name if run == before.run else name.replace("/", f"/{condition}/", 1)
+        planned[label] = replace(before, run=run)
+    return planned
+
+
+def _at_equal_time(run: Run, ratio: float) -> Run:
+    """Return a run of so many fewer steps as each takes longer; its schedule is of that length."""
+    if ratio <= 1:
+        return run
+    return replace(run, max_steps=max(1, round(run.max_steps / ratio)))
+
+
+def at_equal_parameters(run: Run, base: Run) -> Run:
+    """Return a run whose mlp is as narrow as it takes to have the plain decoder's parameters.
+
+    One that has no more than ``_TOLERANCE`` beyond these is left as it is.
+    """
+    plain = parameters(replace(base, variant="plain"))
+    ours = parameters(run)
+    if ours <= plain * (1 + _TOLERANCE):
+        return run
+    model, width = run.model, run.model.intermediate_size
+    wider = replace(run, model=replace(model, intermediate_size=width + 1))
+    a_unit = parameters(wider) - ours
+    width -= round((ours - plain) / a_unit)
+    if width >= 1:
+        narrower = replace(run, model=replace(model, intermediate_size=width))
+        if abs(parameters(narrower) / plain - 1) <= _TOLERANCE:
+            return narrower
+    raise ValueError(
+        f"{run.variant} has {ours:,} parameters on {base.preset}, plain {plain:,}, and no width of "
+        f"the mlp makes them equal within {_TOLERANCE:.1%}; leave it out, or take a larger board"
+    )
+
+
+def parameters(run: Run) -> int:
+    """Return the trainable parameters of a run's model."""
+    fields = model_sizes(run)[0] | run.model.variant_fields()
+    entry = lookup(run.variant)
+    return count_parameters(entry.config(**fields), entry.variant)
+
+
+def measured_steps(study: Study, file: Path) -> MeasuredSteps:
+    """Return how long a step of each arm takes: as in ``file``, else measured and written there.
+
+    Numbers of steps follow from it, so that another measurement would mean other runs.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    machine = describe_machine(device)
+    if file.exists():
+        steps = read_result(MeasuredSteps, file)
+        if steps.base != study.base.id or set(study.arms) - set(steps.ratios):
+            raise ValueError(
+                f"{file} was measured with other sizes or arms ({', '.join(steps.ratios)}); delete "
+                "it to measure again (runs at equal time then have other lengths), or choose "
+                "another --out"
+            )
+        return steps
+    fields, length = model_sizes(study.base)
+    shape = Shape(
+        batch=min(study.base.compute.micro_batch, study.base.optim.batch_size),
+        tokens=max(2, round(length)),
+        device=device,
+        precision="float32" if device == "cpu" else "bfloat16",
+    )
+    seconds = _time_arms(study, fields, shape)
+    first = seconds[study.arms[0]]
+    steps = MeasuredSteps(
+        machine=machine,
+        base=study.base.id,
+        rounds=_ROUNDS,
+        seconds={arm: median(times) for arm, times in seconds.items()},
+        ratios={
+            arm: median(a / b for a, b in zip(times, first, strict=True))
+            for arm, times in seconds.items()
+        },
+    )
+    write_atomically(file, to_json(steps))
+    return steps
+
+
+def _time_arms(study: Study, fields: Mapping[str, object], shape: Shape) -> dict[str, list[float]]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        steps = {}
+        for arm, (variant, options) in parse_arms(",".join(study.arms)).items():
+            model = replace(study.base.model, options=options)
+            steps[arm] = make_training_step((variant, {**fields, **model.variant_fields()}), shape)
+        return time_interleaved(steps, _ROUNDS, shape.device)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def rank(
+    study: Study,
+    condition: Condition,
+    planned: Mapping[str, PlannedRun],
+    records: Records,
+    seeds: Sequence[int],
+) -> Ranking:
+    """Return the arms of one board under one condition, best first."""
+    metric = RIGHT_ANSWERS if study.base.task.name else LOSS
+    values: dict[str, dict[int, float]] = {arm: {} for arm in study.arms}
+    for arm, by_seed in records.get(study.name, {}).items():
+        for seed, record in by_seed.items():
+            if metric not in record.metrics:
+                raise ValueError(
+                    f"{record.folder} has ended without its {metric}; delete it to run it again"
+                )
+            if not math.isfinite(record.metrics[metric].value):
+                raise ValueError(f"{record.folder} has a {metric} that is not finite")
+            values[arm][seed] = record.metrics[metric].value
+    runs = {p.arm: p.run for p in planned.values()}
+    return Ranking(
+        board=study.name,
+        condition=condition,
+        metric=metric,
+        is_share=metric == RIGHT_ANSWERS,
+        standings=standings(
+            values,
+            seeds,
+            {
+                arm: (r.max_steps, r.model.intermediate_size, parameters(r))
+                for arm, r in runs.items()
+            },
+            higher_is_better=metric == RIGHT_ANSWERS,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatedBoard:
+    """What a board would cost here, at most."""
+
+    board: str
+    """The board."""
+    trials: int
+    """Runs that choose learning rates."""
+    counting: int
+    """Runs that count, under all conditions."""
+    flops: float
+    """FLOPs of all, each as at equal tokens."""
+    hours: float
+    """Hours of one thread, or the GPU."""
+
+
+def estimate(options: ArenaOptions) -> list[EstimatedBoard]:
+    """Return what each board would cost here, recorded runs included."""
+    seeds, estimated = _seeds(options), []
+    for study in studies(options):
+        attempts = trials(study)
+        counting = counting_runs(study, seeds, {}, lambda name, run: Path(name))
+        sizes = model_sizes(study.base)
+        by_arm = {p.arm: run_cost(p.run, sizes).flops for p in counting.values()}
+        flops = sum(by_arm[p.arm] for p in attempts.values())
+        flops += len(CONDITIONS) * sum(by_arm[p.arm] for p in counting.values())
+        speed = measure_speed(study.base, sizes)
+        estimated.append(
+            EstimatedBoard(
+                board=study.name,
+                trials=len(attempts),
+                counting=len(CONDITIONS) * len(counting),
+                flops=flops,
+                hours=flops / speed.flops_per_second / 3600,
+            )
+        )
+    return estimated

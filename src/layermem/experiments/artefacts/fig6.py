@@ -1,0 +1,88 @@
+"""Figure 6: deep decoders, and whether LIMe of half the depth matches a plain one of full depth.
+
+It does not know: how runs are trained, how claims are judged.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from layermem.experiments.artefacts.fig1 import NEEDS, TRAINING_LOSS
+from layermem.experiments.presets import get_preset
+from layermem.experiments.reproduction.artefact import Artefact, Claim, Observed, Study, Trained
+from layermem.experiments.reproduction.observing import losses
+from layermem.results.artefact import Scale
+
+_DEPTHS: dict[Scale, tuple[int, ...]] = {
+    "tiny": (8, 16, 32, 64),
+    "small": (16, 32, 64),
+    "paper": (32, 64, 128),
+}
+_WIDTHS: dict[Scale, int] = {"tiny": 32, "small": 256}
+_RATES: dict[Scale, tuple[float, ...]] = {
+    "tiny": (1e-3, 3e-3, 1e-2),
+    "small": (3e-4, 1e-3, 3e-3),
+    "paper": (),
+}
+_LOSS = "validation loss"
+
+
+def _study(scale: Scale, depth: int) -> Study:
+    arms, rates = ("plain", "lime"), _RATES[scale]
+    if scale == "paper":
+        base = get_preset(f"paper-depth-{depth}")
+        return Study(name=base.preset, base=base, arms=arms, rates=rates)
+    base = get_preset("tiny-lm" if scale == "tiny" else "small-30m")
+    width = _WIDTHS[scale]
+    model = replace(
+        base.model,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=depth,
+        num_attention_heads=8,
+    )
+    return Study(
+        name=f"{scale}-depth-{depth}", base=replace(base, model=model), arms=arms, rates=rates
+    )
+
+
+def _at(arm: str, depth: int) -> str:
+    return f"{arm}, {depth} layers"
+
+
+def _studies(scale: Scale) -> tuple[Study, ...]:
+    return tuple(_study(scale, depth) for depth in _DEPTHS[scale])
+
+
+def _observe(trained: Trained) -> Iterator[Observed]:
+    for depth in _DEPTHS[trained.scale]:
+        for observed in losses(trained, _study(trained.scale, depth).name, _LOSS):
+            yield replace(observed, arm=_at(observed.arm, depth))
+
+
+def _claims(scale: Scale) -> tuple[Claim, ...]:
+    depths = _DEPTHS[scale]
+    pairs = [(depth, depth) for depth in depths] + list(pairwise(depths))
+    return tuple(
+        Claim(
+            quantity=_LOSS, arm=_at("lime", ours), against=_at("plain", theirs), direction="lower"
+        )
+        for ours, theirs in pairs
+    )
+
+
+ARTEFACT = Artefact(
+    title="Deep decoders: loss by depth",
+    claim="LIMe outperforms LLaMA at 32, 64 and 128 layers, and LIMe of 64 layers outperforms "
+    "LLaMA of 128.",
+    studies=_studies,
+    observe=_observe,
+    claims=_claims,
+    needs=NEEDS,
+    on_gpu=("small", "paper"),
+    notes=(
+        TRAINING_LOSS,
+        "The figure prints no numbers; width, steps and seed are those of an earlier release of "
+        "the paper's code, the learning rate is assumed.",
+    ),
+)

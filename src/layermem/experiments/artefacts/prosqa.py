@@ -1,0 +1,67 @@
+"""ProsQA (section 5.3.1): proofs over graphs, by models that were pretrained on text.
+
+It does not know: how runs are trained, how claims are judged.
+"""
+
+from collections.abc import Iterator
+
+from layermem.experiments.presets import get_preset
+from layermem.experiments.reproduction.artefact import (
+    FINEWEB,
+    Artefact,
+    Claim,
+    Observed,
+    PaperNumber,
+    Study,
+    Trained,
+    beside_plain,
+)
+from layermem.experiments.reproduction.observing import right_answers
+from layermem.results.artefact import Scale
+
+_ARMS = ("plain", "lime")
+_ANSWERS = "right answers"
+
+
+def _study(scale: Scale) -> Study:
+    base = get_preset(f"{scale}-prosqa")
+    if scale != "paper":
+        return Study(name=base.preset, base=base, arms=_ARMS)
+    text = Study(name="paper-150m", base=get_preset("paper-150m"), arms=_ARMS)
+    return Study(name=base.preset, base=base, arms=_ARMS, starts_from=text)
+
+
+def _studies(scale: Scale) -> tuple[Study, ...]:
+    return (_study(scale),)
+
+
+def _observe(trained: Trained) -> Iterator[Observed]:
+    yield from right_answers(trained, _study(trained.scale).name, _ANSWERS)
+
+
+def _claims(scale: Scale) -> tuple[Claim, ...]:
+    return beside_plain(_ANSWERS, ("lime",), "higher")
+
+
+ARTEFACT = Artefact(
+    title="ProsQA: right answers of fine-tuned 150M models",
+    claim="Fine-tuned on ProsQA LIMe answers 77.8% right, LLaMA 69.4%.",
+    studies=_studies,
+    observe=_observe,
+    numbers=(
+        PaperNumber(
+            quantity=_ANSWERS, arm="plain", value=0.694, where="section 5.3.1", unit="share"
+        ),
+        PaperNumber(
+            quantity=_ANSWERS, arm="lime", value=0.778, where="section 5.3.1", unit="share"
+        ),
+    ),
+    claims=_claims,
+    needs={"small": "a GPU", "paper": f"{FINEWEB}; days of GPUs for pretraining"},
+    on_gpu=("small", "paper"),
+    notes=(
+        "Scales tiny and small start from new weights; where both arms are at chance nothing can "
+        "be said about which is better.",
+        "Records are drawn as the original ones are, but for a shortcut that these leave.",
+    ),
+)

@@ -1,0 +1,255 @@
+"""Reproduces one artefact of the paper: runs, observations, result; and says where all stand.
+
+    list_artefacts   every artefact at every scale: what is recorded, what it needs
+    estimate         what an artefact's runs would cost here
+    reproduce        trains what is missing, and writes artefact.json
+
+It does not know: tables, pages, the command line.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from layermem.experiments.artefacts import get_artefact, names
+from layermem.experiments.model_sizes import model_sizes
+from layermem.experiments.reproduction.artefact import SCALES, SEEDS, Artefact, Trained
+from layermem.experiments.reproduction.estimates import (
+    RunCost,
+    Speed,
+    measure_speed,
+    run_cost,
+    total,
+)
+from layermem.experiments.reproduction.evaluating import check_tasks
+from layermem.experiments.reproduction.plans import PlannedRun, plan, stages, trials
+from layermem.experiments.reproduction.recorded import RecordedRuns
+from layermem.experiments.reproduction.summary import summarise
+from layermem.experiments.reproduction.training import Outcome, chosen_rates, state_of, train
+from layermem.results.artefact import ArtefactResult, RunState, Scale
+from layermem.results.files import to_json
+from layermem.runs import write_atomically
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedScale:
+    """Where an artefact stands at one scale."""
+
+    scale: Scale
+    """The scale."""
+    runs: int
+    """Runs that are planned, those included that choose learning rates."""
+    recorded: int
+    """Runs that have ended, or diverged."""
+    failed: int
+    """Runs whose last attempt failed, or whose record cannot be read."""
+    written: bool
+    """Whether the result is there."""
+    needs: str
+    """What it needs; empty: nothing but this machine."""
+
+    @property
+    def state(self) -> str:
+        """Return where it stands, in a few words."""
+        failed = f", {self.failed} failed" if self.failed else ""
+        if self.written and self.recorded == self.runs:
+            return "done"
+        if not self.runs:
+            return "not begun (no runs)"
+        if not self.recorded:
+            return f"not begun{failed} (0 of {self.runs} runs)"
+        return f"{self.recorded} of {self.runs} runs{failed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatedStudy:
+    """What the runs of one study would cost here."""
+
+    study: str
+    """Its name."""
+    runs: int
+    """Runs in all."""
+    recorded: int
+    """Those that need not be run."""
+    cost: RunCost
+    """Closed-form cost of all; the parameters of the largest model."""
+    missing_flops: float
+    """FLOPs of those that are to be run."""
+    speed: Speed
+    """What hours are from."""
+
+    @property
+    def hours(self) -> float:
+        """Return the hours of one thread, or of the GPU, that are still to come."""
+        return self.missing_flops / self.speed.flops_per_second / 3600
+
+
+def seeds_at(scale: Scale, count: int | None) -> tuple[int, ...]:
+    """Return the seeds of a scale: ``count``, None: as many as the scale has by itself."""
+    if count is not None and count < 1:
+        raise ValueError(f"--seeds must be at least 1, got {count}")
+    return tuple(range(SEEDS[scale] if count is None else count))
+
+
+def result_folder(out: Path, name: str, scale: Scale) -> Path:
+    """Return where the result of an artefact lies."""
+    return out / "artefacts" / f"{name}-{scale}"
+
+
+def list_artefacts(
+    out: Path, runs: Sequence[Path] = (), count: int | None = None
+) -> dict[str, tuple[Artefact, tuple[ListedScale, ...]]]:
+    """Return each artefact by name, and where it stands at each scale."""
+    recorded = RecordedRuns(out, runs)
+    listed = {}
+    for name in names():
+        artefact = get_artefact(name)
+        scales = tuple(_list_scale(name, artefact, scale, recorded, count) for scale in SCALES)
+        listed[name] = artefact, scales
+    return listed
+
+
+def _list_scale(
+    name: str, artefact: Artefact, scale: Scale, recorded: RecordedRuns, count: int | None
+) -> ListedScale:
+    states = [state for _, state in planned_states(artefact, scale, count, recorded).values()]
+    return ListedScale(
+        scale=scale,
+        runs=len(states),
+        recorded=sum(state.state in ("ended", "diverged") for state in states),
+        failed=sum(state.state == "failed" for state in states),
+        written=(result_folder(recorded.out, name, scale) / "artefact.json").exists(),
+        needs="; ".join(filter(None, (artefact.needs.get(scale), artefact.missing))),
+    )
+
+
+def planned_states(
+    artefact: Artefact, scale: Scale, count: int | None, recorded: RecordedRuns
+) -> dict[str, tuple[PlannedRun, RunState]]:
+    """Return every planned run and where it stands.
+
+    Runs that count are known once learning rates are chosen; before that none of them is recorded.
+    """
+    rates, unknown = {}, set()
+    for stage in stages(artefact.studies(scale)):
+        for study in stage:
+            states = [_state(name, run, recorded) for name, run in trials(study).items()]
+            if all(state.state in ("ended", "diverged") for state in states):
+                rates[study.name] = chosen_rates(study, recorded) if states else {}
+            else:
+                unknown.add(study.name)
+    planned = plan(artefact, scale, seeds_at(scale, count), rates, recorded.path_of)
+    result = {}
+    for name, run in planned.items():
+        if run.study.name in unknown and run.trial is None:
+            folder = str(recorded.out / name)
+            state = RunState(name=name, run_id="", folder=folder, state="not begun")
+        else:
+            state = _state(name, run, recorded)
+        result[name] = run, state
+    return result
+
+
+def _state(name: str, run: PlannedRun, recorded: RecordedRuns) -> RunState:
+    """Return where a run stands; one whose record cannot be read counts as failed."""
+    try:
+        return state_of(name, run, recorded)
+    except (ValueError, KeyError, TypeError) as error:
+        folder = str(recorded.path_of(name, run.run))
+        return RunState(
+            name=name, run_id=run.run.id, folder=folder, state="failed", note=str(error)
+        )
+
+
+def estimate(
+    name: str, scale: Scale, count: int | None, out: Path, runs: Sequence[Path] = ()
+) -> list[EstimatedStudy]:
+    """Return what the runs of each study would cost here, from some steps that are timed."""
+    states = planned_states(get_artefact(name), scale, count, RecordedRuns(out, runs))
+    by_study: dict[str, list[tuple[PlannedRun, RunState]]] = {}
+    for planned, state in states.values():
+        by_study.setdefault(planned.study.name, []).append((planned, state))
+    estimated = []
+    for study, members in by_study.items():
+        first = members[0][0].run
+        sizes = model_sizes(first)
+        runs_of_arms = {planned.arm: planned.run for planned, _ in members}
+        by_arm = {arm: run_cost(run, sizes) for arm, run in runs_of_arms.items()}
+        missing = [p for p, state in members if state.state not in ("ended", "diverged")]
+        estimated.append(
+            EstimatedStudy(
+                study=study,
+                runs=len(members),
+                recorded=len(members) - len(missing),
+                cost=total(by_arm[planned.arm] for planned, _ in members),
+                missing_flops=total(by_arm[planned.arm] for planned in missing).flops,
+                speed=measure_speed(first, sizes),
+            )
+        )
+    return estimated
+
+
+def reproduce(
+    name: str,
+    scale: Scale,
+    count: int | None,
+    out: Path,
+    runs: Sequence[Path] = (),
+    jobs: int = 1,
+    command: str = "",
+    task_records: Sequence[str] = (),
+) -> tuple[ArtefactResult, str | None]:
+    """Train what is missing, observe and judge; return the result, and what failed (None: nothing).
+
+    The result is written to artefact.json; runs that failed or diverged are in it, and in no mean.
+    ``task_records``: of evaluation tasks, as ``layermem eval`` takes them.
+    """
+    artefact, seeds = get_artefact(name), seeds_at(scale, count)
+    if scale in artefact.on_gpu and not torch.cuda.is_available():
+        raise ValueError(
+            f"{name} at scale {scale} needs {artefact.needs[scale]}, and there is no GPU here; "
+            "--dry-run says what it would cost, --scale tiny runs on a CPU"
+        )
+    folder = result_folder(out, name, scale)
+    if artefact.tasks:
+        check_tasks(artefact.tasks, scale, task_records, folder)
+    outcome = train(artefact, scale, seeds, RecordedRuns(out, runs), jobs)
+    trained = Trained(
+        scale=scale,
+        seeds=seeds,
+        records=outcome.records,
+        out=folder,
+        task_records=tuple(task_records),
+    )
+    rows, claims = summarise(artefact, artefact.observe(trained), scale, seeds)
+    result = ArtefactResult(
+        command=command,
+        name=name,
+        title=artefact.title,
+        claim=artefact.claim,
+        scale=scale,
+        seeds=seeds,
+        rows=rows,
+        claims=claims,
+        rates=outcome.rates,
+        runs=outcome.states,
+        notes=(*artefact.notes, *_size_notes(outcome)),
+        missing=artefact.missing,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "artefact.json", to_json(result))
+    return result, outcome.failure
+
+
+def _size_notes(outcome: Outcome) -> list[str]:
+    """Say which runs are in no mean."""
+    lost = [state.name for state in outcome.states if state.state not in ("ended", "diverged")]
+    diverged = [
+        state.name
+        for state in outcome.states
+        if state.state == "diverged" and "/rates/" not in state.name
+    ]
+    notes = [f"Failed or not ended, and in no mean: {', '.join(lost)}."] if lost else []
+    return notes + ([f"Diverged, and in no mean: {', '.join(diverged)}."] if diverged else [])

@@ -1,0 +1,91 @@
+"""Scores of ended runs on the tasks of the paper's Tables 1 and 4 to 6, as ``layermem eval``.
+
+It does not know: which table the tasks are of, prompts, how claims are judged.
+"""
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from layermem.evals.task_catalog import find_task
+from layermem.experiments.reproduction.artefact import Observed, Trained
+from layermem.results.artefact import Scale
+from layermem.results.eval import EvalOptions, TaskFacts
+
+NAMES = {
+    **{"MultiRC": "multirc", "WiC": "wic", "QNLI": "qnli", "COPA": "copa", "WNLI": "wnli"},
+    **{"ARC-E": "arc_easy", "ARC-C": "arc_challenge"},
+    **{"HellaSwag": "hellaswag", "OBQA": "openbookqa"},
+    **{"KV": "key_value_maps", "Induction": "mathematical_induction"},
+    **{"LD-3": "logical_deduction_three_objects", "LD-5": "logical_deduction_five_objects"},
+    **{"DisambQA": "disambiguation_qa", "IR": "implicit_relations"},
+    **{"CO": "reasoning_about_colored_objects"},
+}
+"""Columns of the tables to lm-eval's names of them."""
+# Items of a task at scale tiny, whose models take all prompts on a CPU.
+_TINY_ITEMS = 200
+
+
+def missing() -> str | None:
+    """Return why tasks cannot be evaluated; None: they can."""
+    if importlib.util.find_spec("lm_eval") is None:
+        return "lm-eval, which asks the tasks: pip install layermem[eval]"
+    return None
+
+
+def check_tasks(tasks: Sequence[str], scale: Scale, records: Sequence[str], folder: Path) -> None:
+    """Raise, before anything is trained, if the records of a task are not to be had."""
+    from layermem.experiments.eval import check_lm_eval
+    from layermem.experiments.eval_tasks import prepare_tasks
+
+    check_lm_eval()
+    prepare_tasks(_options(tasks, scale, records), folder / "eval" / "records")
+
+
+def observe_tasks(tasks: Sequence[str]) -> Callable[[Trained], Iterable[Observed]]:
+    """Return what observes these columns of a table, and their average."""
+
+    def observe(trained: Trained) -> Iterator[Observed]:
+        for arms in trained.records.values():
+            folders = [record.folder for runs in arms.values() for record in runs.values()]
+            scores, facts = _score(folders, tasks, trained)
+            for arm, runs in arms.items():
+                by_seed = {seed: scores[record.folder] for seed, record in runs.items()}
+                for task in tasks:
+                    values = {seed: of_run[task] for seed, of_run in by_seed.items()}
+                    chance = facts[task].chance
+                    yield Observed(
+                        quantity=task, arm=arm, by_seed=values, unit="share", chance=chance
+                    )
+                means = {seed: sum(s[t] for t in tasks) / len(tasks) for seed, s in by_seed.items()}
+                chance = sum(facts[task].chance for task in tasks) / len(tasks)
+                yield Observed(
+                    quantity="average", arm=arm, by_seed=means, unit="share", chance=chance
+                )
+
+    return observe
+
+
+def _score(
+    folders: Sequence[str], tasks: Sequence[str], trained: Trained
+) -> tuple[dict[str, dict[str, float]], dict[str, TaskFacts]]:
+    """Return the share of right answers by run folder and column, and what each column is."""
+    from layermem.experiments.eval import evaluate_checkpoints
+
+    options = _options(tasks, trained.scale, trained.task_records)
+    result = evaluate_checkpoints(folders, options, trained.out / "eval")
+    of_columns = {task: find_task(NAMES[task]).name for task in tasks}
+    scores = {
+        folder: {task: of_model[name].accuracy.mean for task, name in of_columns.items()}
+        for folder, of_model in zip(folders, result.models.values(), strict=True)
+    }
+    return scores, {task: result.tasks[name] for task, name in of_columns.items()}
+
+
+def _options(tasks: Sequence[str], scale: Scale, records: Sequence[str]) -> EvalOptions:
+    """Return how tasks are asked: 3 examples, five draws, as the paper's figures suggest."""
+    names = tuple(NAMES[task] for task in tasks)
+    tiny = scale == "tiny"
+    return EvalOptions(
+        tasks=names, limit=_TINY_ITEMS if tiny else None, records=tuple(records), truncate=tiny
+    )

@@ -1,0 +1,177 @@
+"""Numbers of analyses of ended runs: entropy, probes, layouts, routers.
+
+LIMe and the plain decoder of one seed are analyzed side by side, as ``layermem analyze`` does. An
+analysis.json of the same runs and options is used again.
+
+It does not know: which artefact the numbers are for, how they are computed.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from layermem.experiments.reproduction.artefact import Observed, Trained
+from layermem.results.analysis import (
+    Analysis,
+    AnalysisOptions,
+    Layout,
+    ModelAnalysis,
+    Probe,
+    Representation,
+)
+from layermem.results.artefact import Scale, Unit
+from layermem.results.files import read_result
+from layermem.results.run_record import RunRecord
+
+logger = logging.getLogger(__name__)
+# The standard library has less than 200 of the rarest of the four words.
+_EACH: Mapping[Scale, int] = {"tiny": 100, "small": 600, "paper": 1668}
+Analyses = dict[str, dict[int, ModelAnalysis]]
+"""Arm and seed to its analysis."""
+
+
+def options_at(
+    scale: Scale,
+    words: tuple[str, ...] | None = None,
+    each: int | None = None,
+    text: str | None = None,
+) -> AnalysisOptions:
+    """Return how a scale is analyzed; the paper's: 1,668 occurrences, its code's order 0.5.
+
+    ``words``: None: those of a text, or of the run's task. ``each``: occurrences of each word.
+    ``text``: None: problems of the run's task, or the standard library.
+    """
+    return AnalysisOptions(words=words, each=each or _EACH[scale], text=text, alpha=0.5)
+
+
+def analyses(
+    trained: Trained,
+    study: str,
+    options: AnalysisOptions,
+    arms: tuple[str, str] = ("lime", "plain"),
+) -> Analyses:
+    """Return the analyses of both arms, of every seed that both have."""
+    records = trained.records.get(study, {})
+    result: Analyses = {arm: {} for arm in arms}
+    for seed in records.get(arms[0], {}):
+        if seed not in records.get(arms[1], {}):
+            continue
+        pair = [records[arm][seed] for arm in arms]
+        analysis = _analysis_of(pair, options, trained.out)
+        # In the order of the command line, whatever the names of the folders.
+        for arm, model in zip(arms, analysis.models.values(), strict=True):
+            result[arm][seed] = model
+    return result
+
+
+def entropy(
+    analyses: Analyses, kind: Representation, quantity: str, layer: int | None = None
+) -> Iterator[Observed]:
+    """Yield the matrix entropy of a layer, or its mean over layers."""
+    yield from _of(analyses, quantity, "number", lambda m: _at(m.entropy[kind].mean, layer))
+
+
+def probes(
+    analyses: Analyses, kind: Representation, probe: Probe, quantity: str, layer: int | None = None
+) -> Iterator[Observed]:
+    """Yield a probe's accuracy at a layer, or its mean over layers."""
+    for observed in _of(
+        analyses, quantity, "share", lambda m: _at(m.separability[probe][kind].mean, layer)
+    ):
+        chances = {m.separability[probe][kind].chance for m in analyses[observed.arm].values()}
+        yield replace(observed, chance=max(chances, default=None))
+
+
+def nearest_in_layout(analyses: Analyses, quantity: str, layer: int = -1) -> Iterator[Observed]:
+    """Yield how often the nearest other point of a layer's t-SNE layout is of the same word."""
+    for observed in _of(analyses, quantity, "share", lambda m: same_as_nearest(m.layout, layer)):
+        labels = [m.layout.labels for m in analyses[observed.arm].values()]
+        shares = [float(np.bincount(of_seed).max() / len(of_seed)) for of_seed in labels]
+        yield replace(observed, chance=max(shares, default=None))
+
+
+def same_as_nearest(layout: Layout, layer: int = -1) -> float:
+    """Return the share of points whose nearest other point has their label."""
+    points = np.asarray(layout.layers[sorted(layout.layers)[layer]], dtype=np.float64)
+    labels = np.asarray(layout.labels)
+    distances = np.square(points[:, None] - points[None]).sum(-1)
+    np.fill_diagonal(distances, np.inf)
+    return float((labels == labels[distances.argmin(1)]).mean())
+
+
+def router_shares(
+    trained: Trained, study: str, shares: Mapping[str, Callable[[np.ndarray], float]]
+) -> Iterator[Observed]:
+    """Yield numbers of the heatmap [L, R, L] of LIMe's routers, trained and at their start.
+
+    ``shares``: name of each quantity, and what it is of a heatmap by target head.
+    """
+    records = trained.records.get(study, {}).get("lime", {})
+    heatmaps = {
+        "lime": {seed: _heatmap(record, trained=True) for seed, record in records.items()},
+        "lime at its start": {
+            seed: _heatmap(record, trained=False) for seed, record in records.items()
+        },
+    }
+    for quantity, share in shares.items():
+        for arm, by_seed in heatmaps.items():
+            yield Observed(
+                quantity=quantity,
+                arm=arm,
+                by_seed={seed: share(heatmap) for seed, heatmap in by_seed.items()},
+                unit="share",
+            )
+
+
+def _heatmap(record: RunRecord, *, trained: bool) -> np.ndarray:
+    """Return what the routers of a run's final model read, or those of a new model of its seed."""
+    import torch
+
+    from layermem.analysis.routing import head_heatmaps
+    from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
+    from layermem.models.registry import build, lookup
+
+    (checkpoint,) = open_checkpoints([record.folder])
+    if trained:
+        return head_heatmaps(load_model(checkpoint))
+    config = lookup(record.variant).config.from_pretrained(checkpoint.location)
+    torch.manual_seed(record.seed)
+    names = (*config.shape_fields, "router_init")
+    return head_heatmaps(build(record.variant, **{name: getattr(config, name) for name in names}))
+
+
+def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path) -> Analysis:
+    """Return the analysis of two runs: that which is there, else a new one."""
+    from layermem.experiments.analyze import analyze
+
+    words = "-".join(options.words or ()) or "words"
+    # Beside the results, so that artefacts share what is of the same runs.
+    folder = out.parent / "analyses" / f"{pair[0].run_id}-{pair[1].run_id}-{words}-{options.each}"
+    if (folder / "analysis.json").exists():
+        analysis = read_result(Analysis, folder)
+        of_runs = [model.about.run_id for model in analysis.models.values()]
+        same_words = options.words in (None, analysis.options.words)
+        same = replace(analysis.options, words=options.words) == options and same_words
+        if same and of_runs == [record.run_id for record in pair]:
+            return analysis
+        raise ValueError(
+            f"{folder}/analysis.json is of other runs or options than its folder says; delete it"
+        )
+    logger.info("analyzing %s against %s", pair[0].folder, pair[1].folder)
+    command = f"layermem analyze {pair[0].folder} --against {pair[1].folder}"
+    return analyze([record.folder for record in pair], options, folder, command)
+
+
+def _of(
+    analyses: Analyses, quantity: str, unit: Unit, value: Callable[[ModelAnalysis], float]
+) -> Iterator[Observed]:
+    for arm, by_seed in analyses.items():
+        numbers = {seed: value(model) for seed, model in by_seed.items()}
+        yield Observed(quantity=quantity, arm=arm, by_seed=numbers, unit=unit)
+
+
+def _at(by_layer: Sequence[float], layer: int | None) -> float:
+    return float(np.mean(by_layer)) if layer is None else by_layer[layer]

@@ -1,0 +1,76 @@
+"""Which planned runs are recorded, wherever they lie: found by run id below some folders.
+
+It does not know: what is planned, how runs are trained.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from layermem.config import Run
+from layermem.experiments.many_runs import read_failure
+from layermem.experiments.records import read_divergence
+from layermem.results.artefact import State
+from layermem.runs import RunFolder
+from layermem.train.run_config import recorded_run
+
+logger = logging.getLogger(__name__)
+# Folders of runs lie at most so deep below a root: ROOT/STUDY/rates/RUN.
+_DEPTH = 3
+
+
+class RecordedRuns:
+    """The runs below ``out``, where new ones are trained, and below further folders."""
+
+    def __init__(self, out: Path, others: Iterable[Path] = ()) -> None:
+        self.out = out
+        self._ended: dict[str, RunFolder] = {}
+        for root in (out, *others):
+            if root != out and not root.is_dir():
+                raise FileNotFoundError(f"{root} is no folder; name one that holds runs")
+            for folder in _run_folders(root):
+                self._add(folder)
+
+    def folder_of(self, name: str, run: Run) -> RunFolder:
+        """Return where a run is recorded, else where it is to be trained.
+
+        A run that was begun elsewhere and has not ended is left alone: it may go on there.
+        """
+        own = RunFolder(self.out / name)
+        if own.final.exists():
+            return own
+        return self._ended.get(run.id, own)
+
+    def path_of(self, name: str, run: Run) -> Path:
+        """Return the same as a path."""
+        return self.folder_of(name, run).path
+
+    def _add(self, folder: RunFolder) -> None:
+        try:
+            run = recorded_run(folder)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("%s is left out: %s", folder.path, error)
+            return
+        if folder.final.exists() or folder.diverged.exists():
+            self._ended.setdefault(run.id, folder)
+
+
+def run_state(folder: RunFolder, run: Run) -> tuple[State, str]:
+    """Return where a run stands, and of one that diverged or failed what was seen."""
+    divergence = read_divergence(folder, run.id) if folder.config.exists() else None
+    if divergence is not None:
+        return "diverged", f"step {divergence.step:,}: {divergence.message}"
+    if folder.final.exists():
+        return "ended", ""
+    if failure := read_failure(folder):
+        return "failed", failure
+    return ("begun" if folder.metrics.exists() else "not begun"), ""
+
+
+def _run_folders(root: Path, depth: int = _DEPTH) -> Iterable[RunFolder]:
+    """Yield the run folders below a folder; there is none within another."""
+    if RunFolder(root).config.exists():
+        yield RunFolder(root)
+    elif depth and root.is_dir():
+        for path in sorted(path for path in root.iterdir() if path.is_dir()):
+            yield from _run_folders(path, depth - 1)

@@ -1,0 +1,142 @@
+"""Trains the runs of an artefact that are not recorded, choosing learning rates first.
+
+It does not know: what is computed of the runs.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from layermem.experiments.arms import best_learning_rate, losses_of_trials
+from layermem.experiments.comparison import check_test_problems
+from layermem.experiments.many_runs import train_missing
+from layermem.experiments.records import naming_damage, read_record, recorded_about
+from layermem.experiments.reproduction.artefact import Artefact, Study
+from layermem.experiments.reproduction.plans import PlannedRun, counting_runs, stages, trials
+from layermem.experiments.reproduction.recorded import RecordedRuns, run_state
+from layermem.results.artefact import RunState, Scale
+from layermem.results.run_record import RunRecord
+from layermem.runs import RunFolder
+from layermem.train.run_config import check_same_run, recorded_run
+
+logger = logging.getLogger(__name__)
+Records = dict[str, dict[str, dict[int, RunRecord]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What training an artefact's runs came to."""
+
+    records: Records
+    """Study, arm and seed to the record of each run that ended well."""
+    states: tuple[RunState, ...]
+    """Where every run stands."""
+    rates: Mapping[str, Mapping[str, float]]
+    """Learning rate of each arm of a study, where some were tried."""
+    failure: str | None
+    """What failed, and where it is said; None: nothing."""
+
+
+def train(
+    artefact: Artefact, scale: Scale, seeds: Sequence[int], recorded: RecordedRuns, jobs: int
+) -> Outcome:
+    """Train what is missing; runs that failed are told, and in no record.
+
+    A run that failed in the choice of a learning rate is an error: the choice would be without it
+    by accident.
+    """
+    rates: dict[str, dict[str, float]] = {}
+    failures: list[str] = []
+    runs: dict[str, PlannedRun] = {}
+    for stage in stages(artefact.studies(scale)):
+        attempts = {name: run for study in stage for name, run in trials(study).items()}
+        if failure := train_planned(attempts, recorded, jobs):
+            raise RuntimeError(failure)
+        rates |= {study.name: chosen_rates(study, recorded) for study in stage if study.rates}
+        counting: dict[str, PlannedRun] = {}
+        for study in stage:
+            before = rates.get(study.starts_from.name) if study.starts_from else None
+            chosen = rates.get(study.name, {})
+            counting |= counting_runs(study, seeds, chosen, recorded.path_of, before)
+        if failure := train_planned(counting, recorded, jobs):
+            failures.append(failure)
+        runs |= attempts | counting
+    return Outcome(
+        records=read_records(runs, recorded),
+        states=tuple(state_of(name, planned, recorded) for name, planned in runs.items()),
+        rates=rates,
+        failure="; ".join(failures) or None,
+    )
+
+
+def chosen_rates(study: Study, recorded: RecordedRuns) -> dict[str, float]:
+    """Return the learning rate of the lowest validation loss of each arm; all trials must be
+    recorded."""
+    by_key = {
+        (planned.arm, planned.trial): (planned.run, recorded.folder_of(name, planned.run))
+        for name, planned in trials(study).items()
+        if planned.trial is not None
+    }
+    return {arm: best_learning_rate(losses) for arm, losses in losses_of_trials(by_key).items()}
+
+
+def state_of(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunState:
+    """Return where a planned run stands."""
+    folder = recorded.folder_of(name, planned.run)
+    state, note = run_state(folder, planned.run)
+    return RunState(
+        name=name, run_id=planned.run.id, folder=str(folder.path), state=state, note=note
+    )
+
+
+def read_records(runs: Mapping[str, PlannedRun], recorded: RecordedRuns) -> Records:
+    """Return what runs that count and ended well recorded; refuse what cannot be compared."""
+    records: Records = {}
+    of_study: dict[str, dict[str, RunRecord]] = {}
+    for name, planned in runs.items():
+        folder = recorded.folder_of(name, planned.run)
+        if planned.trial is not None or run_state(folder, planned.run)[0] != "ended":
+            continue
+        # A folder of this name may hold what an earlier version planned under it.
+        check_same_run(folder, planned.run)
+        record = read_record(name, planned.run, folder)
+        arms = records.setdefault(planned.study.name, {})
+        arms.setdefault(planned.arm, {})[planned.run.seed] = record
+        of_study.setdefault(planned.study.name, {})[name] = record
+    for members in of_study.values():
+        check_test_problems(members)
+        _check_same_data(members)
+    return records
+
+
+def _check_same_data(records: Mapping[str, RunRecord]) -> None:
+    """Raise where runs of one study read different data under the same config."""
+    by_digest: dict[str, str] = {}
+    for record in records.values():
+        if digest := recorded_about(RunFolder(record.folder)).get("data"):
+            by_digest.setdefault(digest, record.folder)
+    if len(by_digest) > 1:
+        raise ValueError(
+            f"{' and '.join(by_digest.values())} were trained on different data under one config, "
+            "so they cannot be compared; train one of them again in another --out"
+        )
+
+
+def train_planned(runs: Mapping[str, PlannedRun], recorded: RecordedRuns, jobs: int) -> str | None:
+    """Train what is recorded nowhere; return what failed (None: nothing)."""
+    own = {
+        name: planned.run
+        for name, planned in runs.items()
+        if recorded.path_of(name, planned.run) == recorded.out / name
+    }
+    for name in own:
+        folder = RunFolder(recorded.out / name)
+        if folder.config.exists():
+            with naming_damage(folder):
+                recorded_run(folder)
+    logger.info("%d of %d runs are recorded elsewhere", len(runs) - len(own), len(runs))
+    try:
+        train_missing(own, recorded.out, jobs, may_diverge=True)
+    except RuntimeError as error:
+        return str(error)
+    return None

@@ -1,0 +1,87 @@
+"""Numbers of arms by seed -> their ranking: paired differences, Holm, what is within noise.
+
+It does not know: what was measured, how runs are trained.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from layermem.intervals import Interval, holm, interval, p_value, paired, pairs_to_settle
+from layermem.results.arena import Standing
+from layermem.results.artefact import Mean
+
+Sizes = tuple[int, int, int]
+"""Training steps, width inside the mlp, parameters."""
+
+
+def standings(
+    values: Mapping[str, Mapping[int, float]],
+    seeds: Sequence[int],
+    sizes: Mapping[str, Sizes],
+    *,
+    higher_is_better: bool,
+) -> tuple[Standing, ...]:
+    """Return the arms, best first; those with a seed missing come last and have no rank.
+
+    ``values``: of each arm by seed, the first is what the others are compared with.
+    """
+    first = next(iter(values))
+    whole = [arm for arm in values if set(seeds) <= set(values[arm])]
+    sign = -1 if higher_is_better else 1
+    order = sorted(whole, key=lambda arm: sign * interval(list(values[arm].values())).mean)
+    order += [arm for arm in values if arm not in whole]
+    differences = {arm: _difference(values, arm, first) for arm in values}
+    p_values = _adjusted(differences)
+    best = order[0] if whole else None
+    to_best = _adjusted({arm: _difference(values, arm, best) for arm in whole if best})
+    return tuple(
+        Standing(
+            arm=arm,
+            rank=i if arm in whole else None,
+            by_seed=dict(values[arm]),
+            mean=_mean(interval(list(values[arm].values()))) if values[arm] else None,
+            difference=_mean(differences[arm]),
+            p=p_values.get(arm),
+            p_to_best=to_best.get(arm),
+            pairs_to_settle=_pairs(differences[arm]),
+            steps=sizes[arm][0],
+            width_of_mlp=sizes[arm][1],
+            parameters=sizes[arm][2],
+            note=_note(values[arm], seeds),
+        )
+        for i, arm in enumerate(order, 1)
+    )
+
+
+def _note(values: Mapping[int, float], seeds: Sequence[int]) -> str:
+    missing = [seed for seed in seeds if seed not in values]
+    return f"diverged, failed or missing: seeds {', '.join(map(str, missing))}" if missing else ""
+
+
+def _difference(
+    values: Mapping[str, Mapping[int, float]], arm: str, other: str | None
+) -> Interval | None:
+    """Return the paired difference over the seeds that both have; None: it is the same arm."""
+    if other is None or arm == other:
+        return None
+    common = [seed for seed in values[arm] if seed in values[other]]
+    if not common:
+        return None
+    return paired([values[arm][seed] for seed in common], [values[other][seed] for seed in common])
+
+
+def _adjusted(differences: Mapping[str, Interval | None]) -> dict[str, float]:
+    p_values = {arm: p_value(each) for arm, each in differences.items() if each is not None}
+    p_values = {arm: p for arm, p in p_values.items() if not math.isnan(p)}
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+
+
+def _pairs(difference: Interval | None) -> int | None:
+    return None if difference is None else pairs_to_settle(difference)
+
+
+def _mean(values: Interval | None) -> Mean | None:
+    if values is None:
+        return None
+    half = values.half if math.isfinite(values.half) else None
+    return Mean(mean=values.mean, half=half, count=values.count)

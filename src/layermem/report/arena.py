@@ -1,0 +1,111 @@
+"""Draws the arena: a table for each board and condition, from an ``ArenaResult`` alone.
+
+It does not know: torch, run folders, how anything was trained or measured.
+"""
+
+from layermem.report.artefacts import format_mean, format_number, format_pairs
+from layermem.report.page import Page, Section, Table
+from layermem.results.arena import ArenaResult, Condition, Ranking, Standing
+from layermem.results.artefact import Unit
+
+_TITLES: dict[Condition, str] = {
+    "tokens": "equal tokens",
+    "time": "equal training time",
+    "parameters": "equal parameters",
+}
+_HOW: dict[Condition, str] = {
+    "tokens": "Every arm has the same tokens in the same order.",
+    "time": "An arm whose step takes longer than the first arm's has so many fewer of them, in a "
+    "whole schedule of that length.",
+    "parameters": "The mlp of an arm with more parameters than the plain decoder is narrower, to "
+    "within 0.5% of its parameters.",
+}
+_NOISE = 0.05
+
+
+def build(result: ArenaResult) -> Page:
+    """Return the page."""
+    boards = dict.fromkeys(ranking.board for ranking in result.rankings)
+    lost = [run for run in result.runs if run.state not in ("ended", "diverged")]
+    lead = f"{len(boards)} boards, {len(result.seeds)} seeds, {len(result.runs)} runs"
+    sections = [
+        Section(
+            title=board,
+            tables=[
+                *(table(ranking) for ranking in result.rankings if ranking.board == board),
+                _steps_table(result, board),
+            ],
+        )
+        for board in boards
+    ]
+    return Page(
+        title="The arena: variants on equal terms",
+        lead=f"{lead}, {len(lost)} of them failed or not ended." if lost else f"{lead}.",
+        sections=[*sections, _runs(result), Section(title="Again", commands=[result.command])],
+    )
+
+
+def table(ranking: Ranking) -> Table:
+    """Return the table of one board under one condition."""
+    unit: Unit = "share" if ranking.is_share else "number"
+    first = next((s.arm for s in ranking.standings if s.difference is None), "the first arm")
+    header = [f"{ranking.board}, {_TITLES[ranking.condition]}", ranking.metric, f"against {first}"]
+    header += ["p (Holm)", "against the best", "seeds to settle it", "steps", "mlp", "parameters"]
+    return Table(
+        header=["", *header],
+        rows=[_row(standing, unit) for standing in ranking.standings],
+        caption=f"{_HOW[ranking.condition]} 95% intervals over seeds by Student's t, differences "
+        "pair by pair, p-values adjusted by Holm's method for the arms of this table; from 0.05 on "
+        "a difference is within noise.",
+    )
+
+
+def _row(standing: Standing, unit: Unit) -> list[str]:
+    rank = "" if standing.rank is None else str(standing.rank)
+    note = f" ({standing.note})" if standing.note else ""
+    return [
+        rank,
+        standing.arm,
+        f"{format_mean(standing.mean, unit)}{note}",
+        format_mean(standing.difference, unit, sign=True),
+        _p(standing.p),
+        "the best" if standing.rank == 1 else _p(standing.p_to_best),
+        format_pairs(standing.difference, standing.pairs_to_settle),
+        f"{standing.steps:,}",
+        str(standing.width_of_mlp),
+        format_number(float(standing.parameters), "number"),
+    ]
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return ""
+    return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < _NOISE else ', within noise'}"
+
+
+def _steps_table(result: ArenaResult, board: str) -> Table:
+    steps, rates = result.steps[board], result.rates.get(board, {})
+    return Table(
+        header=["arm", "seconds of a step", "over the first arm's", "learning rate"],
+        rows=[
+            [
+                arm,
+                format_number(seconds, "number"),
+                f"{steps.ratios[arm]:.3f}",
+                f"{rates[arm]:g}" if arm in rates else "the preset's",
+            ]
+            for arm, seconds in steps.seconds.items()
+        ],
+        caption=f"{steps.machine}: medians of {steps.rounds} rounds, one step of each arm in each. "
+        "Learning rates were chosen at equal tokens on a seed that is in no table.",
+    )
+
+
+def _runs(result: ArenaResult) -> Section:
+    rows = [
+        [run.name, run.run_id, f"{run.state}: {run.note}" if run.note else run.state, run.folder]
+        for run in result.runs
+    ]
+    return Section(
+        title="The runs", tables=[Table(header=["run", "id", "state", "folder"], rows=rows)]
+    )

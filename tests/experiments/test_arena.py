@@ -1,0 +1,209 @@
+"""The arena: what is equal under each condition, rankings, noise, going on, refusals."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from recorded import SIZES, record
+
+from layermem import cli
+from layermem.config import Run
+from layermem.experiments import arena, many_runs
+from layermem.experiments.arms import CHOOSING_SEED
+from layermem.experiments.presets import get_preset
+from layermem.experiments.reproduction import estimates
+from layermem.experiments.standings import standings
+from layermem.models.registry import variants
+from layermem.report import arena as report
+from layermem.results.arena import ArenaResult
+from layermem.results.files import read_result
+from layermem.runs import RunFolder
+
+BASE = Run(preset="made-up", max_steps=40, model=SIZES)
+ARMS = "plain,lime,hyper_connections"
+SECONDS = {"plain": [1.0, 2.0, 4.0], "lime": [1.1, 2.6, 5.0], "hyper_connections": [0.9, 1.8, 3.6]}
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Have runs be recorded with made-up losses, and steps timed with made-up seconds.
+
+    ``begun.does``: run to whether it ends.
+    """
+
+    class Begun(list):
+        ends = staticmethod(lambda run: True)
+
+    runs = Begun()
+    gain = {"plain": 0.0, "lime": 0.5, "hyper_connections": 0.0}
+
+    def start(run, folder, jobs, slot):
+        runs.append(run)
+        ends = runs.ends(run)
+        if ends == "interrupted":
+            raise KeyboardInterrupt
+        if ends:
+            noise = 0.01 * (run.seed % 7) * (-1) ** len(run.variant)
+            record(folder.path, run=run, rows=1)
+            loss = 1 + noise - gain[run.variant] + abs(run.optim.lr - 1e-2)
+            RunFolder(folder.path).write_rows([{"step": run.max_steps, "val_loss": loss}])
+        return subprocess.Popen([sys.executable, "-S", "-c", f"raise SystemExit({not ends})"])
+
+    monkeypatch.setattr(many_runs, "_start_process", start)
+    monkeypatch.setattr(many_runs, "_POLL_INTERVAL", 0.02)
+    monkeypatch.setattr(arena, "get_preset", lambda name: replace(BASE, preset=name))
+    monkeypatch.setattr(arena, "_time_arms", lambda study, *_: {a: SECONDS[a] for a in study.arms})
+    return runs
+
+
+def options(**changes):
+    fields = {"boards": ("board",), "variants": ARMS, "rates": (1e-3, 1e-2), "seeds": 3, **changes}
+    return arena.ArenaOptions(**fields)
+
+
+def test_three_rankings(tmp_path, begun):
+    result, failure = arena.compete(options(), tmp_path, command="layermem arena")
+    assert failure is None
+    by_condition = {ranking.condition: ranking for ranking in result.rankings}
+    assert list(by_condition) == ["tokens", "time", "parameters"]
+    # Six that choose; nine at equal tokens; LIMe is slower and both are larger than plain.
+    steps = result.steps["board"].ratios
+    assert steps["lime"] == 1.25 and steps["hyper_connections"] == 0.9
+    at = {c: {s.arm: s for s in r.standings} for c, r in by_condition.items()}
+    assert at["time"]["lime"].steps == 32 and at["tokens"]["lime"].steps == 40
+    assert at["time"]["hyper_connections"].steps == 40
+    plain = at["tokens"]["plain"].parameters
+    for arm in ("lime", "hyper_connections"):
+        assert at["tokens"][arm].parameters > plain
+        assert abs(at["parameters"][arm].parameters / plain - 1) <= 0.005
+    assert at["parameters"]["hyper_connections"].width_of_mlp < SIZES.intermediate_size
+    for ranking in result.rankings:
+        best, *others = ranking.standings
+        assert best.arm == "lime" and best.rank == 1 and best.p < 0.05
+        assert {other.rank for other in others} == {2, 3}
+    hyper = at["tokens"]["hyper_connections"]
+    assert hyper.p > 0.05 and hyper.p_to_best < 0.05
+    assert read_result(ArenaResult, tmp_path / "arena") == result
+    text = [" ".join(map(str, row)) for row in report.table(result.rankings[0]).rows]
+    assert "within noise" in text[1] + text[2] and "the best" in text[0]
+    # Nothing is done twice.
+    count = len(begun)
+    assert arena.compete(options(), tmp_path, command="layermem arena")[0] == result
+    assert len(begun) == count
+    assert {run.seed for run in begun} == {0, 1, 2, CHOOSING_SEED}
+
+
+def test_an_interrupted_arena_goes_on(tmp_path, begun):
+    begun.ends = lambda run: "interrupted" if run.max_steps == 32 and run.seed == 1 else True
+    with pytest.raises(KeyboardInterrupt):
+        arena.compete(options(), tmp_path)
+    count = len(begun)
+    begun.ends = lambda run: True
+    result, _ = arena.compete(options(), tmp_path)
+    # The run that was interrupted is begun again, those before it are not.
+    assert begun[count].id == begun[count - 1].id
+    assert len({run.id for run in begun}) == len(begun) - 1
+    assert all(run.state == "ended" for run in result.runs)
+
+
+def test_a_failed_arm_has_no_rank(tmp_path, begun):
+    begun.ends = lambda run: (run.variant, run.seed) != ("lime", 1)
+    result, failure = arena.compete(options(), tmp_path)
+    assert "runs failed" in failure
+    last = result.rankings[0].standings[-1]
+    assert (last.arm, last.rank, sorted(last.by_seed)) == ("lime", None, [0, 2])
+    assert "seeds 1" in report.table(result.rankings[0]).rows[-1][2]
+    assert [run.state for run in result.runs].count("failed") == 2
+
+
+def test_other_measured_steps_are_refused(tmp_path, begun):
+    arena.compete(options(variants="plain,lime"), tmp_path)
+    with pytest.raises(
+        ValueError, match=r"steps.json was measured with other sizes or arms \(plai"
+    ):
+        arena.compete(options(), tmp_path)
+    file = tmp_path / "arena" / "board" / "steps.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base": "0" * 12}))
+    with pytest.raises(ValueError, match="delete it to measure again"):
+        arena.compete(options(variants="plain,lime"), tmp_path)
+
+
+@pytest.mark.parametrize("variant", [name for name in variants() if name != "plain"])
+@pytest.mark.parametrize("board", ["tiny-lm", "tiny-aet-4", "tiny-chains", "tiny-mqar"])
+def test_every_variant_can_have_the_plain_decoders_parameters(board, variant, monkeypatch):
+    sizes = (replace(get_preset(board).model, vocab_size=100).sizes(), 20.0)
+    monkeypatch.setattr(arena, "model_sizes", lambda run: ({**sizes[0], **run.model.sizes()}, 20.0))
+    base = get_preset(board)
+    base = replace(base, model=replace(base.model, vocab_size=100))
+    run = arena.at_equal_parameters(replace(base, variant=variant), base)
+    plain = arena.parameters(replace(base, variant="plain"))
+    assert arena.parameters(run) <= plain * 1.005
+    # Nothing but the mlp is changed, and it only where there is more than the tolerance.
+    same = replace(run, model=replace(run.model, intermediate_size=base.model.intermediate_size))
+    assert same == replace(base, variant=variant)
+    if run.model != base.model:
+        assert arena.parameters(run) >= plain * 0.995
+        assert arena.parameters(same) > plain * 1.005
+
+
+def test_what_cannot_be_made_equal_is_refused():
+    model = replace(SIZES, hidden_size=4, intermediate_size=1, num_hidden_layers=1)
+    base = replace(BASE, model=model)
+    with pytest.raises(ValueError, match=r"hyper_connections has \d+ parameters on made-up, plain"):
+        arena.at_equal_parameters(replace(base, variant="hyper_connections"), base)
+
+
+def test_steps_are_timed_in_turn(tmp_path):
+    """Without made-up seconds."""
+    study = arena.studies(options(boards=("tiny-lm",), variants="plain,lime"))[0]
+    small = replace(study, base=replace(BASE, optim=replace(BASE.optim, batch_size=2)))
+    steps = arena.measured_steps(small, tmp_path / "steps.json")
+    assert set(steps.ratios) == {"plain", "lime"} and steps.ratios["plain"] == 1
+    assert steps.ratios["lime"] > 0.5 and steps.rounds == 9
+    assert arena.measured_steps(small, tmp_path / "steps.json") == steps
+
+
+def test_ranks_by_what_is_better():
+    sizes = dict.fromkeys("ab", (1, 1, 1))
+    values = {"a": {0: 0.5, 1: 0.6}, "b": {0: 0.7, 1: 0.75}}
+    higher = standings(values, (0, 1), sizes, higher_is_better=True)
+    assert [s.arm for s in higher] == ["b", "a"]
+    assert higher[0].difference.mean == pytest.approx(0.175)
+    lower = standings(values, (0, 1), sizes, higher_is_better=False)
+    assert [(s.arm, s.rank) for s in lower] == [("a", 1), ("b", 2)]
+    alone = standings({"a": {}, "b": {0: 1.0}}, (0,), sizes, higher_is_better=True)
+    assert [(s.arm, s.rank, s.difference) for s in alone] == [("b", 1, None), ("a", None, None)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["--variants", "plain"], "--variants needs two arms at least, got plain"),
+        (["--board", "aet-4,aet-4"], "--board needs different boards, got aet-4, aet-4"),
+        (["--board", "recall,mqar"], "two of --board are one preset: recall, mqar"),
+        (["--board", "aet-44"], "unknown preset 'aet-44'; did you mean aet-4"),
+        (["--variants", "plain,lame"], "unknown variant 'lame'"),
+        (["--seeds", "1001", "--board", "tiny-lm", "--dry-run"], "seed 1000 is kept for choosing"),
+    ],
+)
+def test_what_is_asked_wrongly(argv, message, tmp_path):
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        cli.main(["arena", *argv, "--out", str(tmp_path)])
+
+
+def test_the_command(tmp_path, begun, capsys, monkeypatch):
+    asked = ["arena", "--board", "tiny-lm", "--variants", ARMS, "--out", str(tmp_path)]
+    monkeypatch.setitem(estimates._STEP_FLOPS, "cpu", 1e6)
+    cli.main([*asked, "--dry-run"])
+    # Three arms at four rates; three arms, five seeds, three conditions.
+    assert "57 runs at most" in capsys.readouterr().out and not begun
+    cli.main([*asked, "--seeds", "2", "--rates", "1e-2"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "is narrower" in shown and "within noise" in shown
+    page = (tmp_path / "arena" / "index.html").read_text()
+    assert "equal training time" in page and "over the first arm" in page

@@ -1,0 +1,79 @@
+"""Scores of ended runs on the tasks of the paper's tables, and what is refused before training."""
+
+import importlib.util
+import json
+from dataclasses import replace
+
+import pytest
+from eval_fixtures import docs
+from small_run import a_run
+
+from layermem.evals.task_catalog import TASKS
+from layermem.experiments import reproduce
+from layermem.experiments.artefacts import get_artefact
+from layermem.experiments.records import read_record
+from layermem.experiments.reproduction import evaluating
+from layermem.experiments.reproduction.artefact import Trained
+from layermem.results.eval import EvalResult
+from layermem.results.files import read_result
+from layermem.train.run import train
+
+needs_lm_eval = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="lm-eval (the extra eval) is not installed"
+)
+
+
+def write_records(folder):
+    folder.mkdir()
+    for name in ("qnli", "copa"):
+        lines = "".join(json.dumps(item) + "\n" for item in docs(name)["validation"])
+        (folder / f"{name}_validation.jsonl").write_text(lines, encoding="utf-8")
+    return str(folder)
+
+
+def test_every_column_has_a_task():
+    columns = {name: get_artefact(name).tasks for name in ("table1", "table4", "table5", "table6")}
+    assert {len(tasks) for tasks in columns.values()} == {8, 5, 4, 7}
+    for tasks in columns.values():
+        assert {evaluating.find_task(evaluating.NAMES[task]).name for task in tasks} <= {*TASKS}
+
+
+@needs_lm_eval
+def test_what_cannot_be_asked_is_said_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "train", None)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        reproduce.reproduce("table4", "tiny", 1, tmp_path, task_records=["nowhere"])
+
+
+@pytest.mark.slow
+@needs_lm_eval
+def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    runs = {}
+    for variant in ("lime", "plain"):
+        for seed in (0, 1):
+            run = replace(a_run(tmp_path, max_steps=2), variant=variant, seed=seed)
+            folder = train(run, tmp_path / f"{variant}-{seed}")
+            record = read_record(folder.path.name, run, folder)
+            runs.setdefault(variant, {})[seed] = record
+    records = write_records(tmp_path / "records")
+    trained = Trained(
+        scale="tiny",
+        seeds=(0, 1),
+        records={"study": runs},
+        out=tmp_path / "out",
+        task_records=(records,),
+    )
+    observed = {
+        (row.quantity, row.arm): row for row in evaluating.observe_tasks(("QNLI", "COPA"))(trained)
+    }
+    result = read_result(EvalResult, tmp_path / "out" / "eval")
+    assert result.options.shots == 3 and result.options.seeds == 5 and result.options.truncate
+    for arm in ("lime", "plain"):
+        for seed in (0, 1):
+            of_model = result.models[f"{arm}-{seed}"]
+            qnli, copa = (of_model[task].accuracy.mean for task in ("qnli", "copa"))
+            assert observed["QNLI", arm].by_seed[seed] == qnli
+            assert observed["COPA", arm].by_seed[seed] == copa
+            assert observed["average", arm].by_seed[seed] == pytest.approx((qnli + copa) / 2)
+    assert observed["QNLI", "lime"].chance == 0.5

@@ -1,0 +1,620 @@
+"""Artefacts of the paper: plans, what is recorded, what fails, verdicts, printed numbers."""
+
+import functools
+import json
+import logging
+import math
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from recorded import SIZES, record
+from small_run import a_run
+
+from layermem import cli
+from layermem.config import Run
+from layermem.efficiency import measuring
+from layermem.evals.solving import evaluate
+from layermem.experiments import artefacts, many_runs, model_sizes, presets, reproduce
+from layermem.experiments.artefacts import fig1, fig4, fig11
+from layermem.experiments.preset_costs import preset_costs
+from layermem.experiments.presets import get_preset
+from layermem.experiments.reproduction import estimates, inspecting, observing, step_costs
+from layermem.experiments.reproduction.artefact import (
+    SCALES,
+    Artefact,
+    Claim,
+    Observed,
+    PaperNumber,
+    Study,
+    Trained,
+    beside_plain,
+)
+from layermem.experiments.reproduction.plans import plan
+from layermem.experiments.reproduction.recorded import RecordedRuns
+from layermem.experiments.reproduction.summary import summarise
+from layermem.report import artefacts as report
+from layermem.results.analysis import Layout
+from layermem.results.artefact import ArtefactResult
+from layermem.results.files import read_result
+from layermem.results.run_record import Validation
+from layermem.runs import RunFolder
+from layermem.train.run import train
+
+PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
+BASE = Run(preset="made-up", max_steps=40, model=SIZES)
+
+
+# It draws problems, the same ones for many artefacts.
+_vocabulary_and_length = functools.cache(model_sizes.vocabulary_and_length)
+
+
+def made_up(rates=(), arms=("plain", "lime"), **changes):
+    """Return an artefact of one study of made-up runs, judged by their losses."""
+    study = Study(name="study", base=BASE, arms=arms, rates=rates)
+    fields = {
+        "title": "made up",
+        "claim": "LIMe is better.",
+        "studies": lambda scale: (study,),
+        "observe": lambda trained: observing.losses(trained, "study", "loss"),
+        "claims": lambda scale: beside_plain("loss", arms, "lower"),
+        **changes,
+    }
+    return Artefact(**fields)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """Have runs be recorded with made-up losses in place of being trained; return their names.
+
+    ``begun.does``: run to what happens: "ends", "diverges", "fails" or "is interrupted".
+    """
+
+    class Begun(list):
+        does = staticmethod(lambda run: "ends")
+
+    names = Begun()
+
+    def start(run, folder, jobs, slot):
+        names.append(f"{folder.path.parent.name}/{folder.path.name}")
+        did = names.does(run)
+        if did == "is interrupted":
+            raise KeyboardInterrupt
+        if did == "fails":
+            many_runs._append_note(folder, "begun at noon")
+            with (folder.path / many_runs.ERRORS).open("a") as log:
+                log.write("ValueError: the disk is | full\n")
+        elif did == "diverges":
+            record(folder.path, run=run, rows=2, diverged=20)
+        else:
+            away = abs(math.log10(run.optim.lr) + (2 if run.variant == "plain" else 3))
+            gain = 0.5 + 0.01 * run.seed if run.variant == "lime" else 0.0
+            record(folder.path, run=run, final=1.0 + away - gain)
+        return subprocess.Popen([sys.executable, "-S", "-c", f"raise SystemExit({did == 'fails'})"])
+
+    monkeypatch.setattr(many_runs, "_start_process", start)
+    monkeypatch.setattr(many_runs, "_POLL_INTERVAL", 0.02)
+    return names
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Have a made-up artefact stand under the name table7."""
+    return lambda artefact: monkeypatch.setattr(reproduce, "get_artefact", lambda name: artefact)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", artefacts.names())
+def test_every_artefact_is_planned_at_every_scale(name, scale, tmp_path, monkeypatch):
+    speed = estimates.Speed(flops_per_second=1e10, basis="measured")
+    monkeypatch.setattr(reproduce, "measure_speed", lambda run, sizes: speed)
+    monkeypatch.setattr(model_sizes, "vocabulary_and_length", _vocabulary_and_length)
+    artefact = artefacts.get_artefact(name)
+    studies = reproduce.estimate(name, scale, None, tmp_path)
+    runs = plan(artefact, scale, reproduce.seeds_at(scale, None))
+    assert sum(study.runs for study in studies) == len(runs)
+    assert len({planned.run.id for planned in runs.values()}) <= len(runs)
+    assert (not runs) == (name in ("table8", "table9"))
+    for study in studies:
+        assert study.hours > 0 and study.cost.tokens > 1e4 and not study.recorded
+    quantities = {(claim.quantity, claim.arm) for claim in artefact.claims(scale)}
+    assert quantities
+    # What is claimed is of arms that are trained.
+    arms = {planned.arm for planned in runs.values()}
+    for claim in artefact.claims(scale) if arms else ():
+        assert any(claim.arm.startswith(arm) for arm in arms), claim
+
+
+@pytest.mark.parametrize("name", artefacts.names())
+def test_scale_paper_is_the_papers_configuration(name):
+    for study in artefacts.get_artefact(name).studies("paper"):
+        assert study.base == get_preset(study.base.preset)
+        assert study.base.preset.startswith("paper-") and not study.rates
+
+
+def test_the_fixed_names():
+    figures = [f"fig{i}" for i in range(1, 12)]
+    tables = ["table1", *(f"table{i}" for i in range(4, 10))]
+    assert artefacts.names() == [*figures, "prosqa", *tables]
+    with pytest.raises(ValueError, match="unknown artefact 'table77'; did you mean table7"):
+        artefacts.get_artefact("table77")
+
+
+def test_one_run_has_one_folder_in_all_artefacts():
+    """Runs are shared between artefacts: the same name is the same run."""
+    by_name = {}
+    for scale in SCALES:
+        for name in artefacts.names():
+            for label, planned in plan(artefacts.get_artefact(name), scale, (0, 1)).items():
+                assert by_name.setdefault(label, planned.run.id) == planned.run.id, label
+
+
+def test_fine_tuning_starts_from_the_pretrained_run_of_the_same_arm_and_seed():
+    runs = plan(artefacts.get_artefact("prosqa"), "paper", (0, 1))
+    tuned = {label: p.run for label, p in runs.items() if label.startswith("paper-prosqa")}
+    assert len(tuned) == 4 and list(runs)[0].startswith("paper-150m/")
+    for label, run in tuned.items():
+        pretrained = label.replace("paper-prosqa", "paper-150m")
+        assert run.model.pretrained == f"runs/{pretrained}/final"
+        assert (runs[pretrained].run.variant, runs[pretrained].run.seed) == (run.variant, run.seed)
+
+
+def test_rates_are_chosen_and_recorded_runs_are_not_run_again(tmp_path, begun, use):
+    use(made_up(rates=(1e-3, 1e-2)))
+    asked = ("table7", "tiny", 2, tmp_path / "out")
+    result, failure = reproduce.reproduce(*asked, command="layermem reproduce")
+    assert failure is None and len(begun) == 8
+    assert result.rates == {"study": {"plain": 1e-2, "lime": 1e-3}}
+    (claim,) = result.claims
+    assert claim.difference.mean == pytest.approx(-0.505) and claim.verdict == "holds"
+    again, _ = reproduce.reproduce(*asked, command="layermem reproduce")
+    assert again == result and len(begun) == 8
+    folder = tmp_path / "out" / "artefacts" / "table7-tiny"
+    assert read_result(ArtefactResult, folder) == result
+    # What a sweep recorded elsewhere, under whatever name, is used too.
+    moved = tmp_path / "sweep" / "deep"
+    moved.mkdir(parents=True)
+    for i, path in enumerate(sorted((tmp_path / "out" / "study").rglob("config.yaml"))):
+        shutil.move(path.parent, moved / f"run-{i}")
+    elsewhere, _ = reproduce.reproduce(
+        "table7", "tiny", 2, tmp_path / "new", [tmp_path / "sweep"], command="layermem reproduce"
+    )
+    assert len(begun) == 8 and elsewhere.claims == result.claims
+    third, _ = reproduce.reproduce("table7", "tiny", 3, tmp_path / "new", [tmp_path / "sweep"])
+    assert begun[8:] == ["study/plain-lr0.01-s2", "study/lime-lr0.001-s2"]
+    assert [run.state for run in third.runs] == ["ended"] * 10
+
+
+def test_an_interrupted_artefact_goes_on(tmp_path, begun, use):
+    use(made_up())
+    begun.does = lambda run: "is interrupted" if len(begun) == 3 else "ends"
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    assert len(begun) == 3
+    begun.does = lambda run: "ends"
+    result, _ = reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    assert begun[3:] == [begun[2], "study/lime-s1"]
+    assert result.claims[0].verdict == "holds"
+
+
+@pytest.mark.parametrize("did", ["fails", "diverges"])
+def test_what_failed_or_diverged_is_shown_and_in_no_mean(did, tmp_path, begun, use):
+    use(made_up())
+    begun.does = lambda run: did if (run.variant, run.seed) == ("lime", 1) else "ends"
+    result, failure = reproduce.reproduce("table7", "tiny", 3, tmp_path)
+    row = next(row for row in result.rows if row.arm == "lime")
+    assert sorted(row.by_seed) == [0, 2] and row.mean.count == 2
+    (claim,) = result.claims
+    assert claim.verdict == "cannot be said at this scale"
+    assert claim.reason == "of seeds 1 there is no pair"
+    (lost,) = [run for run in result.runs if run.state != "ended"]
+    assert lost.name == "study/lime-s1"
+    text = report.markdown(result)
+    if did == "diverges":
+        assert failure is None and lost.state == "diverged" and lost.note.startswith("step 20")
+        assert "Diverged, and in no mean: study/lime-s1." in text
+    else:
+        assert "1 of 6 runs failed" in failure
+        assert lost.state == "failed" and lost.note.endswith("ValueError: the disk is | full")
+        assert "exit code 1: ValueError: the disk is \\| full" in text
+        assert "Failed or not ended, and in no mean: study/lime-s1." in text
+        listed = reproduce.planned_states(made_up(), "tiny", 3, RecordedRuns(tmp_path))
+        assert [state.state for _, state in listed.values()].count("failed") == 1
+
+
+def test_a_choice_of_rates_that_failed_is_an_error(tmp_path, begun, use):
+    use(made_up(rates=(1e-3, 1e-2)))
+    begun.does = lambda run: "fails" if run.optim.lr == 1e-2 else "ends"
+    with pytest.raises(RuntimeError, match="2 of 4 runs failed"):
+        reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    assert not (tmp_path / "artefacts").exists()
+
+
+def test_damage_is_refused(tmp_path, begun, use, caplog):
+    use(made_up())
+    reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    good = tmp_path / "study" / "lime-s0"
+    kept = (good / "metrics.jsonl").read_text()
+    (good / "metrics.jsonl").write_text("{}\nno json\n{}\n")
+    with pytest.raises(ValueError, match=r"lime-s0.*line 2 is not a JSON row"):
+        reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    (state,) = [
+        state
+        for _, state in reproduce.planned_states(
+            made_up(), "tiny", 2, RecordedRuns(tmp_path)
+        ).values()
+        if state.state == "failed"
+    ]
+    assert "line 2 is not a JSON row" in state.note
+    # Without the validation of its last step a run counts nowhere.
+    (good / "metrics.jsonl").write_text(kept.rpartition("\n{")[0] + "\n")
+    with pytest.raises(ValueError, match=r"lacks the validation of its last step 40"):
+        reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    # Of another run, under the name of a planned one.
+    shutil.rmtree(good)
+    record(good, run=replace(BASE, variant="lime", max_steps=80), rows=8)
+    with pytest.raises(ValueError, match="lime-s0 was begun with another config: max_steps"):
+        reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    config = good / "config.yaml"
+    config.write_text("max_steps: many\n")
+    with caplog.at_level(logging.WARNING), pytest.raises(ValueError, match="lime-s0"):
+        reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    assert "lime-s0 is left out" in caplog.text
+
+
+def test_runs_on_different_data_are_not_compared(tmp_path, begun, use):
+    use(made_up())
+    reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    for arm, digest in (("plain", "aa"), ("lime", "bb")):
+        config = tmp_path / "study" / f"{arm}-s0" / "config.yaml"
+        fields = yaml.safe_load(config.read_text())
+        fields["about"]["data"] = digest
+        config.write_text(yaml.safe_dump(fields))
+    with pytest.raises(ValueError, match="plain-s0 and .*lime-s0 were trained on different data"):
+        reproduce.reproduce("table7", "tiny", 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ours", "direction", "verdict", "reason"),
+    [
+        ((1.0, 1.1, 1.2), "higher", "holds", "the interval excludes 0"),
+        ((1.0, 1.1, 1.2), "lower", "does not hold", "the other way round"),
+        ((-1.0, -1.1, -1.2), "lower", "holds", "the interval excludes 0"),
+        ((1.0, 1.1, 1.2), "similar", "does not hold", "the interval excludes 0"),
+        ((0.1, -0.1, 0.2), "similar", "cannot be said at this scale", "within noise"),
+        ((0.1, -0.1, 0.2), "higher", "cannot be said at this scale", "within noise"),
+        ((1.0, 1.1), "higher", "cannot be said at this scale", "of seeds 2 there is no pair"),
+        ((), "higher", "cannot be said at this scale", "nothing is recorded"),
+    ],
+)
+def test_the_rule_of_verdicts(ours, direction, verdict, reason):
+    artefact = made_up(
+        claims=lambda scale: (Claim(quantity="q", arm="lime", direction=direction),),
+        numbers=(
+            PaperNumber(quantity="q", arm="lime", value=3.0, where="Table 0"),
+            PaperNumber(quantity="q", arm="plain", value=1.0, where="Table 0"),
+        ),
+    )
+    observed = [
+        Observed(quantity="q", arm=arm, by_seed=dict(enumerate(values)))
+        for arm, values in (("lime", ours), ("plain", (0.0, 0.0, 0.0)))
+    ]
+    rows, (claim,) = summarise(artefact, observed, "tiny", (0, 1, 2))
+    assert (claim.verdict, claim.paper) == (verdict, 2.0)
+    assert claim.reason.startswith(reason)
+    assert [row.paper for row in rows] == [3.0, 1.0]
+
+
+def test_one_pair_says_nothing_and_many_claims_are_corrected():
+    def judged(values, claims):
+        artefact = made_up(
+            claims=lambda scale: tuple(
+                Claim(quantity=f"q{i}", arm="lime", direction="higher") for i in range(claims)
+            )
+        )
+        observed = [
+            Observed(quantity=f"q{i}", arm=arm, by_seed=dict(enumerate(row)))
+            for i in range(claims)
+            for arm, row in (("lime", values), ("plain", [0.0] * len(values)))
+        ]
+        return summarise(artefact, observed, "tiny", range(len(values)))[1]
+
+    (single,) = judged([1.0], 1)
+    assert (single.verdict, single.p) == ("cannot be said at this scale", None)
+    assert single.difference.half is None and single.pairs_to_settle is None
+    (alone,) = judged([1.0, 2.0, 3.0, 1.0], 1)
+    many = judged([1.0, 2.0, 3.0, 1.0], 5)
+    assert alone.p < 0.05 and many[0].p == pytest.approx(5 * alone.p)
+    assert many[0].reason.endswith("within noise among so many claims (Holm)")
+
+
+def test_tokens_saved_are_at_the_higher_last_loss():
+    def curve(*losses):
+        return tuple(
+            Validation(step=10 * i, val_loss=loss, tokens=100.0 * i, flops=1000.0 * i)
+            for i, loss in enumerate(losses, 1)
+        )
+
+    def share(ours, theirs):
+        records = {"s": {"lime": {0: _Record(curve(*ours))}, "plain": {0: _Record(curve(*theirs))}}}
+        trained = Trained(scale="tiny", seeds=(0,), records=records, out=Path())
+        observed, zero = observing.saved(trained, "s", "lime", "tokens", "q")
+        assert zero.by_seed == {0: 0.0}
+        return observed.by_seed[0]
+
+    # Half way between 3 and 1, after 150 of 400 tokens.
+    assert share((3.0, 1.0, 0.5, 0.4), (4.0, 3.5, 3.0, 2.0)) == pytest.approx(1 - 150 / 400)
+    assert share((4.0, 3.5, 3.0, 2.0), (3.0, 1.0, 0.5, 0.4)) == pytest.approx(1 - 400 / 150)
+    assert share((3.0, 2.0), (3.0, 2.0)) == 0
+    assert share((1.0, 1.0), (3.0, 2.0)) == pytest.approx(1 - 100 / 200)
+
+
+class _Record:
+    def __init__(self, validations):
+        self.validations = validations
+
+
+def test_the_nearest_point_of_a_layout():
+    points = ((0.0, 0.0), (0.0, 1.0), (5.0, 5.0), (5.0, 6.0))
+    layers = {0: points[::-1], 1: points}
+    assert inspecting.same_as_nearest(Layout(labels=(0, 0, 1, 1), layers=layers)) == 1
+    assert inspecting.same_as_nearest(Layout(labels=(0, 1, 0, 1), layers=layers)) == 0
+    assert inspecting.same_as_nearest(Layout(labels=(0, 0, 1, 2), layers=layers)) == 0.5
+
+
+def test_what_is_counted_equals_the_papers_at_its_sizes_alone(tmp_path):
+    paper, _ = reproduce.reproduce("table8", "paper", None, tmp_path)
+    assert [claim.verdict for claim in paper.claims] == ["holds"] * 4
+    assert {round(claim.paper, 4) for claim in paper.claims} == {0.0, 0.0008, 0.0001, 0.0122}
+    tiny, _ = reproduce.reproduce("table8", "tiny", None, tmp_path)
+    assert {claim.verdict for claim in tiny.claims} == {"cannot be said at this scale"}
+    wrong = replace(
+        artefacts.get_artefact("table8"),
+        numbers=(
+            PaperNumber(
+                quantity="forward FLOPs above plain, full attention",
+                arm="lime",
+                value=0.0123,
+                where="Table 8",
+            ),
+        ),
+    )
+    trained = Trained(scale="paper", seeds=(0,), records={}, out=tmp_path)
+    _, claims = summarise(wrong, wrong.observe(trained), "paper", (0,))
+    assert [claim.verdict for claim in claims].count("does not hold") == 1
+
+
+@pytest.fixture
+def trained_here(monkeypatch):
+    """Train runs in this process, which imports what they need only once."""
+
+    def start(run, folder, jobs, slot):
+        train(run, folder.path, evaluate=evaluate)
+        return subprocess.Popen([sys.executable, "-S", "-c", ""])
+
+    monkeypatch.setattr(many_runs, "_start_process", start)
+    monkeypatch.setattr(many_runs, "_POLL_INTERVAL", 0.02)
+
+
+def test_two_artefacts_at_shrunken_size(tmp_path, trained_here, monkeypatch, capsys):
+    """Figures 11 and 5 share their runs: the second trains nothing."""
+    small = replace(a_run(tmp_path), preset="tiny-lm", eval_every=2, save_every=0)
+    monkeypatch.setattr(fig11, "get_preset", lambda name: small)
+    monkeypatch.setitem(fig1.RATES, "tiny", ())
+    out = tmp_path / "runs"
+    cli.main(["reproduce", "fig11", "--seeds", "2", "--out", str(out)])
+    shown = capsys.readouterr().out
+    assert "perplexity: lime below plain" in shown and "1.15%" in shown
+    folder = out / "artefacts" / "fig11-tiny"
+    result = read_result(ArtefactResult, folder)
+    final = [
+        row["val_loss"]
+        for row in RunFolder(out / "tiny-lm" / "lime-s1").rows()
+        if "val_loss" in row
+    ]
+    rows = {(row.quantity, row.arm): row for row in result.rows}
+    assert rows["perplexity", "lime"].by_seed[1] == pytest.approx(math.exp(final[-1]))
+    assert "LLaMA" not in (folder / "artefact.md").read_text().split("The paper:")[0]
+    assert "15.30%" in (folder / "artefact.md").read_text()
+    assert "fig11 at scale tiny" in (folder / "index.html").read_text()
+    monkeypatch.setattr(many_runs, "_start_process", None)
+    cli.main(["reproduce", "fig5", "--seeds", "2", "--out", str(out)])
+    result = read_result(ArtefactResult, out / "artefacts" / "fig5-tiny")
+    rows = {(row.quantity, row.arm): row for row in result.rows}
+    quantity = "share read from earlier layers, mean over layers"
+    trained, start = (rows[quantity, arm].by_seed for arm in ("lime", "lime at its start"))
+    assert set(trained) == set(start) == {0, 1} and trained != start
+    assert all(0 < share < 1 for share in (*trained.values(), *start.values()))
+
+
+def test_the_list_says_what_is_recorded(tmp_path, begun, monkeypatch, capsys):
+    monkeypatch.setattr(artefacts, "names", lambda: ["table1", "table7"])
+    monkeypatch.setattr(reproduce, "names", artefacts.names)
+    real = artefacts.get_artefact
+    monkeypatch.setattr(
+        reproduce, "get_artefact", lambda name: made_up() if name == "table7" else real(name)
+    )
+
+    def states(**more):
+        listed = reproduce.list_artefacts(tmp_path, **more)["table7"][1]
+        return [scale.state for scale in listed]
+
+    assert states()[0] == "not begun (0 of 10 runs)"
+    begun.does = lambda run: "fails" if (run.variant, run.seed) == ("lime", 1) else "ends"
+    reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    assert states(count=2)[0] == "3 of 4 runs, 1 failed"
+    begun.does = lambda run: "ends"
+    reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    assert states(count=2) == ["done", "4 of 4 runs", "4 of 4 runs"]
+    cli.main(["reproduce", "--list", "--out", str(tmp_path), "--seeds", "2"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "done" in shown and "a GPU" in shown
+    assert "layermem reproduce table7" in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "name one artefact, or give --list"),
+        (["table7", "--list"], "name one artefact, or give --list"),
+        (["tabel7"], "unknown artefact 'tabel7'; did you mean table7"),
+        (["table7", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["table7", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["table7", "--runs", "nowhere"], "nowhere is no folder; name one that holds runs"),
+        (["table7", "--seeds", "1001", "--dry-run"], "seed 1000 is kept for choosing"),
+    ],
+)
+def test_what_is_asked_wrongly(argv, message, tmp_path):
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        cli.main(["reproduce", *argv, "--out", str(tmp_path)])
+
+
+def test_a_scale_that_needs_a_gpu_is_refused_without_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="table7 at scale paper needs a GPU, .* no GPU here"):
+        cli.main(["reproduce", "table7", "--scale", "paper", "--out", str(tmp_path)])
+
+
+def test_a_dry_run_times_steps_here(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(estimates._STEP_FLOPS, "cpu", 1e8)
+    cli.main(["reproduce", "fig11", "--dry-run", "--seeds", "2", "--out", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "(measured)" in shown and "within a factor of 2" in " ".join(shown.split())
+    assert "12 runs, about" in shown
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setitem(estimates._MOST_BYTES, "cpu", 1e6)
+    monkeypatch.setitem(estimates._REFERENCE, "hidden_size", 64)
+    speed = estimates.measure_speed(get_preset("paper-1b-gqa"))
+    assert speed.basis == "extrapolated" and speed.flops_per_second > 1e6
+
+
+def test_costs_of_a_run_are_those_of_the_presets(monkeypatch):
+    names = ["tiny-lm", "tiny-aet-4", "paper-1b-gqa"]
+    monkeypatch.setattr(presets, "names", lambda: names)
+    by_name = {preset.name: preset for preset in preset_costs()}
+    for name in names:
+        ours = estimates.run_cost(replace(get_preset(name), variant="plain"))
+        assert ours.parameters == by_name[name].parameters
+        assert ours.flops == pytest.approx(by_name[name].flops, rel=1e-6)
+
+
+def paper_tables(text):
+    """Return each table's rows, cells by line: the lines before its caption."""
+    tables, rows = {}, []
+    for line in text.splitlines():
+        if caption := re.match(r"Table (\d+):", line):
+            tables[f"Table {caption[1]}"], rows = rows, []
+        elif "\t" in line:
+            rows.append(line.split("\t"))
+    return tables
+
+
+def printed_as(number):
+    """Return the ways in which a number may be printed."""
+    value = number.value
+    if number.unit == "share":
+        return {f"{100 * value:.2f}", f"+{100 * value:.2f}%"}
+    return {
+        *(f"{value:.4f}", f"{value / 1e9:.5f}", f"{value / 1e12:.4f}"),
+        *(f"{1e3 * value:.3f}", f"{value / 1e9:.3f}"),
+    }
+
+
+def test_the_papers_numbers_are_in_its_text():
+    if not PAPER.exists():
+        pytest.skip("the text of the paper is not at hand")
+    text = PAPER.read_text(encoding="utf-8")
+    tables, checked = paper_tables(text), 0
+    labels = {"plain": "LLaM", "hyper_connections": "HC", "lime": "LIM"}
+    for name in artefacts.names():
+        for number in artefacts.get_artefact(name).numbers:
+            if not number.where.startswith("Table "):
+                short = f"{100 * number.value:.4g}"
+                assert short in text or f"{number.value:.1f}" in text, number
+                continue
+            rows = [
+                row
+                for row in tables[number.where]
+                if any(cell.startswith(labels[number.arm.split(":")[0]]) for cell in row)
+            ]
+            cells = " ".join(cell for row in rows for cell in row)
+            assert any(p in cells for p in printed_as(number)), number
+            checked += 1
+    assert checked > 100
+    # The column of each task, by the table's header.
+    columns = {"average": "Avg"}
+    for name in ("table1", "table4", "table5", "table6"):
+        rows = {row[0].upper()[:2]: row for row in tables[f"Table {name[5:]}"]}
+        for number in artefacts.get_artefact(name).numbers:
+            row = rows[labels[number.arm].upper()[:2]]
+            at = rows["MO"].index(columns.get(number.quantity, number.quantity))
+            assert float(row[at]) == pytest.approx(100 * number.value), number
+    arms = {"average": "LIME average", "": "LIME"}
+    by_label = {row[0]: row[1] for row in tables["Table 7"]}
+    for number in artefacts.get_artefact("table7").numbers:
+        parts = re.findall(r"router=(\w+)|window=(\d)", number.arm)
+        kind, window = "".join(p[0] for p in parts), "".join(p[1] for p in parts)
+        label = arms.get(kind, f"LIME {kind}-{window}")
+        assert by_label["LLaMA" if number.arm == "plain" else label] == f"{number.value:.4f}"
+
+
+def test_json_holds_what_the_page_shows(tmp_path, begun, use):
+    use(made_up())
+    result, _ = reproduce.reproduce("table7", "tiny", 2, tmp_path, command="layermem reproduce t")
+    kept = json.loads((tmp_path / "artefacts" / "table7-tiny" / "artefact.json").read_text())
+    assert kept["kind"] == "artefact" and kept["version"] == 1
+    page = report.build(result)
+    assert page.title.startswith("table7 at scale tiny")
+    (row,) = page.sections[0].tables[0].rows
+    assert row[0] == "loss: lime below plain" and row[-1].startswith("holds")
+    assert row[4] == "2"
+
+
+@pytest.mark.slow
+def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, monkeypatch):
+    """Figure 4 trains, analyzes and judges; Figure 8 shares its runs; analyses are used again."""
+
+    def small(name):
+        run = get_preset(name.replace("5", "4").replace("6", "4"))
+        task = replace(run.task, examples=200, validation=20, test=200)
+        changes = {"max_steps": 4, "eval_every": 2, "save_every": 0, "task": task}
+        return replace(run, preset=name, seed=0, **changes)
+
+    monkeypatch.setattr(fig4, "get_preset", small)
+    monkeypatch.setitem(fig4.RATES, "tiny", ())
+    result, failure = reproduce.reproduce("fig4", "tiny", 2, tmp_path)
+    assert failure is None and len(result.claims) == 6
+    assert all(claim.difference is not None for claim in result.claims)
+    rows = {(row.quantity, row.arm): row for row in result.rows}
+    answers = rows["right answers, 6 operands", "lime"]
+    assert answers.paper == 0.716 and 0 < answers.chance < 0.5
+    solved = json.loads((tmp_path / "tiny-aet-6" / "lime-s1" / "result.json").read_text())
+    assert answers.by_seed[1] == solved["accuracy"]
+    monkeypatch.setattr("layermem.experiments.analyze.analyze", None)
+    assert reproduce.reproduce("fig4", "tiny", 2, tmp_path)[0].rows == result.rows
+    (kept, *_) = (tmp_path / "artefacts" / "analyses").glob("*/analysis.json")
+    kept.write_text(kept.read_text().replace('"each": 200', '"each": 100'))
+    with pytest.raises(ValueError, match="analysis.json is of other runs or options"):
+        reproduce.reproduce("fig4", "tiny", 2, tmp_path)
+
+
+@pytest.mark.slow
+def test_steps_are_measured_once(tmp_path, monkeypatch):
+    # Otherwise each peak takes a process of its own.
+    monkeypatch.setattr(measuring, "measure_peak_memory", lambda model, shape: 10**6)
+    small = replace(a_run(tmp_path), preset="tiny-lm")
+    monkeypatch.setattr(fig1, "get_preset", lambda name: small)
+    monkeypatch.setattr(fig11, "get_preset", lambda name: small)
+    result, _ = reproduce.reproduce("table9", "tiny", 2, tmp_path)
+    assert len(result.claims) == 4 and all(claim.difference for claim in result.claims)
+    assert [c.reason for c in result.claims][1] == "within noise: the interval includes 0"
+    monkeypatch.setattr(step_costs, "measure", None)
+    assert reproduce.reproduce("table9", "tiny", 2, tmp_path)[0].rows == result.rows
+    monkeypatch.setattr(step_costs, "describe_machine", lambda device: "another")
+    with pytest.raises(ValueError, match="was measured with other sizes or options, or on another"):
+        reproduce.reproduce("table9", "tiny", 2, tmp_path)
