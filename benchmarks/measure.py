@@ -119,7 +119,8 @@ def build_models(
         with torch.device(device):
             models[name] = builders[name]()
     if "concatenating" in peers:
-        models["concatenating"] = build_concatenating(fields, models["lime"])
+        with torch.device(device):
+            models["concatenating"] = build_concatenating(fields, models["lime"])
     models = {name: model.to(dtype) for name, model in models.items()}
     if implementations is None:
         # On a CPU, Triton's kernels run in its interpreter, whose time says nothing.
