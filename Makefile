@@ -34,6 +34,7 @@ test-slow: $(VENV)/.installed
 # The contract and training at the older end of the supported transformers range.
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not network" tests/test_contract.py tests/models tests/variants \
+		tests/retrofit \
 		tests/train/test_run.py tests/train/test_run_config.py tests/train/test_interruptions.py
 
 # The site, into site/. Broken links and missing anchors are errors (with --quiet they would not be);

@@ -212,6 +212,7 @@ def test_help_and_the_list(capsys, monkeypatch):
     assert "--max-steps" in shown and "Training steps; the schedule is scaled to them" in shown
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_ends_at_once():
     """What is due at exit is done; the interpreter's shutdown, which may abort, is left out."""
     code = """

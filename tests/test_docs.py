@@ -231,6 +231,7 @@ def test_two_short_variants_are_shown():
         assert len(code.splitlines()) <= 90
 
 
+@pytest.mark.slow
 def test_the_variants_shown_pass_the_contract(environment):
     chosen = f"({' or '.join(map(declared_name, SHOWN))}) and {CONTRACT}"
     command = [sys.executable, "-m", "pytest", "-p", "more_variants", "-p", "no:cacheprovider"]

@@ -33,7 +33,9 @@ def test_there_are_three():
     assert sorted(path.name for path in EXAMPLES.iterdir() if path.suffix) == sorted(TINY)
 
 
-@pytest.mark.parametrize("script", TINY)
+@pytest.mark.parametrize(
+    "script", ["look_inside.py", *(pytest.param(n, marks=pytest.mark.slow) for n in [*TINY][:2])]
+)
 def test_an_example_runs(script, tmp_path):
     done = start(script, TINY[script], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

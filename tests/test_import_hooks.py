@@ -19,18 +19,20 @@ def saved(tmp_path_factory):
     return folder
 
 
+IMPORTS = [
+    "import layermem; from transformers import AutoModelForCausalLM",
+    "from transformers import AutoModelForCausalLM; import layermem",
+    # A package that imports transformers while it is imported itself.
+    "import layermem, peft",
+    # A module that needs transformers, and that the variants need.
+    "from layermem.models.layers import MLP",
+    # Looking for transformers imports nothing.
+    "import layermem; from importlib.util import find_spec; find_spec('transformers')",
+]
+
+
 @pytest.mark.parametrize(
-    "first",
-    [
-        "import layermem; from transformers import AutoModelForCausalLM",
-        "from transformers import AutoModelForCausalLM; import layermem",
-        # A package that imports transformers while it is imported itself.
-        "import layermem, peft",
-        # A module that needs transformers, and that the variants need.
-        "from layermem.models.layers import MLP",
-        # Looking for transformers imports nothing.
-        "import layermem; from importlib.util import find_spec; find_spec('transformers')",
-    ],
+    "first", [IMPORTS[0], *(pytest.param(code, marks=pytest.mark.slow) for code in IMPORTS[1:])]
 )
 def test_the_auto_classes_know_our_models_in_any_order(first, saved):
     code = f"""

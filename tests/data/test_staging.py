@@ -167,7 +167,11 @@ preparing.prepare(run_from_dict({"data": json.loads(sys.argv[1])}).data, load_to
 """
 
 
-@pytest.mark.parametrize("next_one", ["a", "b"], ids=["the same text", "another text"])
+@pytest.mark.parametrize(
+    "next_one",
+    [pytest.param("a", marks=pytest.mark.slow), "b"],
+    ids=["the same text", "another text"],
+)
 def test_what_a_killed_process_left_is_cleared_by_the_next(
     tmp_path, tokenizer, asked, next_one, caplog
 ):

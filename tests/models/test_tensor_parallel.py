@@ -138,6 +138,7 @@ def assert_equal_outcomes(found, expected, case):
 
 
 @pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
+@pytest.mark.slow
 def test_two_processes_share_the_projections_and_compute_what_one_does(tmp_path):
     """All cases in one pair of processes, whose start takes longest."""
     for case in CASES:

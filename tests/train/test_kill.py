@@ -39,9 +39,8 @@ def wait_until(process, true, seconds=120.0):
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize(
-    "moments", [2, pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["few", "many"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moments", [2, MOMENTS], ids=["few", "many"])
 def test_killed_again_and_again_it_ends_alike(moments, tmp_path):
     run = replace(a_run(tmp_path), max_steps=10 * moments, save_every=1, eval_every=50)
     whole = train(run, tmp_path / "whole")

@@ -70,6 +70,7 @@ def in_two_processes(folder):
     return json.loads((folder / "probes.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, alone):
     copied = seen["copied"]
     assert copied["kind"] == "DistributedDataParallel"
@@ -79,6 +80,7 @@ def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, a
         assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_model_card(seen, alone, folder):
     runs = [folder / "float32", folder / "copied", *(folder / "sharded").iterdir()]
     cards = [(run / "final" / "README.md").read_text(encoding="utf-8") for run in runs]
@@ -103,6 +105,7 @@ def footprint():
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "gathers", "sums"),
     [
@@ -130,6 +133,7 @@ def test_what_a_step_sends(case, gathers, sums, seen, footprint, folder):
     assert sent["summed"] == footprint.count_scattered_bytes(parts, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "tolerance"),
     # In bfloat16 gradients of a slot are added in another order; its rounding is 4e-3.
@@ -145,6 +149,7 @@ def test_what_is_kept_whole_does_not_change_the_curve(precision, tolerance, seen
             assert ours == pytest.approx(shared, rel=tolerance, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_norms_and_routers_stay_in_float32(seen, alone):
     """The forward computes what autocast does without sharding; cast, it would be off by 1e-4."""
     for case in ("bfloat16 nothing 1", "bfloat16 all 1"):
@@ -158,6 +163,7 @@ def test_only_a_sharded_run_can_keep_something_whole(tmp_path):
         a_run(tmp_path, compute={"keep_whole": "all"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["copied", "sharded"])
 def test_processes_share_the_validation_problems(kind, seen):
     """Five for two, with the answers that each would have for all; the test each solves whole."""
@@ -168,6 +174,7 @@ def test_processes_share_the_validation_problems(kind, seen):
     assert [len(rows) for rows in solved["shared"]] == [5, 5]
 
 
+@pytest.mark.slow
 def test_answers_that_end_early_are_shared_too(seen):
     answers = seen["generating"]
     assert len({len(row) for row in answers["alone"]}) > 2

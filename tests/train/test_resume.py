@@ -37,6 +37,7 @@ def assert_alike(folder, expected, *, sharded):
         torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_any_checkpoint_goes_on_under_any_processes(tmp_path):
     """One process, two with copies, two that share: from each to each, one curve."""
     run = a_run(tmp_path, keep=9, model={"tie_word_embeddings": True})

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import yaml
 from small_run import a_run
 
@@ -80,6 +81,7 @@ def in_two_processes(code, folder):
     return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
 
 
+@pytest.mark.slow
 def test_who_is_early_waits_beyond_the_time_out_of_the_group_but_for_no_one_that_failed(tmp_path):
     (first, refused), (second, told) = in_two_processes(TURNS, tmp_path)
     assert "both turns done" in refused and "both turns done" in told, refused + told
@@ -87,6 +89,7 @@ def test_who_is_early_waits_beyond_the_time_out_of_the_group_but_for_no_one_that
     assert second and "RuntimeError: another process of this run failed" in told
 
 
+@pytest.mark.slow
 def test_a_long_preparation_is_waited_for_and_made_once(tmp_path):
     run = a_run(tmp_path, max_steps=2, eval_every=2, save_every=0)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(to_dict(run)))))

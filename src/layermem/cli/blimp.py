@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from layermem.cli.screen import show, write
+from layermem.cli.screen import progress, show, write
 from layermem.results.minimal_pairs import MinimalPairsOptions
 
 
@@ -30,27 +30,18 @@ class Blimp(MinimalPairsOptions):
 
 def blimp(options: Blimp, command: str) -> None:
     """Judge pairs, print tables, and write a page; ``command`` is shown on it."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from transformers.utils import logging as transformers_logging
-
     from layermem.experiments.minimal_pairs import measure_minimal_pairs
     from layermem.report import minimal_pairs as report
 
     if not options.checkpoints:
         raise ValueError("name a checkpoint: layermem blimp CHECKPOINT ... --records FILE ...")
-    transformers_logging.disable_progress_bar()
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("reading pairs", total=None)
+    with progress("reading pairs") as tell:
         result = measure_minimal_pairs(
             options.checkpoints,
             options.judged(),
             options.out,
             command=command,
-            progress=lambda name, sentences: progress.update(
-                bar, description=f"{name}: {sentences:,} sentences"
-            ),
+            progress=lambda name, sentences: tell(f"{name}: {sentences:,} sentences", None, None),
         )
     for table in report.tables(result):
         show(table)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from layermem.cli.screen import show, write
+from layermem.cli.screen import progress, show, write
 from layermem.results.eval import EvalOptions
 
 
@@ -39,27 +39,14 @@ def evaluate(options: Eval, command: str) -> None:
         return
     # Read when tqdm is imported: lm-eval draws a bar for every task and seed, and one is enough.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-    from transformers.utils import logging as transformers_logging
-
     from layermem.experiments.eval import evaluate_checkpoints
     from layermem.report import eval as report
 
     if not options.checkpoints:
         raise ValueError("name a checkpoint: layermem eval CHECKPOINT ... --tasks paper")
-    transformers_logging.disable_progress_bar()
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("preparing tasks", total=None)
+    with progress("preparing tasks") as tell:
         result = evaluate_checkpoints(
-            options.checkpoints,
-            options.asked(),
-            options.out,
-            command=command,
-            progress=lambda what, done, total: progress.update(
-                bar, description=what, completed=done, total=total
-            ),
+            options.checkpoints, options.asked(), options.out, command=command, progress=tell
         )
     for table in report.tables(result):
         show(table)

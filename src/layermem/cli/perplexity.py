@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from layermem.cli.screen import show, write
+from layermem.cli.screen import progress, show, write
 from layermem.results.perplexity import PerplexityOptions
 
 
@@ -30,27 +30,18 @@ class Perplexity(PerplexityOptions):
 
 def perplexity(options: Perplexity, command: str) -> None:
     """Measure checkpoints, print tables, and write a page; ``command`` is shown on it."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from transformers.utils import logging as transformers_logging
-
     from layermem.experiments.perplexity import measure_perplexity
     from layermem.report import perplexity as report
 
     if not options.checkpoints:
         raise ValueError("name a checkpoint: layermem perplexity CHECKPOINT ... --texts FILE ...")
-    transformers_logging.disable_progress_bar()
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("opening checkpoints", total=None)
+    with progress("opening checkpoints") as tell:
         result = measure_perplexity(
             options.checkpoints,
             options.measured(),
             options.out,
             command=command,
-            progress=lambda name, tokens: progress.update(
-                bar, description=f"{name}: {tokens:,} tokens"
-            ),
+            progress=lambda name, tokens: tell(f"{name}: {tokens:,} tokens", None, None),
         )
     for table in report.tables(result):
         show(table)

@@ -4,6 +4,8 @@ It does not know: what is printed.
 """
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,28 @@ def screen() -> "Console":
 
     console = Console()
     return console if console.is_terminal else Console(width=120)
+
+
+@contextmanager
+def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], None]]:
+    """Show on standard error what a command is doing, ``first`` at the beginning.
+
+    What is yielded is called with what is being done now, how much is done, and of how much, where
+    that is known. Transformers shows no bars of its own meanwhile.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(first, total=None)
+
+        def tell(what: str, done: int | None = None, total: int | None = None) -> None:
+            bars.update(bar, description=what, completed=done, total=total)
+
+        yield tell
 
 
 def show(table: "Table") -> None:

@@ -1,0 +1,109 @@
+"""Write the tables of docs/results.md from recorded comparisons: python THIS_FILE.
+
+A line ``<!-- NAME: METRIC -->`` in the page stands before the table of one metric of
+docs/records/NAME.json, the report.json of a sweep. Training time and memory beside it are from
+docs/records/NAME-costs.json, which ``layermem costs --measure --out`` wrote, where there is one.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from layermem.intervals import interval
+from layermem.report.settings import Setting, settings_of
+from layermem.results.comparison import Comparison
+from layermem.results.costs import Costs, Measurement
+from layermem.results.files import read_result
+
+PAGE = Path(__file__).parent / "results.md"
+RECORDS = Path(__file__).parent / "records"
+_PLACE = re.compile(r"(?m)^<!-- (?P<name>[\w-]+): (?P<metric>[^>]+?) -->\n(\|.*\n)*")
+
+
+def main() -> None:
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_tables(page: str, records: Path = RECORDS) -> str:
+    """Return the page with every table as its record has it."""
+
+    def table(place: re.Match[str]) -> str:
+        name, metric = place["name"], place["metric"]
+        lines = markdown_lines(metric_table(name, metric, records))
+        return f"<!-- {name}: {metric} -->\n{lines}\n"
+
+    return _PLACE.sub(table, page)
+
+
+def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:
+    """Return a table: the mean of each arm, its difference from the first, and what it takes."""
+    comparison = read_result(Comparison, records / f"{name}.json")
+    (setting,) = settings_of(comparison)
+    if metric not in setting.metrics:
+        raise SystemExit(f"{name} has no metric {metric!r}; there are {', '.join(setting.metrics)}")
+    share = setting.metrics[metric]
+    rates = {tried.arm: f"{tried.chosen:g}" for tried in comparison.learning_rates}
+    taken = _taken(records / f"{name}-costs.json", setting)
+    p_values = setting.adjusted_p_values(metric)
+    header = ["", *(["learning rate"] if rates else []), metric, f"against {setting.first}"]
+    header += ["p (Holm)", *(["step", "memory"] if taken else [])]
+    rows = []
+    for arm in setting.arms:
+        difference = setting.difference(arm, metric)
+        cells = [f"`{arm}`", *([rates.get(arm, "")] if rates else [])]
+        cells += [
+            _mean(list(setting.values(arm, metric).values()), share),
+            _signed(difference.mean, difference.half, share) if difference else "",
+            _p_value(p_values[arm]) if arm in p_values else "",
+            *taken.get(arm, ["", ""] if taken else []),
+        ]
+        note = setting.divergence_note(arm, metric)
+        rows.append([*cells[:-1], f"{cells[-1]} ({note})"] if note else cells)
+    return [header, *rows]
+
+
+def markdown_lines(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, the first of which is the header, as a table of Markdown."""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _taken(path: Path, setting: Setting) -> Mapping[str, list[str]]:
+    """Return each arm's time and memory of a step as ratios to the first arm's, if measured."""
+    if not path.exists():
+        return {}
+    (point,) = read_result(Costs, path).points
+    by_arm: Mapping[str, Measurement] = (point.measured or {})["eager"]
+    base = by_arm[setting.first]
+    return {
+        arm: [f"{of.seconds / base.seconds:.2f}", _ratio(of.peak, base.peak)]
+        for arm, of in by_arm.items()
+    }
+
+
+def _ratio(ours: int | None, theirs: int | None) -> str:
+    return f"{ours / theirs:.2f}" if ours and theirs else ""
+
+
+def _mean(values: list[float], share: bool) -> str:
+    if not values:
+        return "none"
+    of_arm = interval(values)
+    return f"{_number(of_arm.mean, share)} +- {_number(of_arm.half, share)}"
+
+
+def _signed(mean: float, half: float, share: bool) -> str:
+    return f"{'+' if mean >= 0 else ''}{_number(mean, share)} +- {_number(half, share)}"
+
+
+def _number(value: float, share: bool) -> str:
+    return f"{value:.1%}" if share else f"{value:.4f}"
+
+
+def _p_value(p: float) -> str:
+    return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < 0.05 else ', within noise'}"
+
+
+if __name__ == "__main__":
+    main()
