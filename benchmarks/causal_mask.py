@@ -12,6 +12,35 @@ from measure import SHAPES, build_models, make_parser, parse_arguments, print_ta
 LENGTHS, TOKENS = (512, 2048), 2048
 
 
+def compile_columns(models, ids, **options):
+    """Return {column: ((compiled model, mask or None), implementation of routing)}.
+
+    ``models`` are {"llama", "plain" or "lime": (model, implementation of routing)}.
+    """
+    length = ids.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+    masks = {"llama": None, "plain": None, "plain, mask": causal.expand(len(ids), 1, -1, -1)}
+    columns = {}
+    for column, mask in {**masks, "lime": None}.items():
+        model, implementation = models[column.partition(",")[0]]
+        compiled = torch.compile(model, dynamic=False, **options)
+        columns[column] = (compiled, mask), implementation
+    return columns
+
+
+def make_step(ids):
+    """Return a function that takes a training step of one column's (compiled model, mask)."""
+
+    def step(compiled):
+        model, mask = compiled
+        try:
+            model(ids, labels=ids, attention_mask=mask, use_cache=False).loss.backward()
+        finally:
+            model.zero_grad()
+
+    return step
+
+
 def main():
     options = make_parser(__doc__, ("8x384",))
     options.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="tokens of a row")
@@ -21,24 +50,8 @@ def main():
         for length in args.lengths:
             torch.compiler.reset()
             ids = torch.randint(256, (max(1, TOKENS // length), length), device=args.device)
-            causal = torch.ones(length, length, dtype=torch.bool, device=args.device).tril()
-            mask = causal.expand(len(ids), 1, -1, -1)
-            columns = {
-                "llama": (models["llama"], None),
-                "plain": (models["plain"], None),
-                "plain, mask": (models["plain"], mask),
-                "lime": (models["lime functional"], None),
-            }
-            columns = {
-                name: ((torch.compile(model, fullgraph=True, dynamic=False), mask), implementation)
-                for name, ((model, implementation), mask) in columns.items()
-            }
-
-            def step(compiled, ids=ids):
-                model, mask = compiled
-                model(ids, labels=ids, attention_mask=mask, use_cache=False).loss.backward()
-                model.zero_grad()
-
+            named = {column.partition(" ")[0]: model for column, model in models.items()}
+            columns, step = compile_columns(named, ids, fullgraph=True), make_step(ids)
             rows[f"{shape}, {length}"] = round_seconds(columns, step, args.repeats, args.device)
     print_table("compiled training step", rows, args.device, args.json)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Routing on a GPU: correctness, then time and memory; under nine minutes on one device.
+# Routing on a GPU: correctness, then time and memory, until nine minutes are over; --resume goes on.
 # Needs python3 with torch >= 2.11, transformers >= 5.16 and triton; nothing is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."

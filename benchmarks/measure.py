@@ -93,37 +93,53 @@ def complete_fields(fields):
     return {"vocab_size": 256, "intermediate_size": 4 * fields["hidden_size"], **fields}
 
 
-def build_models(fields, device, implementations=None):
+def build_models(
+    fields,
+    device,
+    implementations=None,
+    dtype=torch.float32,
+    peers=("llama", "plain", "concatenating"),
+):
     """Return {column: (model, implementation of routing)}.
 
     The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, which is a
-    model of its own, and our LIMe for each implementation.
+    model of its own, and our LIMe for each implementation. They are compared with each other in
+    float32 before they get their ``dtype``.
     """
     fields = complete_fields(fields)
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(LlamaConfig(**fields)).to(device)
-    torch.manual_seed(0)
-    plain = layermem.build("plain", **fields).to(device)
-    torch.manual_seed(0)
-    lime = layermem.build("lime", **fields).to(device)
+    builders = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**fields)),
+        "plain": lambda: layermem.build("plain", **fields),
+        "lime": lambda: layermem.build("lime", **fields),
+    }
+    models = {}
+    for name in [name for name in builders if name in (*peers, "lime")]:
+        torch.manual_seed(0)
+        # Weights that are drawn on the device itself: on the CPU those of a 1B take a minute.
+        with torch.device(device):
+            models[name] = builders[name]()
+    if "concatenating" in peers:
+        with torch.device(device):
+            models["concatenating"] = build_concatenating(fields, models["lime"])
+    models = {name: model.to(dtype) for name, model in models.items()}
     if implementations is None:
         # On a CPU, Triton's kernels run in its interpreter, whose time says nothing.
         names = route.implementations()
         implementations = [name for name in names if device != "cpu" or name != "triton"]
-    limes = {f"lime {name}": (lime, name) for name in implementations}
-    peers = {"llama": llama, "plain": plain, "concatenating": build_concatenating(fields, lime)}
-    return {**{name: (model, "naive") for name, model in peers.items()}, **limes}
+    limes = {f"lime {name}": (models["lime"], name) for name in implementations}
+    return {**{name: (models[name], "naive") for name in peers}, **limes}
 
 
-def build_variants(fields, device, names):
+def build_variants(fields, device, names, dtype=torch.float32):
     """Return {column: (model, None)} of plain and the named variants; see ``forcing``."""
     models = {}
     names = FAMILY if names == "family" else names
     for arm, (variant, options) in parse_arms(f"plain,{names}").items():
         torch.manual_seed(0)
         chosen = Model(options=options).variant_fields()
-        model = layermem.build(variant, **complete_fields(fields), **chosen).to(device)
-        models[arm] = model, None
+        with torch.device(device):
+            model = layermem.build(variant, **complete_fields(fields), **chosen)
+        models[arm] = model.to(dtype), None
     return models
 
 
@@ -158,6 +174,35 @@ def describe_machine(device):
     return f"{measuring.describe_machine(device)}, transformers {transformers.__version__}"
 
 
+def summarize(columns, base):
+    """Return medians, and median ratios to ``base``; of several rounds, their quartiles too.
+
+    ``columns`` are {column: a number, or a list with the number of every round}; a ratio is one
+    within a round.
+    """
+    figures = {name: float(np.median(values)) for name, values in columns.items()}
+    quartiles = {
+        name: np.percentile(np.divide(values, columns[base]), (25, 50, 75)).tolist()
+        for name, values in columns.items()
+    }
+    summary = {"figures": figures, "ratios": {name: q[1] for name, q in quartiles.items()}}
+    rounds = np.size(columns[base])
+    if rounds > 1:
+        summary["rounds"] = rounds
+        summary["quartiles"] = {name: [low, high] for name, (low, _, high) in quartiles.items()}
+    return summary
+
+
+def format_cells(summary, unit=("ms", 1e3)):
+    """Return {column: text} of what ``summarize`` returned."""
+    cells = {}
+    for name, figure in summary["figures"].items():
+        cells[name] = f"{figure * unit[1]:.4g} {unit[0]} {summary['ratios'][name]:6.3f}"
+        if "quartiles" in summary:
+            cells[name] += " [{:.3f}, {:.3f}]".format(*summary["quartiles"][name])
+    return cells
+
+
 def print_table(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):
     """Print a table of figures and ratios to ``base``, and write the figures as JSON.
 
@@ -169,25 +214,11 @@ def print_table(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):
     print("shape".ljust(20) + "".join(name.rjust(32) for name in names))
     result = {"title": title, "machine": describe_machine(device), "figures": {}, "ratios": {}}
     for shape, columns in rows.items():
-        figures = {name: float(np.median(values)) for name, values in columns.items()}
-        quartiles = {
-            name: np.percentile(np.divide(values, columns[base]), (25, 50, 75)).tolist()
-            for name, values in columns.items()
-        }
-        result["figures"][shape] = figures
-        result["ratios"][shape] = {name: ratio for name, (_, ratio, _) in quartiles.items()}
-        rounds = np.size(columns[base])
-        if rounds > 1:
-            result.setdefault("rounds", {})[shape] = rounds
-            result.setdefault("quartiles", {})[shape] = {
-                name: [low, high] for name, (low, _, high) in quartiles.items()
-            }
-        cells = (
-            f"{figures[name] * unit[1]:.4g} {unit[0]} {ratio:6.3f}"
-            + (f" [{low:.3f}, {high:.3f}]" if rounds > 1 else "")
-            for name, (low, ratio, high) in quartiles.items()
-        )
-        print(shape.ljust(20) + "".join(cell.rjust(32) for cell in cells), flush=True)
+        summary = summarize(columns, base)
+        for key, value in summary.items():
+            result.setdefault(key, {})[shape] = value
+        cells = (cell.rjust(32) for cell in format_cells(summary, unit).values())
+        print(shape.ljust(20) + "".join(cells), flush=True)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

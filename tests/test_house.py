@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import needs_kernels
 
 import layermem
 from layermem.models.registry import lookup
@@ -238,10 +237,6 @@ def test_files_stay_small():
         ["footprint.py"],
         ["preparing.py", "--documents=40", "--repeats=2"],
         ["prosqa_shortcuts.py", "--records=40", "--folds=2"],
-        pytest.param(
-            ["gpu.py", "--smoke", "--repeats=1", "--sections", "check", "training", "decoding"],
-            marks=needs_kernels,
-        ),
     ],
     ids=lambda command: command[0],
 )

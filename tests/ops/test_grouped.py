@@ -390,6 +390,24 @@ def test_half_precision_has_no_buffer(dtype):
         assert begin_buffer(weights_of(), torch.randn(2)) is None
 
 
+def test_beside_the_cpu_a_buffer_is_begun_on_request():
+    """Nothing that the buffer computes with may lie on another device than the slots."""
+    _, *weights = weights_of(10, device="meta", requires_grad=True)
+    like = torch.randn(2, device="meta")
+    assert begin_buffer([None, *weights], like) is None
+    with using("grouped"):
+        assert begin_buffer([None, *weights], like.bfloat16()) is None
+        buffer = begin_buffer([None, *weights], like)
+    total = torch.zeros((), device="meta")
+    for weight in [None, *weights]:
+        slot = torch.randn(2, 2, HEADS, 5, 4, device="meta", requires_grad=True).unbind()
+        buffer.append(*slot)
+        if weight is not None:
+            total = total + sum(part.sum() for part in buffer.route(weight))
+    total.backward()
+    assert all(weight.grad.is_meta for weight in weights)
+
+
 class Sharded(torch.Tensor):
     pass
 

@@ -81,7 +81,8 @@ def begin_buffer(weights: Sequence[Tensor | None], embeds: Tensor) -> SlotBuffer
 
     None where its layers have to call ``store`` and ``route`` on slots of their own instead: unless
     everything is in float32 or float64, without autocast and at hand now, and, in eager mode, on
-    the CPU. ``embeds`` [B, T, D] is the input of the forward.
+    the CPU; on another device a buffer is begun where ``using("grouped")`` asks for it. ``embeds``
+    [B, T, D] is the input of the forward.
     """
     if _forced not in (None, "grouped") or not _sums_are_exact(embeds):
         return None
@@ -135,14 +136,15 @@ def _choose(tensor: Tensor) -> str:
 def _sums_are_exact(tensor: Tensor) -> bool:
     """Whether partial sums like this tensor are not rounded to half precision."""
     exact = tensor.dtype in (torch.float32, torch.float64)
-    return exact and not torch.is_autocast_enabled(tensor.device.type)
+    # The meta device has no autocast, and asking for it is an error.
+    return exact and (tensor.is_meta or not torch.is_autocast_enabled(tensor.device.type))
 
 
 def _is_eager(tensor: Tensor) -> bool:
-    """Whether this is an ordinary tensor on the CPU, computed with at once."""
+    """Whether this is an ordinary tensor, computed with at once where a buffer may be."""
     return (
         type(tensor) is Tensor
-        and tensor.is_cpu
+        and (tensor.is_cpu or _forced == "grouped")
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]
         and not torch._C._are_functorch_transforms_active()
     )

@@ -1,0 +1,133 @@
+"""Write the figures of ``benchmarks/gpu.sh`` into docs/routing.md: python THIS_FILE.
+
+They are read from the records benchmarks/results/DEVICE.json. Where there is none, the page says
+that nothing has been measured. A record of a smoke run, and one whose check has not passed, is
+refused.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parent / "routing.md"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+BEGIN, END = (f"<!-- written by docs/gpu_figures.py: {edge} -->" for edge in ("begin", "end"))
+CHECKS = 4
+UNITS = {"s": ("ms", 1e3), "bytes": ("GB", 1e-9), "bytes/s": ("TB/s", 1e-12)}
+TITLES = {
+    "check": "Largest relative error, compared with naive",
+    "bandwidth": "Bytes a second of a copy and of each kernel, of 16 slots",
+    "training": "Training step, eager, bfloat16",
+    "memory": "Peak memory of a step beyond the weights",
+    "decoding": "A decoded token, static cache",
+    "paths": "Training step by implementation of routing",
+    "depth": "Training step by depth, width 1024, eager, bfloat16",
+    "compiled": "Training step, compiled, bfloat16",
+    "captured": "Training step, compiled with CUDA graphs, bfloat16",
+    "causal": "Training step, compiled, by length of the sequences",
+    "family": "Training step of the family's forms, eager, bfloat16",
+}
+NOT_MEASURED = """\
+**Not measured yet.** No GPU has run these kernels: they are checked by triton's interpreter, and
+compiled for Hopper (sm_90) with neither register spills to speak of nor more than 64 kB of shared
+memory a block, by `make test`. `benchmarks/gpu.sh` checks and measures them in one command, and
+`python docs/gpu_figures.py` writes its figures here; until then, "triton where there is a GPU"
+rests on the counts above. (`TRITON_INTERPRET=0 pytest -m gpu` runs the same tests on compiled
+kernels.)"""
+
+Record = Mapping[str, Any]
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(fill_page(text, render(read_records(RESULTS))), encoding="utf-8")
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Return the records of the GPU benchmark in a folder; refuse those that say nothing."""
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if record.get("benchmark") != "gpu":
+            continue
+        if record["smoke"]:
+            raise SystemExit(f"{path} is of a smoke run, whose figures say nothing: remove it")
+        check = record["sections"].get("check", {"rows": {}, "failed": {}})
+        if check["failed"] or len(check["rows"]) < CHECKS:
+            raise SystemExit(
+                f"{path} has speeds of kernels whose check has not passed "
+                f"({len(check['rows'])} of {CHECKS}): run benchmarks/gpu.sh --resume"
+            )
+        records.append(record)
+    return records
+
+
+def fill_page(text: str, figures: str) -> str:
+    """Return the page with ``figures`` between its two marks."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise SystemExit(f"{PAGE} must have one line {BEGIN!r} and one {END!r}")
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{figures}\n{END}{after}"
+
+
+def render(records: Sequence[Record]) -> str:
+    """Return what the page says about GPUs."""
+    return "\n\n".join(map(_render_record, records)) or NOT_MEASURED
+
+
+def _render_record(record: Record) -> str:
+    machine, sections = record["machine"], record["sections"]
+    named = {"versions": "", "driver": "driver ", "code": "sources "}
+    details = ", ".join(f"{word}{machine[k]}" for k, word in named.items() if machine.get(k))
+    parts = [
+        f"**Measured on one {machine['device']}** ({details}); `benchmarks/gpu.sh`. Medians of "
+        "interleaved rounds; in brackets the median ratio within a round to the first column, and "
+        "its quartiles."
+    ]
+    missing = []
+    for name, title in TITLES.items():
+        section = sections.get(name, {"rows": {}, "failed": {}})
+        if section["rows"]:
+            parts.append(f"{title}:\n\n{_render_table(section['rows'])}")
+        else:
+            missing.append(name)
+        parts += [f"{name}, {row}: {error}." for row, error in section["failed"].items()]
+    if missing:
+        parts.append(f"Not measured: {', '.join(missing)}.")
+    return "\n\n".join(parts)
+
+
+def _render_table(rows: Mapping[str, Record]) -> str:
+    """Return a table with a row for each row, and the columns that any of them has."""
+    columns: dict[str, None] = {}
+    for row in rows.values():
+        columns |= dict.fromkeys([*row["figures"], *row.get("failed", {})])
+    if len(columns) > len(rows) and len(rows) == 1:
+        # The many forms of the family, below each other.
+        (name, row), *_ = rows.items()
+        lines = [["", name], *([column, _render_cell(row, column)] for column in columns)]
+    else:
+        cells = [[name, *(_render_cell(row, c) for c in columns)] for name, row in rows.items()]
+        lines = [["", *columns], *cells]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _render_cell(row: Record, column: str) -> str:
+    if column not in row["figures"]:
+        return str(row.get("failed", {}).get(column, "")).replace("|", "\\|")
+    figure = row["figures"][column]
+    if row["unit"] not in UNITS:
+        return f"{figure:.1e}"
+    unit, scale = UNITS[row["unit"]]
+    ratio = f"{row['ratios'][column]:.3f}"
+    if column in row.get("quartiles", {}):
+        low, high = row["quartiles"][column]
+        ratio += f", {low:.3f} to {high:.3f}"
+    return f"{figure * scale:.4g} {unit} ({ratio})"
+
+
+if __name__ == "__main__":
+    main()

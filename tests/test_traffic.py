@@ -1,0 +1,62 @@
+"""The bytes that benchmarks/traffic.py counts: against the products that the grouped path calls."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from layermem.ops.route import begin_buffer
+
+ROOT = Path(__file__).parents[1]
+HEADS, TOKENS, WIDTH = 4, 16, 8
+
+
+@pytest.fixture(scope="module")
+def traffic():
+    spec = importlib.util.spec_from_file_location("traffic", ROOT / "benchmarks" / "traffic.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class CountedProducts(TorchDispatchMode):
+    """Sums the slots that matrix products read and write; weights have fewer numbers in a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.slots = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if "mm" in str(function):
+            tensors = [x for x in (*args, out) if isinstance(x, torch.Tensor)]
+            # Keys and values are two matrices [heads, tokens * width].
+            sizes = [x.numel() for x in tensors if TOKENS * WIDTH in x.shape]
+            self.slots += sum(sizes) / (2 * HEADS * TOKENS * WIDTH)
+        return out
+
+
+@pytest.mark.parametrize("layers", [9, 16])
+def test_grouped_transfers_are_those_of_its_products(traffic, layers):
+    weights = [torch.randn(HEADS, HEADS * i, requires_grad=True) for i in range(1, layers + 1)]
+    weights[0] = None
+    buffer, total = begin_buffer(weights, torch.randn(2)), 0
+    with CountedProducts() as counted:
+        for weight in weights:
+            slot = torch.randn(2, 1, HEADS, TOKENS, WIDTH, requires_grad=True).unbind()
+            slot = buffer.append(*slot)
+            if weight is not None:
+                total += sum(part.square().sum() for part in buffer.route(weight))
+        total.backward()
+    # In the backward, layer 0 has rows of zeros in the products of its group: two reads.
+    assert counted.slots - 2 == traffic.count_grouped(layers)
+
+
+def test_the_page_shows_what_is_counted(traffic):
+    page = (ROOT / "docs" / "routing.md").read_text(encoding="utf-8")
+    counts = [traffic.count_transfers(layers) for layers in traffic.DEPTHS]
+    for implementation in counts[0]:
+        cells = " | ".join(str(count[implementation]) for count in counts)
+        assert f"| {cells} |" in page, implementation
