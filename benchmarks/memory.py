@@ -7,8 +7,10 @@ gradients of the parameters included (on a CPU: Linux only). Each figure is from
 With --variants the columns are plain and the named variants.
 """
 
+import ctypes
 import gc
 import multiprocessing
+import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -55,6 +57,7 @@ def _prepare(shape, column, device, variants):
     fields, batch, tokens = SHAPES[shape]
     # Of the family, plain and this one alone.
     model, implementation = build_columns(fields, device, variants and column)[column]
+    _give_back_free_memory()
     return model, implementation, torch.randint(256, (batch, tokens), device=device)
 
 
@@ -85,6 +88,13 @@ def peak_of_a_step(shape, column, device, variants=None):
     with forcing(implementation):
         model(ids, labels=ids, use_cache=False).loss.backward()
     return read_memory(device, "peak") - before
+
+
+def _give_back_free_memory():
+    """Return what other columns' models took to the system: a step would take it before more."""
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _in_a_new_process(measure, *arguments):
