@@ -51,7 +51,7 @@ def test_options_are_added_to_the_presets(monkeypatch):
     seen = []
     monkeypatch.setattr(
         "layermem.train.run.train",
-        lambda run, out, resume, evaluate: seen.append(run) or RunFolder(out),
+        lambda run, out, **_: seen.append(run) or RunFolder(out),
     )
     asked = ["train", "aet-6", "--variant", "lime", "--model.options", "router_init=identity"]
     cli.main([*asked, "--task.options", "value_max=1000", "operand_max=100"])
@@ -135,7 +135,7 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(
         "layermem.train.run.train",
-        lambda run, out, resume, evaluate: seen.append((run, str(out), resume)) or RunFolder(out),
+        lambda run, out, resume, **_: seen.append((run, str(out), resume)) or RunFolder(out),
     )
     cli.main(["train", "tiny-lm", "--variant", "plain", "--seed", "2", "--resume"])
     ((run, out, resume),) = seen
