@@ -43,6 +43,13 @@ def test_other_seeds_make_no_arms_and_that_is_said(checkpoint, caplog):
     assert "plain 0, 1; lime 1, 2" in caplog.text
 
 
+def test_two_runs_of_one_arm_and_seed_are_compared_without_means(checkpoint, caplog):
+    opened = [checkpoint("a0"), checkpoint("b0", log_every=3)]
+    with caplog.at_level(logging.WARNING):
+        assert arms_of(opened) == {}
+    assert "are both seed 0 of lime" in caplog.text
+
+
 def test_what_is_no_run_or_of_other_data_makes_no_arms(checkpoint):
     first = checkpoint("a0", variant="plain", seed=0)
     loose = Checkpoint(name="x", location="x", tokenizer=None, run=None)

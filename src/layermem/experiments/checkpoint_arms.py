@@ -22,7 +22,12 @@ def arms_of(checkpoints: Sequence[Checkpoint]) -> Arms:
     }
     if len(runs) < len(checkpoints) or len(runs) < 2 or len(group_by_data(runs)) > 1:
         return {}
-    by_seed = group_into_arms(runs)
+    try:
+        by_seed = group_into_arms(runs)
+    except ValueError as error:
+        # They can be compared one by one all the same.
+        logger.warning("no means over seeds are shown: %s", error)
+        return {}
     seeds = {arm: sorted(names) for arm, names in by_seed.items()}
     first = next(iter(seeds.values()))
     if any(others != first for others in seeds.values()):

@@ -61,8 +61,9 @@ def _load_tokenizer(run: Run) -> Any:
         try:
             return load_tokenizer(pretrained, run.host.revision)
         except ValueError as error:
+            reason = str(error).splitlines()[0]
             raise ValueError(
-                f"{pretrained} has no tokenizer that a run can start with ({error}); "
+                f"{pretrained} has no tokenizer that a run can start with ({reason}); "
                 "save one into it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             ) from error
     if run.task.name and run.task.tokenizer is None:
