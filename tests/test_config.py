@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from layermem import config, host_config
+from layermem import config, host_config, records_config
 from layermem.config import Data, Host, Model, Optim, Regularizer, Run, Task, run_from_dict, to_dict
 
 
@@ -100,7 +100,7 @@ def test_every_field_has_its_help():
     import inspect
 
     documented = set()
-    source = inspect.getsource(config) + inspect.getsource(host_config)
+    source = "".join(map(inspect.getsource, (config, host_config, records_config)))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             for statement, following in zip(node.body, node.body[1:], strict=False):

@@ -14,7 +14,7 @@ from layermem.models.registry import lookup
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
-    {"host_config", "import_hooks", "named_options", "typed_dicts"},
+    {"host_config", "import_hooks", "named_options", "records_config", "typed_dicts"},
     {"config", "counting", "intervals", "results", "runs", "text_hash"},
     {"ops", "data", "tasks"},
     {"models"},

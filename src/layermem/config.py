@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from layermem.host_config import Host, check_run
 from layermem.named_options import check_options, merged, parse_options, warn_once
+from layermem.records_config import Records, check_records
 from layermem.typed_dicts import checked, from_dict, to_dict
 
 _NOT_SIZES = ("options", "pretrained")
@@ -293,6 +294,8 @@ class Run:
     """Penalty added to the loss."""
     host: Host = field(default_factory=Host)
     """Model of transformers to go on training, in place of a decoder of ours."""
+    records: Records = field(default_factory=Records)
+    """Labelled records in place of text."""
     compute: Compute = field(default_factory=Compute)
     """Precision, compilation and memory."""
 
@@ -302,6 +305,7 @@ class Run:
         if self.eval_blocks is not None:
             _check_at_least(self, 1, "eval_blocks")
         check_run(self)
+        check_records(self)
 
     @property
     def tokens_per_step(self) -> int:
@@ -312,12 +316,12 @@ class Run:
     def id(self) -> str:
         """Twelve hexadecimal digits that stand for every field but the name of the preset.
 
-        A run without a penalty or a host has the digits that it had before there were any.
+        A run without a penalty, a host or records has the digits that it had before there were any.
         """
         values = to_dict(self)
         del values["preset"]
-        for name, absent in (("regularizer", Regularizer()), ("host", Host())):
-            if getattr(self, name) == absent:
+        for name in ("regularizer", "host", "records"):
+            if getattr(self, name) == type(getattr(self, name))():
                 del values[name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -341,6 +345,7 @@ __all__ = [
     "Host",
     "Model",
     "Optim",
+    "Records",
     "Regularizer",
     "Run",
     "Task",

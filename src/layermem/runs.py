@@ -4,8 +4,11 @@
     metrics.jsonl    one object for each logged step and each validation
     checkpoints/     checkpoint-STEP, each complete or absent
     final/           the trained model and its tokenizer
-    result.json      of a task: what the trained model solves of the test problems
-    attempts.jsonl   of a task: each test problem, what the model wrote, its grade
+    result.json      of a task: what the trained model solves of the test problems;
+                     of labelled records: what it gets right of the validation records
+    attempts.jsonl   of a task: each test problem, what the model wrote, its grade;
+                     of labelled records: each validation record, its class and the model's
+    records.json     of labelled records: how many there are, of what fields and classes
     diverged.json    of a run with numbers that were not finite: the step, and what was seen
     .lock            locked by the process that trains
 
@@ -56,6 +59,7 @@ class RunFolder:
         self.final = self.path / "final"
         self.result = self.path / "result.json"
         self.attempts = self.path / "attempts.jsonl"
+        self.records = self.path / "records.json"
         self.diverged = self.path / "diverged.json"
 
     def create(self) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from layermem.config import Compute, Data, Host, Optim, Run, Task
+from layermem.config import Compute, Data, Host, Optim, Records, Run, Task
 from layermem.host_config import VARIANT
 from layermem.named_options import merged
 
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Finetune:
-    """Go on training a decoder of transformers on text or a task: routers alone, all weights, or
-    LoRA as a control without memory.
+    """Go on training a model of transformers: routers alone, all weights, or LoRA as a control
+    without memory. A decoder on text or a task; a decoder or an encoder on labelled records.
 
     The folder is that of `layermem train`; `layermem report` compares folders.
     """
@@ -34,9 +34,10 @@ class Finetune:
     """Text to train on: "stdlib", a file, a folder or a data set, as in `layermem train
     --data.source`."""
     validation: str | None = None
-    """Text of the validation set; None: a share of the documents."""
-    validation_share: float = 0.02
-    """Share of the documents held out for validation, without --validation."""
+    """Text, or file of records, of the validation set; None: a share of the training set's."""
+    validation_share: float | None = None
+    """Share of the documents (0.02) or records (0.1) held out for validation, without
+    --validation."""
     text_field: str = "text"
     """Column that holds the text."""
     block_size: int = 256
@@ -57,6 +58,20 @@ class Finetune:
     """Problems in its test set."""
     validation_problems: int = 500
     """Problems in its validation set."""
+    records: str | None = None
+    """Labelled records to train on, in place of text: a .tsv or .csv with a header, or .jsonl."""
+    kind: Literal["classification"] | None = None
+    """What is learnt of records; None: classification."""
+    fields: tuple[str, ...] = ()
+    """Names of the one or two fields that hold a record's texts; none: found by the usual names
+    (sentence, sentence1 and sentence2, question and sentence, premise and hypothesis, text)."""
+    label: str | None = None
+    """Name of the field that holds a record's label; None: label."""
+    max_length: int = 128
+    """Most tokens of a record; longer texts are cut, and counted."""
+    from_config: str | None = None
+    """JSON file of a model's config: random weights of these sizes are trained (with --train all),
+    and MODEL is the folder of the tokenizer alone."""
     memory: Literal["full", "last", "first", "none"] | None = None
     """Earlier layers that a layer reads; None: full, but none with --train lora."""
     window: int | None = None
@@ -84,7 +99,7 @@ class Finetune:
     steps: int = 1000
     """Training steps."""
     seed: int = 0
-    """Seed of the order of the data and of LoRA."""
+    """Seed of the order of the data, of LoRA and of a new head for classes."""
     log_every: int = 1
     """Steps between two rows of metrics."""
     eval_every: int = 100
@@ -103,9 +118,12 @@ def finetune(options: Finetune, command: str) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem.experiments.finetuning import finetune as finetune_run
+    from layermem.experiments.finetuning import outcome
 
     transformers_logging.disable_progress_bar()
     folder = finetune_run(run, options.out or _default_folder(run), resume=options.resume)
+    if run.records.source is not None and folder.final.exists():
+        logger.info("%s", outcome(folder))
     logger.info("%s", folder.path)
 
 
@@ -113,17 +131,6 @@ def to_run(options: Finetune) -> Run:
     """Return the run that a command's options describe."""
     _check_data(options)
     memory = options.memory or ("none" if options.train == "lora" else "full")
-    data = Data(block_size=options.block_size, cache=options.cache)
-    if options.text is not None:
-        data = Data(
-            source=options.text,
-            validation=options.validation,
-            validation_share=options.validation_share,
-            text_field=options.text_field,
-            max_documents=options.max_documents,
-            block_size=options.block_size,
-            cache=options.cache,
-        )
     return Run(
         preset="finetune",
         variant=VARIANT,
@@ -133,14 +140,9 @@ def to_run(options: Finetune) -> Run:
         eval_every=options.eval_every,
         eval_blocks=options.eval_blocks,
         save_every=options.save_every,
-        data=data,
-        task=Task(
-            name=options.task,
-            examples=options.examples,
-            validation=options.validation_problems,
-            test=options.test,
-            options=_task_options(options),
-        ),
+        data=_data(options),
+        task=_task(options),
+        records=_records(options),
         optim=Optim(
             lr=options.lr,
             router_lr=options.router_lr,
@@ -165,15 +167,79 @@ def to_run(options: Finetune) -> Run:
 
 
 def _check_data(options: Finetune) -> None:
-    """Raise unless there is either text or a task."""
-    if (options.text is None) == (options.task is None):
-        given = "both" if options.text is not None else "neither"
-        raise ValueError(f"give --text SOURCE or --task NAME, got {given}")
+    """Raise unless there is one of text, a task and records, with options of its own alone."""
+    given = {
+        "--text SOURCE": options.text,
+        "--task NAME": options.task,
+        "--records FILE": options.records,
+    }
+    named = [option.split()[0] for option, value in given.items() if value is not None]
+    if len(named) != 1:
+        raise ValueError(
+            f"give one of {', '.join(given)}, got {' and '.join(named) if named else 'none'}"
+        )
     if options.task is None and options.task_options:
         raise ValueError(
             f"--task-options {' '.join(options.task_options)} are for a task: add --task NAME, or "
             "leave them out"
         )
+    for name in ("kind", "fields", "label", "max_length", "from_config"):
+        if options.records is None and getattr(options, name) != getattr(Finetune, name):
+            raise ValueError(
+                f"--{name.replace('_', '-')} {getattr(options, name)} is for records: add "
+                "--records FILE, or leave it out"
+            )
+    for name in ("text_field", "block_size", "max_documents", "eval_blocks", "cache"):
+        if options.records is not None and getattr(options, name) != getattr(Finetune, name):
+            raise ValueError(
+                f"--{name.replace('_', '-')} {getattr(options, name)} has no effect on records: "
+                "leave it out"
+            )
+
+
+def _data(options: Finetune) -> Data:
+    if options.records is not None:
+        return Data()
+    if options.text is None:
+        return Data(block_size=options.block_size, cache=options.cache)
+    share = options.validation_share
+    return Data(
+        source=options.text,
+        validation=options.validation,
+        validation_share=Data.validation_share if share is None else share,
+        text_field=options.text_field,
+        max_documents=options.max_documents,
+        block_size=options.block_size,
+        cache=options.cache,
+    )
+
+
+def _records(options: Finetune) -> Records:
+    if options.records is None:
+        return Records()
+    share = options.validation_share
+    return Records(
+        source=options.records,
+        kind=options.kind or "classification",
+        validation=options.validation,
+        validation_share=Records.validation_share if share is None else share,
+        fields=options.fields,
+        label=options.label,
+        max_length=options.max_length,
+        from_config=options.from_config,
+    )
+
+
+def _task(options: Finetune) -> Task:
+    if options.records is not None:
+        return Task()
+    return Task(
+        name=options.task,
+        examples=options.examples,
+        validation=options.validation_problems,
+        test=options.test,
+        options=_task_options(options),
+    )
 
 
 def _task_options(options: Finetune) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from layermem.data import compression
 from layermem.data.local_files import json_records
+from layermem.data.tables import tab_separated_rows
 from layermem.evals.bigbench_records import read_examples
 from layermem.evals.task_catalog import EvalTask, find_task
 from layermem.evals.task_records import SCHEMAS, Doc
@@ -108,33 +109,13 @@ def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Pa
 def _records(path: Path) -> Iterator[tuple[Any, str]]:
     kind = _kind(path)
     if kind == ".tsv":
-        yield from _table_rows(path)
+        yield from tab_separated_rows(path)
     elif kind == ".json" and _is_bigbench(path):
         yield from read_examples(path)
     elif kind:
         yield from json_records(path)
     else:
         raise ValueError(f"{path} is of no kind that is read: {', '.join(_KINDS)}")
-
-
-def _table_rows(path: Path) -> Iterator[tuple[dict[str, str], str]]:
-    """Yield the rows of a table. Quotation marks are text, as in GLUE's files."""
-    header: list[str] = []
-    with compression.open_decompressed(path) as file:
-        for number, line in enumerate(file, 1):
-            where = f"{path}, line {number}"
-            try:
-                cells = line.decode("utf-8").rstrip("\r\n").split("\t")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{where} is not UTF-8 ({error}); convert it first") from error
-            if not header:
-                header = cells
-            elif cells != [""]:
-                if len(cells) != len(header):
-                    raise ValueError(
-                        f"{where} has {len(cells)} columns, and the header has {len(header)}"
-                    )
-                yield dict(zip(header, cells, strict=True)), where
 
 
 def _is_bigbench(path: Path) -> bool:

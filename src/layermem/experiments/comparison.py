@@ -8,11 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from layermem.config import to_dict
 from layermem.experiments.arm_costs import costs_of_arms
 from layermem.experiments.arms import best_learning_rate, best_rate_and_decay
 from layermem.experiments.records import read_record, recorded_about
-from layermem.experiments.run_folders import Runs, find_runs, group_by_data, group_into_arms
+from layermem.experiments.run_folders import (
+    Runs,
+    find_runs,
+    group_by_data,
+    group_into_arms,
+    trained_on,
+)
 from layermem.results.analysis import Analysis
 from layermem.results.comparison import Comparison, ComparisonSetting, TriedRates
 from layermem.results.costs import Costs
@@ -133,7 +138,7 @@ def _compare(runs: Runs, against: str | None) -> ComparisonSetting:
         presets=tuple(dict.fromkeys(run.preset for run, _ in runs.values())),
         task=first.task.name,
         trained_on={
-            **to_dict(first)["task" if first.task.name else "data"],
+            **trained_on(first),
             "digest": next(filter(None, digests), None),
         },
         arms={arm: tuple(by[seed] for seed in sorted(by)) for arm, by in arms.items()},

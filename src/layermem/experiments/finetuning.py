@@ -2,12 +2,12 @@
 
     load_host   a run's config -> the model, attached and with the right parameters to train
     finetune    trains it as any run is trained, in a run folder
+    outcome     of labelled records: what it gets right before and after
 
 It does not know: the training loop, the command line.
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +15,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from layermem.config import Run
 from layermem.evals.solving import evaluate
-from layermem.retrofit import attach, load_attached, trainable
-from layermem.retrofit.adapter import read_settings
-from layermem.retrofit.attaching import projection_names, routers_of_full_memory
+from layermem.experiments.classifiers import load_classifier
+from layermem.experiments.host_memory import check_same_memory, choose_trained
+from layermem.results.files import read_result
+from layermem.results.record_counts import RecordCounts
+from layermem.results.solved import Solved
+from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
-from layermem.train.lora import add_lora
 from layermem.train.run import train
+from layermem.train.setup import Prepared
 
 # Tokens by which a model is checked to be causal.
 _CHECKED_TOKENS = 8
@@ -32,18 +35,32 @@ def finetune(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> 
     return train(run, out, resume=resume, evaluate=evaluate, load_host=load_host)
 
 
-def load_host(run: Run) -> Any:
-    """Return the model of a run, in float32, with the parameters that it trains."""
+def outcome(folder: RunFolder) -> str:
+    """Return what an ended run on labelled records came to, in two lines."""
+    counts = read_result(RecordCounts, folder.records)
+    solved = Solved.from_json(folder.result.read_text(encoding="utf-8"))
+    before, *_, after = [row for row in folder.rows() if "val_loss" in row]
+    low, high = solved.interval
+    return (
+        f"before: loss {before['val_loss']:.4f}, {before['val_accuracy']:.1%} right\n"
+        f"after {after['step']:,} steps: loss {after['val_loss']:.4f}, {solved.accuracy:.1%} right "
+        f"(95% interval over {solved.count:,} records: {low:.1%} to {high:.1%}); always "
+        f"{counts.majority!r}, the most frequent label: {counts.majority_share:.1%}"
+    )
+
+
+def load_host(run: Run, prepared: Prepared | None = None) -> Any:
+    """Return the model of a run, in float32, with the parameters that it trains.
+
+    ``prepared``: what the run starts with; a run on labelled records has its classes there.
+    """
+    if prepared is not None and prepared.classifier is not None:
+        return load_classifier(run, prepared.classifier)
     host = run.host
     _check_length(run)
     model = _load(run)
     _check_causal(model)
-    if host.train == "lora":
-        add_lora(model, projection_names(model), routers_of_full_memory(model))
-    elif host.memory == "none":
-        model.requires_grad_(True)
-    else:
-        trainable(model, "all" if host.train == "all" else "routers")
+    choose_trained(model, host)
     return model
 
 
@@ -56,13 +73,7 @@ def _load(run: Run) -> Any:
             location, dtype=torch.float32, revision=host.revision or "main"
         )
         return model if host.memory == "none" else attach(model, host.memory, host.window)
-    saved = read_settings(Path(location))
-    if (saved["router"], saved["window"]) != (host.memory, host.window):
-        raise ValueError(
-            f"{location} has memory={saved['router']} window={saved['window']}, and the run asks "
-            f"for memory={host.memory} window={host.window}: ask for its own, or start from a "
-            "model without memory"
-        )
+    check_same_memory(location, host)
     return load_attached(location, dtype=torch.float32)
 
 

@@ -94,7 +94,8 @@ def read_metrics(folder: RunFolder, run: Run) -> dict[str, Metric]:
     metrics = {LOSS: Metric(value=float(rows[-1]["val_loss"]), is_share=False)}
     if solved := read_solved(folder, recorded_about(folder).get("run_id") or run.id):
         metrics[RIGHT_ANSWERS] = Metric(value=solved.accuracy, is_share=True)
-        metrics[EVERY_STEP_RIGHT] = Metric(value=solved.steps, is_share=True)
+        if run.records.source is None:
+            metrics[EVERY_STEP_RIGHT] = Metric(value=solved.steps, is_share=True)
     return metrics
 
 

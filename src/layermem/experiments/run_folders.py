@@ -29,7 +29,7 @@ Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
 """Name to what was trained, and where it is recorded."""
 # Fields of a run that do not tell arms apart, or do so in another way (the variant, options).
 _NOT_IN_ARM_NAMES = (
-    *("preset", "variant", "seed", "data", "task", "compute", "track"),
+    *("preset", "variant", "seed", "data", "task", "records", "compute", "track"),
     *("log_every", "eval_every", "save_every", "keep"),
 )
 
@@ -126,11 +126,18 @@ def _recorded_run(folder: RunFolder) -> Run:
 
 def _data_of_config(run: Run) -> str:
     """Return what must be the same for losses to be comparable, as one text."""
-    values = to_dict(run)
-    values["data"].pop("cache")
-    data = values["task"] if run.task.name else values["data"]
+    data = trained_on(run)
+    data.pop("cache", None)
     tokenizer = _tokenizer_of(run.model.pretrained or run.host.model)
     return json.dumps([data, run.eval_blocks, tokenizer], sort_keys=True)
+
+
+def trained_on(run: Run) -> dict[str, Any]:
+    """Return the fields of the part of a run's config that names what it was trained on."""
+    if run.records.source is not None:
+        # The sizes of a model are no data.
+        return {k: v for k, v in to_dict(run)["records"].items() if k != "from_config"}
+    return dict(to_dict(run)["task" if run.task.name else "data"])
 
 
 def _tokenizer_of(pretrained: str | None) -> str | None:

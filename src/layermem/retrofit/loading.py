@@ -64,7 +64,7 @@ def load_reporting(
     location, revision = find_base(path, base)
     if revision is not None:
         kwargs.setdefault("revision", revision)
-    with _without_loading_report():
+    with without_loading_report():
         model, info = auto_class.from_pretrained(location, output_loading_info=True, **kwargs)
     _check_unexpected(info["unexpected_keys"], location, is_whole=location == path)
     attach(model, router=settings["router"], window=settings["window"], host=host)
@@ -124,7 +124,7 @@ def stray_routers(unexpected: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def _without_loading_report() -> Iterator[None]:
+def without_loading_report() -> Iterator[None]:
     """Leave out transformers' report of missing and unexpected weights, which are checked here."""
 
     def is_no_report(record: logging.LogRecord) -> bool:

@@ -66,7 +66,7 @@ def model_card(
         _description(run, model),
         f"## Training\n\n{_training(run, rows, about, at_end or {})}",
         f"## Evaluation\n\n{_evaluation(rows, folder)}",
-        f"## Use\n\n{_usage(folder, is_attached=_is_attached(run))}",
+        f"## Use\n\n{_usage(run, folder, model)}",
         "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
         "data allow, and adds it to the metadata above (`license:`).",
         f"## Citation\n\nThe method is that of\n\n{_CITATION}",
@@ -79,7 +79,7 @@ def _metadata(run: Run) -> str:
     pretrained = run.model.pretrained or run.host.model
     data = ModelCardData(
         library_name="layermem",
-        pipeline_tag="text-generation",
+        pipeline_tag="text-generation" if run.records.source is None else "text-classification",
         tags=["transformers", "layermem", "cross-layer-attention", run.variant],
         # A folder on this machine is no name that a hub could look up.
         base_model=None if pretrained is None or os.path.exists(pretrained) else pretrained,
@@ -129,6 +129,8 @@ def _training(
     """Return a table of what the model was trained on and how."""
     tokens = max((row["tokens"] for row in rows if "tokens" in row), default=None)
     start = run.model.pretrained or run.host.model or "new weights"
+    if run.records.from_config is not None:
+        start = f"random weights of the sizes in {run.records.from_config}"
     table = {
         "command": f"`{about['command']}`" if "command" in about else None,
         "run id": about.get("run_id"),
@@ -155,6 +157,8 @@ def _begun_and_ended(begun: str | None, ended: str | None) -> str | None:
 
 
 def _data(run: Run) -> str:
+    if run.records.source is not None:
+        return f"{run.records.source}; {run.records.kind} of records"
     if run.task.name:
         options = " ".join(run.task.options)
         return (
@@ -170,9 +174,14 @@ def _evaluation(rows: list[dict[str, Any]], folder: RunFolder) -> str:
     table = {}
     validation = next((row for row in reversed(rows) if "val_loss" in row), None)
     if validation is not None:
-        table["validation loss (nats a token)"] = f"{validation['val_loss']:.4f}"
-        table["validation perplexity"] = f"{validation['val_perplexity']:.2f}"
-    if folder.result.exists():
+        is_of_tokens = "val_perplexity" in validation
+        unit = "token" if is_of_tokens else "record"
+        table[f"validation loss (nats a {unit})"] = f"{validation['val_loss']:.4f}"
+        if is_of_tokens:
+            table["validation perplexity"] = f"{validation['val_perplexity']:.2f}"
+    if folder.records.exists():
+        table |= _evaluation_of_records(folder)
+    elif folder.result.exists():
         result = json.loads(folder.result.read_text(encoding="utf-8"))
         low, high = result["interval"]
         table |= {
@@ -187,12 +196,27 @@ def _evaluation(rows: list[dict[str, Any]], folder: RunFolder) -> str:
     return _table("", "value", table) + "\n\nOne run of one seed; other seeds give other figures."
 
 
+def _evaluation_of_records(folder: RunFolder) -> dict[str, str]:
+    result = json.loads(folder.result.read_text(encoding="utf-8"))
+    counts = json.loads(folder.records.read_text(encoding="utf-8"))
+    low, high = result["interval"]
+    return {
+        "validation records": f"{result['count']:,} ({counts['validation_cut']:,} of them cut)",
+        "right class": f"{result['accuracy']:.1%} (95% interval over records: {low:.1%} to "
+        f"{high:.1%})",
+        f"right by always {counts['majority']!r}, the most frequent": f"{result['chance']:.1%}",
+    }
+
+
 def _is_attached(run: Run) -> bool:
     return run.host.model is not None and run.host.memory != "none"
 
 
-def _usage(folder: RunFolder, *, is_attached: bool) -> str:
+def _usage(run: Run, folder: RunFolder, model: Any) -> str:
     """Return code that loads the model and has it continue a prompt of its test set."""
+    is_attached = _is_attached(run)
+    if run.records.source is not None:
+        return _usage_of_classifier(folder, model, is_attached=is_attached)
     prompt = "The"
     load = "load_attached" if is_attached else "AutoModelForCausalLM.from_pretrained"
     imports = (
@@ -218,6 +242,34 @@ inputs = tokenizer(
 )
 tokens = model.generate(**inputs, max_new_tokens=64, do_sample=False)
 print(tokenizer.decode(tokens[0]))
+```"""
+
+
+def _usage_of_classifier(folder: RunFolder, model: Any, *, is_attached: bool) -> str:
+    """Return code that loads the model and has it say the class of a validation record."""
+    load = "AutoModelForSequenceClassification.from_pretrained(path)"
+    extra = ""
+    if is_attached:
+        extra = "from layermem.retrofit import load_attached\n"
+        load = "load_attached(path, auto_class=AutoModelForSequenceClassification)"
+    with folder.attempts.open(encoding="utf-8") as file:
+        texts = list(map(_literal, json.loads(file.readline())["texts"]))
+    separator = json.loads(folder.records.read_text(encoding="utf-8"))["separator"]
+    inputs = ", ".join(texts)
+    if getattr(model.config, "type_vocab_size", 0) < 2:
+        inputs += ", return_token_type_ids=False"
+    if separator is not None:
+        # As in training: this tokenizer puts nothing between two texts.
+        inputs = f" {_literal(separator)} ".join(texts)
+        inputs += ", add_special_tokens=False, return_token_type_ids=False"
+    return f"""```python
+{extra}from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+path = "path/to/this/folder"
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = {load}
+inputs = tokenizer({inputs}, return_tensors="pt")
+print(model.config.id2label[int(model(**inputs).logits.argmax())])
 ```"""
 
 

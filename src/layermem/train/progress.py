@@ -148,11 +148,12 @@ class SweepProgress:
 
 def _row_line(row: Mapping[str, float]) -> str:
     if "val_loss" in row:
-        solved = f", {row['val_accuracy']:.1%} solved" if "val_accuracy" in row else ""
-        return (
-            f"validation loss {row['val_loss']:.4f}, perplexity {row['val_perplexity']:.2f}"
-            f"{solved} after {row['tokens']:,.0f} tokens"
-        )
+        texts = [f"validation loss {row['val_loss']:.4f}"]
+        if "val_perplexity" in row:
+            texts.append(f"perplexity {row['val_perplexity']:.2f}")
+        if "val_accuracy" in row:
+            texts.append(f"{row['val_accuracy']:.1%} solved")
+        return f"{', '.join(texts)} after {row['tokens']:,.0f} tokens"
     return (
         f"loss {row['loss']:.4f}  lr {row['lr']:.1e}  gradient {row['grad_norm']:.2f}  "
         f"{row['tokens_per_second']:,.0f} tokens/s"

@@ -19,8 +19,11 @@ from layermem.data.tokenizers import load_tokenizer
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES
 from layermem.models.registry import build, lookup
+from layermem.results.record_counts import RecordCounts
 from layermem.tasks import registry as tasks
 from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
+from layermem.train.record_data import prepare_records
+from layermem.train.record_dataset import RecordDataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +31,28 @@ class Prepared:
     """The tokenizer and the data of a run, ready for training."""
 
     tokenizer: Any
-    train_data: Blocks | ProblemDataset
-    validation_data: Blocks | ProblemDataset
+    train_data: Blocks | ProblemDataset | RecordDataset
+    validation_data: Blocks | ProblemDataset | RecordDataset
     collate: Callable[..., dict[str, Tensor]]
     """Makes a batch of sequences."""
+    classifier: Any = None
+    """Of a run on labelled records: the config of the classifier that it trains."""
+    counts: RecordCounts | None = None
+    """Of such a run: how many records there are, and of what classes."""
 
 
 def prepare_run(run: Run) -> Prepared:
     """Return the tokenizer and the data of a run; text is tokenized, unless it has been before."""
+    if run.records.source is not None:
+        of_records = prepare_records(run)
+        return Prepared(
+            tokenizer=of_records.tokenizer,
+            train_data=of_records.train_data,
+            validation_data=of_records.validation_data,
+            collate=of_records.train_data.collate,
+            classifier=of_records.config,
+            counts=of_records.counts,
+        )
     tokenizer = _load_tokenizer(run)
     if run.task.name:
         train, validation = build_problem_datasets(run.task, tokenizer)

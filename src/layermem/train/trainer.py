@@ -248,9 +248,7 @@ class Trainer(transformers.Trainer):
             row |= self.variant_metrics()
             row |= self._penalty.take_metrics(self.args) if self._penalty else {}
         elif "eval_loss" in logs:
-            row |= validation_row(logs["eval_loss"])
-            if self._solve_problems is not None:
-                row |= self._solve_problems(self.model)
+            row |= self.validation_metrics(logs["eval_loss"])
         else:
             return
         if self.is_world_process_zero():
@@ -258,6 +256,11 @@ class Trainer(transformers.Trainer):
         super().log(row, start_time)
         if "loss" in logs:
             self._timer.restart(step)
+
+    def validation_metrics(self, loss: float) -> dict[str, float]:
+        """Return the metrics of a validation with this loss."""
+        solved = {} if self._solve_problems is None else self._solve_problems(self.model)
+        return {**validation_row(loss), **solved}
 
     def variant_metrics(self) -> dict[str, float]:
         """Return the metrics that the variant computes from its own parameters."""

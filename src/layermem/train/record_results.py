@@ -1,0 +1,61 @@
+"""What a trained classifier gets right of the validation records, with intervals, by class.
+
+It does not know: models, how records are read, the trainer.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from layermem.intervals import proportion
+from layermem.results.record_counts import RecordCounts
+from layermem.results.solved import Shares, Solved
+from layermem.train.record_dataset import RecordDataset
+
+# What the classes are called in a result.
+_LEVEL = "label"
+
+
+def score_classes(data: RecordDataset, predicted: Sequence[int], counts: RecordCounts) -> Solved:
+    """Return the share of right classes, in all and of each class, beside always one class.
+
+    ``steps`` has no meaning of its own here, and is the same share.
+    """
+    right = [ours == label for ours, label in zip(predicted, data.labels, strict=True)]
+    by_class = {
+        name: _shares([r for r, label in zip(right, data.labels, strict=True) if label == i])
+        for i, name in enumerate(data.classes)
+        if i in data.labels
+    }
+    faults = Counter(
+        f"{data.classes[ours]} for {data.classes[label]}"
+        for ours, label in zip(predicted, data.labels, strict=True)
+        if ours != label
+    )
+    return Solved(
+        **vars(_shares(right)),
+        split="validation",
+        chance=counts.majority_share,
+        by={_LEVEL: by_class},
+        faults=dict(faults.most_common()),
+    )
+
+
+def attempt_rows(data: RecordDataset, predicted: Sequence[int]) -> list[dict[str, Any]]:
+    """Return an object of attempts.jsonl for each record."""
+    return [
+        {
+            "texts": list(record.texts),
+            "label": record.label,
+            "predicted": data.classes[ours],
+            "right": data.classes[ours] == record.label,
+        }
+        for record, ours in zip(data.records, predicted, strict=True)
+    ]
+
+
+def _shares(right: Sequence[bool]) -> Shares:
+    share, interval = sum(right) / len(right), proportion(sum(right), len(right))
+    return Shares(
+        count=len(right), accuracy=share, interval=interval, steps=share, steps_interval=interval
+    )
