@@ -14,6 +14,7 @@ from layermem.report.settings import Setting, settings_of
 from layermem.results.comparison import Comparison
 from layermem.results.costs import Costs, Measurement
 from layermem.results.files import read_result
+from layermem.results.run_record import RIGHT_ANSWERS
 
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
@@ -59,7 +60,17 @@ def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:
         ]
         note = setting.divergence_note(arm, metric)
         rows.append([*cells[:-1], f"{cells[-1]} ({note})"] if note else cells)
-    return [header, *rows]
+    return [header, *rows, *_guess(setting, metric, len(header), bool(rates))]
+
+
+def _guess(setting: Setting, metric: str, width: int, has_rates: bool) -> list[list[str]]:
+    """Return a row of what always the same answer gets right, where the runs recorded it."""
+    runs = [run for by_seed in setting.ended.values() for run in by_seed.values()]
+    guesses = {run.solved.chance for run in runs if run.solved}
+    if metric != RIGHT_ANSWERS or len(guesses) != 1:
+        return []
+    cells = ["the most frequent answer", *([""] if has_rates else []), f"{guesses.pop():.1%}"]
+    return [[*cells, *[""] * (width - len(cells))]]
 
 
 def markdown_lines(rows: Sequence[Sequence[str]]) -> str:

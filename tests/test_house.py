@@ -142,7 +142,7 @@ except SystemExit as left:
     "command",
     [
         *("train", "finetune", "sweep", "solve", "perplexity", "blimp", "eval", "generate"),
-        *("convert", "costs", "analyze", "report", "reproduce", "arena"),
+        *("convert", "costs", "analyze", "report", "reproduce", "arena", "encoders"),
     ],
 )
 def test_options_of_a_command_are_shown_without_the_training_stack(command):

@@ -25,6 +25,7 @@ from layermem.cli.blimp import Blimp, blimp
 from layermem.cli.convert import Convert, convert
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
+from layermem.cli.encoders import Encoders, encoders
 from layermem.cli.eval import Eval, evaluate
 from layermem.cli.finetune import Finetune, finetune
 from layermem.cli.generate import Generate, generate
@@ -61,6 +62,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "curves": (Curves, curves),
     "reproduce": (Reproduce, reproduce),
     "arena": (Arena, arena),
+    "encoders": (Encoders, encoders),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""
 # What a user can mend is one line.

@@ -256,12 +256,11 @@ def _usage_of_classifier(folder: RunFolder, model: Any, *, is_attached: bool) ->
         texts = list(map(_literal, json.loads(file.readline())["texts"]))
     separator = json.loads(folder.records.read_text(encoding="utf-8"))["separator"]
     inputs = ", ".join(texts)
-    if getattr(model.config, "type_vocab_size", 0) < 2:
-        inputs += ", return_token_type_ids=False"
+    has_segments = separator is None and getattr(model.config, "type_vocab_size", 0) > 1
     if separator is not None:
         # As in training: this tokenizer puts nothing between two texts.
-        inputs = f" {_literal(separator)} ".join(texts)
-        inputs += ", add_special_tokens=False, return_token_type_ids=False"
+        inputs = f" {_literal(separator)} ".join(texts) + ", add_special_tokens=False"
+    inputs += f", return_token_type_ids={has_segments}"
     return f"""```python
 {extra}from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
