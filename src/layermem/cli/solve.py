@@ -51,7 +51,7 @@ def solve(options: Solve, command: str) -> None:
         raise ValueError(f"{options.run} has no final model: it is no run folder, or has not ended")
     trained_on = recorded_run(folder).task
     if trained_on.name is None:
-        raise ValueError(f"{options.run} was trained on text, no task; layermem tasks lists them")
+        raise ValueError(f"{options.run} was trained on no task; layermem tasks lists them")
     _check_split_options(trained_on, options.options)
     task = replace(
         trained_on,
