@@ -3,11 +3,12 @@
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -46,6 +47,9 @@ def serving(folder, *options, port=None):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            # Where the server was killed, its workers may be left.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def ask(port, body, path="/v1/completions", method="POST"):
