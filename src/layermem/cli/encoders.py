@@ -26,7 +26,7 @@ class Encoders:
     """Names of the one or two fields that hold a record's texts; none: found by the usual names."""
     label: str | None = None
     """Name of the field that holds a record's label; None: label."""
-    max_length: int = 96
+    max_length: int = 64
     """Most tokens of a record."""
     arms: tuple[str, ...] = ("none", "full")
     """Memories: none, full, last:WINDOW, first:WINDOW; the others are compared with the first."""
@@ -38,7 +38,7 @@ class Encoders:
     """Its attention heads."""
     vocabulary: int = 4000
     """Most ids of its tokenizer, pieces of words, which is trained on the training records."""
-    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
     """Learning rates that every arm tries on a seed kept for that; it takes the one with most right
     classes at the end."""
     router_lr: float = 1e-2
@@ -47,7 +47,7 @@ class Encoders:
     """Weight decay of weight matrices."""
     batch_size: int = 32
     """Records in one step."""
-    steps: int = 600
+    steps: int = 400
     """Training steps."""
     seeds: int = 5
     """Seeds, from 0 on, the same for every arm."""
