@@ -2,11 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from labelled import rows_of, write_rows
 
 from layermem import cli
+from layermem.config import Optim, Records
 from layermem.experiments import encoders
 from layermem.experiments.finetuning import finetune
 from layermem.results.comparison import Comparison
@@ -14,6 +16,7 @@ from layermem.results.encoder_trials import EncoderTrials
 from layermem.results.files import read_result
 from layermem.runs import RunFolder
 from layermem.train.run_config import recorded_run
+from layermem.train.setup import prepare_run
 
 SMALL = [
     *("--layers", "2", "--width", "8", "--heads", "2", "--vocabulary", "60", "--max-length", "16"),
@@ -74,13 +77,31 @@ def test_arms_take_their_rates_and_are_compared(records, tmp_path, trained, caps
         compare(records, tmp_path / "out", "--width", "16")
 
 
-def test_the_tokenizer_has_not_seen_the_validation_records(records, tmp_path, trained):
+def test_the_tokenizer_has_not_seen_the_validation_records(records, tmp_path):
     rows = [{"question": "zzz", "sentence": "qqq", "label": "y"}]
     held_out = write_rows(tmp_path / "v.jsonl", [*rows_of(9, seed=3), *rows])
-    options = ["--validation", str(held_out), "--rates", "1e-3", "--seeds", "1"]
-    compare(records, tmp_path / "out", *options)
-    vocabulary = json.loads((tmp_path / "out" / "base" / "tokenizer.json").read_text())["model"]
-    assert not {"z", "q"} & set(vocabulary["vocab"])
+    by_file = Records(source=str(records), validation=str(held_out))
+    by_share = Records(source=str(records), validation_share=0.3)
+    seen = []
+    for of_run in (by_file, by_share):
+        study = make_study(of_run)
+        base = encoders._prepare_base(study, tmp_path / of_run.kind / f"{len(seen)}")
+        vocabulary = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
+        assert not {"z", "q"} & set(vocabulary)
+        run = encoders._run(study, base, "full", 1e-3, 0)
+        trained_on = prepare_run(run).train_data.records
+        texts = [text for record in trained_on for text in record.texts]
+        assert texts == encoders._training_texts(of_run)
+        seen.append(len(texts))
+    assert seen[1] < 100 < seen[0] <= 120
+
+
+def make_study(records):
+    sizes = encoders.EncoderSizes(layers=2, width=8, heads=2, vocabulary=60)
+    records = replace(records, max_length=16)
+    return encoders.EncoderStudy(
+        records=records, sizes=sizes, optim=Optim(), steps=2, rates=(1e-3,)
+    )
 
 
 def test_a_rate_that_diverged_is_not_chosen():
