@@ -71,7 +71,7 @@ def test_a_column_is_what_its_name_says(load, dtype, runs):
     row = load("gpu_training").measure_step(setup, "30M", ["grouped"], dtype=dtype, peers=["plain"])
     assert ("lime grouped" in row["figures"]) == runs
     assert ("lime grouped" in row["failed"]) != runs
-    assert row["paths"].get("lime grouped") == ("GroupedBuffer" if runs else None)
+    assert row["paths"].get("lime grouped") == ("MatrixBuffer" if runs else None)
 
 
 def test_a_record_keeps_earlier_rows_of_the_same_machine(load, tmp_path):

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from layermem.ops import route as room
 from layermem.ops.route import SlotBuffer, begin_buffer, naive, using
-from layermem.ops.route.grouped import GroupedBuffer
+from layermem.ops.route.grouped_matrices import MatrixBuffer
 from layermem.ops.route.small import SmallBuffer
 from layermem.ops.route.traced import TracedBuffer
 
@@ -25,7 +25,7 @@ class Depth(nn.Module):
     ``group_size`` None: by ``naive.route``.
     """
 
-    buffer = GroupedBuffer
+    buffer = MatrixBuffer
 
     def __init__(self, depth=7, width=5, heads=HEADS, without=(0,)):
         super().__init__()
@@ -206,7 +206,7 @@ def test_gradients_that_no_slot_of_their_group_waits_for():
         x = an_input(2, MANY)
         weights = [torch.ones(HEADS, HEADS * (i + 1), dtype=x.dtype) / (i + 1) for i in range(6)]
         weights = [weight.requires_grad_() for weight in weights]
-        buffer, slots, outs = GroupedBuffer(weights, 3), [], []
+        buffer, slots, outs = MatrixBuffer(weights, 3), [], []
         for i, weight in enumerate(weights):
             key = (i * x if i < 3 else x.detach()).unflatten(-1, (HEADS, 5)).transpose(1, 2)
             slots.append(buffer.append(key, key) if with_buffer else (key, key))
@@ -292,7 +292,7 @@ def test_memory_is_the_slots_and_no_more():
     x = an_input(2, 300)
     weights = [torch.randn(HEADS, HEADS * (i + 1), dtype=x.dtype) for i in range(6)]
     weights = [weight.requires_grad_() for weight in weights]
-    buffer = GroupedBuffer(weights, 2)
+    buffer = MatrixBuffer(weights, 2)
     key = x.unflatten(-1, (HEADS, 5)).transpose(1, 2)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         for weight in weights:
@@ -321,14 +321,14 @@ def test_a_backward_leaves_nothing():
 
 def test_a_kept_slot_cannot_be_changed_in_place():
     key = an_input().unflatten(-1, (HEADS, 5)).transpose(1, 2)
-    slot = GroupedBuffer([None, None], 2).append(key, key)
+    slot = MatrixBuffer([None, None], 2).append(key, key)
     with pytest.raises(RuntimeError, match="modified inplace"):
         slot[0].mul_(3)
 
 
 def test_a_buffer_is_the_sequence_of_its_slots():
     keys = torch.randn(3, 2, HEADS, 7, 5)
-    buffer = GroupedBuffer([None] * 3, 2)
+    buffer = MatrixBuffer([None] * 3, 2)
     for i, key in enumerate(keys):
         assert len(buffer) == i
         buffer.append(key, 2 * key)
@@ -345,7 +345,7 @@ def test_another_weight_than_announced_is_used():
         x = an_input()
         weights = [torch.eye(HEADS, dtype=x.dtype).repeat(1, i + 1) for i in range(4)]
         other = (2 * weights[3]).requires_grad_()
-        buffer = GroupedBuffer(weights, 2)
+        buffer = MatrixBuffer(weights, 2)
         slots, key = [], x.unflatten(-1, (HEADS, 5)).transpose(1, 2)
         for i, weight in enumerate([*weights[:3], other]):
             slots.append(buffer.append(key, key.sin()) if with_buffer else (key, key.sin()))
@@ -358,7 +358,7 @@ def test_another_weight_than_announced_is_used():
 @pytest.mark.parametrize("which", ["key", "value"])
 def test_slots_of_another_shape_are_refused(which):
     key = torch.randn(2, HEADS, 7, 5)
-    buffer = GroupedBuffer([None, None], 2)
+    buffer = MatrixBuffer([None, None], 2)
     buffer.append(key, key)
     slot = {"key": key, "value": key, which: key[:, :2]}
     with pytest.raises(ValueError, match=r"shape \[2, 3, 7, 5\] .* \[2, 2, 7, 5\].* at layer 1"):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from layermem.ops.route import deferred, naive
 from layermem.ops.route.buffer import SlotBuffer
-from layermem.ops.route.grouped import GroupedBuffer
+from layermem.ops.route.grouped_matrices import MatrixBuffer
 from layermem.ops.route.naive import Slot
 from layermem.ops.route.packed import PackedBackend
 from layermem.ops.route.small import SmallBuffer
@@ -100,7 +100,7 @@ def begin_buffer(weights: Sequence[Tensor | None], embeds: Tensor) -> SlotBuffer
         return TracedBuffer(weights, group_size)
     if embeds.numel() <= _FEW and not torch.is_grad_enabled():
         return SmallBuffer(weights)
-    return GroupedBuffer(weights, group_size)
+    return MatrixBuffer(weights, group_size)
 
 
 def implementations() -> list[str]:
