@@ -113,21 +113,21 @@ def list_bandwidths(setup):
 
 def measure_bandwidth(setup, heads):
     """Return bytes a second; a kernel reads each slot once, or writes it, and its result once."""
-    from layermem.ops.route import triton as kernels
+    from layermem.ops.route import launches
 
     size = 2**16 if setup.smoke else 2**30
     source = torch.randn(size, device=setup.device).bfloat16()
     target = torch.empty_like(source)
     shape = (4, 1, 2, 16, 16) if setup.smoke else (16, 4, heads, 2048, 64)
     slots, weight, grads = draw_inputs(shape, torch.bfloat16, setup.device)
-    grads = kernels._backend.flatten(grads)
+    grads = tuple(launches.token_major(grad) for grad in grads)
     columns = weight.unflatten(1, (-1, grads[0].shape[1])).permute(1, 2, 0).contiguous()
     moved = 2 * grads[0].nbytes * (shape[0] + 1)
     works = {
         "copy": (partial(target.copy_, source), 2 * source.nbytes),
-        "gather": (partial(kernels._gather, weight, slots), moved),
-        "spread": (partial(kernels._spread, columns, grads), moved),
-        "gram": (partial(kernels._gram, grads, slots), moved),
+        "gather": (partial(launches.gather, weight, slots), moved),
+        "spread": (partial(launches.spread, columns, grads), moved),
+        "gram": (partial(launches.gram, grads, slots), moved),
     }
     count = 1 if setup.smoke else 10
 
