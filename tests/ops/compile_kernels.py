@@ -72,9 +72,10 @@ def built(kernel, dtype, heads, width, count):
 
 def main():
     failed = False
-    every = (kernels.gather, kernels.spread, kernels.gram, kernels.gather_group, kernels.gram_group)
     shapes = ((8, 64, 16), (32, 64, 16), (6, 20, 2), (8, 64, 128))
-    for kernel, dtype, (heads, width, count) in itertools.product(every, NAMES, shapes):
+    singly = itertools.product((kernels.gather, kernels.spread, kernels.gram), NAMES, shapes)
+    groups = itertools.product((kernels.gather_group, kernels.gram_group), NAMES, shapes[:2])
+    for kernel, dtype, (heads, width, count) in (*singly, *groups):
         binary = built(kernel, dtype, heads, width, count)
         sass, shared = binary.asm["sass"], binary.metadata.shared
         # Of one warp or of four.

@@ -232,7 +232,7 @@ def _shared_sizes(part: Tensor, columns: int) -> dict[str, Any]:
     width = part.shape[3]
     width_padded = triton.next_power_of_2(width)
     dtype = _DTYPES[part.dtype]
-    interpreted = triton.knobs.runtime.interpret
+    interpreted = is_interpreted()
     tf32 = torch.backends.cuda.matmul.allow_tf32
     return {
         "WIDTH": width,
@@ -288,6 +288,6 @@ def readable(x: Tensor) -> Tensor:
     return x if x.data_ptr() % 16 == 0 else x.transpose(1, 2).clone().transpose(1, 2)
 
 
-def can_run(x: Tensor) -> bool:
-    """Whether kernels run on the device of x: a GPU, or a CPU in triton's interpreter."""
-    return x.is_cuda or (x.is_cpu and triton.knobs.runtime.interpret)
+def is_interpreted() -> bool:
+    """Whether kernels run in triton's interpreter, on the CPU."""
+    return bool(triton.knobs.runtime.interpret)

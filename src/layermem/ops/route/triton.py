@@ -54,6 +54,11 @@ class TritonBackend(Backend):
 _backend = TritonBackend()
 
 
+def can_run(x: Tensor) -> bool:
+    """Whether kernels run on the device of ``x``: a GPU, or a CPU in triton's interpreter."""
+    return x.is_cuda or (x.is_cpu and launches.is_interpreted())
+
+
 def store(key: Tensor, value: Tensor) -> Slot:
     """Return a slot token major, whose gradient is computed once for all readers."""
     return deferred.store(_backend, key, value)
