@@ -21,7 +21,9 @@ TARGET = GPUTarget("cuda", 90, 32)
 # Shared memory of one block: less than consumer cards give.
 LIMIT = 64 * 1024
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-POINTERS = {"key_out", "value_out", "key_start", "value_start", "key_grad", "value_grad"}
+POINTERS = {"key_out", "value_out", "key_grad", "value_grad"}
+# Not rounded.
+WIDE = {"key_start", "value_start", "pieces"}
 GROUP = 8
 
 
@@ -36,24 +38,24 @@ def kind(kernel, name, dtype, constants):
         return f"*{dtype}"
     if name == "weight":
         return f"*{dtype}" if kernel is kernels.gather_group else "*fp32"
-    return "*fp32" if name == "pieces" else "i32"
+    return "*fp32" if name in WIDE else "i32"
 
 
-def constants_of(kernel, dtype, heads, width, count):
+def constants_of(kernel, dtype, heads, width, count, starts):
     """The constants and options of a launch, for groups of eight layers."""
     part = torch.empty(1, heads, 1, width, dtype=dtype)
     if kernel is kernels.gather_group:
-        sizes = {"OUT_COUNT": GROUP, "STARTS": False, **group_sizes(part, GROUP * heads)}
+        sizes = {"OUT_COUNT": GROUP, "STARTS": starts, **group_sizes(part, GROUP * heads)}
     elif kernel is kernels.gram_group:
         sizes = {"OUT_COUNT": GROUP, **gram_sizes(part, GROUP * heads, count * heads)}
     else:
         sizes = kernel_sizes(part, heads)
-        sizes |= {"STARTS": False} if kernel is kernels.gather else {}
+        sizes |= {"STARTS": starts} if kernel is kernels.gather else {}
     return {"COUNT": count, **sizes}
 
 
-def built(kernel, dtype, heads, width, count):
-    constants = constants_of(kernel, dtype, heads, width, count)
+def built(kernel, dtype, heads, width, count, starts):
+    constants = constants_of(kernel, dtype, heads, width, count, starts)
     signature, values, aligned = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         name = parameter.name
@@ -73,17 +75,24 @@ def built(kernel, dtype, heads, width, count):
 def main():
     failed = False
     shapes = ((8, 64, 16), (32, 64, 16), (6, 20, 2), (8, 64, 128))
-    singly = itertools.product((kernels.gather, kernels.spread, kernels.gram), NAMES, shapes)
-    groups = itertools.product((kernels.gather_group, kernels.gram_group), NAMES, shapes[:2])
-    for kernel, dtype, (heads, width, count) in (*singly, *groups):
-        binary = built(kernel, dtype, heads, width, count)
+    singly = (kernels.gather, kernels.spread, kernels.gram)
+    groups = (kernels.gather_group, kernels.gram_group)
+    # A layer of a group begins with a partial sum.
+    wanted = (
+        *itertools.product(singly, NAMES, shapes, [False]),
+        *itertools.product(groups, NAMES, shapes[:2], [False]),
+        *itertools.product([kernels.gather], NAMES, shapes[:2], [True]),
+    )
+    for kernel, dtype, (heads, width, count), starts in wanted:
+        binary = built(kernel, dtype, heads, width, count, starts)
         sass, shared = binary.asm["sass"], binary.metadata.shared
         # Of one warp or of four.
         tensor_cores, spills = (len(re.findall(word, sass)) for word in (r"HG?MMA", r"\bSTL\b"))
         bad = shared > LIMIT or spills > 4 or (dtype == torch.bfloat16 and not tensor_cores)
         failed |= bad
         sys.stdout.write(
-            f"{kernel.__name__:12s} {NAMES[dtype]} {heads} heads of {width}, {count} slots: "
+            f"{kernel.__name__:12s} {NAMES[dtype]} {heads} heads of {width}, {count} slots"
+            f"{', from a partial sum' * starts}: "
             f"{shared} bytes shared, {spills} spills{', tensor cores' * bool(tensor_cores)}"
             f"{' BAD' * bad}\n"
         )
