@@ -20,9 +20,6 @@ COMPILED = pytest.mark.skipif(
 # Of the norm: weights and results are rounded to the slots' dtype, and nothing between.
 CLOSE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
-# Of tiles, which have more than there is of tiny slots.
-SMALL_BLOCKS = {"M_PADDED": 16, "BLOCK": 4}
-
 
 @pytest.fixture(
     params=[
@@ -95,7 +92,7 @@ def exactly(slots, weights, grads):
     [
         (4, (2, 3, 5, 6), 2),
         pytest.param(4, (1, 17, 7, 4), 3, marks=SLOW),
-        pytest.param(7, (3, 8, 33, 20), 3, marks=SLOW),
+        pytest.param(7, (2, 8, 9, 20), 3, marks=SLOW),
         pytest.param(9, (1, 32, 3, 64), 8, marks=SLOW),
         pytest.param(4, (2, 2, 9, 16), 1, marks=SLOW),
     ],
@@ -120,7 +117,7 @@ def test_forward_and_every_gradient_equal_naive_in_float64(depth, shape, group_s
 @pytest.mark.slow
 def test_kernels_of_groups_are_as_exact_as_deferred_ones(device):
     """In bfloat16, at a depth where partial sums pass through three groups."""
-    given = draw_model(18, (1, 4, 9, 16), torch.bfloat16, device)
+    given = draw_model(18, (1, 4, 5, 16), torch.bfloat16, device)
     exact = exactly(*given)
     groups, deferred = (errors(run_model(*given, name, 8), exact) for name in ("groups", "triton"))
     for ours, other in zip(groups, deferred, strict=True):
@@ -185,11 +182,11 @@ def test_several_blocks_of_rows_and_of_columns_and_pieces(dtype, device, monkeyp
     from layermem.ops.route import launches
 
     monkeypatch.setattr(launches, "_PROGRAMS", 24)
-    for name in ("group_sizes", "gram_sizes"):
-        real = getattr(launches, name)
-        monkeypatch.setattr(
-            launches, name, lambda *args, real=real: {**real(*args), **SMALL_BLOCKS}
-        )
+    group_sizes, gram_sizes = launches.group_sizes, launches.gram_sizes
+    blocks = {"M_PADDED": 16, "BLOCK": 4}
+    monkeypatch.setattr(launches, "group_sizes", lambda *args: {**group_sizes(*args), **blocks})
+    blocks_of_gram = {**blocks, "K_PADDED": 16}
+    monkeypatch.setattr(launches, "gram_sizes", lambda *a: {**gram_sizes(*a), **blocks_of_gram})
     slots, _, grads = draw_model(5, (1, 7, 6, 4), dtype, device)
     weight = torch.randn(21, 35).to(device, dtype)
     sums = launches.gather_group(weight, slots)
@@ -309,7 +306,9 @@ def test_a_model_in_half_precision_trains_by_groups(autocast, checkpointing, ids
     for name in ("naive", "grouped"):
         with using(name), torch.autocast(device, torch.bfloat16, enabled=autocast):
             loss = model(ids, labels=ids).loss
-        results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+        # A checkpoint routes again.
+        with using(name):
+            results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
     for expected, got in zip(*results, strict=True):
         assert got.dtype == expected.dtype
         assert (got - expected).norm() <= 0.04 * expected.norm()
