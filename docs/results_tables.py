@@ -1,22 +1,30 @@
-"""Write the tables of docs/results.md from recorded comparisons: python THIS_FILE.
+"""Write the tables of docs/results.md from what was recorded: python THIS_FILE.
 
 A line ``<!-- NAME: METRIC -->`` in the page stands before the table of one metric of
 docs/records/NAME.json, the report.json of a sweep. Training time and memory beside it are from
 docs/records/NAME-costs.json, which ``layermem costs --measure --out`` wrote, where there is one.
+``<!-- claims -->`` stands before the table of the paper's claims, from the artefact.json that
+``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from layermem.experiments.artefacts import get_artefact, names
 from layermem.intervals import interval
+from layermem.report.artefacts import claim_numbers
 from layermem.report.settings import Setting, settings_of
+from layermem.results.artefact import ArtefactResult
 from layermem.results.comparison import Comparison
 from layermem.results.costs import Costs, Measurement
 from layermem.results.files import read_result
 
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
+CLAIMS = "claims"
+_CLAIMS_PLACE = re.compile(rf"(?m)^<!-- {CLAIMS} -->\n(\|.*\n)*")
 _PLACE = re.compile(r"(?m)^<!-- (?P<name>[\w-]+): (?P<metric>[^>]+?) -->\n(\|.*\n)*")
 
 
@@ -32,7 +40,43 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
         lines = markdown_lines(metric_table(name, metric, records))
         return f"<!-- {name}: {metric} -->\n{lines}\n"
 
-    return _PLACE.sub(table, page)
+    claims = f"<!-- {CLAIMS} -->\n{markdown_lines(claims_table(records / 'artefacts'))}\n"
+    return _CLAIMS_PLACE.sub(lambda _: claims, _PLACE.sub(table, page))
+
+
+def claims_table(folder: Path) -> list[list[str]]:
+    """Return a table of the paper's tables and figures: what each claims, and what came of it."""
+    header = ["", "the paper's claim", "its difference", "here", "scale", "holds?"]
+    rows = []
+    for name in names():
+        results = [
+            read_result(ArtefactResult, path)
+            for scale in ("paper", "small", "tiny")
+            if (path := folder / f"{name}-{scale}.json").exists()
+        ]
+        start = [f"`{name}`", get_artefact(name).claim]
+        rows += [[*start, *_outcome(result)] for result in results]
+        if not results:
+            rows.append([*start, "", "", "", "not run"])
+    return [header, *rows]
+
+
+def _outcome(result: ArtefactResult) -> list[str]:
+    """Return the first claim's differences, the scale, and what came of all claims."""
+    numbers = [(claim, *claim_numbers(result, claim)) for claim in result.claims]
+    evaluated = [each for each in numbers if each[2]]
+    count = len(result.seeds)
+    scale = f"{result.scale}, {count} seed{'s' * (count > 1)}" if result.runs else result.scale
+    if not evaluated:
+        return ["", "", scale, result.missing or "no claim was evaluated"]
+    # One that the paper gives a number for, if there is one.
+    shown, paper, here = next((each for each in evaluated if each[1]), evaluated[0])
+    subject = f"{shown.quantity}, {shown.arm}"
+    subject += f" against {shown.against}" if shown.against else ""
+    verdicts = Counter(claim.verdict for claim in result.claims)
+    counts = (f"{verdict}: {count}" for verdict, count in verdicts.items())
+    said = next(iter(verdicts)) if len(verdicts) == 1 else "; ".join(counts)
+    return [paper, f"{subject}: {here}", scale, said]
 
 
 def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:

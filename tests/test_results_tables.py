@@ -2,12 +2,16 @@
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from recorded import record
 
+from layermem.experiments import artefacts
 from layermem.experiments.comparison import compare_runs
+from layermem.results.artefact import ArtefactResult, ArtefactRow, JudgedClaim, Mean, RunState
+from layermem.results.files import to_json
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +33,60 @@ def test_every_record_has_a_place(script):
     places = {m["name"] for m in script._PLACE.finditer(script.PAGE.read_text(encoding="utf-8"))}
     recorded = {path.stem.removesuffix("-costs") for path in script.RECORDS.glob("*.json")}
     assert recorded == places
+
+
+def test_what_was_recorded_of_a_claim_is_of_an_artefact_that_exists(script):
+    recorded = {path.stem.rpartition("-")[0] for path in (script.RECORDS / "artefacts").iterdir()}
+    assert recorded <= set(artefacts.names())
+
+
+def test_the_first_table_says_what_came_of_each_claim(script, tmp_path):
+    claims = [
+        claim("loss", "holds", paper=-0.5, difference=Mean(mean=-0.2, half=0.1, count=3)),
+        claim("time", "cannot be said at this scale"),
+    ]
+    write(tmp_path / "table7-tiny.json", result(claims=claims))
+    header, *rows = script.claims_table(tmp_path)
+    (row,) = [row for row in rows if row[0] == "`table7`"]
+    assert row[2:] == [
+        "-0.5000",
+        "loss, lime against plain: -0.2000 +- 0.1000",
+        "tiny, 3 seeds",
+        "holds: 1; cannot be said at this scale: 1",
+    ]
+    assert [row[-1] for row in rows if row[0] == "`fig6`"] == ["not run"]
+    assert len(rows) == len(artefacts.names())
+
+
+def test_a_counted_number_is_shown_beside_the_papers(script, tmp_path):
+    counted = ArtefactRow(
+        quantity="FLOPs", arm="lime", unit="share", paper=0.0008, where="Table 8",
+        by_seed={0: 0.0008}, mean=Mean(mean=0.0008, half=None, count=1), counted=True,
+    )  # fmt: skip
+    claims = [claim("FLOPs", "holds", paper=0.0008, against=None)]
+    made = replace(result(claims=claims, rows=(counted,), scale="paper"), runs=())
+    write(tmp_path / "table8-paper.json", made)
+    (row,) = [row for row in script.claims_table(tmp_path) if row[0] == "`table8`"]
+    assert row[2:] == ["0.08%", "FLOPs, lime: counted: 0.08%", "paper", "holds"]
+
+
+def claim(quantity, verdict, *, paper=None, difference=None, against="plain"):
+    return JudgedClaim(
+        quantity=quantity, arm="lime", against=against, direction="lower", paper=paper,
+        difference=difference, p=None, pairs_to_settle=None, verdict=verdict, reason="made up",
+    )  # fmt: skip
+
+
+def result(*, claims, rows=(), scale="tiny"):
+    run = RunState(name="plain-s0", run_id="0", folder="runs/plain-s0", state="ended")
+    return ArtefactResult(
+        command="layermem reproduce", name="made up", title="", claim="", scale=scale,
+        seeds=(0, 1, 2), rows=tuple(rows), claims=tuple(claims), rates={}, runs=(run,),
+    )  # fmt: skip
+
+
+def write(path, made):
+    path.write_text(to_json(made), encoding="utf-8")
 
 
 def test_a_table_is_written_from_its_record(script, tmp_path):

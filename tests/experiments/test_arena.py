@@ -11,7 +11,7 @@ from recorded import SIZES, record
 
 from layermem import cli
 from layermem.config import Run
-from layermem.experiments import arena, many_runs
+from layermem.experiments import arena, arena_boards, many_runs
 from layermem.experiments.arms import CHOOSING_SEED
 from layermem.experiments.presets import get_preset
 from layermem.experiments.reproduction import estimates
@@ -54,7 +54,7 @@ def begun(monkeypatch):
 
     monkeypatch.setattr(many_runs, "_start_process", start)
     monkeypatch.setattr(many_runs, "_POLL_INTERVAL", 0.02)
-    monkeypatch.setattr(arena, "get_preset", lambda name: replace(BASE, preset=name))
+    monkeypatch.setattr(arena_boards, "get_preset", lambda name: replace(BASE, preset=name))
     monkeypatch.setattr(arena, "_time_arms", lambda study, *_: {a: SECONDS[a] for a in study.arms})
     return runs
 
@@ -96,6 +96,45 @@ def test_three_rankings(tmp_path, begun):
     assert {run.seed for run in begun} == {0, 1, 2, CHOOSING_SEED}
 
 
+def test_shapes_of_one_preset_are_ranked_together(tmp_path, begun):
+    boards = ("board@4x32", "board@8x16", "other")
+    result, _ = arena.compete(options(boards=boards, variants="plain,lime"), tmp_path)
+    assert [ranking.board for ranking in result.shapes] == [
+        "board, arms and shapes",
+        "board, shapes of plain",
+        "board, shapes of lime",
+    ]
+    together, plain, lime = result.shapes
+    assert {s.arm for s in together.standings} == {
+        *("plain, 4x32", "plain, 8x16", "lime, 4x32", "lime, 8x16")
+    }
+    assert together.first == "plain, 4x32" and lime.first == "4x32"
+    # LIMe's made-up losses are lower, whatever the shape; shapes do not differ.
+    assert {s.arm for s in together.standings[:2]} == {"lime, 4x32", "lime, 8x16"}
+    assert all(s.difference.mean == 0 for s in lime.standings if s.arm != "4x32")
+    assert [len(s.by_seed) for s in plain.standings] == [3, 3]
+    counts = [s.parameters for s in together.standings]
+    assert max(counts) / min(counts) < 1.01
+    page = report.build(result)
+    assert "Wide or deep" in [section.title for section in page.sections]
+    assert read_result(ArenaResult, tmp_path / "arena") == result
+
+
+def test_a_shape_has_the_first_ones_parameters():
+    wide, deep, preset = arena_boards.open_boards(
+        ("tiny-lm@16x64", "tiny-lm@64x32", "tiny-lm")
+    ).values()
+    assert (deep.model.num_hidden_layers, deep.model.hidden_size) == (64, 32)
+    # Heads keep their width, 8.
+    assert deep.model.num_attention_heads == 4 and deep.model.num_key_value_heads is None
+    assert wide.model.intermediate_size == 256 and deep.model.intermediate_size != 128
+    counts = [arena_boards.parameters(replace(run, variant="plain")) for run in (wide, deep)]
+    assert abs(counts[1] / counts[0] - 1) <= 0.005
+    assert preset == get_preset("tiny-lm")
+    same = replace(wide, model=replace(wide.model, num_hidden_layers=8))
+    assert same.id == preset.id
+
+
 def test_an_interrupted_arena_goes_on(tmp_path, begun):
     begun.ends = lambda run: "interrupted" if run.max_steps == 32 and run.seed == 1 else True
     with pytest.raises(KeyboardInterrupt):
@@ -135,25 +174,27 @@ def test_other_measured_steps_are_refused(tmp_path, begun):
 @pytest.mark.parametrize("board", ["tiny-lm", "tiny-aet-4", "tiny-chains", "tiny-mqar"])
 def test_every_variant_can_have_the_plain_decoders_parameters(board, variant, monkeypatch):
     sizes = (replace(get_preset(board).model, vocab_size=100).sizes(), 20.0)
-    monkeypatch.setattr(arena, "model_sizes", lambda run: ({**sizes[0], **run.model.sizes()}, 20.0))
+    monkeypatch.setattr(
+        arena_boards, "model_sizes", lambda run: ({**sizes[0], **run.model.sizes()}, 20.0)
+    )
     base = get_preset(board)
     base = replace(base, model=replace(base.model, vocab_size=100))
-    run = arena.at_equal_parameters(replace(base, variant=variant), base)
-    plain = arena.parameters(replace(base, variant="plain"))
-    assert arena.parameters(run) <= plain * 1.005
+    run = arena_boards.at_equal_parameters(replace(base, variant=variant), base)
+    plain = arena_boards.parameters(replace(base, variant="plain"))
+    assert arena_boards.parameters(run) <= plain * 1.005
     # Nothing but the mlp is changed, and it only where there is more than the tolerance.
     same = replace(run, model=replace(run.model, intermediate_size=base.model.intermediate_size))
     assert same == replace(base, variant=variant)
     if run.model != base.model:
-        assert arena.parameters(run) >= plain * 0.995
-        assert arena.parameters(same) > plain * 1.005
+        assert arena_boards.parameters(run) >= plain * 0.995
+        assert arena_boards.parameters(same) > plain * 1.005
 
 
 def test_what_cannot_be_made_equal_is_refused():
     model = replace(SIZES, hidden_size=4, intermediate_size=1, num_hidden_layers=1)
     base = replace(BASE, model=model)
-    with pytest.raises(ValueError, match=r"hyper_connections has \d+ parameters on made-up, plain"):
-        arena.at_equal_parameters(replace(base, variant="hyper_connections"), base)
+    with pytest.raises(ValueError, match=r"hyper_connections has \d+ parameters on made-up at 1x4"):
+        arena_boards.at_equal_parameters(replace(base, variant="hyper_connections"), base)
 
 
 def test_steps_are_timed_in_turn(tmp_path):
@@ -185,7 +226,12 @@ def test_ranks_by_what_is_better():
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
         (["--variants", "plain"], "--variants needs two arms at least, got plain"),
         (["--board", "aet-4,aet-4"], "--board needs different boards, got aet-4, aet-4"),
-        (["--board", "recall,mqar"], "two of --board are one preset: recall, mqar"),
+        (["--board", "recall,mqar"], "two of --board are one preset in one shape: recall, mqar"),
+        (
+            ["--board", "tiny-lm@64"],
+            "a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32)",
+        ),
+        (["--board", "tiny-lm@4x20,tiny-lm"], "width 20 is no whole number of heads of width 8"),
         (["--board", "aet-44"], "unknown preset 'aet-44'; did you mean aet-4"),
         (["--variants", "plain,lame"], "unknown variant 'lame'"),
         (["--seeds", "1001", "--board", "tiny-lm", "--dry-run"], "seed 1000 is kept for choosing"),

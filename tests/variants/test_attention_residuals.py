@@ -49,7 +49,7 @@ def test_delta_with_an_open_gate_adds_the_mixture(ids):
     place = model.model.layers[0].mlp_connection.place
     x, y = torch.randn(2, 1, 3, 32)
     assert place.weights is None and place.gate.weight.item() == 1
-    torch.testing.assert_close(place(x, *place.complete(y))[0], x + y)
+    torch.testing.assert_close(place(x, *place.complete(y, ()))[0], x + y)
 
 
 def test_the_weights_of_a_place_sum_to_the_number_of_its_sources(ids):
@@ -63,3 +63,24 @@ def test_the_weights_of_a_place_sum_to_the_number_of_its_sources(ids):
     assert seen[0].shape == (*ids.shape, 1, 9) and len(weights.sources) == 9
     torch.testing.assert_close(seen[0].sum(-1), torch.full((*ids.shape, 1), 9.0))
     assert seen[0].std() > 0.01
+
+
+def test_blocks_keep_less_for_the_backward_than_all_outputs():
+    """The open block, a source of one place, has no memory for sources that never come."""
+
+    def kept_bytes(form):
+        fields = {**TINY, "num_hidden_layers": 16, "residual_form": form}
+        model, kept = build("attention_residuals", **fields), {}
+
+        def record(tensor):
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        ids = torch.zeros(2, 32, dtype=torch.long)
+        with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
+            loss = model(ids, labels=ids, use_cache=False).loss
+        del loss
+        return sum(kept.values())
+
+    assert kept_bytes("block") < kept_bytes("full")

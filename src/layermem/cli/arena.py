@@ -20,7 +20,9 @@ class Arena:
     """Rank variants at equal tokens, equal training time and equal parameters; resumable."""
 
     board: str = "tiny-lm,aet-4,chains,recall"
-    """Boards: presets as `layermem train` takes them; recall is tiny-mqar."""
+    """Boards: presets as `layermem train` takes them; recall is tiny-mqar. PRESET@LAYERSxWIDTH is a
+    preset in another shape (tiny-lm@16x64,tiny-lm@64x32): those of one preset have equally many
+    parameters, and are ranked together too."""
     variants: str = "all"
     """Variants, the first is what the others are compared with; options of one follow colons. all:
     every variant, the plain decoder first."""
@@ -55,7 +57,7 @@ def arena(options: Arena, command: str) -> None:
         _estimate(asked, options)
         return
     result, failure = compete(asked, options.out, options.runs, options.jobs, command)
-    for ranking in result.rankings:
+    for ranking in (*result.rankings, *result.shapes):
         show(report.table(ranking))
     write(report.build(result), options.out / "arena")
     if failure:

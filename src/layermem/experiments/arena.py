@@ -19,16 +19,16 @@ from statistics import median
 import torch
 
 from layermem.config import Run
-from layermem.counting import count_parameters
 from layermem.efficiency.measuring import (
     Shape,
     describe_machine,
     make_training_step,
     time_interleaved,
 )
+from layermem.experiments.arena_boards import at_equal_parameters, open_boards, parameters
+from layermem.experiments.arena_shapes import shape_rankings
 from layermem.experiments.arms import CHOOSING_SEED, parse_arms
 from layermem.experiments.model_sizes import model_sizes
-from layermem.experiments.presets import get_preset
 from layermem.experiments.reproduction.artefact import Study
 from layermem.experiments.reproduction.estimates import measure_speed, run_cost
 from layermem.experiments.reproduction.plans import PlannedRun, counting_runs, trials
@@ -41,18 +41,13 @@ from layermem.experiments.reproduction.training import (
     train_planned,
 )
 from layermem.experiments.standings import standings
-from layermem.models.registry import lookup
 from layermem.results.arena import ArenaResult, Condition, MeasuredSteps, Ranking
 from layermem.results.files import read_result, to_json
 from layermem.results.run_record import LOSS, RIGHT_ANSWERS
 from layermem.runs import write_atomically
 
-BOARDS = {"recall": "mqar"}
-"""Boards that are called otherwise than their presets."""
 CONDITIONS: tuple[Condition, ...] = ("tokens", "time", "parameters")
 _ROUNDS = 9
-# Parameters of two arms are equal within this share.
-_TOLERANCE = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +55,7 @@ class ArenaOptions:
     """What meets in the arena."""
 
     boards: tuple[str, ...]
-    """Names of boards: presets, or ``BOARDS``."""
+    """Names of boards, as ``arena_boards`` has them."""
     variants: str
     """Arms; the first is what the others are compared with."""
     rates: tuple[float, ...]
@@ -79,11 +74,11 @@ class ArenaOptions:
 
 def studies(options: ArenaOptions) -> list[Study]:
     """Return the study of each board: its runs at equal tokens."""
-    bases = [get_preset(BOARDS.get(board, board)) for board in options.boards]
-    if len({base.preset for base in bases}) < len(bases):
-        raise ValueError(f"two of --board are one preset: {', '.join(options.boards)}")
     arms = tuple(parse_arms(options.variants))
-    return [Study(name=base.preset, base=base, arms=arms, rates=options.rates) for base in bases]
+    return [
+        Study(name=name, base=base, arms=arms, rates=options.rates)
+        for name, base in open_boards(options.boards).items()
+    ]
 
 
 def compete(
@@ -118,6 +113,7 @@ def compete(
         command=command,
         seeds=seeds,
         rankings=tuple(rankings),
+        shapes=tuple(shape_rankings(options.boards, rankings, seeds)),
         rates=rates,
         steps=steps,
         runs=tuple(state_of(name, planned, recorded) for name, planned in planned_runs.items()),
@@ -156,36 +152,6 @@ def _at_equal_time(run: Run, ratio: float) -> Run:
     if ratio <= 1:
         return run
     return replace(run, max_steps=max(1, round(run.max_steps / ratio)))
-
-
-def at_equal_parameters(run: Run, base: Run) -> Run:
-    """Return a run whose mlp is as narrow as it takes to have the plain decoder's parameters.
-
-    One that has no more than ``_TOLERANCE`` beyond these is left as it is.
-    """
-    plain = parameters(replace(base, variant="plain"))
-    ours = parameters(run)
-    if ours <= plain * (1 + _TOLERANCE):
-        return run
-    model, width = run.model, run.model.intermediate_size
-    wider = replace(run, model=replace(model, intermediate_size=width + 1))
-    a_unit = parameters(wider) - ours
-    width -= round((ours - plain) / a_unit)
-    if width >= 1:
-        narrower = replace(run, model=replace(model, intermediate_size=width))
-        if abs(parameters(narrower) / plain - 1) <= _TOLERANCE:
-            return narrower
-    raise ValueError(
-        f"{run.variant} has {ours:,} parameters on {base.preset}, plain {plain:,}, and no width of "
-        f"the mlp makes them equal within {_TOLERANCE:.1%}; leave it out, or take a larger board"
-    )
-
-
-def parameters(run: Run) -> int:
-    """Return the trainable parameters of a run's model."""
-    fields = model_sizes(run)[0] | run.model.variant_fields()
-    entry = lookup(run.variant)
-    return count_parameters(entry.config(**fields), entry.variant)
 
 
 def measured_steps(study: Study, file: Path) -> MeasuredSteps:
@@ -265,6 +231,7 @@ def rank(
         condition=condition,
         metric=metric,
         is_share=metric == RIGHT_ANSWERS,
+        first=study.arms[0],
         standings=standings(
             values,
             seeds,

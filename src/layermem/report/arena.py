@@ -20,6 +20,10 @@ _HOW: dict[Condition, str] = {
     "parameters": "The mlp of an arm with more parameters than the plain decoder is narrower, to "
     "within 0.5% of its parameters.",
 }
+_SHAPES = (
+    "One preset in several shapes, LAYERSxWIDTH, of equally many parameters: all arms and shapes "
+    "together, then the shapes of each arm. Each arm in each shape has a learning rate of its own."
+)
 _NOISE = 0.05
 
 
@@ -38,6 +42,9 @@ def build(result: ArenaResult) -> Page:
         )
         for board in boards
     ]
+    if result.shapes:
+        tables = [table(ranking) for ranking in result.shapes]
+        sections.append(Section(title="Wide or deep", paragraphs=[_SHAPES], tables=tables))
     return Page(
         title="The arena: variants on equal terms",
         lead=f"{lead}, {len(lost)} of them failed or not ended." if lost else f"{lead}.",
@@ -48,7 +55,7 @@ def build(result: ArenaResult) -> Page:
 def table(ranking: Ranking) -> Table:
     """Return the table of one board under one condition."""
     unit: Unit = "share" if ranking.is_share else "number"
-    first = next((s.arm for s in ranking.standings if s.difference is None), "the first arm")
+    first = ranking.first
     header = [f"{ranking.board}, {_TITLES[ranking.condition]}", ranking.metric, f"against {first}"]
     header += ["p (Holm)", "against the best", "seeds to settle it", "steps", "mlp", "parameters"]
     return Table(

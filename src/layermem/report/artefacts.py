@@ -55,7 +55,7 @@ def claims(result: ArtefactResult) -> Table:
     """Return a table of the claims: the paper's difference, ours, and what came of it."""
     return Table(
         header=["claim", "paper", "here", "p (Holm)", "seeds to settle it", "holds?"],
-        rows=[_claim_row(claim, _unit_of(result, claim)) for claim in result.claims],
+        rows=[_claim_row(result, claim) for claim in result.claims],
         caption=f"{_intervals(result)} p-values are adjusted by Holm's method for the number of "
         "claims. Seeds to settle it: pairs with which a difference as observed would be told from "
         "0 in four of five repetitions.",
@@ -89,15 +89,22 @@ def _unit_of(result: ArtefactResult, claim: JudgedClaim) -> Unit:
     return units[0] if units else "number"
 
 
-def _claim_row(claim: JudgedClaim, unit: Unit) -> list[str]:
+def claim_numbers(result: ArtefactResult, claim: JudgedClaim) -> tuple[str, str]:
+    """Write the paper's difference, or number, of a claim and ours; nothing where there is none."""
+    unit, sign = _unit_of(result, claim), claim.against is not None
+    paper = "" if claim.paper is None else format_number(claim.paper, unit, sign=sign)
+    if sign:
+        return paper, format_mean(claim.difference, unit, sign=True)
+    rows = [row for row in result.rows if (row.quantity, row.arm) == (claim.quantity, claim.arm)]
+    return paper, _ours(rows[0]) if rows else ""
+
+
+def _claim_row(result: ArtefactResult, claim: JudgedClaim) -> list[str]:
     other = claim.against or "the paper's number"
     how = {"higher": "above", "lower": "below", "similar": "similar to", "equal": "equal to"}
     return [
         f"{claim.quantity}: {claim.arm} {how[claim.direction]} {other}",
-        ""
-        if claim.paper is None
-        else format_number(claim.paper, unit, sign=claim.against is not None),
-        format_mean(claim.difference, unit, sign=True),
+        *claim_numbers(result, claim),
         "" if claim.p is None else "< 0.001" if claim.p < 0.001 else f"{claim.p:.3f}",
         format_pairs(claim.difference, claim.pairs_to_settle),
         f"{claim.verdict} ({claim.reason})",
@@ -121,10 +128,16 @@ def _number_row(row: ArtefactRow) -> list[str]:
         row.arm,
         "" if row.paper is None else format_number(row.paper, row.unit),
         row.where,
-        "counted: " + values[0] if row.counted else format_mean(row.mean, row.unit),
+        _ours(row),
         "" if row.counted else ", ".join(values),
         "" if row.chance is None else format_number(row.chance, row.unit),
     ]
+
+
+def _ours(row: ArtefactRow) -> str:
+    if row.counted:
+        return f"counted: {format_number(next(iter(row.by_seed.values())), row.unit)}"
+    return format_mean(row.mean, row.unit)
 
 
 def format_mean(mean: Mean | None, unit: Unit, *, sign: bool = False) -> str:

@@ -80,6 +80,8 @@ class Ranking:
     """What they are ranked by."""
     is_share: bool
     """Whether it is written in percent; then higher is better, else lower."""
+    first: str
+    """What the others are compared with."""
     standings: tuple[Standing, ...]
     """The arms, best first."""
 
@@ -89,7 +91,7 @@ class ArenaResult:
     """All rankings."""
 
     KIND: ClassVar[str] = "arena"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     COMMAND: ClassVar[str] = "layermem arena"
 
     command: str
@@ -98,6 +100,9 @@ class ArenaResult:
     """Seeds that were planned."""
     rankings: tuple[Ranking, ...]
     """Board by board, condition by condition."""
+    shapes: tuple[Ranking, ...]
+    """Of each preset that is a board in several shapes of equally many parameters: arms and shapes
+    together, then the shapes of each arm."""
     rates: Mapping[str, Mapping[str, float]]
     """Learning rate that each arm took on each board, chosen at equal tokens."""
     steps: Mapping[str, MeasuredSteps]

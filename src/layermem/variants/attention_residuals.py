@@ -179,7 +179,10 @@ class Place(nn.Module):
         """Return the mixture and the completed sources, of which some may be new."""
         if self.completes:
             completed = *completed, *self.complete(x, completed)
-        read = completed if self.completes or self.delta else (*completed, *self.complete(x))
+        read = completed
+        if not (self.completes or self.delta):
+            # The open block alone, without memory for sources to come: it is read at this place.
+            read = *completed, *self.source(store(x))
         states, inverse = list(read[::2]), list(read[1::2])
         if self.weights is not None:
             (mixture,) = mix(states, self.weights(states, inverse))
@@ -191,9 +194,12 @@ class Place(nn.Module):
             mixture = x
         return mixture, *completed
 
-    def complete(self, v: Tensor, completed: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+    def complete(self, v: Tensor, completed: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the source that comes after the completed ones, and its inverse rms."""
-        v = store(v, completed[::2], self.room)
+        return self.source(store(v, completed[::2], self.room))
+
+    def source(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a stored source and its inverse rms."""
         return v, inverse_rms(v, self.eps)
 
 

@@ -180,7 +180,7 @@ class MhcWeights(StreamWeights):
             .unflatten(-1, (-1, n))
             .split([1, 1, n] if self.mixes else [1, 1], dim=-2)
         )
-        identity = torch.eye(n, device=pre.device, dtype=pre.dtype).expand(len(pre), n, n)
+        identity = torch.eye(n, device=pre.device, dtype=pre.dtype).expand(pre.shape[0], n, n)
         mixing = sinkhorn(res[0], self.rounds) if self.mixes else identity
         return torch.cat((pre.sigmoid(), mixing, 2 * post.sigmoid()), dim=-2)
 

@@ -1,0 +1,240 @@
+"""vLLM's server with our checkpoints: loads, failures, and the same tokens as ``generate``.
+
+Needs vLLM, which wants an environment of its own: ``make serve-test`` makes it and runs this file.
+Nothing but loopback is used.
+"""
+
+import http.client
+import importlib.util
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: make serve-test")
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from layermem.models.registry import lookup
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "vllm_server.py"
+spec = importlib.util.spec_from_file_location("vllm_server", SCRIPT)
+vllm_server = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(vllm_server)
+ask = vllm_server.ask
+
+# vLLM's attention on a CPU takes heads of width 32 and more.
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    # So wide that the largest logit is far from the second.
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LONGEST, NEW_TOKENS, QUEUE = 256, 24, 8
+TEMPLATE = "{% for m in messages %}w{{ m['content'] | length }} {{ m['content'] }} {% endfor %}w3"
+
+
+def build(name):
+    """Return a model with routers that are not their initial ones."""
+    torch.manual_seed(0)
+    variant, _, form = name.partition(" ")
+    heads = 4 if form == "mha" else 2
+    if form == "from_llama":
+        llama = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=heads))
+        model = lookup(variant).causal_lm.from_llama(llama)
+    else:
+        entry = lookup(variant)
+        model = entry.causal_lm(entry.config(**SIZES, num_key_value_heads=heads))
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if ".memory." in parameter_name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    if form == "pruned":
+        model.prune_routers(0.5)
+    return model.eval()
+
+
+def tokenizer():
+    words = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, SIZES["vocab_size"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", eos_token="</s>", chat_template=TEMPLATE
+    )
+
+
+def save(name, folder):
+    model = build(name)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return model
+
+
+def serving(folder, **port):
+    return vllm_server.serving(
+        folder, "--max-model-len", str(LONGEST), "--max-num-seqs", str(QUEUE), **port
+    )
+
+
+def request(prompt, max_tokens=NEW_TOKENS, **changes):
+    return vllm_server.completion(prompt, max_tokens, **changes)
+
+
+def prompts(count, seed=0):
+    """Return prompts of 1 to 200 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 200, (count,), generator=generator).tolist()
+    lengths[:2] = 1, 200
+    return [
+        torch.randint(3, SIZES["vocab_size"], (length,), generator=generator).tolist()
+        for length in lengths
+    ]
+
+
+@torch.no_grad()
+def expected(model, prompt):
+    """Return the greedy tokens of ``generate`` and their log-probabilities."""
+    ids = torch.tensor([prompt])
+    whole = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    log_probabilities = model(whole[:, :-1]).logits.log_softmax(-1)
+    new = whole[0, len(prompt) :]
+    given = log_probabilities[0, len(prompt) - 1 :].gather(1, new[:, None])[:, 0]
+    return new.tolist(), given
+
+
+def check(answer, model, prompt):
+    """The served tokens are those of ``generate``, with the same log-probabilities."""
+    status, body = answer
+    assert status == 200, body
+    (choice,) = body["choices"]
+    tokens, log_probabilities = expected(model, prompt)
+    assert choice["token_ids"] == tokens
+    served = torch.tensor(choice["logprobs"]["token_logprobs"])
+    torch.testing.assert_close(served, log_probabilities, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plain mha", "plain gqa", "lime mha", "lime gqa", "lime pruned", "lime from_llama"],
+)
+def test_many_requests_at_once_are_answered_as_by_generate(name, tmp_path):
+    """Fifty, of different lengths, so that most wait in a queue."""
+    folder = tmp_path / "model"
+    model = save(name, folder)
+    if name == "lime pruned":
+        model = AutoModelForCausalLM.from_pretrained(folder).eval()
+        assert model.config.router_sources
+    with serving(folder) as (_, port), ThreadPoolExecutor(50) as pool:
+        asked = prompts(50)
+        answers = list(pool.map(lambda prompt: ask(port, request(prompt)), asked))
+        for answer, prompt in zip(answers, asked, strict=True):
+            check(answer, model, prompt)
+
+
+@pytest.fixture(scope="module")
+def lime(tmp_path_factory):
+    """(model, folder, port) of a server that all that follow ask."""
+    folder = tmp_path_factory.mktemp("server") / "lime"
+    model = save("lime gqa", folder)
+    with serving(folder) as (_, port):
+        yield model, folder, port
+
+
+def still_right(lime):
+    model, _, port = lime
+    for prompt in prompts(3, seed=1):
+        check(ask(port, request(prompt)), model, prompt)
+
+
+def test_a_chat_is_what_its_template_says(lime):
+    model, folder, port = lime
+    messages = [{"role": "user", "content": "w10 w20 w30"}]
+    body = {"model": "served", "messages": messages, "max_tokens": NEW_TOKENS, "temperature": 0}
+    status, answer = ask(port, {**body, "return_token_ids": True}, path="/v1/chat/completions")
+    assert status == 200, answer
+    ids = PreTrainedTokenizerFast.from_pretrained(folder).apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    assert answer["prompt_token_ids"] == ids == [11, 10, 20, 30, 3]
+    assert answer["choices"][0]["token_ids"] == expected(model, ids)[0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        request(list(range(3, 3 + 256)), max_tokens=1),
+        request([5], temperature="hot"),
+        request([SIZES["vocab_size"] + 7]),
+        {"model": "another", "prompt": [5]},
+        b'{"model": "served", "prompt": ',
+    ],
+    ids=["too long", "no number", "unknown token", "unknown model", "no JSON"],
+)
+def test_what_is_wrong_is_refused_and_harms_nothing(lime, body):
+    status, answer = ask(lime[2], body)
+    assert 400 <= status < 500, answer
+    still_right(lime)
+
+
+def test_what_fills_the_longest_sequence_ends_there(lime):
+    status, answer = ask(lime[2], request([5] * (LONGEST - 6), ignore_eos=True))
+    assert status == 200, answer
+    (choice,) = answer["choices"]
+    assert (len(choice["token_ids"]), choice["finish_reason"]) == (6, "length")
+
+
+def test_a_client_that_leaves_early_harms_nothing(lime):
+    port = lime[2]
+    for _ in range(3 * QUEUE):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        body = request([7, 8, 9], max_tokens=240, stream=True, ignore_eos=True)
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        # The first part has come, and no more is read.
+        assert connection.getresponse().readline()
+        connection.close()
+    still_right(lime)
+
+
+def test_a_server_that_is_killed_is_followed_by_one_that_answers(tmp_path):
+    folder = tmp_path / "model"
+    model = save("lime gqa", folder)
+    with ThreadPoolExecutor(4) as pool:
+        with serving(folder) as (process, port):
+            body = request([7, 8, 9], max_tokens=240, ignore_eos=True)
+            open_requests = [pool.submit(ask, port, body) for _ in range(4)]
+            time.sleep(0.2)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        for each in open_requests:
+            # It has been answered before, or says that the connection ended.
+            assert each.exception() is None or isinstance(
+                each.exception(), OSError | http.client.HTTPException
+            )
+        with serving(folder, port=port) as (_, again):
+            for prompt in prompts(3):
+                check(ask(again, request(prompt)), model, prompt)
