@@ -22,7 +22,8 @@ from layermem.efficiency.measuring import read_memory
 from layermem.ops import route
 
 SIZES = ("1B, 8 kv heads", "1B, 32 kv heads", "150M", "30M")
-FAST = ("deferred", "triton")
+# Grouped: by kernels in half precision, by products of matrices in float32.
+FAST = ("deferred", "triton", "grouped")
 
 
 def list_training(setup):
@@ -37,7 +38,7 @@ def list_depths(setup):
 
 
 def list_paths(setup):
-    """Every implementation of routing, eager and compiled; a buffer needs float32."""
+    """Every implementation of routing, eager and compiled."""
     measure = partial(measure_step, setup, implementations=route.implementations(), peers=["plain"])
     every = [name for name in route.implementations() if name not in ("naive", "deferred")]
     compiled = partial(measure, implementations=every, options=setup.compile_options())

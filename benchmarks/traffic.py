@@ -5,14 +5,15 @@ router, and a route reads the slots of all layers up to its own. What the plain 
 (projections, rope, attention) is not counted, nor are the routers' weights. Three ways of computing
 routes read a slot from where the projections left it:
 
-    today's kernels    every route, router's gradient and slot's gradient reads all it sums over
+    single routes      every route, router's gradient and slot's gradient reads all it sums over
     a fused pull       the gradient of a slot reads the later gradients anyway, and computes with
                        them what the slot adds to the gradients of the routers
-    grouped            layers in groups, as ``ops/route/grouped.py`` has them on a CPU: what a group
-                       reads of older slots, and what later groups send to its slots, is read once
-                       for the whole group and kept as partial sums
+    grouped            layers in groups, as ``ops/route/grouped.py`` has them: what a group reads of
+                       older slots, and what later groups send to its slots, is read once for the
+                       whole group and kept as partial sums
 
-Nobody has run the last two on a GPU: their figures say what kernels would have to move.
+Kernels for the first and the last exist; nobody has measured them on a GPU. A tensor counts once
+for each launch that is given it.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def count_transfers(layers):
         # gradient of each slot (three transfers).
         "concatenation and autograd": (3 * pairs + routers) + (pairs + routers) + 4 * pairs,
         # Each slot is read once for each route, router's gradient and slot's gradient.
-        "deferred backward: today's kernels": 2 * (pairs + routers) + (pairs + layers),
+        "deferred backward: single routes": 2 * (pairs + routers) + (pairs + layers),
         # The router's gradient is computed with the slot's: autograd would have to accept it late.
         "fused pull": (pairs + routers) + (pairs + 2 * layers),
         # In half precision, partial sums that are not to be rounded have twice the bytes of a slot.

@@ -10,6 +10,8 @@ import pytest
 import torch
 from tiny import needs_kernels
 
+from layermem.ops import route
+
 ROOT = Path(__file__).parents[1]
 MACHINE = {"device": "NVIDIA Test", "versions": "torch 2", "code": "abc"}
 FIGURES = {"unit": "s", "figures": {"plain": 0.02}, "ratios": {"plain": 1.0}}
@@ -40,8 +42,7 @@ def test_a_smoke_run_measures_every_section(tmp_path):
         for row in content["rows"].values()
         for column in row.get("failed", {})
     }
-    # Half precision has no buffer.
-    assert failed == {("paths", "lime grouped")}
+    assert not failed
 
 
 def test_a_column_out_of_memory_is_a_result(load):
@@ -63,15 +64,25 @@ def test_a_column_out_of_memory_is_a_result(load):
     assert (row["failed"], row["figures"]) == ({"llama": "out of memory"}, {})
 
 
-@pytest.mark.parametrize(("dtype", "runs"), [(torch.float32, True), (torch.bfloat16, False)])
-def test_a_column_is_what_its_name_says(load, dtype, runs):
+@pytest.mark.parametrize(
+    ("dtype", "path"),
+    [
+        (torch.float32, "MatrixBuffer"),
+        pytest.param(torch.bfloat16, "KernelBuffer", marks=needs_kernels),
+        (torch.bfloat16, None),
+    ],
+    ids=str,
+)
+def test_a_column_is_what_its_name_says(load, dtype, path, monkeypatch):
     """Where no buffer is begun, "grouped" would be the time of another implementation."""
+    if path is None:
+        monkeypatch.setattr(route, "_has_triton", lambda: False)
     gpu_setup = load("gpu_setup")
     setup = gpu_setup.Setup(device="cpu", repeats=1, smoke=True)
     row = load("gpu_training").measure_step(setup, "30M", ["grouped"], dtype=dtype, peers=["plain"])
-    assert ("lime grouped" in row["figures"]) == runs
-    assert ("lime grouped" in row["failed"]) != runs
-    assert row["paths"].get("lime grouped") == ("GroupedBuffer" if runs else None)
+    assert ("lime grouped" in row["figures"]) == (path is not None)
+    assert ("lime grouped" in row["failed"]) == (path is None)
+    assert row["paths"].get("lime grouped") == path
 
 
 def test_a_record_keeps_earlier_rows_of_the_same_machine(load, tmp_path):

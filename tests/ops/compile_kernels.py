@@ -15,54 +15,86 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from layermem.ops.route import kernels
-from layermem.ops.route.triton import _kernel_sizes
+from layermem.ops.route.launches import gram_sizes, group_sizes, kernel_sizes
 
 TARGET = GPUTarget("cuda", 90, 32)
-# Shared memory of one block: what consumer cards give.
-LIMIT = 99 * 1024
+# Shared memory of one block: less than consumer cards give.
+LIMIT = 64 * 1024
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-POINTERS = {"key_out", "value_out", "key_start", "value_start", "key_grad", "value_grad"}
+POINTERS = {"key_out", "value_out", "key_grad", "value_grad"}
+# Not rounded.
+WIDE = {"key_start", "value_start", "pieces"}
+GROUP = 8
 
 
-def kind(name, dtype, count):
+def kind(kernel, name, dtype, constants):
     """The type of one argument, as triton spells it."""
-    if name in ("parts", "outs"):
-        return (f"*{dtype}",) * (2 * count)
+    if name in ("parts", "outs", "grads"):
+        of_group = name != "parts" and "OUT_COUNT" in constants
+        # Sums of a group are not rounded.
+        dtype = "fp32" if name == "outs" and of_group else dtype
+        return (f"*{dtype}",) * (2 * constants["OUT_COUNT" if of_group else "COUNT"])
     if name in POINTERS:
         return f"*{dtype}"
-    return "*fp32" if name in ("weight", "pieces") else "i32"
+    if name == "weight":
+        return f"*{dtype}" if kernel is kernels.gather_group else "*fp32"
+    return "*fp32" if name in WIDE else "i32"
 
 
-def built(kernel, dtype, heads, width, count):
-    constants = _kernel_sizes(torch.empty(1, heads, 1, width, dtype=dtype), heads)
-    constants |= {"COUNT": count, **({"STARTS": False} if kernel is kernels.gather else {})}
+def constants_of(kernel, dtype, heads, width, count, starts):
+    """The constants and options of a launch, for groups of eight layers."""
+    part = torch.empty(1, heads, 1, width, dtype=dtype)
+    if kernel is kernels.gather_group:
+        sizes = {"OUT_COUNT": GROUP, "STARTS": starts, **group_sizes(part, GROUP * heads)}
+    elif kernel is kernels.gram_group:
+        sizes = {"OUT_COUNT": GROUP, **gram_sizes(part, GROUP * heads, count * heads)}
+    else:
+        sizes = kernel_sizes(part, heads)
+        sizes |= {"STARTS": starts} if kernel is kernels.gather else {}
+    return {"COUNT": count, **sizes}
+
+
+def built(kernel, dtype, heads, width, count, starts):
+    constants = constants_of(kernel, dtype, heads, width, count, starts)
     signature, values, aligned = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         name = parameter.name
         if name in constants:
             signature[name], values[i,] = "constexpr", constants[name]
             continue
-        signature[name] = kind(name, NAMES[dtype], count)
+        signature[name] = kind(kernel, name, NAMES[dtype], constants)
         if isinstance(signature[name], tuple):
-            aligned |= {(i, j): [["tt.divisibility", 16]] for j in range(2 * count)}
+            aligned |= {(i, j): [["tt.divisibility", 16]] for j in range(len(signature[name]))}
         elif signature[name].startswith("*"):
             aligned[i,] = [["tt.divisibility", 16]]
-    return compile_kernel(ASTSource(kernel, signature, values, aligned), target=TARGET)
+    options = {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
+    source = ASTSource(kernel, signature, values, aligned)
+    return compile_kernel(source, target=TARGET, options=options)
 
 
 def main():
     failed = False
-    every = (kernels.gather, kernels.spread, kernels.gram)
     shapes = ((8, 64, 16), (32, 64, 16), (6, 20, 2), (8, 64, 128))
-    for kernel, dtype, (heads, width, count) in itertools.product(every, NAMES, shapes):
-        binary = built(kernel, dtype, heads, width, count)
+    singly = (kernels.gather, kernels.spread, kernels.gram)
+    groups = (kernels.gather_group, kernels.gram_group)
+    # A layer of a group begins with a partial sum.
+    wanted = (
+        *itertools.product(singly, NAMES, shapes, [False]),
+        *itertools.product(groups, NAMES, shapes[:2], [False]),
+        *itertools.product([kernels.gather], NAMES, shapes[:2], [True]),
+    )
+    for kernel, dtype, (heads, width, count), starts in wanted:
+        binary = built(kernel, dtype, heads, width, count, starts)
         sass, shared = binary.asm["sass"], binary.metadata.shared
-        tensor_cores, spills = "HMMA" in sass, len(re.findall(r"\bSTL\b", sass))
+        # Of one warp or of four.
+        tensor_cores, spills = (len(re.findall(word, sass)) for word in (r"HG?MMA", r"\bSTL\b"))
         bad = shared > LIMIT or spills > 4 or (dtype == torch.bfloat16 and not tensor_cores)
         failed |= bad
         sys.stdout.write(
-            f"{kernel.__name__:8s} {NAMES[dtype]} {heads} heads of {width}, {count} slots: {shared}"
-            f" bytes shared, {spills} spills{', tensor cores' * tensor_cores}{' BAD' * bad}\n"
+            f"{kernel.__name__:12s} {NAMES[dtype]} {heads} heads of {width}, {count} slots"
+            f"{', from a partial sum' * starts}: "
+            f"{shared} bytes shared, {spills} spills{', tensor cores' * bool(tensor_cores)}"
+            f"{' BAD' * bad}\n"
         )
     return failed
 

@@ -1,89 +1,44 @@
-"""Routing in groups, on a buffer that layers share, against the naive one: every circumstance."""
+"""Routing in groups, on a buffer that layers share, against the naive one: every circumstance.
+
+By matrices and by kernels, whose interpreter is slow: most of its tests are.
+"""
 
 import gc
 
 import pytest
 import torch
-from tiny import live_tensors
-from torch import nn
+from chain import HEADS, MANY, Depth, an_input, assert_same, outcome, tensors_of
+from tiny import SLOW, live_tensors, needs_kernels
 from torch.utils.checkpoint import checkpoint
 
 from layermem.ops import route as room
-from layermem.ops.route import SlotBuffer, begin_buffer, naive, using
-from layermem.ops.route.grouped import GroupedBuffer
+from layermem.ops.route.grouped_matrices import MatrixBuffer
 from layermem.ops.route.small import SmallBuffer
-from layermem.ops.route.traced import TracedBuffer
 
-HEADS = 3
-# Without gradients, tokens enough for groups to be used.
-MANY = 600
-
-
-class Depth(nn.Module):
-    """A chain as a model has it: every layer keeps a slot, and all but some route the slots so far.
-
-    ``group_size`` None: by ``naive.route``.
-    """
-
-    buffer = GroupedBuffer
-
-    def __init__(self, depth=7, width=5, heads=HEADS, without=(0,)):
-        super().__init__()
-        torch.manual_seed(0)
-        self.width, self.heads = width, heads
-        inner = heads * width
-        self.keys = nn.ModuleList(nn.Linear(inner, inner) for _ in range(depth))
-        self.values = nn.ModuleList(nn.Linear(inner, inner) for _ in range(depth))
-        self.weights = nn.ParameterDict(
-            {
-                str(i): torch.randn(heads, heads * (i + 1)) / (i + 1)
-                for i in range(depth)
-                if i not in without
-            }
-        )
-        # Float64 unless a test says otherwise: two orders of one sum differ, a mistake more.
-        self.double()
-
-    def forward(self, x, group_size=None, all_layers=False):
-        weights = [self.weights.get(str(i)) for i in range(len(self.keys))]
-        slots = [] if group_size is None else self.buffer(weights, group_size)
-        outputs = []
-        for i, weight in enumerate(weights):
-            key, value = (
-                p(x).unflatten(-1, (self.heads, self.width)).transpose(1, 2)
-                for p in (self.keys[i], self.values[i])
-            )
-            slots.append(key, value) if group_size else slots.append((key, value))
-            key, value = slots[-1]
-            if weight is not None:
-                key, value = slots.route(weight) if group_size else naive.route(slots, weight)
-            # Autograd saves both of them, as attention does.
-            x = x + torch.tanh(key * (2 + value)).transpose(1, 2).flatten(2)
-            outputs.append(x)
-        return outputs if all_layers else x
+KERNELS = pytest.param("kernels", marks=needs_kernels)
+# By kernels in a fast test too; or not by kernels at all, see ``test_grouped_kernels.py``.
+BOTH = pytest.mark.parametrize("buffer", ["matrices", KERNELS], indirect=True)
+MATRICES = pytest.mark.parametrize("buffer", ["matrices"], indirect=True)
 
 
-def an_input(batch=2, tokens=7, width=5, heads=HEADS, dtype=torch.float64):
-    x = torch.randn(batch, tokens, heads * width, generator=torch.Generator().manual_seed(3))
-    return x.to(dtype).requires_grad_()
+@pytest.fixture(
+    params=["matrices", pytest.param("kernels", marks=[needs_kernels, SLOW])], autouse=True
+)
+def buffer(request, monkeypatch):
+    """The buffer of chains: by matrices, or by kernels in their interpreter."""
+    chosen = MatrixBuffer
+    if request.param == "kernels":
+        from layermem.ops.route.grouped_kernels import KernelBuffer as chosen
+    monkeypatch.setattr(Depth, "buffer", chosen)
+    return chosen
 
 
-def tensors_of(model, x):
-    return [t for t in (x, *model.parameters()) if t.requires_grad]
+def few(buffer, number):
+    """Fewer tokens for the interpreter."""
+    return number if buffer is MatrixBuffer else min(number, 20)
 
 
-def outcome(model, x, group_size):
-    """Return output and all gradients."""
-    y = model(x, group_size)
-    return [y.detach(), *torch.autograd.grad(y.square().sum(), tensors_of(model, x))]
-
-
-def assert_same(got, expected):
-    for a, b in zip(got, expected, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        torch.testing.assert_close(a, b)
-
-
+@MATRICES
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("group_size", [1, 2, 3, 8])
 @pytest.mark.parametrize(
@@ -102,6 +57,7 @@ def test_a_chain_equals_naive(depth, heads, batch, tokens, width, group_size, dt
         assert (a - b).norm() <= 2e-6 * b.norm()
 
 
+@MATRICES
 def test_more_columns_than_a_tile():
     model, x = Depth(5), an_input(3, 700)
     assert_same(outcome(model, x, 2), outcome(model, x, None))
@@ -169,6 +125,7 @@ def test_a_loss_that_does_not_reach_the_last_layers(layer):
             torch.testing.assert_close(got, expected)
 
 
+@BOTH
 def test_two_losses_of_one_forward():
     model, x = Depth(), an_input()
     tensors = tensors_of(model, x)
@@ -199,18 +156,19 @@ def test_a_backward_inside_a_backward():
     assert_same(inner, expected[1])
 
 
-def test_gradients_that_no_slot_of_their_group_waits_for():
+@BOTH
+def test_gradients_that_no_slot_of_their_group_waits_for(buffer):
     """A pass reaches the first layer of a group whose slots need no gradient, and not the last."""
     grads = []
     for with_buffer in (True, False):
-        x = an_input(2, MANY)
+        x = an_input(2, few(buffer, MANY))
         weights = [torch.ones(HEADS, HEADS * (i + 1), dtype=x.dtype) / (i + 1) for i in range(6)]
         weights = [weight.requires_grad_() for weight in weights]
-        buffer, slots, outs = GroupedBuffer(weights, 3), [], []
+        begun, slots, outs = buffer(weights, 3), [], []
         for i, weight in enumerate(weights):
             key = (i * x if i < 3 else x.detach()).unflatten(-1, (HEADS, 5)).transpose(1, 2)
-            slots.append(buffer.append(key, key) if with_buffer else (key, key))
-            outs.append(room.route(buffer if with_buffer else slots, weight)[0].sin())
+            slots.append(begun.append(key, key) if with_buffer else (key, key))
+            outs.append(room.route(begun if with_buffer else slots, weight)[0].sin())
         # What the rows of later layers will lie in.
         dirt = [torch.full((3 * HEADS, x.numel() // HEADS), torch.nan).double() for _ in range(8)]
         del dirt
@@ -218,6 +176,7 @@ def test_gradients_that_no_slot_of_their_group_waits_for():
     assert_same(*grads)
 
 
+@MATRICES
 def test_derivatives_once_and_twice():
     model, x = Depth(5, 2), an_input(1, 2, 2)
     weight = model.weights["4"]
@@ -229,6 +188,7 @@ def test_derivatives_once_and_twice():
     torch.autograd.gradgradcheck(run, (x, weight))
 
 
+@BOTH
 def test_gradients_with_a_graph_equal_those_without():
     model, x = Depth(), an_input()
     wanted = tensors_of(model, x)
@@ -245,6 +205,7 @@ def test_a_checkpoint_around_all_layers(reentrant):
     assert_same(got, outcome(model, x, None))
 
 
+@BOTH
 def test_saved_tensors_that_come_back_as_copies():
     model, x = Depth(), an_input()
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
@@ -254,8 +215,8 @@ def test_saved_tensors_that_come_back_as_copies():
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 1), (3, 2), (2, MANY), (1, MANY)])
-def test_without_gradients(batch, tokens, context, monkeypatch):
-    model, x = Depth(), an_input(batch, tokens).detach()
+def test_without_gradients(batch, tokens, context, buffer, monkeypatch):
+    model, x = Depth(), an_input(batch, few(buffer, tokens)).detach()
     with context():
         torch.testing.assert_close(model(x, 3), model(x))
         monkeypatch.setattr(model, "buffer", lambda weights, group_size: SmallBuffer(weights))
@@ -264,9 +225,9 @@ def test_without_gradients(batch, tokens, context, monkeypatch):
 
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("tokens", [7, MANY])
-def test_uninitialised_memory_is_never_read(tokens, gradients, monkeypatch):
+def test_uninitialised_memory_is_never_read(tokens, gradients, buffer, monkeypatch):
     """Whatever a fresh allocation holds, nothing of it comes through, also in a partial pass."""
-    model, x = Depth(), an_input(2, tokens)
+    model, x = Depth(), an_input(2, few(buffer, tokens))
     for owner, make in [(torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")]:
         real = getattr(owner, make)
         monkeypatch.setattr(owner, make, lambda *a, real=real, **k: real(*a, **k).fill_(torch.nan))
@@ -280,7 +241,8 @@ def test_uninitialised_memory_is_never_read(tokens, gradients, monkeypatch):
             assert all(grad is None or grad.isfinite().all() for grad in grads)
 
 
-def test_memory_is_the_slots_and_no_more():
+@BOTH
+def test_memory_is_the_slots_and_no_more(buffer):
     """What autograd keeps of all routes is the slots and the weights, once."""
     kept = {}
 
@@ -289,21 +251,23 @@ def test_memory_is_the_slots_and_no_more():
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    x = an_input(2, 300)
-    weights = [torch.randn(HEADS, HEADS * (i + 1), dtype=x.dtype) for i in range(6)]
-    weights = [weight.requires_grad_() for weight in weights]
-    buffer = GroupedBuffer(weights, 2)
-    key = x.unflatten(-1, (HEADS, 5)).transpose(1, 2)
+    def draw():
+        return torch.randn(2, few(buffer, 300), HEADS, 5).transpose(1, 2).requires_grad_()
+
+    slots = [(draw(), draw()) for _ in range(6)]
+    weights = [torch.randn(HEADS, HEADS * (i + 1)).requires_grad_() for i in range(6)]
+    begun = buffer(weights, 2)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        for weight in weights:
-            buffer.append(key, key)
-            buffer.route(weight)
-    assert sum(kept.values()) == 6 * 2 * x.nbytes + sum(weight.nbytes for weight in weights)
+        for slot, weight in zip(slots, weights, strict=True):
+            begun.append(*slot)
+            begun.route(weight)
+    numbers = 6 * 2 * slots[0][0].numel() + sum(weight.numel() for weight in weights)
+    assert sum(kept.values()) == 4 * numbers
 
 
-def test_a_backward_leaves_nothing():
+def test_a_backward_leaves_nothing(buffer):
     """Neither while the graph is kept for another one, nor while only the loss is there."""
-    model, x = Depth(), an_input(2, MANY)
+    model, x = Depth(), an_input(2, few(buffer, MANY))
 
     def count():
         gc.collect()
@@ -319,16 +283,18 @@ def test_a_backward_leaves_nothing():
     assert count() < nothing + x.nbytes
 
 
-def test_a_kept_slot_cannot_be_changed_in_place():
+@BOTH
+def test_a_kept_slot_cannot_be_changed_in_place(buffer):
     key = an_input().unflatten(-1, (HEADS, 5)).transpose(1, 2)
-    slot = GroupedBuffer([None, None], 2).append(key, key)
+    slot = buffer([None, None], 2).append(key, key)
     with pytest.raises(RuntimeError, match="modified inplace"):
         slot[0].mul_(3)
 
 
-def test_a_buffer_is_the_sequence_of_its_slots():
+@BOTH
+def test_a_buffer_is_the_sequence_of_its_slots(buffer):
     keys = torch.randn(3, 2, HEADS, 7, 5)
-    buffer = GroupedBuffer([None] * 3, 2)
+    buffer = buffer([None] * 3, 2)
     for i, key in enumerate(keys):
         assert len(buffer) == i
         buffer.append(key, 2 * key)
@@ -338,169 +304,30 @@ def test_a_buffer_is_the_sequence_of_its_slots():
     assert torch.equal(buffer[-1][0], keys[-1])
 
 
-def test_another_weight_than_announced_is_used():
+@BOTH
+def test_another_weight_than_announced_is_used(buffer):
     """As a hook may replace it; all that is lost is the products computed ahead."""
     grads = []
     for with_buffer in (True, False):
         x = an_input()
         weights = [torch.eye(HEADS, dtype=x.dtype).repeat(1, i + 1) for i in range(4)]
         other = (2 * weights[3]).requires_grad_()
-        buffer = GroupedBuffer(weights, 2)
+        begun = buffer(weights, 2)
         slots, key = [], x.unflatten(-1, (HEADS, 5)).transpose(1, 2)
         for i, weight in enumerate([*weights[:3], other]):
-            slots.append(buffer.append(key, key.sin()) if with_buffer else (key, key.sin()))
-            out = room.route(buffer if with_buffer else slots, weight)
+            slots.append(begun.append(key, key.sin()) if with_buffer else (key, key.sin()))
+            out = room.route(begun if with_buffer else slots, weight)
             key = key + out[0] + out[1].tanh() if i < 3 else out[0] * out[1]
         grads.append(torch.autograd.grad(key.sum(), [x, other]))
     assert_same(*grads)
 
 
+@BOTH
 @pytest.mark.parametrize("which", ["key", "value"])
-def test_slots_of_another_shape_are_refused(which):
+def test_slots_of_another_shape_are_refused(which, buffer):
     key = torch.randn(2, HEADS, 7, 5)
-    buffer = GroupedBuffer([None, None], 2)
-    buffer.append(key, key)
+    begun = buffer([None, None], 2)
+    begun.append(key, key)
     slot = {"key": key, "value": key, which: key[:, :2]}
     with pytest.raises(ValueError, match=r"shape \[2, 3, 7, 5\] .* \[2, 2, 7, 5\].* at layer 1"):
-        buffer.append(**slot)
-
-
-def weights_of(depth=3, **options):
-    return [None, *(torch.randn(HEADS, HEADS * (i + 1), **options) for i in range(1, depth))]
-
-
-def test_where_a_buffer_is_begun():
-    like = torch.randn(2)
-    weights = weights_of()
-    assert isinstance(begin_buffer(weights, like), SlotBuffer)
-    assert isinstance(begin_buffer(weights, like.double()), SlotBuffer)
-    with using("grouped"):
-        assert isinstance(begin_buffer(weights, like), SlotBuffer)
-    for name in ("naive", "functional", "deferred"):
-        with using(name):
-            assert begin_buffer(weights, like) is None
-    assert begin_buffer([None, None], like) is None, "there is nothing to route"
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_has_no_buffer(dtype):
-    """Its partial sums would be rounded between two products."""
-    assert begin_buffer(weights_of(), torch.randn(2, dtype=dtype)) is None
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert begin_buffer(weights_of(), torch.randn(2)) is None
-
-
-def test_beside_the_cpu_a_buffer_is_begun_on_request():
-    """Nothing that the buffer computes with may lie on another device than the slots."""
-    _, *weights = weights_of(10, device="meta", requires_grad=True)
-    like = torch.randn(2, device="meta")
-    assert begin_buffer([None, *weights], like) is None
-    with using("grouped"):
-        assert begin_buffer([None, *weights], like.bfloat16()) is None
-        buffer = begin_buffer([None, *weights], like)
-    total = torch.zeros((), device="meta")
-    for weight in [None, *weights]:
-        slot = torch.randn(2, 2, HEADS, 5, 4, device="meta", requires_grad=True).unbind()
-        buffer.append(*slot)
-        if weight is not None:
-            total = total + sum(part.sum() for part in buffer.route(weight))
-    total.backward()
-    assert all(weight.grad.is_meta for weight in weights)
-
-
-class Sharded(torch.Tensor):
-    pass
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda weight: weight[:, 1:],
-        lambda weight: weight[:0],
-        lambda weight: weight.to("meta"),
-        lambda weight: weight.as_subclass(Sharded),
-        lambda weight: nn.Parameter(weight).flatten(),
-    ],
-    ids=["columns", "rows", "device", "type", "flat"],
-)
-def test_weights_that_are_not_at_hand_have_no_buffer(change):
-    like, (_, first, second) = torch.randn(2), weights_of()
-    assert begin_buffer([None, first, change(second)], like) is None
-    assert begin_buffer([None, first, second], like) is not None
-
-
-def test_freed_weights_have_no_buffer():
-    """As FSDP leaves them between two uses."""
-    _, first, second = weights_of()
-    storage = second.untyped_storage()
-    size = storage.size()
-    storage.resize_(0)
-    begun = begin_buffer([None, first, second], torch.randn(2))
-    # Printing a tensor without memory, as a failure would, crashes.
-    storage.resize_(size)
-    assert begun is None
-
-
-def test_tensors_of_another_type_have_no_buffer():
-    assert begin_buffer(weights_of(), torch.randn(2).as_subclass(Sharded)) is None
-
-
-@pytest.mark.parametrize("group_size", [1, 3, 8])
-@pytest.mark.parametrize("without", [(0,), (), (0, 3, 4, 5)])
-def test_the_buffer_of_compiled_code_equals_naive(group_size, without, monkeypatch):
-    model, x = Depth(without=without), an_input()
-    monkeypatch.setattr(model, "buffer", TracedBuffer)
-    assert_same(outcome(model, x, group_size), outcome(model, x, None))
-
-
-def test_a_buffer_in_compiled_code(monkeypatch):
-    torch.compiler.reset()
-    model, x = Depth(), an_input()
-    monkeypatch.setattr(model, "buffer", TracedBuffer)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert_same(outcome(compiled, x, 3), outcome(model, x, None))
-
-
-def test_compiled_code_has_a_buffer_of_its_own():
-    weights = weights_of()
-
-    @torch.compile(fullgraph=True, backend="eager")
-    def run(x):
-        return x + isinstance(begin_buffer(weights, x), TracedBuffer)
-
-    assert torch.equal(run(torch.zeros(2)), torch.ones(2))
-    assert torch.equal(run(torch.zeros(2, dtype=torch.bfloat16)), torch.zeros(2))
-
-
-def test_nodes_of_a_compiled_forward_grow_linearly():
-    """Of a layer, as many in a deep model as in a shallow one."""
-
-    def count(depth):
-        nodes = []
-
-        def backend(graph, _):
-            nodes.append(sum(node.op != "placeholder" for node in graph.graph.nodes))
-            return graph.forward
-
-        torch.compiler.reset()
-        model = Depth(depth=depth)
-        model.buffer = TracedBuffer
-        torch.compile(model, fullgraph=True, backend=backend)(an_input(), 2)
-        return sum(nodes)
-
-    few, more, most = count(4), count(8), count(16)
-    # Reading an older group is a product and a slice of the weights for each pair of groups.
-    pairs = 2 * (8 * 7 // 2 - 2 * (4 * 3 // 2) + 2 * 1 // 2)
-    assert most - more <= 2 * (more - few) + pairs
-
-
-def test_transforms_of_functions_have_no_buffer():
-    begun, weights = [], weights_of()
-
-    def run(x):
-        begun.append(begin_buffer(weights, x))
-        return x.sum()
-
-    torch.func.grad(run)(torch.randn(3))
-    torch.func.vmap(run)(torch.randn(3, 2))
-    assert begun == [None, None]
+        begun.append(**slot)

@@ -110,9 +110,9 @@ def test_slots_that_lie_otherwise(layout, device):
 
 
 def test_more_slots_than_one_launch_takes(device, monkeypatch):
-    from layermem.ops.route import triton
+    from layermem.ops.route import launches
 
-    monkeypatch.setattr(triton, "_MAX_SLOTS", 2)
+    monkeypatch.setattr(launches, "_MAX_SLOTS", 2)
     slots, weight, grads = inputs((7, 1, 2, 2, 5, 4), torch.bfloat16, device)
     exact = [[tensor.double() for tensor in slot] for slot in slots]
     expected = forward_and_gradients(
@@ -128,12 +128,12 @@ def test_more_slots_than_one_launch_takes(device, monkeypatch):
 )
 def test_a_gradient_in_several_pieces_and_blocks(tokens, pieces, device, monkeypatch):
     """Blocks of four rows: a piece of the router's gradient is summed over all that it has."""
-    from layermem.ops.route import triton
+    from layermem.ops.route import launches
 
-    monkeypatch.setattr(triton, "_TILE_BYTES", 1024)
-    monkeypatch.setattr(triton, "_MAX_PIECES", pieces)
+    monkeypatch.setattr(launches, "_TILE_BYTES", 1024)
+    monkeypatch.setattr(launches, "_MAX_PIECES", pieces)
     slots, weight, grads = inputs((3, 2, 3, 3, tokens, 4), torch.float32, device)
-    assert triton._kernel_sizes(slots[0][0], 3)["BLOCK"] == 4
+    assert launches.kernel_sizes(slots[0][0], 3)["BLOCK"] == 4
     expected = forward_and_gradients("naive", slots, weight, grads, stored=True)
     got = forward_and_gradients("triton", slots, weight, grads, stored=True)
     assert_close(got, [tensor.double() for tensor in expected], torch.float32)
@@ -149,7 +149,7 @@ def test_two_runs_agree_to_the_last_bit(dtype, device):
 
 def test_memory_beyond_the_slots_is_neither_read_nor_written(device):
     """Slots with poison before and behind; results with poison around."""
-    from layermem.ops.route import triton
+    from layermem.ops.route import launches
 
     batch, heads, tokens, width = 1, 3, 5, 6
     size = batch * heads * tokens * width
@@ -164,10 +164,10 @@ def test_memory_beyond_the_slots_is_neither_read_nor_written(device):
         slots.append((key, value))
     weight = torch.randn(heads, 2 * heads, device=device)
     before = pool.clone()
-    out = triton._gather(weight, slots)
-    grads = [torch.randn_like(x) for x in out]
-    triton._spread(weight.view(heads, 2, heads).permute(1, 2, 0), triton._backend.flatten(grads))
-    triton._gram(triton._backend.flatten(grads), slots)
+    out = launches.gather(weight, slots)
+    grads = tuple(torch.randn_like(x) for x in out)
+    launches.spread(weight.view(heads, 2, heads).permute(1, 2, 0), grads)
+    launches.gram(grads, slots)
     torch.testing.assert_close(pool, before, rtol=0, atol=0, equal_nan=True)
     assert all(x.isfinite().all() for x in out)
     expected = naive.route(slots, weight)

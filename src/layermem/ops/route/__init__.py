@@ -7,7 +7,8 @@ All have one signature and equal forward and backward:
     deferred     the same, and each slot's gradient is computed once; it becomes ``functional``
                  where that is not possible (torch.compile, re-entrant checkpointing)
     grouped      products for several layers at once, on a ``SlotBuffer`` that all layers share; it
-                 becomes ``deferred`` where that is not possible (``begin_buffer``)
+                 becomes ``deferred`` where that is not possible (``begin_buffer``). In half
+                 precision on a GPU by kernels, where ``using`` asks for it
     triton       deferred, with kernels that need no packing: half precision on a GPU
 
 It does not know: who calls it.
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from layermem.ops.route import deferred, naive
 from layermem.ops.route.buffer import SlotBuffer
-from layermem.ops.route.grouped import GroupedBuffer
+from layermem.ops.route.grouped_matrices import MatrixBuffer
 from layermem.ops.route.naive import Slot
 from layermem.ops.route.packed import PackedBackend
 from layermem.ops.route.small import SmallBuffer
@@ -81,12 +82,14 @@ def begin_buffer(weights: Sequence[Tensor | None], embeds: Tensor) -> SlotBuffer
 
     None where its layers have to call ``store`` and ``route`` on slots of their own instead: unless
     everything is in float32 or float64, without autocast and at hand now, and, in eager mode, on
-    the CPU; on another device a buffer is begun where ``using("grouped")`` asks for it. ``embeds``
-    [B, T, D] is the input of the forward.
+    the CPU. Where ``using("grouped")`` asks for it, a buffer is begun on another device too, and in
+    half precision, eager, where kernels run. ``embeds`` [B, T, D] is the input of the forward.
     """
-    if _forced not in (None, "grouped") or not _sums_are_exact(embeds):
+    if _forced not in (None, "grouped"):
         return None
-    traced = torch.compiler.is_compiling()
+    traced, exact = torch.compiler.is_compiling(), _sums_are_exact(embeds)
+    if not exact and (traced or not _has_grouped_kernels(embeds)):
+        return None
     if not traced and not _is_eager(embeds):
         return None
     heads = next((weight.shape[0] for weight in weights if weight is not None), 0)
@@ -98,9 +101,13 @@ def begin_buffer(weights: Sequence[Tensor | None], embeds: Tensor) -> SlotBuffer
     group_size = max(_GROUP_SIZE, len(weights) // _MOST_GROUPS)
     if traced:
         return TracedBuffer(weights, group_size)
+    if not exact:
+        from layermem.ops.route.grouped_kernels import KernelBuffer
+
+        return KernelBuffer(weights, group_size)
     if embeds.numel() <= _FEW and not torch.is_grad_enabled():
         return SmallBuffer(weights)
-    return GroupedBuffer(weights, group_size)
+    return MatrixBuffer(weights, group_size)
 
 
 def implementations() -> list[str]:
@@ -138,6 +145,12 @@ def _sums_are_exact(tensor: Tensor) -> bool:
     exact = tensor.dtype in (torch.float32, torch.float64)
     # The meta device has no autocast, and asking for it is an error.
     return exact and (tensor.is_meta or not torch.is_autocast_enabled(tensor.device.type))
+
+
+def _has_grouped_kernels(tensor: Tensor) -> bool:
+    """Whether routing in groups was asked for, and kernels run on the device of this tensor."""
+    # Nobody has measured them: on a GPU, too, they run on request.
+    return _forced == "grouped" and _has_triton() and _kernels().can_run(tensor)
 
 
 def _is_eager(tensor: Tensor) -> bool:

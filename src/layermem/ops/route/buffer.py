@@ -1,7 +1,8 @@
 """``SlotBuffer``: the slots of one forward, which its layers share; an interface.
 
-``GroupedBuffer`` computes and differentiates routes in groups of layers, ``SmallBuffer`` is for the
-few tokens of a decoding step, and ``TracedBuffer`` for code that torch.compile traces.
+``GroupedBuffer`` computes and differentiates routes in groups of layers (``MatrixBuffer`` on a CPU,
+``KernelBuffer`` by kernels for a GPU), ``SmallBuffer`` is for the few tokens of a decoding step,
+and ``TracedBuffer`` for code that torch.compile traces.
 
 Letters: B batch, T tokens, R heads, E head width.
 It does not know: how routes are computed, layers, which routers are known when a forward begins.

@@ -1,6 +1,6 @@
 """The backward of routing in groups: each gradient in products as wide as a group of layers.
 
-The backward of a route only copies its incoming gradient into the rows of its group's matrix
+The backward of a route only keeps its incoming gradient, as rows of its group's matrix
 D = [d out_a; ...; d out_(b-1)], [(b - a) R, C] for the layers a to b - 1. What is computed from it:
 
     begin of the group    after all of its routes. The gradients of its routers in one product,
@@ -15,23 +15,23 @@ where W_g has the weights of a group's routers below each other, zero for slots 
 not read. Autograd keeps this order, because a group's begin is an input of its routes (as a
 *token*, a tensor without memory) and slots are inputs of the begins and routes that read them.
 
-Matrices D are kept by backward pass, until the pass ends, so that partial, repeated and nested
-passes do not mix. With ``create_graph=True`` gradients are those of ``naive.route`` instead.
+D is kept by backward pass, until the pass ends (``GroupGradients``), so that partial, repeated and
+nested passes do not mix. With ``create_graph=True`` gradients are those of ``naive.route`` instead.
 
 Letters: R heads, B batch, T tokens, E head width, C = B T E.
-It does not know: how a forward computes its routes, layers, rope, caches.
+It does not know: how routes and products are computed, layers, rope, caches.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from layermem.ops.route.differentiable import route_gradients
 from layermem.ops.route.naive import Slot
-from layermem.ops.route.products import add_product, stack_rows, sum_products, unflatten
 
 Grads = tuple[Tensor | None, ...]
 
@@ -46,16 +46,58 @@ class Group:
     stacked: Tensor
 
 
+class GroupGradients(ABC):
+    """The gradients of the outputs of a group's routes in one backward pass, and their products.
+
+    ``shape`` is that of a key or a value, [B, R, T, E].
+    """
+
+    def __init__(self, group: Group, shape: torch.Size) -> None:
+        self.group, self.shape = group, shape
+        # The layers whose routes the pass has come by.
+        self.routed: set[int] = set()
+        # The slots of the group that its routes have read.
+        self.own_slots: Sequence[Slot] = ()
+
+    @abstractmethod
+    def write(self, layer: int, d_key: Tensor | None, d_value: Tensor | None) -> None:
+        """Keep the gradient of the output of a layer's route; one of the two may be None, zero."""
+
+    @abstractmethod
+    def receive(self, later: Sequence[Self]) -> None:
+        """Compute what the slots of this group receive from later groups, and keep it."""
+
+    @abstractmethod
+    def forget_received(self) -> None:
+        """Free what ``receive`` has kept."""
+
+    @abstractmethod
+    def slot_gradient(self, layer: int) -> Slot | None:
+        """Return what a slot has received and what its own group sends; None if it is nothing."""
+
+    @abstractmethod
+    def router_gradients(self, slots: Sequence[Slot]) -> Tensor:
+        """Return the gradients of the group's routers below each other, [(b - a) R, slots * R]."""
+
+
 class Tape:
     """What the autograd nodes of one forward share."""
 
-    def __init__(self, shape: torch.Size) -> None:
+    def __init__(self, shape: torch.Size, new_gradients: type[GroupGradients]) -> None:
         # That of a key or a value, [B, R, T, E].
         self.shape = shape
         self.groups: list[Group] = []
+        self._new_gradients = new_gradients
         self._passes: dict[int, _Pass] = {}
 
-    def current_pass(self) -> "_Pass":
+    def gradients(self, group: Group) -> GroupGradients:
+        """Return the gradients of a group in the running backward pass."""
+        gradients = self._current_pass().gradients
+        if group.first not in gradients:
+            gradients[group.first] = self._new_gradients(group, self.shape)
+        return gradients[group.first]
+
+    def _current_pass(self) -> "_Pass":
         """Return what the running backward pass has left so far; it is dropped when that ends."""
         pass_id = torch._C._current_graph_task_id()
         if pass_id not in self._passes:
@@ -68,44 +110,22 @@ class Tape:
         return self._passes[pass_id]
 
     def slot_gradient(self, group: Group, layer: int) -> Slot | None:
-        """Return the gradient of a slot from all routes that have read it in the running pass."""
-        current, heads = self.current_pass(), self.shape[1]
-        received = self._receive(group, current)
-        own = current.gradients.get(group.first)
-        start = (layer - group.first) * heads
-        if own is None:
-            if received is None:
-                return None
-            key, value = (matrix[start : start + heads] for matrix in received)
-        else:
-            own.fill_missing(layer)
-            weight = group.stacked[start:, layer * heads : (layer + 1) * heads].t()
-            key, value = (
-                torch.mm(weight, matrix[start:])
-                if received is None
-                else add_product(received[i][start : start + heads], weight, matrix[start:])
-                for i, matrix in enumerate(own.matrices)
-            )
-        return unflatten(key, self.shape), unflatten(value, self.shape)
+        """Return the gradient of a slot from all routes that have read it in the running pass.
 
-    def _receive(self, group: Group, current: "_Pass") -> Sequence[Tensor] | None:
-        """Return the gradients of all slots of a group from later groups; None if there are none.
-
-        They are computed once in a pass, for the first slot of the group that asks.
+        What later groups send is computed once in a pass, for the first slot of a group to ask.
         """
-        if current.receiver is not group:
-            columns = slice(group.first * self.shape[1], group.last * self.shape[1])
+        own, current = self.gradients(group), self._current_pass()
+        if current.receiver is not own:
+            if current.receiver is not None:
+                current.receiver.forget_received()
+            current.receiver = own
             later = [
-                (other.stacked[:, columns].t(), current.gradients[other.first].matrices)
+                current.gradients[other.first]
                 for other in self.groups
                 if other.first > group.first and other.first in current.gradients
             ]
-            weights = [weight for weight, _ in later]
-            current.receiver, current.received = group, []
-            for i in (0, 1) if later else ():
-                parts = [matrices[i] for _, matrices in later]
-                current.received.append(sum_products(weights, parts))
-        return current.received or None
+            own.receive([gradients for gradients in later if gradients.routed])
+        return own.slot_gradient(layer)
 
 
 @dataclass
@@ -113,49 +133,21 @@ class _Pass:
     """What the nodes of one forward leave for each other in one backward pass."""
 
     # By the first layer of a group.
-    gradients: "dict[int, _Gradients]" = field(default_factory=dict)
-    # The gradients of the slots of the group ``receiver`` from later groups.
-    receiver: Group | None = None
-    received: list[Tensor] = field(default_factory=list)
+    gradients: dict[int, GroupGradients] = field(default_factory=dict)
+    # The group whose slots are receiving their gradients.
+    receiver: GroupGradients | None = None
 
 
-class _Gradients:
-    """The gradients of the outputs of a group's routes: matrices [(b - a) R, C]."""
-
-    def __init__(self, group: Group, shape: torch.Size, like: Tensor) -> None:
-        self.group, self.shape = group, shape
-        rows = (group.last - group.first) * shape[1]
-        columns = shape.numel() // shape[1]
-        self.matrices = [like.new_empty(rows, columns) for _ in range(2)]
-        self.routed: set[int] = set()
-        self.missing = set(range(group.first, group.last))
-        # The slots of the group that its routes have read.
-        self.own_slots: Sequence[Slot] = ()
-
-    def write(self, layer: int, d_key: Tensor | None, d_value: Tensor | None) -> None:
-        """Copy the gradient of a route's output into its rows."""
-        for matrix, grad in zip(self.matrices, (d_key, d_value), strict=True):
-            rows = unflatten(self._rows(matrix, layer), self.shape)
-            rows.zero_() if grad is None else rows.copy_(grad)
-        self.routed.add(layer)
-        self.missing.discard(layer)
-
-    def fill_missing(self, start: int) -> None:
-        """Set the rows of layers from ``start`` on that the pass has not reached to zero."""
-        for layer in [layer for layer in self.missing if layer >= start]:
-            for matrix in self.matrices:
-                self._rows(matrix, layer).zero_()
-            self.missing.discard(layer)
-
-    def _rows(self, matrix: Tensor, layer: int) -> Tensor:
-        heads = self.shape[1]
-        start = (layer - self.group.first) * heads
-        return matrix[start : start + heads]
-
-
-def append(tape: Tape, group: Group, layer: int, kept: Slot, key: Tensor, value: Tensor) -> Slot:
-    """Copy a slot into ``kept`` and return it, with a gradient that comes from the tape."""
-    slot: Slot = _Append.apply(tape, group, layer, kept, key, value)
+def append(
+    place: Callable[[int, Tensor, Tensor], Slot],
+    tape: Tape,
+    group: Group,
+    layer: int,
+    key: Tensor,
+    value: Tensor,
+) -> Slot:
+    """Return what ``place`` returns: a slot as it is kept. Its gradient comes from the tape."""
+    slot: Slot = _Append.apply(place, tape, group, layer, key, value)
     return slot
 
 
@@ -194,14 +186,17 @@ class _Append(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, tape: Tape, group: Group, layer: int, kept: Slot, key: Tensor, value: Tensor
+        ctx: Any,
+        place: Callable[[int, Tensor, Tensor], Slot],
+        tape: Tape,
+        group: Group,
+        layer: int,
+        key: Tensor,
+        value: Tensor,
     ) -> Slot:
         ctx.set_materialize_grads(False)
         ctx.tape, ctx.group, ctx.layer = tape, group, layer
-        # All slots share one storage. Of ``data`` each has its own version counter, so that writing
-        # a later slot does not count as a change of those that autograd has saved. Of views torch
-        # refuses changes in place, which the tape would miss.
-        return kept[0].data.copy_(key)[:], kept[1].data.copy_(value)[:]
+        return place(layer, key, value)
 
     @staticmethod
     def backward(ctx: Any, *direct: Tensor | None) -> Grads:
@@ -237,19 +232,17 @@ class _Begin(torch.autograd.Function):
         layers, needs = ctx.layers, ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
             return None, None, None, *_differentiable_begin(ctx, d_tokens)
-        gradients = ctx.tape.current_pass().gradients.get(ctx.group.first)
+        gradients = ctx.tape.gradients(ctx.group)
         d_tensors: list[Tensor | None] = [None] * len(needs)
-        if gradients is not None:
-            gradients.fill_missing(ctx.group.first)
-            weights, older = _split(ctx.saved_tensors, len(layers))
-            if any(needs[: len(layers)]):
-                total = _weight_gradient(gradients, older)
-                heads = ctx.tape.shape[1]
-                for i, (layer, weight) in enumerate(zip(layers, weights, strict=True)):
-                    if needs[i] and layer in gradients.routed:
-                        start = (layer - ctx.group.first) * heads
-                        grad = total[start : start + heads, : (layer + 1) * heads]
-                        d_tensors[i] = grad.to(weight.dtype).contiguous()
+        weights, older = _split(ctx.saved_tensors, len(layers))
+        if gradients.routed and any(needs[: len(layers)]):
+            total = gradients.router_gradients((*older, *gradients.own_slots))
+            heads = ctx.tape.shape[1]
+            for i, (layer, weight) in enumerate(zip(layers, weights, strict=True)):
+                if needs[i] and layer in gradients.routed:
+                    start = (layer - ctx.group.first) * heads
+                    grad = total[start : start + heads, : (layer + 1) * heads]
+                    d_tensors[i] = grad.to(weight.dtype).contiguous()
         return None, None, None, *d_tensors
 
 
@@ -282,23 +275,13 @@ class _Route(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *nothing, *_differentiable_route(ctx, d_key, d_value)
         _, *tensors = ctx.saved_tensors
-        tape, group = ctx.tape, ctx.group
-        gradients = tape.current_pass().gradients
-        if group.first not in gradients:
-            gradients[group.first] = _Gradients(group, tape.shape, tensors[0])
-        gradients[group.first].write(ctx.layer, d_key, d_value)
+        gradients = ctx.tape.gradients(ctx.group)
+        gradients.write(ctx.layer, d_key, d_value)
+        gradients.routed.add(ctx.layer)
         # The group's begin needs all of its slots that were read: those of the last route to read.
-        if len(tensors) > 2 * len(gradients[group.first].own_slots):
-            gradients[group.first].own_slots = _pair_up(tensors)
+        if len(tensors) > 2 * len(gradients.own_slots):
+            gradients.own_slots = _pair_up(tensors)
         return *nothing, *(None for _ in ctx.needs_input_grad[4:])
-
-
-def _weight_gradient(gradients: _Gradients, older: Sequence[Slot]) -> Tensor:
-    """Return the gradients of a group's routers below each other, [(b - a) R, slots * R]."""
-    slots = (*older, *gradients.own_slots)
-    keys, values = (stack_rows(part) for part in zip(*slots, strict=True))
-    d_keys, d_values = gradients.matrices
-    return add_product(torch.mm(d_keys, keys.t()), d_values, values.t())
 
 
 def _differentiable_begin(ctx: Any, d_tokens: Grads) -> Grads:

@@ -19,20 +19,11 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from layermem.ops.route import deferred, kernels
+from layermem.ops.route import deferred, launches
 from layermem.ops.route.deferred import Backend
 from layermem.ops.route.naive import Slot
-
-# Slots of one launch: their pointers are kernel arguments, two for each slot.
-_MAX_SLOTS = 128
-# Pieces in which ``gram`` sums the rows, at most.
-_MAX_PIECES = 64
-# Bytes of a tile.
-_TILE_BYTES = 16384
 
 
 @final
@@ -40,27 +31,32 @@ class TritonBackend(Backend):
     """Triton kernels; flat slots are the slots themselves, token major."""
 
     def lay_out(self, key: Tensor, value: Tensor) -> Slot:
-        return _token_major(key), _token_major(value)
+        return launches.token_major(key), launches.token_major(value)
 
     def flatten(self, slot: Slot) -> Slot:
-        return _token_major(slot[0]), _token_major(slot[1])
+        return launches.token_major(slot[0]), launches.token_major(slot[1])
 
     def route(self, weight: Tensor, slots: Sequence[Slot], nodes: Sequence[Any]) -> Slot:
-        return _gather(weight, [self.flatten(slot) for slot in slots])
+        return launches.gather(weight, [self.flatten(slot) for slot in slots])
 
     def gather(self, columns: Sequence[Tensor], grads: Sequence[Slot], shape: torch.Size) -> Slot:
-        return _gather(torch.cat(tuple(columns), dim=1), grads)
+        return launches.gather(torch.cat(tuple(columns), dim=1), grads)
 
     def spread(self, columns: Sequence[Tensor], grads: Slot, shape: torch.Size) -> list[Slot]:
-        return _spread(torch.stack(tuple(columns)), grads)
+        return launches.spread(torch.stack(tuple(columns)), grads)
 
     def weight_gradient(
         self, weight: Tensor, grads: Slot, slots: Sequence[Slot], nodes: Sequence[Any]
     ) -> Tensor:
-        return _gram(grads, [self.flatten(slot) for slot in slots]).to(weight.dtype)
+        return launches.gram(grads, [self.flatten(slot) for slot in slots]).to(weight.dtype)
 
 
 _backend = TritonBackend()
+
+
+def can_run(x: Tensor) -> bool:
+    """Whether kernels run on the device of ``x``: a GPU, or a CPU in triton's interpreter."""
+    return x.is_cuda or (x.is_cpu and launches.is_interpreted())
 
 
 def store(key: Tensor, value: Tensor) -> Slot:
@@ -74,137 +70,6 @@ def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
         keys, values = zip(*slots, strict=True)
         return _compiled_route(list(keys), list(values), weight)
     return deferred.route(_backend, slots, weight)
-
-
-def _gather(weight: Tensor, parts: Sequence[Slot]) -> Slot:
-    """Launch ``gather``: weight [M, S * R] over S parts."""
-    key = parts[0][0]
-    batch, heads, tokens, width = key.shape
-    shape = (batch, tokens, weight.shape[0], width)
-    totals: Sequence[Tensor] = ()
-    for start in range(0, len(parts), _MAX_SLOTS):
-        chunk = parts[start : start + _MAX_SLOTS]
-        # Between launches the totals stay in float32.
-        is_last = start + _MAX_SLOTS >= len(parts)
-        dtype = key.dtype if is_last else _sum_dtype(key.dtype)
-        outs = [torch.empty(shape, dtype=dtype, device=key.device) for _ in range(2)]
-        sizes = _kernel_sizes(key, weight.shape[0])
-        pointers, count = _pointers(chunk)
-        block = weight[:, start * heads :]
-        kernels.gather[triton.cdiv(batch * tokens, sizes["BLOCK"]), 2](
-            pointers,
-            block,
-            block.stride(0),
-            block.stride(1),
-            heads * block.stride(1),
-            *outs,
-            *(totals or outs),
-            len(chunk),
-            batch * tokens,
-            COUNT=count,
-            STARTS=bool(totals),
-            **sizes,
-        )
-        totals = outs
-    return totals[0].transpose(1, 2), totals[1].transpose(1, 2)
-
-
-def _spread(columns: Tensor, grads: Slot) -> list[Slot]:
-    """Launch ``spread``: columns [S, R, M] times one pair of gradients."""
-    batch, _, tokens, width = grads[0].shape
-    n_parts, heads, heads_out = columns.shape
-    shape = (batch, tokens, heads, width)
-    # One allocation for each: gradients that are returned must not share memory.
-    outs = [(grads[0].new_empty(shape), grads[1].new_empty(shape)) for _ in range(n_parts)]
-    sizes = _kernel_sizes(grads[0], heads_out, heads)
-    for start in range(0, n_parts, _MAX_SLOTS):
-        pointers, count = _pointers(outs[start : start + _MAX_SLOTS])
-        block = columns[start:]
-        grid = (min(_MAX_SLOTS, n_parts - start), triton.cdiv(batch * tokens, sizes["BLOCK"]), 2)
-        kernels.spread[grid](
-            pointers, block, *block.stride(), *grads, batch * tokens, COUNT=count, **sizes
-        )
-    return [(key.transpose(1, 2), value.transpose(1, 2)) for key, value in outs]
-
-
-def _gram(grads: Slot, parts: Sequence[Slot]) -> Tensor:
-    """Launch ``gram``: return [M, S * R] in the dtype of the sums."""
-    batch, heads, tokens, _ = parts[0][0].shape
-    heads_out, rows = grads[0].shape[1], batch * tokens
-    sizes = _kernel_sizes(parts[0][0], heads_out)
-    # A piece has a whole number of blocks.
-    per_piece = triton.cdiv(triton.cdiv(rows, _MAX_PIECES), sizes["BLOCK"]) * sizes["BLOCK"]
-    n_pieces = triton.cdiv(rows, per_piece)
-    blocks = []
-    for start in range(0, len(parts), _MAX_SLOTS):
-        chunk = parts[start : start + _MAX_SLOTS]
-        pointers, count = _pointers(chunk)
-        shape = (2 * n_pieces, heads_out, len(chunk) * heads)
-        pieces = torch.empty(shape, dtype=_sum_dtype(grads[0].dtype), device=grads[0].device)
-        kernels.gram[len(chunk), n_pieces, 2](
-            pointers, *grads, pieces, len(chunk), rows, per_piece, COUNT=count, **sizes
-        )
-        blocks.append(pieces.sum(0))
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
-
-
-def _kernel_sizes(part: Tensor, heads_out: int, heads: int | None = None) -> dict[str, Any]:
-    """Return the constants that a kernel is compiled for, by the names of its arguments."""
-    heads, width = heads or part.shape[1], part.shape[3]
-    padded = {"M_PADDED": _padded(heads_out), "R_PADDED": _padded(heads)}
-    width_padded = triton.next_power_of_2(width)
-    # Tensor cores multiply sixteen columns at least.
-    columns = _TILE_BYTES // part.element_size() // max(padded.values())
-    columns = max(16, width_padded, columns)
-    dtype = _DTYPES[part.dtype]
-    interpreted = triton.knobs.runtime.interpret
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    return {
-        "M": heads_out,
-        "R": heads,
-        **padded,
-        "WIDTH": width,
-        "WIDTH_PADDED": width_padded,
-        "BLOCK": columns // width_padded,
-        "PRECISION": "tf32" if tf32 else "ieee",
-        "dtype": dtype,
-        "SUM": tl.float64 if part.dtype == torch.float64 else tl.float32,
-        # The interpreter would multiply the bits of bfloat16 as integers.
-        "DOT": tl.float32 if interpreted and part.dtype == torch.bfloat16 else dtype,
-    }
-
-
-_DTYPES = {
-    torch.float64: tl.float64,
-    torch.float32: tl.float32,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-}
-
-
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _padded(heads: int) -> int:
-    """Return the number of rows of a tile: tensor cores multiply sixteen at least."""
-    return max(16, triton.next_power_of_2(heads))
-
-
-def _pointers(parts: Sequence[Slot]) -> tuple[tuple[Tensor, ...], int]:
-    """Return the keys, then the values, and how many there are of each.
-
-    Each list is filled up to a power of two, so that one compiled kernel serves several depths.
-    """
-    count = triton.next_power_of_2(len(parts))
-    filled = [*parts, *[parts[0]] * (count - len(parts))]
-    keys, values = zip(*filled, strict=True)
-    return (*keys, *values), count
-
-
-def _token_major(x: Tensor) -> Tensor:
-    """Return x [B, R, T, E] with its memory in the order [B, T, R, E], as projections make it."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 @torch.library.custom_op("layermem::route", mutates_args=())
@@ -231,7 +96,7 @@ def _compiled_backward(
     grads = _backend.flatten((d_key, d_value))
     heads = keys[0].shape[1]
     columns = weight.to(d_key.dtype).unflatten(1, (-1, heads)).permute(1, 2, 0)
-    d_keys, d_values = zip(*_spread(columns, grads), strict=True)
+    d_keys, d_values = zip(*launches.spread(columns, grads), strict=True)
     return list(d_keys), list(d_values), _backend.weight_gradient(weight, grads, slots, ())
 
 

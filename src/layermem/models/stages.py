@@ -1,0 +1,142 @@
+"""A causal LM cut into stages of consecutive layers, as torch's pipelining wants them.
+
+    first stage    ids -> embeddings -> its layers -> (*state, *slots)
+    other stages   (*state, *slots) -> its layers -> (*state, *slots)
+    last stage     (*state, *slots) -> its layers -> norm and head -> logits
+
+From one stage to the next go the state of the stream and, key and value each, the slots of all
+layers so far that a later layer reads. With a full router that is every slot; a window keeps it few
+(``crossing_slots``). Rows have one length and no padding, and there is no cache.
+
+It does not know: schedules, processes, losses, any particular variant.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.configuration import DecoderConfig
+from layermem.models.decoder import Decoder, DecoderLayer
+from layermem.models.masks import create_mask
+from layermem.models.seams import Stream, Variant
+
+
+def stage_layers(n_layers: int, n_stages: int) -> list[range]:
+    """Return the layers of each stage, as evenly as they go; the first stages have one more."""
+    if not 1 <= n_stages <= n_layers:
+        raise ValueError(f"n_stages must be from 1 to the {n_layers} layers, got {n_stages}")
+    size, more = divmod(n_layers, n_stages)
+    starts = [i * size + min(i, more) for i in range(n_stages + 1)]
+    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+
+
+def crossing_slots(
+    variant: type[Variant[Any]], config: DecoderConfig, boundary: int
+) -> tuple[int, ...]:
+    """Return the layers before ``boundary`` whose slots it or a later layer reads, ascending."""
+    later = range(boundary, config.num_hidden_layers)
+    read = {j for layer in later for j in variant.sources(config, layer)}
+    return tuple(sorted(j for j in read if j < boundary))
+
+
+@final
+class DecoderStage(nn.Module):
+    """The layers of one stage, with the embeddings before the first and the head after the last.
+
+    It holds the model's own modules under the model's own names, so that the ``state_dict`` of all
+    stages together is that of the model.
+    """
+
+    def __init__(self, model: DecoderForCausalLM, layers: range) -> None:
+        super().__init__()
+        config, decoder = model.config, model.model
+        _check(model, decoder, layers)
+        self.config = config
+        self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_hidden_layers
+        self.arriving = crossing_slots(decoder.variant, config, layers.start)
+        self.leaving = crossing_slots(decoder.variant, config, layers.stop)
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleDict({str(i): decoder.layers[i] for i in layers})
+        self.model.rotary_emb = decoder.rotary_emb
+        if self.is_first:
+            self.model.embed_tokens = decoder.embed_tokens
+        # The stream begins in the first stage and ends, perhaps with weights, in the last.
+        stream = decoder.stream
+        self.grows, self.shows_reduction = stream.grows, stream.shows_reduction
+        self._begin = stream.begin if self.is_first else None
+        if self.is_last:
+            self.model.stream, self.model.norm = stream, decoder.norm
+            self.lm_head = model.lm_head
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Run the stage on token ids [B, T], or on what the stage before it has returned."""
+        state, slots = self._receive(inputs)
+        tokens = state[0].shape[1]
+        positions = torch.arange(tokens, device=state[0].device)[None]
+        rotary: Any = self.model.rotary_emb
+        kwargs = {
+            "attention_mask": create_mask(self.config, state[0], None, None, None),
+            "position_embeddings": rotary(state[0], positions),
+            "position_ids": positions,
+        }
+        for layer in cast("Sequence[DecoderLayer]", self.model.layers.values()):  # type: ignore[operator]
+            sources = (tensor for j in layer.sources for tensor in slots[j])
+            x, *new = layer(*state, *sources, **kwargs)
+            if layer.is_source:
+                *new, key, value = new
+                slots[layer.layer_idx] = key, value
+            state = (x, *state[1:], *new) if self.grows else (x, *new)
+        if self.is_last:
+            return self._logits(state)
+        # A tensor that nothing reads has no gradient to send back, and stays.
+        kept = (tensor for j in self.leaving for tensor in slots[j])
+        sent = (*state[self.shows_reduction :], *kept)
+        # What is sent has to be contiguous; what only passes through is not to be its own input.
+        return tuple(x.contiguous().view_as(x) for x in sent)
+
+    def _receive(
+        self, inputs: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], dict[int, tuple[Tensor, Tensor]]]:
+        """Return the state and the slots by layer."""
+        if self._begin is not None:
+            (ids,) = inputs
+            embed: Any = self.model.embed_tokens
+            return self._begin(embed(ids)), {}
+        inputs = tuple(_Received.apply(x) for x in inputs)
+        n_state = len(inputs) - 2 * len(self.arriving)
+        pairs = zip(inputs[n_state::2], inputs[n_state + 1 :: 2], strict=True)
+        # In the place of a tensor that nothing reads stands another.
+        state = inputs[: self.shows_reduction] + inputs[:n_state]
+        return state, dict(zip(self.arriving, pairs, strict=True))
+
+    def _logits(self, state: tuple[Tensor, ...]) -> Tensor:
+        stream, norm = cast("Stream", self.model.stream), cast("nn.Module", self.model.norm)
+        logits: Tensor = self.lm_head(norm(stream.end(state)))
+        return logits
+
+
+class _Received(torch.autograd.Function):
+    """The same tensor, whose gradient is contiguous, as what is sent back has to be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.contiguous()
+
+
+def _check(model: DecoderForCausalLM, decoder: Decoder, layers: range) -> None:
+    """Raise ``ValueError`` where a stage would compute something else than the model."""
+    count = model.config.num_hidden_layers
+    if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
+        raise ValueError(f"a stage has consecutive layers of the {count}, got {layers}")
+    if model.config.tie_word_embeddings:
+        raise ValueError(
+            "the embeddings and the head share a weight (tie_word_embeddings=True), which lies in "
+            "the first and in the last stage; build the model with tie_word_embeddings=False"
+        )

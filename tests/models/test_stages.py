@@ -1,0 +1,189 @@
+"""Stages of a decoder: what they compute one after the other, and in processes with schedules."""
+
+import datetime
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import TINY, make
+from torch import distributed, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from layermem.models.registry import lookup
+from layermem.models.stages import DecoderStage, crossing_slots, stage_layers
+
+ROOT = Path(__file__).parents[2]
+WINDOW = {"router": "last", "router_window": 2}
+CASES = {
+    **{name: (name, {}) for name in ("plain", "lime", "hyper_connections", "mudd")},
+    "lime-last-2": ("lime", WINDOW),
+    "lime-mha": ("lime", {"num_key_value_heads": 4}),
+    "depth_attention": ("depth_attention", {"gate": "head"}),
+    "lime+mudd": ("lime+mudd", {}),
+}
+
+
+def a_model(name, fields):
+    entry = lookup(name)
+    return make(entry.causal_lm, entry.config(**{**TINY, **fields})).double()
+
+
+def draw(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, TINY["vocab_size"], (4, 9), generator=generator)
+
+
+def loss_of(logits, labels):
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def assert_gradients(stages, model):
+    """Every parameter of the model is in one stage, with the model's gradient."""
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    found = {name: p.grad for stage in stages for name, p in stage.named_parameters()}
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stages_after_each_other_compute_what_the_model_does(entry, count, attention):
+    def built():
+        config = entry.config(**TINY)
+        config._attn_implementation = attention
+        return make(entry.causal_lm, config).double()
+
+    ids, labels, model, other = draw(0), draw(1), built(), built()
+    stages = [DecoderStage(other, layers) for layers in stage_layers(4, count)]
+    sent = (ids,)
+    for stage in stages:
+        out = stage(*sent)
+        sent = out if isinstance(out, tuple) else (out,)
+        assert stage.is_last or all(x.is_contiguous() for x in sent)
+    expected = model(ids).logits
+    torch.testing.assert_close(sent[0], expected, rtol=1e-12, atol=1e-12)
+    loss_of(sent[0], labels).backward()
+    loss_of(expected, labels).backward()
+    assert_gradients(stages, model)
+    names = [name for stage in stages for name in stage.state_dict()]
+    assert sorted(names) == sorted(model.state_dict())
+
+
+def test_a_window_keeps_what_crosses_small():
+    lime = lookup("lime")
+    full, window = lime.config(**TINY), lime.config(**TINY, **WINDOW)
+    assert crossing_slots(lime.variant, full, 3) == (0, 1, 2)
+    assert crossing_slots(lime.variant, window, 3) == (2,)
+    assert crossing_slots(lookup("plain").variant, full, 3) == ()
+    model = a_model("lime", WINDOW)
+    sent = DecoderStage(model, range(3))(draw(0))
+    # The residual, and the key and value of one slot.
+    assert [x.ndim for x in sent] == [3, 4, 4]
+
+
+@pytest.fixture
+def traffic():
+    path = ROOT / "benchmarks" / "pipeline_traffic.py"
+    spec = importlib.util.spec_from_file_location("pipeline_traffic", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("way", ["plain", "LIMe, full", "LIMe, last 4", "LIMe, first 4"])
+def test_the_counted_bytes_are_those_that_stages_send(way, traffic, monkeypatch):
+    sizes = 8, TINY["hidden_size"], TINY["num_attention_heads"], TINY["num_key_value_heads"]
+    monkeypatch.setitem(traffic.MODELS, "tiny", sizes)
+    name, fields = traffic.WAYS[way]
+    model = a_model(name, {**fields, "num_hidden_layers": 8}).float()
+    sent, total = (draw(0),), 0
+    for layers in stage_layers(8, 4)[:-1]:
+        sent = DecoderStage(model, layers)(*sent)
+        total += sum(x.nbytes for x in sent)
+    assert total == traffic.count_bytes("tiny", way, 4, draw(0).numel(), size=4)
+
+
+def test_the_page_shows_what_is_counted(traffic):
+    page = (ROOT / "docs" / "mechanism.md").read_text(encoding="utf-8")
+    for model in traffic.MODELS:
+        for way in ("LIMe, full", "LIMe, last 4"):
+            cells = [f"| {model} ", f"| {way.removeprefix('LIMe, ')} |"]
+            for stages in (2, 4, 8):
+                ours, plain = (traffic.count_bytes(model, w, stages, 2048) for w in (way, "plain"))
+                cells.append(f" {ours / 1e6:.1f} MB ({ours / plain:.1f}) |")
+            assert "".join(cells) in page
+
+
+@pytest.mark.parametrize(
+    ("layers", "fields", "message"),
+    [
+        (range(2, 2), {}, r"consecutive layers of the 4, got range\(2, 2\)"),
+        (range(2, 5), {}, "consecutive layers of the 4"),
+        (range(0, 4, 2), {}, "consecutive layers of the 4"),
+        (range(2), {"tie_word_embeddings": True}, "build the model with tie_word_embeddings=False"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(layers, fields, message):
+    with pytest.raises(ValueError, match=message):
+        DecoderStage(a_model("lime", fields), layers)
+
+
+def test_layers_are_shared_out():
+    assert stage_layers(7, 3) == [range(3), range(3, 5), range(5, 7)]
+    for count in (0, 8):
+        with pytest.raises(ValueError, match=f"from 1 to the 7 layers, got {count}"):
+            stage_layers(7, count)
+
+
+def work(rank, world, folder):
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meet-{world}",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    found = {}
+    for case, (name, fields) in CASES.items():
+        for schedule in (ScheduleGPipe, Schedule1F1B):
+            layers = stage_layers(TINY["num_hidden_layers"], world)[rank]
+            stage = DecoderStage(a_model(name, fields), layers)
+            pipeline = PipelineStage(stage, rank, world, torch.device("cpu"))
+            run, losses = schedule(pipeline, 4, loss_fn=loss_of), []
+            inputs = (draw(0),) if stage.is_first else ()
+            run.step(*inputs, **({"target": draw(1), "losses": losses} if stage.is_last else {}))
+            gradients = {name: p.grad for name, p in stage.named_parameters()}
+            found[f"{case} {schedule.__name__}"] = gradients, [loss.detach() for loss in losses]
+    torch.save(found, f"{folder}/{world}-{rank}.pt")
+    # As in test_distributed.py: taking the group apart may wait for ever.
+    os._exit(0)
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+def test_processes_with_a_stage_each_compute_what_one_does(world, tmp_path):
+    torch.multiprocessing.spawn(work, (world, tmp_path), nprocs=world, join=True)
+    of_ranks = [
+        torch.load(tmp_path / f"{world}-{rank}.pt", weights_only=True) for rank in range(world)
+    ]
+    for case, (name, fields) in CASES.items():
+        model = a_model(name, fields)
+        expected = loss_of(model(draw(0)).logits, draw(1))
+        expected.backward()
+        for schedule in ("ScheduleGPipe", "Schedule1F1B"):
+            of_case = [found[f"{case} {schedule}"] for found in of_ranks]
+            losses = of_case[-1][1]
+            assert len(losses) == 4
+            torch.testing.assert_close(torch.stack(losses).mean(), expected.detach())
+            gradients = {name: grad for part, _ in of_case for name, grad in part.items()}
+            assert gradients.keys() == dict(model.named_parameters()).keys()
+            for key, parameter in model.named_parameters():
+                torch.testing.assert_close(
+                    gradients[key], parameter.grad, rtol=1e-9, atol=1e-12, msg=f"{case}: {key}"
+                )

@@ -1,0 +1,150 @@
+"""Which buffer a forward begins, and the buffer of compiled code."""
+
+import pytest
+import torch
+from chain import HEADS, Depth, an_input, assert_same, outcome
+from torch import nn
+
+from layermem.ops.route import SlotBuffer, begin_buffer, using
+from layermem.ops.route.traced import TracedBuffer
+
+
+def weights_of(depth=3, **options):
+    return [None, *(torch.randn(HEADS, HEADS * (i + 1), **options) for i in range(1, depth))]
+
+
+def test_where_a_buffer_is_begun():
+    like = torch.randn(2)
+    weights = weights_of()
+    assert isinstance(begin_buffer(weights, like), SlotBuffer)
+    assert isinstance(begin_buffer(weights, like.double()), SlotBuffer)
+    with using("grouped"):
+        assert isinstance(begin_buffer(weights, like), SlotBuffer)
+    for name in ("naive", "functional", "deferred"):
+        with using(name):
+            assert begin_buffer(weights, like) is None
+    assert begin_buffer([None, None], like) is None, "there is nothing to route"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_has_no_buffer(dtype):
+    """Its partial sums would be rounded between two products."""
+    assert begin_buffer(weights_of(), torch.randn(2, dtype=dtype)) is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert begin_buffer(weights_of(), torch.randn(2)) is None
+
+
+def test_beside_the_cpu_a_buffer_is_begun_on_request():
+    """Nothing that the buffer computes with may lie on another device than the slots."""
+    _, *weights = weights_of(10, device="meta", requires_grad=True)
+    like = torch.randn(2, device="meta")
+    assert begin_buffer([None, *weights], like) is None
+    with using("grouped"):
+        assert begin_buffer([None, *weights], like.bfloat16()) is None
+        buffer = begin_buffer([None, *weights], like)
+    total = torch.zeros((), device="meta")
+    for weight in [None, *weights]:
+        slot = torch.randn(2, 2, HEADS, 5, 4, device="meta", requires_grad=True).unbind()
+        buffer.append(*slot)
+        if weight is not None:
+            total = total + sum(part.sum() for part in buffer.route(weight))
+    total.backward()
+    assert all(weight.grad.is_meta for weight in weights)
+
+
+class Sharded(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight[:, 1:],
+        lambda weight: weight[:0],
+        lambda weight: weight.to("meta"),
+        lambda weight: weight.as_subclass(Sharded),
+        lambda weight: nn.Parameter(weight).flatten(),
+    ],
+    ids=["columns", "rows", "device", "type", "flat"],
+)
+def test_weights_that_are_not_at_hand_have_no_buffer(change):
+    like, (_, first, second) = torch.randn(2), weights_of()
+    assert begin_buffer([None, first, change(second)], like) is None
+    assert begin_buffer([None, first, second], like) is not None
+
+
+def test_freed_weights_have_no_buffer():
+    """As FSDP leaves them between two uses."""
+    _, first, second = weights_of()
+    storage = second.untyped_storage()
+    size = storage.size()
+    storage.resize_(0)
+    begun = begin_buffer([None, first, second], torch.randn(2))
+    # Printing a tensor without memory, as a failure would, crashes.
+    storage.resize_(size)
+    assert begun is None
+
+
+def test_tensors_of_another_type_have_no_buffer():
+    assert begin_buffer(weights_of(), torch.randn(2).as_subclass(Sharded)) is None
+
+
+@pytest.mark.parametrize("group_size", [1, 3, 8])
+@pytest.mark.parametrize("without", [(0,), (), (0, 3, 4, 5)])
+def test_the_buffer_of_compiled_code_equals_naive(group_size, without, monkeypatch):
+    model, x = Depth(without=without), an_input()
+    monkeypatch.setattr(model, "buffer", TracedBuffer)
+    assert_same(outcome(model, x, group_size), outcome(model, x, None))
+
+
+def test_a_buffer_in_compiled_code(monkeypatch):
+    torch.compiler.reset()
+    model, x = Depth(), an_input()
+    monkeypatch.setattr(model, "buffer", TracedBuffer)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_same(outcome(compiled, x, 3), outcome(model, x, None))
+
+
+def test_compiled_code_has_a_buffer_of_its_own():
+    weights = weights_of()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def run(x):
+        return x + isinstance(begin_buffer(weights, x), TracedBuffer)
+
+    assert torch.equal(run(torch.zeros(2)), torch.ones(2))
+    assert torch.equal(run(torch.zeros(2, dtype=torch.bfloat16)), torch.zeros(2))
+
+
+def test_nodes_of_a_compiled_forward_grow_linearly():
+    """Of a layer, as many in a deep model as in a shallow one."""
+
+    def count(depth):
+        nodes = []
+
+        def backend(graph, _):
+            nodes.append(sum(node.op != "placeholder" for node in graph.graph.nodes))
+            return graph.forward
+
+        torch.compiler.reset()
+        model = Depth(depth=depth)
+        model.buffer = TracedBuffer
+        torch.compile(model, fullgraph=True, backend=backend)(an_input(), 2)
+        return sum(nodes)
+
+    few, more, most = count(4), count(8), count(16)
+    # Reading an older group is a product and a slice of the weights for each pair of groups.
+    pairs = 2 * (8 * 7 // 2 - 2 * (4 * 3 // 2) + 2 * 1 // 2)
+    assert most - more <= 2 * (more - few) + pairs
+
+
+def test_transforms_of_functions_have_no_buffer():
+    begun, weights = [], weights_of()
+
+    def run(x):
+        begun.append(begin_buffer(weights, x))
+        return x.sum()
+
+    torch.func.grad(run)(torch.randn(3))
+    torch.func.vmap(run)(torch.randn(3, 2))
+    assert begun == [None, None]
