@@ -1,6 +1,5 @@
-"""Artefacts of the paper: plans, what is recorded, what fails, verdicts, printed numbers."""
+"""`layermem reproduce`: what is recorded, going on, what fails, what is shown."""
 
-import functools
 import json
 import logging
 import math
@@ -9,63 +8,26 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
-from recorded import SIZES, record
+from recorded import record
+from reproducing import BASE, made_up
 from small_run import a_run
 
 from layermem import cli
-from layermem.config import Run
 from layermem.efficiency import measuring
 from layermem.evals.solving import evaluate
-from layermem.experiments import artefacts, many_runs, model_sizes, presets, reproduce
+from layermem.experiments import artefacts, many_runs, reproduce
 from layermem.experiments.artefacts import fig1, fig4, fig11
-from layermem.experiments.preset_costs import preset_costs
 from layermem.experiments.presets import get_preset
-from layermem.experiments.reproduction import estimates, inspecting, observing, step_costs
-from layermem.experiments.reproduction.artefact import (
-    SCALES,
-    Artefact,
-    Claim,
-    Observed,
-    PaperNumber,
-    Study,
-    Trained,
-    beside_plain,
-)
-from layermem.experiments.reproduction.plans import plan
+from layermem.experiments.reproduction import estimates, step_costs
 from layermem.experiments.reproduction.recorded import RecordedRuns
-from layermem.experiments.reproduction.summary import summarise
 from layermem.report import artefacts as report
-from layermem.results.analysis import Layout
 from layermem.results.artefact import ArtefactResult
 from layermem.results.files import read_result
-from layermem.results.run_record import Validation
 from layermem.runs import RunFolder
 from layermem.train.run import train
-
-PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
-BASE = Run(preset="made-up", max_steps=40, model=SIZES)
-
-
-# It draws problems, the same ones for many artefacts.
-_vocabulary_and_length = functools.cache(model_sizes.vocabulary_and_length)
-
-
-def made_up(rates=(), arms=("plain", "lime"), **changes):
-    """Return an artefact of one study of made-up runs, judged by their losses."""
-    study = Study(name="study", base=BASE, arms=arms, rates=rates)
-    fields = {
-        "title": "made up",
-        "claim": "LIMe is better.",
-        "studies": lambda scale: (study,),
-        "observe": lambda trained: observing.losses(trained, "study", "loss"),
-        "claims": lambda scale: beside_plain("loss", arms, "lower"),
-        **changes,
-    }
-    return Artefact(**fields)
 
 
 @pytest.fixture
@@ -106,62 +68,6 @@ def begun(monkeypatch):
 def use(monkeypatch):
     """Have a made-up artefact stand under the name table7."""
     return lambda artefact: monkeypatch.setattr(reproduce, "get_artefact", lambda name: artefact)
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", artefacts.names())
-def test_every_artefact_is_planned_at_every_scale(name, scale, tmp_path, monkeypatch):
-    speed = estimates.Speed(flops_per_second=1e10, basis="measured")
-    monkeypatch.setattr(reproduce, "measure_speed", lambda run, sizes: speed)
-    monkeypatch.setattr(model_sizes, "vocabulary_and_length", _vocabulary_and_length)
-    artefact = artefacts.get_artefact(name)
-    studies = reproduce.estimate(name, scale, None, tmp_path)
-    runs = plan(artefact, scale, reproduce.seeds_at(scale, None))
-    assert sum(study.runs for study in studies) == len(runs)
-    assert len({planned.run.id for planned in runs.values()}) <= len(runs)
-    assert (not runs) == (name in ("table8", "table9"))
-    for study in studies:
-        assert study.hours > 0 and study.cost.tokens > 1e4 and not study.recorded
-    quantities = {(claim.quantity, claim.arm) for claim in artefact.claims(scale)}
-    assert quantities
-    # What is claimed is of arms that are trained.
-    arms = {planned.arm for planned in runs.values()}
-    for claim in artefact.claims(scale) if arms else ():
-        assert any(claim.arm.startswith(arm) for arm in arms), claim
-
-
-@pytest.mark.parametrize("name", artefacts.names())
-def test_scale_paper_is_the_papers_configuration(name):
-    for study in artefacts.get_artefact(name).studies("paper"):
-        assert study.base == get_preset(study.base.preset)
-        assert study.base.preset.startswith("paper-") and not study.rates
-
-
-def test_the_fixed_names():
-    figures = [f"fig{i}" for i in range(1, 12)]
-    tables = ["table1", *(f"table{i}" for i in range(4, 10))]
-    assert artefacts.names() == [*figures, "prosqa", *tables]
-    with pytest.raises(ValueError, match="unknown artefact 'table77'; did you mean table7"):
-        artefacts.get_artefact("table77")
-
-
-def test_one_run_has_one_folder_in_all_artefacts():
-    """Runs are shared between artefacts: the same name is the same run."""
-    by_name = {}
-    for scale in SCALES:
-        for name in artefacts.names():
-            for label, planned in plan(artefacts.get_artefact(name), scale, (0, 1)).items():
-                assert by_name.setdefault(label, planned.run.id) == planned.run.id, label
-
-
-def test_fine_tuning_starts_from_the_pretrained_run_of_the_same_arm_and_seed():
-    runs = plan(artefacts.get_artefact("prosqa"), "paper", (0, 1))
-    tuned = {label: p.run for label, p in runs.items() if label.startswith("paper-prosqa")}
-    assert len(tuned) == 4 and list(runs)[0].startswith("paper-150m/")
-    for label, run in tuned.items():
-        pretrained = label.replace("paper-prosqa", "paper-150m")
-        assert run.model.pretrained == f"runs/{pretrained}/final"
-        assert (runs[pretrained].run.variant, runs[pretrained].run.seed) == (run.variant, run.seed)
 
 
 def test_rates_are_chosen_and_recorded_runs_are_not_run_again(tmp_path, begun, use):
@@ -279,116 +185,6 @@ def test_runs_on_different_data_are_not_compared(tmp_path, begun, use):
         reproduce.reproduce("table7", "tiny", 2, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("ours", "direction", "verdict", "reason"),
-    [
-        ((1.0, 1.1, 1.2), "higher", "holds", "the interval excludes 0"),
-        ((1.0, 1.1, 1.2), "lower", "does not hold", "the other way round"),
-        ((-1.0, -1.1, -1.2), "lower", "holds", "the interval excludes 0"),
-        ((1.0, 1.1, 1.2), "similar", "does not hold", "the interval excludes 0"),
-        ((0.1, -0.1, 0.2), "similar", "cannot be said at this scale", "within noise"),
-        ((0.1, -0.1, 0.2), "higher", "cannot be said at this scale", "within noise"),
-        ((1.0, 1.1), "higher", "cannot be said at this scale", "of seeds 2 there is no pair"),
-        ((), "higher", "cannot be said at this scale", "nothing is recorded"),
-    ],
-)
-def test_the_rule_of_verdicts(ours, direction, verdict, reason):
-    artefact = made_up(
-        claims=lambda scale: (Claim(quantity="q", arm="lime", direction=direction),),
-        numbers=(
-            PaperNumber(quantity="q", arm="lime", value=3.0, where="Table 0"),
-            PaperNumber(quantity="q", arm="plain", value=1.0, where="Table 0"),
-        ),
-    )
-    observed = [
-        Observed(quantity="q", arm=arm, by_seed=dict(enumerate(values)))
-        for arm, values in (("lime", ours), ("plain", (0.0, 0.0, 0.0)))
-    ]
-    rows, (claim,) = summarise(artefact, observed, "tiny", (0, 1, 2))
-    assert (claim.verdict, claim.paper) == (verdict, 2.0)
-    assert claim.reason.startswith(reason)
-    assert [row.paper for row in rows] == [3.0, 1.0]
-
-
-def test_one_pair_says_nothing_and_many_claims_are_corrected():
-    def judged(values, claims):
-        artefact = made_up(
-            claims=lambda scale: tuple(
-                Claim(quantity=f"q{i}", arm="lime", direction="higher") for i in range(claims)
-            )
-        )
-        observed = [
-            Observed(quantity=f"q{i}", arm=arm, by_seed=dict(enumerate(row)))
-            for i in range(claims)
-            for arm, row in (("lime", values), ("plain", [0.0] * len(values)))
-        ]
-        return summarise(artefact, observed, "tiny", range(len(values)))[1]
-
-    (single,) = judged([1.0], 1)
-    assert (single.verdict, single.p) == ("cannot be said at this scale", None)
-    assert single.difference.half is None and single.pairs_to_settle is None
-    (alone,) = judged([1.0, 2.0, 3.0, 1.0], 1)
-    many = judged([1.0, 2.0, 3.0, 1.0], 5)
-    assert alone.p < 0.05 and many[0].p == pytest.approx(5 * alone.p)
-    assert many[0].reason.endswith("within noise among so many claims (Holm)")
-
-
-def test_tokens_saved_are_at_the_higher_last_loss():
-    def curve(*losses):
-        return tuple(
-            Validation(step=10 * i, val_loss=loss, tokens=100.0 * i, flops=1000.0 * i)
-            for i, loss in enumerate(losses, 1)
-        )
-
-    def share(ours, theirs):
-        records = {"s": {"lime": {0: _Record(curve(*ours))}, "plain": {0: _Record(curve(*theirs))}}}
-        trained = Trained(scale="tiny", seeds=(0,), records=records, out=Path())
-        observed, zero = observing.saved(trained, "s", "lime", "tokens", "q")
-        assert zero.by_seed == {0: 0.0}
-        return observed.by_seed[0]
-
-    # Half way between 3 and 1, after 150 of 400 tokens.
-    assert share((3.0, 1.0, 0.5, 0.4), (4.0, 3.5, 3.0, 2.0)) == pytest.approx(1 - 150 / 400)
-    assert share((4.0, 3.5, 3.0, 2.0), (3.0, 1.0, 0.5, 0.4)) == pytest.approx(1 - 400 / 150)
-    assert share((3.0, 2.0), (3.0, 2.0)) == 0
-    assert share((1.0, 1.0), (3.0, 2.0)) == pytest.approx(1 - 100 / 200)
-
-
-class _Record:
-    def __init__(self, validations):
-        self.validations = validations
-
-
-def test_the_nearest_point_of_a_layout():
-    points = ((0.0, 0.0), (0.0, 1.0), (5.0, 5.0), (5.0, 6.0))
-    layers = {0: points[::-1], 1: points}
-    assert inspecting.same_as_nearest(Layout(labels=(0, 0, 1, 1), layers=layers)) == 1
-    assert inspecting.same_as_nearest(Layout(labels=(0, 1, 0, 1), layers=layers)) == 0
-    assert inspecting.same_as_nearest(Layout(labels=(0, 0, 1, 2), layers=layers)) == 0.5
-
-
-def test_what_is_counted_equals_the_papers_at_its_sizes_alone(tmp_path):
-    paper, _ = reproduce.reproduce("table8", "paper", None, tmp_path)
-    assert [claim.verdict for claim in paper.claims] == ["holds"] * 4
-    assert {round(claim.paper, 4) for claim in paper.claims} == {0.0, 0.0008, 0.0001, 0.0122}
-    tiny, _ = reproduce.reproduce("table8", "tiny", None, tmp_path)
-    assert {claim.verdict for claim in tiny.claims} == {"cannot be said at this scale"}
-    wrong = replace(
-        artefacts.get_artefact("table8"),
-        numbers=(
-            PaperNumber(
-                quantity="forward FLOPs above plain, full attention",
-                arm="lime",
-                value=0.0123,
-                where="Table 8",
-            ),
-        ),
-    )
-    trained = Trained(scale="paper", seeds=(0,), records={}, out=tmp_path)
-    _, claims = summarise(wrong, wrong.observe(trained), "paper", (0,))
-    assert [claim.verdict for claim in claims].count("does not hold") == 1
-
-
 @pytest.fixture
 def trained_here(monkeypatch):
     """Train runs in this process, which imports what they need only once."""
@@ -491,76 +287,6 @@ def test_a_dry_run_times_steps_here(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(estimates._REFERENCE, "hidden_size", 64)
     speed = estimates.measure_speed(get_preset("paper-1b-gqa"))
     assert speed.basis == "extrapolated" and speed.flops_per_second > 1e6
-
-
-def test_costs_of_a_run_are_those_of_the_presets(monkeypatch):
-    names = ["tiny-lm", "tiny-aet-4", "paper-1b-gqa"]
-    monkeypatch.setattr(presets, "names", lambda: names)
-    by_name = {preset.name: preset for preset in preset_costs()}
-    for name in names:
-        ours = estimates.run_cost(replace(get_preset(name), variant="plain"))
-        assert ours.parameters == by_name[name].parameters
-        assert ours.flops == pytest.approx(by_name[name].flops, rel=1e-6)
-
-
-def paper_tables(text):
-    """Return each table's rows, cells by line: the lines before its caption."""
-    tables, rows = {}, []
-    for line in text.splitlines():
-        if caption := re.match(r"Table (\d+):", line):
-            tables[f"Table {caption[1]}"], rows = rows, []
-        elif "\t" in line:
-            rows.append(line.split("\t"))
-    return tables
-
-
-def printed_as(number):
-    """Return the ways in which a number may be printed."""
-    value = number.value
-    if number.unit == "share":
-        return {f"{100 * value:.2f}", f"+{100 * value:.2f}%"}
-    return {
-        *(f"{value:.4f}", f"{value / 1e9:.5f}", f"{value / 1e12:.4f}"),
-        *(f"{1e3 * value:.3f}", f"{value / 1e9:.3f}"),
-    }
-
-
-def test_the_papers_numbers_are_in_its_text():
-    if not PAPER.exists():
-        pytest.skip("the text of the paper is not at hand")
-    text = PAPER.read_text(encoding="utf-8")
-    tables, checked = paper_tables(text), 0
-    labels = {"plain": "LLaM", "hyper_connections": "HC", "lime": "LIM"}
-    for name in artefacts.names():
-        for number in artefacts.get_artefact(name).numbers:
-            if not number.where.startswith("Table "):
-                short = f"{100 * number.value:.4g}"
-                assert short in text or f"{number.value:.1f}" in text, number
-                continue
-            rows = [
-                row
-                for row in tables[number.where]
-                if any(cell.startswith(labels[number.arm.split(":")[0]]) for cell in row)
-            ]
-            cells = " ".join(cell for row in rows for cell in row)
-            assert any(p in cells for p in printed_as(number)), number
-            checked += 1
-    assert checked > 100
-    # The column of each task, by the table's header.
-    columns = {"average": "Avg"}
-    for name in ("table1", "table4", "table5", "table6"):
-        rows = {row[0].upper()[:2]: row for row in tables[f"Table {name[5:]}"]}
-        for number in artefacts.get_artefact(name).numbers:
-            row = rows[labels[number.arm].upper()[:2]]
-            at = rows["MO"].index(columns.get(number.quantity, number.quantity))
-            assert float(row[at]) == pytest.approx(100 * number.value), number
-    arms = {"average": "LIME average", "": "LIME"}
-    by_label = {row[0]: row[1] for row in tables["Table 7"]}
-    for number in artefacts.get_artefact("table7").numbers:
-        parts = re.findall(r"router=(\w+)|window=(\d)", number.arm)
-        kind, window = "".join(p[0] for p in parts), "".join(p[1] for p in parts)
-        label = arms.get(kind, f"LIME {kind}-{window}")
-        assert by_label["LLaMA" if number.arm == "plain" else label] == f"{number.value:.4f}"
 
 
 def test_json_holds_what_the_page_shows(tmp_path, begun, use):

@@ -1,0 +1,149 @@
+"""The paper's artefacts: their plans at every scale, and their numbers against its text."""
+
+import functools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from layermem.experiments import artefacts, model_sizes, presets, reproduce
+from layermem.experiments.preset_costs import preset_costs
+from layermem.experiments.presets import get_preset
+from layermem.experiments.reproduction import estimates
+from layermem.experiments.reproduction.artefact import (
+    SCALES,
+)
+from layermem.experiments.reproduction.plans import plan
+
+PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
+
+
+# It draws problems, the same ones for many artefacts.
+_vocabulary_and_length = functools.cache(model_sizes.vocabulary_and_length)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", artefacts.names())
+def test_every_artefact_is_planned_at_every_scale(name, scale, tmp_path, monkeypatch):
+    speed = estimates.Speed(flops_per_second=1e10, basis="measured")
+    monkeypatch.setattr(reproduce, "measure_speed", lambda run, sizes: speed)
+    monkeypatch.setattr(model_sizes, "vocabulary_and_length", _vocabulary_and_length)
+    artefact = artefacts.get_artefact(name)
+    studies = reproduce.estimate(name, scale, None, tmp_path)
+    runs = plan(artefact, scale, reproduce.seeds_at(scale, None))
+    assert sum(study.runs for study in studies) == len(runs)
+    assert len({planned.run.id for planned in runs.values()}) <= len(runs)
+    assert (not runs) == (name in ("table8", "table9"))
+    for study in studies:
+        assert study.hours > 0 and study.cost.tokens > 1e4 and not study.recorded
+    quantities = {(claim.quantity, claim.arm) for claim in artefact.claims(scale)}
+    assert quantities
+    # What is claimed is of arms that are trained.
+    arms = {planned.arm for planned in runs.values()}
+    for claim in artefact.claims(scale) if arms else ():
+        assert any(claim.arm.startswith(arm) for arm in arms), claim
+
+
+@pytest.mark.parametrize("name", artefacts.names())
+def test_scale_paper_is_the_papers_configuration(name):
+    for study in artefacts.get_artefact(name).studies("paper"):
+        assert study.base == get_preset(study.base.preset)
+        assert study.base.preset.startswith("paper-") and not study.rates
+
+
+def test_the_fixed_names():
+    figures = [f"fig{i}" for i in range(1, 12)]
+    tables = ["table1", *(f"table{i}" for i in range(4, 10))]
+    assert artefacts.names() == [*figures, "prosqa", *tables]
+    with pytest.raises(ValueError, match="unknown artefact 'table77'; did you mean table7"):
+        artefacts.get_artefact("table77")
+
+
+def test_one_run_has_one_folder_in_all_artefacts():
+    """Runs are shared between artefacts: the same name is the same run."""
+    by_name = {}
+    for scale in SCALES:
+        for name in artefacts.names():
+            for label, planned in plan(artefacts.get_artefact(name), scale, (0, 1)).items():
+                assert by_name.setdefault(label, planned.run.id) == planned.run.id, label
+
+
+def test_fine_tuning_starts_from_the_pretrained_run_of_the_same_arm_and_seed():
+    runs = plan(artefacts.get_artefact("prosqa"), "paper", (0, 1))
+    tuned = {label: p.run for label, p in runs.items() if label.startswith("paper-prosqa")}
+    assert len(tuned) == 4 and list(runs)[0].startswith("paper-150m/")
+    for label, run in tuned.items():
+        pretrained = label.replace("paper-prosqa", "paper-150m")
+        assert run.model.pretrained == f"runs/{pretrained}/final"
+        assert (runs[pretrained].run.variant, runs[pretrained].run.seed) == (run.variant, run.seed)
+
+
+def test_costs_of_a_run_are_those_of_the_presets(monkeypatch):
+    names = ["tiny-lm", "tiny-aet-4", "paper-1b-gqa"]
+    monkeypatch.setattr(presets, "names", lambda: names)
+    by_name = {preset.name: preset for preset in preset_costs()}
+    for name in names:
+        ours = estimates.run_cost(replace(get_preset(name), variant="plain"))
+        assert ours.parameters == by_name[name].parameters
+        assert ours.flops == pytest.approx(by_name[name].flops, rel=1e-6)
+
+
+def paper_tables(text):
+    """Return each table's rows, cells by line: the lines before its caption."""
+    tables, rows = {}, []
+    for line in text.splitlines():
+        if caption := re.match(r"Table (\d+):", line):
+            tables[f"Table {caption[1]}"], rows = rows, []
+        elif "\t" in line:
+            rows.append(line.split("\t"))
+    return tables
+
+
+def printed_as(number):
+    """Return the ways in which a number may be printed."""
+    value = number.value
+    if number.unit == "share":
+        return {f"{100 * value:.2f}", f"+{100 * value:.2f}%"}
+    return {
+        *(f"{value:.4f}", f"{value / 1e9:.5f}", f"{value / 1e12:.4f}"),
+        *(f"{1e3 * value:.3f}", f"{value / 1e9:.3f}"),
+    }
+
+
+def test_the_papers_numbers_are_in_its_text():
+    if not PAPER.exists():
+        pytest.skip("the text of the paper is not at hand")
+    text = PAPER.read_text(encoding="utf-8")
+    tables, checked = paper_tables(text), 0
+    labels = {"plain": "LLaM", "hyper_connections": "HC", "lime": "LIM"}
+    for name in artefacts.names():
+        for number in artefacts.get_artefact(name).numbers:
+            if not number.where.startswith("Table "):
+                short = f"{100 * number.value:.4g}"
+                assert short in text or f"{number.value:.1f}" in text, number
+                continue
+            rows = [
+                row
+                for row in tables[number.where]
+                if any(cell.startswith(labels[number.arm.split(":")[0]]) for cell in row)
+            ]
+            cells = " ".join(cell for row in rows for cell in row)
+            assert any(p in cells for p in printed_as(number)), number
+            checked += 1
+    assert checked > 100
+    # The column of each task, by the table's header.
+    columns = {"average": "Avg"}
+    for name in ("table1", "table4", "table5", "table6"):
+        rows = {row[0].upper()[:2]: row for row in tables[f"Table {name[5:]}"]}
+        for number in artefacts.get_artefact(name).numbers:
+            row = rows[labels[number.arm].upper()[:2]]
+            at = rows["MO"].index(columns.get(number.quantity, number.quantity))
+            assert float(row[at]) == pytest.approx(100 * number.value), number
+    arms = {"average": "LIME average", "": "LIME"}
+    by_label = {row[0]: row[1] for row in tables["Table 7"]}
+    for number in artefacts.get_artefact("table7").numbers:
+        parts = re.findall(r"router=(\w+)|window=(\d)", number.arm)
+        kind, window = "".join(p[0] for p in parts), "".join(p[1] for p in parts)
+        label = arms.get(kind, f"LIME {kind}-{window}")
+        assert by_label["LLaMA" if number.arm == "plain" else label] == f"{number.value:.4f}"
