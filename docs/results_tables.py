@@ -3,6 +3,7 @@
 A line ``<!-- NAME: METRIC -->`` in the page stands before the table of one metric of
 docs/records/NAME.json, the report.json of a sweep. Training time and memory beside it are from
 docs/records/NAME-costs.json, which ``layermem costs --measure --out`` wrote, where there is one.
+Of a record that ``layermem retrofit`` wrote, METRIC is "equal tokens" or "equal training time".
 ``<!-- claims -->`` stands before the table of the paper's claims, from the artefact.json that
 ``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json.
 """
@@ -14,12 +15,14 @@ from pathlib import Path
 
 from layermem.experiments.artefacts import get_artefact, names
 from layermem.intervals import interval
+from layermem.report import retrofit
 from layermem.report.artefacts import claim_numbers
 from layermem.report.settings import Setting, settings_of
 from layermem.results.artefact import ArtefactResult
 from layermem.results.comparison import Comparison
 from layermem.results.costs import Costs, Measurement
 from layermem.results.files import read_result
+from layermem.results.retrofit import RetrofitResult
 from layermem.results.run_record import RIGHT_ANSWERS
 
 PAGE = Path(__file__).parent / "results.md"
@@ -38,7 +41,9 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
 
     def table(place: re.Match[str]) -> str:
         name, metric = place["name"], place["metric"]
-        lines = markdown_lines(metric_table(name, metric, records))
+        of_retrofit = metric in retrofit.TITLES.values()
+        find = retrofit_table if of_retrofit else metric_table
+        lines = markdown_lines(find(name, metric, records))
         return f"<!-- {name}: {metric} -->\n{lines}\n"
 
     claims = f"<!-- {CLAIMS} -->\n{markdown_lines(claims_table(records / 'artefacts'))}\n"
@@ -78,6 +83,14 @@ def _outcome(result: ArtefactResult) -> list[str]:
     counts = (f"{verdict}: {count}" for verdict, count in verdicts.items())
     said = next(iter(verdicts)) if len(verdicts) == 1 else "; ".join(counts)
     return [paper, f"{subject}: {here}", scale, said]
+
+
+def retrofit_table(name: str, condition: str, records: Path) -> list[list[str]]:
+    """Return the table of four ways of going on training a model, under one condition."""
+    result = read_result(RetrofitResult, records / f"{name}.json")
+    (ranking,) = (r for r in result.rankings if retrofit.TITLES[r.condition] == condition)
+    table = retrofit.table(result, ranking)
+    return [["", "way", *table.header[2:]], *table.texts()]
 
 
 def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:

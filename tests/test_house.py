@@ -143,6 +143,7 @@ except SystemExit as left:
     [
         *("train", "finetune", "sweep", "solve", "perplexity", "blimp", "eval", "generate"),
         *("convert", "costs", "analyze", "report", "reproduce", "arena", "encoders"),
+        "retrofit",
     ],
 )
 def test_options_of_a_command_are_shown_without_the_training_stack(command):

@@ -10,8 +10,11 @@ from recorded import record
 
 from layermem.experiments import artefacts
 from layermem.experiments.comparison import compare_runs
+from layermem.experiments.standings import standings
+from layermem.results.arena import MeasuredSteps, Ranking
 from layermem.results.artefact import ArtefactResult, ArtefactRow, JudgedClaim, Mean, RunState
 from layermem.results.files import to_json
+from layermem.results.retrofit import RetrofitResult, RetrofitTrial
 
 ROOT = Path(__file__).parents[1]
 
@@ -111,3 +114,32 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
     assert script.with_tables(page, tmp_path) == page
     with pytest.raises(SystemExit, match="no metric 'taste'; there are validation loss"):
         script.metric_table("made-up", "taste", tmp_path)
+
+
+def test_ways_of_going_on_training_are_shown_under_each_condition(script, tmp_path):
+    def ranking(condition, values, steps):
+        lengths = {way: (steps[way], 0, 10) for way in values}
+        return Ranking(
+            board="base", condition=condition, metric="validation loss", is_share=False,
+            first="plain",
+            standings=standings(values, (0, 1), lengths, higher_is_better=False),
+        )  # fmt: skip
+
+    values = {"plain": {0: 2.0, 1: 2.5}, "all": {0: 1.5, 1: 1.75}}
+    made = RetrofitResult(
+        command="layermem retrofit base", model="base", memory="full", before=3.0, seeds=(0, 1),
+        rankings=(
+            ranking("tokens", values, {"plain": 100, "all": 100}),
+            ranking("time", values, {"plain": 100, "all": 80}),
+        ),
+        trained={"plain": 10, "all": 10},
+        trials=tuple(
+            RetrofitTrial(arm=way, rate=1e-3, loss=2.0, chosen=True) for way in ("plain", "all")
+        ),
+        steps=MeasuredSteps(machine="", base="", rounds=1, seconds={}, ratios={}), runs=(),
+    )  # fmt: skip
+    write(tmp_path / "retrofit-base.json", made)
+    page = script.with_tables("<!-- retrofit-base: equal training time -->\n", tmp_path)
+    assert "| 1 | all | memory, all weights | 10 | 0.001 | 80 | 1.6250 +- 1.5883 |" in page
+    assert "-0.6250 +- 1.5883" in page and "| 2 | plain | all weights, no memory | 10 |" in page
+    assert script.with_tables(page, tmp_path) == page

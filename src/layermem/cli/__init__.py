@@ -34,6 +34,7 @@ from layermem.cli.presets import Presets, presets
 from layermem.cli.quickstart import Quickstart, quickstart
 from layermem.cli.report import Report, report
 from layermem.cli.reproduce import Reproduce, reproduce
+from layermem.cli.retrofit import Retrofit, retrofit
 from layermem.cli.solve import Solve, solve
 from layermem.cli.starting_run import StartingRun, with_base_run
 from layermem.cli.sweep import Sweep, sweep
@@ -62,6 +63,7 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "curves": (Curves, curves),
     "reproduce": (Reproduce, reproduce),
     "arena": (Arena, arena),
+    "retrofit": (Retrofit, retrofit),
     "encoders": (Encoders, encoders),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""

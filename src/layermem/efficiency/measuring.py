@@ -114,9 +114,16 @@ def make_training_step(spec: ModelSpec, shape: Shape) -> Callable[[], None]:
     """Build a model and return a function that takes one training step of it."""
     variant, fields = spec
     torch.manual_seed(0)
-    model = build(variant, **fields).to(shape.device)
-    ids = torch.randint(model.config.vocab_size, (shape.batch, shape.tokens), device=shape.device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return step_of(build(variant, **fields), shape)
+
+
+def step_of(model: Any, shape: Shape) -> Callable[[], None]:
+    """Return a function that takes one training step of a model, of what has gradients in it."""
+    model.to(shape.device).train()
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(vocabulary, (shape.batch, shape.tokens), device=shape.device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=1e-4)
     forward: Any = model if shape.mode == "eager" else torch.compile(model, mode=shape.mode)
     kind = torch.device(shape.device).type
 

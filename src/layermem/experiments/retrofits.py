@@ -1,0 +1,262 @@
+"""Does layer memory pay on a given model? Four ways of going on training it, on the same data.
+
+    plain      all weights, no memory
+    lora       LoRA on keys and values, no memory, as many parameters as the routers have
+    routers    memory, its routers alone
+    all        memory, all weights; routers at 100 times the rate of the others
+
+Each takes the learning rate with the lowest validation loss on a seed kept for that, and meets the
+others at equal tokens and at equal training time, seed by seed. Memory starts as the identity, so
+that all start from one loss.
+
+    out/rates             every way with every learning rate
+    out/WAY-sSEED         the runs at equal tokens
+    out/time/WAY-sSEED    those of another length at equal training time
+
+It does not know: how runs are trained, tables, pages.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from layermem.config import Run
+from layermem.data.tokenizers import load_tokenizer
+from layermem.efficiency.measuring import Shape, describe_machine, step_of, time_interleaved
+from layermem.experiments.arms import CHOOSING_SEED
+from layermem.experiments.finetuning import load_host
+from layermem.experiments.many_runs import train_missing
+from layermem.experiments.records import read_divergence, read_metrics, read_record
+from layermem.experiments.standings import standings
+from layermem.results.arena import Condition, MeasuredSteps, Ranking
+from layermem.results.artefact import RunState, State
+from layermem.results.files import read_result, to_json
+from layermem.results.retrofit import RetrofitResult, RetrofitTrial
+from layermem.results.run_record import LOSS, RIGHT_ANSWERS
+from layermem.runs import RunFolder, write_atomically
+from layermem.tasks.registry import vocabulary_and_length
+
+WAYS = ("plain", "lora", "routers", "all")
+"""The ways; the others are compared with the first."""
+ROUTER_RATIO = 100
+"""Learning rate of routers over that of other weights, where both are trained."""
+_ROUNDS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrofitStudy:
+    """What is compared."""
+
+    base: Run
+    """A run that trains the model with memory; ways, rates and seeds are put into it."""
+    rates: tuple[float, ...]
+    """Learning rates that every way tries but routers."""
+    router_rates: tuple[float, ...]
+    """Learning rates that routers alone try."""
+    seeds: int = 5
+    """Seeds, from 0 on."""
+
+    def __post_init__(self) -> None:
+        for name, rates in (("--rates", self.rates), ("--router-rates", self.router_rates)):
+            shown = " ".join(f"{rate:g}" for rate in rates) or "none"
+            if not rates or len(set(rates)) < len(rates) or min(rates) <= 0:
+                raise ValueError(f"{name} must be given, differ and be positive, got {shown}")
+        if not 1 <= self.seeds <= CHOOSING_SEED:
+            raise ValueError(f"--seeds must be from 1 to {CHOOSING_SEED}, got {self.seeds}")
+        if self.base.host.memory == "none":
+            raise ValueError("--memory none leaves nothing to compare: full, last or first")
+
+    def rates_of(self, way: str) -> tuple[float, ...]:
+        """Return what a way tries."""
+        return self.router_rates if way == "routers" else self.rates
+
+    def run(self, way: str, rate: float, seed: int) -> Run:
+        """Return one run."""
+        host = self.base.host
+        changes = {
+            "plain": replace(host, memory="none", window=None, train="all"),
+            "lora": replace(host, memory="none", window=None, train="lora"),
+            "routers": replace(host, train="routers"),
+            "all": replace(host, train="all"),
+        }
+        optim = (
+            replace(self.base.optim, router_lr=rate)
+            if way == "routers"
+            else replace(self.base.optim, lr=rate, router_lr=ROUTER_RATIO * rate)
+        )
+        return replace(self.base, host=changes[way], optim=optim, seed=seed)
+
+
+def compare_retrofits(
+    study: RetrofitStudy, out: Path, jobs: int = 1, command: str = ""
+) -> RetrofitResult:
+    """Train what is missing, rank, and write retrofit.json into ``out``."""
+    trials = _try_rates(study, out, jobs)
+    rates = {trial.arm: trial.rate for trial in trials if trial.chosen}
+    steps, trained = measured_steps(study, rates, out / "steps.json")
+    seeds = tuple(range(study.seeds))
+    runs: dict[str, Run] = {}
+    rankings: list[Ranking] = []
+    conditions: tuple[Condition, ...] = ("tokens", "time")
+    for condition in conditions:
+        planned = _planned(study, rates, steps if condition == "time" else None)
+        train_missing(planned, out, jobs, may_diverge=True)
+        rankings.append(_rank(study, condition, planned, out, trained))
+        runs |= planned
+    first = RunFolder(out / next(iter(runs)))
+    host = study.base.host
+    result = RetrofitResult(
+        command=command,
+        model=str(host.model),
+        memory=host.memory if host.window is None else f"{host.memory}, window {host.window}",
+        before=next(row["val_loss"] for row in first.rows() if "val_loss" in row),
+        seeds=seeds,
+        rankings=tuple(rankings),
+        trained=trained,
+        trials=tuple(trials),
+        steps=steps,
+        runs=tuple(_state(name, run, RunFolder(out / name)) for name, run in runs.items()),
+    )
+    write_atomically(out / "retrofit.json", to_json(result))
+    return result
+
+
+def _try_rates(study: RetrofitStudy, out: Path, jobs: int) -> list[RetrofitTrial]:
+    keys = {f"{way}-lr{rate:g}": (way, rate) for way in WAYS for rate in study.rates_of(way)}
+    runs = {name: study.run(*key, CHOOSING_SEED) for name, key in keys.items()}
+    folders = train_missing(runs, out / "rates", jobs, may_diverge=True)
+    losses: dict[str, dict[float, float]] = {way: {} for way in WAYS}
+    for name, folder in folders.items():
+        way, rate = keys[name]
+        if read_divergence(folder, runs[name].id) is None:
+            losses[way][rate] = read_metrics(folder, runs[name])[LOSS].value
+    for way, by_rate in losses.items():
+        if not by_rate:
+            raise RuntimeError(f"{way} diverged at every learning rate; try lower ones")
+    best = {way: min(by_rate, key=lambda r: by_rate[r]) for way, by_rate in losses.items()}
+    return [
+        RetrofitTrial(arm=way, rate=rate, loss=losses[way].get(rate), chosen=rate == best[way])
+        for way, rate in keys.values()
+    ]
+
+
+def _planned(
+    study: RetrofitStudy, rates: Mapping[str, float], steps: MeasuredSteps | None
+) -> dict[str, Run]:
+    """Return the runs of a condition by name; ``steps``: equal training time is asked for."""
+    planned = {}
+    for way in WAYS:
+        for seed in range(study.seeds):
+            run, name = study.run(way, rates[way], seed), f"{way}-s{seed}"
+            if steps is not None:
+                count = max(1, round(run.max_steps / steps.ratios[way]))
+                if count != run.max_steps:
+                    run, name = replace(run, max_steps=count), f"time/{name}"
+            planned[name] = run
+    return planned
+
+
+def measured_steps(
+    study: RetrofitStudy, rates: Mapping[str, float], file: Path
+) -> tuple[MeasuredSteps, dict[str, int]]:
+    """Return how long a step of each way takes, as in ``file``, else measured and written there,
+    and the number of parameters that each trains.
+
+    Numbers of steps follow from it, so that another measurement would mean other runs.
+    """
+    models = {way: load_host(study.run(way, rates[way], 0)) for way in WAYS}
+    trained = {
+        way: sum(p.numel() for p in model.parameters() if p.requires_grad)
+        for way, model in models.items()
+    }
+    if file.exists():
+        steps = read_result(MeasuredSteps, file)
+        if steps.base != study.base.id:
+            raise ValueError(
+                f"{file} was measured for another model, data or length; delete it to measure "
+                "again (runs at equal time then have other lengths), or choose another --out"
+            )
+        return steps, trained
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    base = study.base
+    shape = Shape(
+        batch=min(base.compute.micro_batch, base.optim.batch_size),
+        tokens=_tokens(base),
+        device=device,
+        precision="float32" if device == "cpu" else "bfloat16",
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = time_interleaved(
+            {way: step_of(model, shape) for way, model in models.items()}, _ROUNDS, device
+        )
+    finally:
+        torch.set_num_threads(threads)
+    first = seconds[WAYS[0]]
+    steps = MeasuredSteps(
+        machine=describe_machine(device),
+        base=study.base.id,
+        rounds=_ROUNDS,
+        seconds={way: median(times) for way, times in seconds.items()},
+        ratios={
+            way: median(a / b for a, b in zip(times, first, strict=True))
+            for way, times in seconds.items()
+        },
+    )
+    write_atomically(file, to_json(steps))
+    return steps, trained
+
+
+def _tokens(run: Run) -> int:
+    """Return the tokens of a sequence; of a task, the mean over its problems."""
+    if run.task.name is None:
+        return run.data.block_size
+    tokenizer = load_tokenizer(str(run.host.model))
+    return max(2, round(vocabulary_and_length(run.task, tokenizer)[1]))
+
+
+def _rank(
+    study: RetrofitStudy,
+    condition: Condition,
+    planned: Mapping[str, Run],
+    out: Path,
+    trained: Mapping[str, int],
+) -> Ranking:
+    metric = RIGHT_ANSWERS if study.base.task.name else LOSS
+    values: dict[str, dict[int, float]] = {way: {} for way in WAYS}
+    lengths: dict[str, int] = {}
+    for name, run in planned.items():
+        way = Path(name).name.partition("-s")[0]
+        lengths[way] = run.max_steps
+        folder = RunFolder(out / name)
+        if read_divergence(folder, run.id) is not None:
+            continue
+        value = read_metrics(folder, run)[metric].value
+        if not math.isfinite(value):
+            raise ValueError(f"{folder.path} has a {metric} that is not finite")
+        values[way][run.seed] = value
+    return Ranking(
+        board=str(study.base.host.model),
+        condition=condition,
+        metric=metric,
+        is_share=metric == RIGHT_ANSWERS,
+        first=WAYS[0],
+        standings=standings(
+            values,
+            tuple(range(study.seeds)),
+            {way: (lengths[way], 0, trained[way]) for way in WAYS},
+            higher_is_better=metric == RIGHT_ANSWERS,
+        ),
+    )
+
+
+def _state(name: str, run: Run, folder: RunFolder) -> RunState:
+    record = read_record(name, run, folder)
+    state: State = "diverged" if record.diverged else "ended" if record.ended else "begun"
+    note = record.diverged.message if record.diverged else ""
+    return RunState(name=name, run_id=run.id, folder=str(folder.path), state=state, note=note)
