@@ -103,17 +103,17 @@ def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:
     rates = {tried.arm: f"{tried.chosen:g}" for tried in comparison.learning_rates}
     taken = _taken(records / f"{name}-costs.json", setting)
     p_values = setting.adjusted_p_values(metric)
-    header = ["", *(["learning rate"] if rates else []), metric, f"against {setting.first}"]
+    header = ["", *(["learning rate"] if rates else []), metric, f"against {_bare(setting.first)}"]
     header += ["p (Holm)", *(["step", "memory"] if taken else [])]
     rows = []
     for arm in setting.arms:
         difference = setting.difference(arm, metric)
-        cells = [f"`{arm}`", *([rates.get(arm, "")] if rates else [])]
+        cells = [f"`{_bare(arm)}`", *([rates[_bare(arm)]] if rates else [])]
         cells += [
             _mean(list(setting.values(arm, metric).values()), share),
             _signed(difference.mean, difference.half, share) if difference else "",
             _p_value(p_values[arm]) if arm in p_values else "",
-            *taken.get(arm, ["", ""] if taken else []),
+            *taken.get(_bare(arm), ["", ""] if taken else []),
         ]
         note = setting.divergence_note(arm, metric)
         rows.append([*cells[:-1], f"{cells[-1]} ({note})"] if note else cells)
@@ -137,13 +137,18 @@ def markdown_lines(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def _bare(arm: str) -> str:
+    """Return an arm's name without its learning rate, which has a column of its own."""
+    return re.sub(r":lr=[^:]+", "", arm)
+
+
 def _taken(path: Path, setting: Setting) -> Mapping[str, list[str]]:
     """Return each arm's time and memory of a step as ratios to the first arm's, if measured."""
     if not path.exists():
         return {}
     (point,) = read_result(Costs, path).points
     by_arm: Mapping[str, Measurement] = (point.measured or {})["eager"]
-    base = by_arm[setting.first]
+    base = by_arm[_bare(setting.first)]
     return {
         arm: [f"{of.seconds / base.seconds:.2f}", _ratio(of.peak, base.peak)]
         for arm, of in by_arm.items()

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded import record
+from recorded import SIZES, record
 
+from layermem.config import Run
 from layermem.experiments import artefacts
 from layermem.experiments.comparison import compare_runs
 from layermem.experiments.standings import standings
@@ -114,6 +115,26 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
     assert script.with_tables(page, tmp_path) == page
     with pytest.raises(SystemExit, match="no metric 'taste'; there are validation loss"):
         script.metric_table("made-up", "taste", tmp_path)
+
+
+def test_arms_at_rates_of_their_own_are_named_without_them(script, tmp_path):
+    base = Run(preset="made-up", max_steps=40, model=SIZES)
+    runs = [
+        record(
+            tmp_path / f"{variant}{seed}",
+            run=replace(base, variant=variant, seed=seed, optim=replace(base.optim, lr=rate)),
+            final=loss + seed,
+        )
+        for variant, rate, loss in (("plain", 0.01, 2.0), ("lime", 0.1, 1.0))
+        for seed in (0, 1)
+    ]
+    tried = {"plain": {0.01: 1.0, 0.1: 2.0}, "lime": {0.01: 2.0, 0.1: 1.0}}
+    compare_runs(runs, tmp_path / "out", learning_rates=tried)
+    (tmp_path / "out" / "report.json").rename(tmp_path / "made-up.json")
+    header, plain, lime = script.metric_table("made-up", "validation loss", tmp_path)
+    assert header[3] == "against plain"
+    assert plain[:2] == ["`plain`", "0.01"] and lime[:2] == ["`lime`", "0.1"]
+    assert lime[3] == "-1.0000 +- 0.0000"
 
 
 def test_ways_of_going_on_training_are_shown_under_each_condition(script, tmp_path):
