@@ -70,9 +70,11 @@ def test_a_sweep_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(to_dict(run)))
     code = (
-        "import sys; from pathlib import Path\n"
+        "import signal, sys; from pathlib import Path\n"
         "from layermem.experiments.many_runs import train_missing\n"
         "from layermem.train.run_config import load_run\n"
+        # A shell that runs the tests in the background has it ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "try: train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]))\n"
         # Left to Python, the code depends on what else is imported: -2, or 1.
         "except KeyboardInterrupt: sys.exit(130)"
