@@ -72,7 +72,11 @@ def test_arms_take_their_rates_and_are_compared(records, tmp_path, trained, caps
     # Nothing is trained again; one more seed trains what is missing.
     trained.clear()
     compare(records, tmp_path / "out", "--seeds", "3")
-    assert trained == ["none-s2", "full-s2"]
+    assert trained == [f"{arm}-lr{chosen[arm]:g}-s2" for arm in ("none", "full")]
+    # A rate that is added later, and chosen, has runs of its own beside those that are there.
+    trained.clear()
+    compare(records, tmp_path / "out", "--rates", "1e-3", "1e-2", "3e-2")
+    assert [name for name in trained if "s1000" not in name][:2] == ["none-lr0.03", "full-lr0.03"]
     with pytest.raises(SystemExit, match="was made for other sizes or other records"):
         compare(records, tmp_path / "out", "--width", "16")
 

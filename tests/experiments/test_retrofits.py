@@ -82,13 +82,17 @@ def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, trained
     assert result.trained["routers"] <= result.trained["lora"] < result.trained["plain"]
     for way, standing in tokens.items():
         assert sorted(standing.by_seed) == [0, 1]
-        run = recorded_run(RunFolder(out / f"{way}-s1"))
+        run = recorded_run(RunFolder(out / f"{way}-lr{chosen[way]:g}-s1"))
         assert run.seed == 1
         if way == "routers":
             assert run.optim.router_lr == chosen[way]
         else:
             assert (run.optim.lr, run.optim.router_lr) == (chosen[way], 100 * chosen[way])
-        rows = [row for row in RunFolder(out / f"{way}-s0").rows() if "val_loss" in row]
+        rows = [
+            row
+            for row in RunFolder(out / f"{way}-lr{chosen[way]:g}-s0").rows()
+            if "val_loss" in row
+        ]
         assert rows[0]["val_loss"] == result.before
         assert rows[-1]["val_loss"] == standing.by_seed[0]
     page = report.build(result)
@@ -99,7 +103,10 @@ def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, trained
     count = len(trained)
     cli.main(arguments(folder, out, "--seeds", "3"))
     assert sorted(trained[count:]) == sorted(
-        [*(f"{way}-s2" for way in SECONDS), "time/lora-s2", "time/all-s2"]
+        [
+            *(f"{way}-lr{rate:g}-s2" for way, rate in chosen.items()),
+            *(f"time/{way}-lr{chosen[way]:g}-s2" for way in ("lora", "all")),
+        ]
     )
     with pytest.raises(SystemExit, match="was begun with another config: max_steps was 4, is 5"):
         cli.main(arguments(folder, out, "--steps", "5"))

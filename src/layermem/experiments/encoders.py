@@ -1,8 +1,8 @@
 """Small BERTs with random weights on labelled records, with layer memory and without.
 
-    out/base        the tokenizer, trained on the training records, and the config of the model
-    out/rates       every arm with every learning rate, on a seed kept for that
-    out/ARM-sSEED   every arm with its best rate and every seed
+    out/base               the tokenizer, trained on the training records, and the config of models
+    out/rates              every arm with every learning rate, on a seed kept for that
+    out/ARM-lrRATE-sSEED   every arm with its best rate and every seed
 
 Arms of one seed have the same weights at the beginning, the same head and the same order of the
 records; memory starts as the identity. Ended runs are left alone, begun ones are resumed.
@@ -95,7 +95,7 @@ def compare_encoders(study: EncoderStudy, out: Path, jobs: int, command: str) ->
     write_atomically(out / "trials.json", to_json(result))
     rates = {trial.arm: trial.rate for trial in trials if trial.chosen}
     runs = {
-        f"{_name(arm)}-s{seed}": _run(study, base, arm, rates[arm], seed)
+        f"{_name(arm)}-lr{rates[arm]:g}-s{seed}": _run(study, base, arm, rates[arm], seed)
         for arm in study.arms
         for seed in range(study.seeds)
     }

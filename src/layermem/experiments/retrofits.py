@@ -9,9 +9,9 @@ Each takes the learning rate with the lowest validation loss on a seed kept for 
 others at equal tokens and at equal training time, seed by seed. Memory starts as the identity, so
 that all start from one loss.
 
-    out/rates             every way with every learning rate
-    out/WAY-sSEED         the runs at equal tokens
-    out/time/WAY-sSEED    those of another length at equal training time
+    out/rates                    every way with every learning rate
+    out/WAY-lrRATE-sSEED         the runs at equal tokens
+    out/time/WAY-lrRATE-sSEED    those of another length at equal training time
 
 It does not know: how runs are trained, tables, pages.
 """
@@ -151,7 +151,7 @@ def _planned(
     planned = {}
     for way in WAYS:
         for seed in range(study.seeds):
-            run, name = study.run(way, rates[way], seed), f"{way}-s{seed}"
+            run, name = study.run(way, rates[way], seed), f"{way}-lr{rates[way]:g}-s{seed}"
             if steps is not None:
                 count = max(1, round(run.max_steps / steps.ratios[way]))
                 if count != run.max_steps:
@@ -231,7 +231,7 @@ def _rank(
     values: dict[str, dict[int, float]] = {way: {} for way in WAYS}
     lengths: dict[str, int] = {}
     for name, run in planned.items():
-        way = Path(name).name.partition("-s")[0]
+        way = Path(name).name.partition("-")[0]
         lengths[way] = run.max_steps
         folder = RunFolder(out / name)
         if read_divergence(folder, run.id) is not None:
