@@ -124,6 +124,14 @@ def study(**changes):
     return retrofits.RetrofitStudy(**fields)
 
 
+def test_a_model_that_cannot_be_loaded_begins_no_run(folder, tmp_path, trained):
+    asked = arguments(folder, tmp_path / "out")
+    asked[1] = str(tmp_path / "nowhere")
+    with pytest.raises(SystemExit, match="nowhere"):
+        cli.main(asked)
+    assert not trained and not (tmp_path / "out").exists()
+
+
 def test_what_each_way_trains():
     windowed = study()
     base = replace(windowed.base, host=replace(windowed.base.host, memory="last", window=2))
