@@ -3,7 +3,9 @@
 import pytest
 
 from layermem.tasks import chains
-from layermem.tasks.chains import SHORTCUTS, generate, grade, read_statements, solve, try_shortcut
+from layermem.tasks.chain_shortcuts import FOR_SIGNS, FOR_VALUES, try_shortcut
+from layermem.tasks.chain_statements import read_statements, solve
+from layermem.tasks.chains import generate, grade
 from layermem.tasks.grading import Grade
 
 SPLITS = ("train", "validation", "test")
@@ -54,16 +56,62 @@ def test_an_oracle_answers_every_query(sizes):
             assert solved[words[query]] == (answer, level)
 
 
-def test_statements_are_shuffled_or_in_the_order_of_the_chain():
-    def in_order(problem):
-        """Return whether every variable stands after what it is defined by."""
-        names = [name for name, _, _ in read_statements(problem)]
-        return all(
-            base == "1" or names.index(base) < names.index(name)
-            for name, _, base in read_statements(problem)
-        )
+def test_an_oracle_knows_every_value_that_is_handed_on():
+    for problem in generate(count=100, seed=0, depth=4, chains=3, values=9):
+        told = dict(text.split(" = ") for text in problem.prompt.split(" ; ")[:-1])
+        words = problem.prompt.split()
+        assert len(told) == len(problem.queries) == 12
+        for query, answer, level in zip(
+            problem.queries, problem.answers, problem.levels, strict=True
+        ):
+            name, steps = words[query], 0
+            while name in told:
+                name, steps = told[name], steps + 1
+            assert (name, steps) == (answer, level)
+            assert words[query - 1] == "?" and words[query + 1] == "_"
+        begun_with = set(told.values()) - set(told)
+        assert set(problem.answers) == begun_with
+        assert len(begun_with) == 3
+        assert begun_with <= set(map(str, range(9)))
 
-    assert all(map(in_order, generate(count=200, seed=0, order="chain")))
+
+def test_values_are_words_of_the_tokenizer():
+    problems = generate(count=20, seed=0, depth=3, chains=4, values=12)
+    words = chains.word_tokenizer(values=12)
+    for problem in problems:
+        ids = words.encode(f"{problem.prompt} {problem.solution}").ids
+        assert words.token_to_id("<unknown>") not in ids
+    # Those of signs are what they were, so that trained models go on reading them.
+    assert chains.word_tokenizer().get_vocab_size() == 36
+
+
+def test_a_guess_among_signs_or_values():
+    assert chains.chance(generate(count=20, seed=0)) == 0.5
+    assert chains.chance(generate(count=20, seed=0, depth=3, chains=4, values=9)) == 0.25
+
+
+def in_order(problem):
+    """Return whether every variable stands after what it is defined by."""
+    names = [name for name, _, _ in read_statements(problem)]
+    return all(
+        base not in names or names.index(base) < names.index(name)
+        for name, _, base in read_statements(problem)
+    )
+
+
+def one_after_the_other(problem):
+    """Return whether no chain is begun before another ends, where each is in order."""
+    names = {name for name, _, _ in read_statements(problem)}
+    begun = [base not in names for _, _, base in read_statements(problem)]
+    return [place for place, first in enumerate(begun) if first] == [0, 6]
+
+
+def test_statements_are_shuffled_or_in_the_order_of_the_chain():
+    whole, mixed = (generate(count=200, seed=0, order=o) for o in ("chain", "interleaved"))
+    assert all(map(in_order, whole)) and all(map(one_after_the_other, whole))
+    assert all(map(in_order, mixed))
+    # Two of the 924 ways to mix two chains of 6 leave each whole.
+    assert sum(map(one_after_the_other, mixed)) < 5
     # One of 720 * 720 orders is.
     assert not any(map(in_order, generate(count=200, seed=0)))
 
@@ -95,7 +143,7 @@ SOLVED = {
 }
 
 
-@pytest.mark.parametrize("name", SHORTCUTS)
+@pytest.mark.parametrize("name", FOR_SIGNS)
 def test_a_shortcut_solves_no_deeper_level(name):
     problems = generate(count=800, seed=0)
     by_level, (solved, most) = shares(name, problems), SOLVED[name]
@@ -106,6 +154,33 @@ def test_a_shortcut_solves_no_deeper_level(name):
             # Four standard deviations of 1,600 guesses.
             assert abs(share - 0.5) < 0.05
     assert sum(by_level.values()) / 6 < most
+
+
+# Levels that a shortcut solves where values are handed on.
+SOLVED_VALUES = {
+    "its own statement": {1},
+    "its own statement and the one it refers to": {1, 2},
+    "the value that stands first": set(),
+    "the value that stands last": set(),
+    "the last value up to its own statement": {1},
+}
+
+
+@pytest.mark.parametrize("order", ["shuffled", "interleaved"])
+@pytest.mark.parametrize("name", FOR_VALUES)
+def test_a_shortcut_solves_no_deeper_value(name, order):
+    problems = generate(count=800, seed=0, depth=4, chains=4, values=9, order=order)
+    by_level = shares(name, problems)
+    for level, share in by_level.items():
+        if level in SOLVED_VALUES[name]:
+            assert share == 1
+        elif name.startswith("its own"):
+            # What is given is a variable, which is no answer.
+            assert share == 0
+        elif level > 2 or order == "shuffled":
+            # A guess has a quarter. A value that stands just before is a little likelier: some
+            # chains follow it. Four standard deviations of 3,200 guesses are 0.03.
+            assert share < 0.45
 
 
 def test_of_a_single_chain_minus_signs_are_enough_at_its_end():
@@ -176,9 +251,12 @@ def test_wrong_answers_are_told_apart():
         ({"depth": 0}, "depth and chains must be at least 1, got 0 and 2"),
         ({"chains": 0}, "depth and chains must be at least 1, got 6 and 0"),
         ({"depth": 14}, "2 chains of 14 have 28 variables, and there are names for 26"),
-        ({"order": "random"}, "order must be shuffled or chain, got 'random'"),
+        ({"order": "random"}, "order must be shuffled, interleaved or chain, got 'random'"),
         ({"learned": 7}, r"learned must be from 1 to depth \(6\), got 7"),
         ({"learned": 0}, r"learned must be from 1 to depth \(6\), got 0"),
+        ({"values": 1}, r"values must be at least the number of chains \(2\).*got 1"),
+        ({"values": 8, "chains": 1}, "chains must be at least 2, got 1"),
+        ({"values": 8, "order": "chain"}, "order=chain would put the answer before every variable"),
         (
             {"depth": 1, "chains": 1, "count": 99},
             r"only \d+ of 99 problems were found with depth 1.*ask for fewer",

@@ -1,4 +1,4 @@
-"""Chains of assignments: the sign of every variable, each defined by another (LEGO).
+"""Chains of assignments: what every variable is, each defined by another (LEGO).
 
     prompt      c = - b ; a = + 1 ; x = - 1 ; b = - a ; y = - x ; z = + y ; ? b _ ? y _ ? z _ ...
     solution    - + + ...
@@ -8,18 +8,35 @@ Here ``b`` is ``- a`` and ``a`` is ``+ 1``, so ``b`` is ``-`` (level 2) and ``c`
 order, every variable is asked for once, and no answer stands in the sequence. A level is the number
 of statements that an answer takes. docs/tasks.md says which shortcuts solve which levels.
 
+With ``values`` there are no signs: each chain begins with a value of its own, which its variables
+hand on. What is left is to follow references:
+
+    prompt      c = b ; a = 7 ; x = 3 ; b = a ; y = x ; z = y ; ? b _ ? y _ ? z _ ...
+    solution    7 3 3 ...
+
 It does not know: ids of tokens, models, training.
 """
 
 import random
 import statistics
 import string
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
 from layermem.tasks import queried
+from layermem.tasks.chain_shortcuts import shortcuts_for, try_shortcut
+from layermem.tasks.chain_statements import (
+    ROOT,
+    SIGNS,
+    Statement,
+    possible_answers,
+    read_statements,
+    solve,
+    statements_as_text,
+    write_statement,
+)
 from layermem.tasks.grading import Grade
 from layermem.tasks.hashed_splits import Split, check_split_and_count, is_in_split
 from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
@@ -28,13 +45,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 VARIABLES = string.ascii_lowercase
-SIGNS = ("+", "-")
-ROOT = "1"
-"""What the first variable of a chain is defined by."""
+Order = Literal["shuffled", "interleaved", "chain"]
 # After so many draws in a row without a new problem, there are taken to be no more.
 _PATIENCE = 2_000
-# A variable, its sign, and what it is defined by.
-Statement = tuple[str, str, str]
 
 
 def generate(
@@ -44,19 +57,25 @@ def generate(
     seed: int,
     depth: int = 6,
     chains: int = 2,
-    order: Literal["shuffled", "chain"] = "shuffled",
+    order: Order = "shuffled",
     learned: int | None = None,
+    values: int | None = None,
 ) -> list[Queried]:
     """Draw ``count`` different problems of ``chains`` chains, each of ``depth`` variables.
 
-    ``order`` is that of the statements: at random, or each variable after what it is defined by.
+    ``order`` is that of the statements: at random; chains mixed at random, but each variable after
+    what it is defined by (interleaved); or one chain after the other (chain).
     Variables are asked for in random order; in the training set only those up to level ``learned``
     (None: all), so that the other splits show whether deeper ones are reached.
+
+    ``values`` is the number of different values that chains may begin with; None: signs are asked
+    for, and every chain begins with 1.
 
     Splits are disjoint whatever the seeds and other options: the set of statements decides.
     """
     check_split_and_count(split, count)
     _check_sizes(depth, chains, order, learned)
+    _check_values(values, chains, order)
     draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
     while len(problems) < count:
         fruitless += 1
@@ -65,8 +84,8 @@ def generate(
                 f"only {len(problems)} of {count} problems were found with depth {depth}, chains "
                 f"{chains}, order {order}, split {split}; choose longer chains or ask for fewer"
             )
-        statements = _draw_statements(draw, depth, chains, order)
-        if not is_in_split(_statements_as_text(statements), split):
+        statements = _draw_statements(draw, depth, chains, order, values)
+        if not is_in_split(statements_as_text(statements), split):
             continue
         deepest = depth if learned is None or split != "train" else learned
         problem = _as_problem(draw, statements, deepest)
@@ -76,34 +95,27 @@ def generate(
     return list(problems.values())
 
 
-def read_statements(problem: Queried) -> list[Statement]:
-    """Return the statements of a problem: each variable, its sign, and what it is defined by."""
-    told = problem.prompt.partition(" ? ")[0].removesuffix(" ;").split(" ; ")
-    return [(name, sign, base) for name, _, sign, base in map(str.split, told)]
-
-
-def solve(statements: Sequence[Statement]) -> dict[str, tuple[str, int]]:
-    """Return the sign of each variable, and its level."""
-    definitions = {name: (sign, base) for name, sign, base in statements}
-    return {name: _follow(definitions, name, len(definitions)) for name in definitions}
-
-
 def grade(problem: Queried, text: str) -> Grade:
-    """Grade the signs that were read, in the order of the queries, separated by spaces.
+    """Grade the signs or values that were read, in the order of the queries, separated by spaces.
 
-    A fault is "other" (the opposite sign), "foreign" (no sign) or "missing".
+    A fault is "other" (the opposite sign, another chain's value), "foreign" or "missing".
     """
-    return grade_answers(problem, text, SIGNS)
+    return grade_answers(problem, text, possible_answers(problem))
 
 
-def tokenizer(**_: Any) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer with a token for each variable and symbol."""
-    return queried.tokenizer(_all_words())
+def chance(problems: Sequence[Queried]) -> float:
+    """Return the share that a guess among the signs, or the values of a problem, has right."""
+    return statistics.fmean(1 / len(possible_answers(problem)) for problem in problems)
 
 
-def word_tokenizer(**_: Any) -> Tokenizer:
+def tokenizer(values: int | None = None, **_: Any) -> "PreTrainedTokenizerFast":
+    """Return a tokenizer with a token for each variable, symbol and value."""
+    return queried.tokenizer(_all_words(values))
+
+
+def word_tokenizer(values: int | None = None, **_: Any) -> Tokenizer:
     """Return the same without transformers' interface."""
-    return queried.word_tokenizer(_all_words())
+    return queried.word_tokenizer(_all_words(values))
 
 
 def probe_words(**_: Any) -> tuple[str, ...]:
@@ -115,12 +127,13 @@ def describe(problems: Sequence[Queried]) -> dict[str, Any]:
     """Return statistics of problems, and how often shortcuts have an answer right."""
     counts = count_answers(problems)
     answers = [answer for problem in problems for answer in problem.answers]
+    signs = set(answers) <= set(SIGNS)
     return {
         **counts,
-        "share of +": answers.count("+") / len(answers),
+        **({"share of +": answers.count("+") / len(answers)} if signs else {}),
         "right answers by shortcut": {
             name: statistics.fmean(ok for p in problems for ok in try_shortcut(name, p))
-            for name in SHORTCUTS
+            for name in shortcuts_for(problems[0])
         },
     }
 
@@ -129,78 +142,9 @@ def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, 
     """Return which share of the test problems has the statements of a training problem."""
     if not tests or not training:
         raise ValueError("there are no test problems, or no training problems, to compare")
-    trained_on = {_statements_as_text(read_statements(problem)) for problem in training}
-    shared = sum(_statements_as_text(read_statements(problem)) in trained_on for problem in tests)
+    trained_on = {statements_as_text(read_statements(problem)) for problem in training}
+    shared = sum(statements_as_text(read_statements(problem)) in trained_on for problem in tests)
     return {"the statements of a training problem, in any order": shared / len(tests)}
-
-
-def try_shortcut(name: str, problem: Queried) -> list[bool]:
-    """Return which answers of a problem a shortcut has right."""
-    statements, words = read_statements(problem), problem.prompt.split()
-    return [
-        SHORTCUTS[name](statements, words[query]) == answer
-        for query, answer in zip(problem.queries, problem.answers, strict=True)
-    ]
-
-
-def _own_sign(statements: Sequence[Statement], variable: str) -> str:
-    """Answer with the sign of the variable's own statement."""
-    return next(sign for name, sign, _ in statements if name == variable)
-
-
-def _all_minus_signs(statements: Sequence[Statement], variable: str) -> str:
-    """Multiply the signs of all statements."""
-    return _multiply([sign for _, sign, _ in statements])
-
-
-def _minus_signs_so_far(statements: Sequence[Statement], variable: str) -> str:
-    """Multiply the signs of the statements up to the variable's own, in the order they stand."""
-    place = next(i for i, (name, _, _) in enumerate(statements) if name == variable)
-    return _multiply([sign for _, sign, _ in statements[: place + 1]])
-
-
-def _first_sign(statements: Sequence[Statement], variable: str) -> str:
-    """Answer with the sign of the first statement."""
-    return statements[0][1]
-
-
-def _last_sign(statements: Sequence[Statement], variable: str) -> str:
-    """Answer with the sign of the last statement."""
-    return statements[-1][1]
-
-
-def _two_statements(statements: Sequence[Statement], variable: str) -> str:
-    """Multiply the sign of the variable's own statement and that of what it is defined by."""
-    definitions = {name: (sign, base) for name, sign, base in statements}
-    return _follow(definitions, variable, 2)[0]
-
-
-SHORTCUTS: dict[str, Callable[[Sequence[Statement], str], str]] = {
-    "the sign of its own statement": _own_sign,
-    "all minus signs counted": _all_minus_signs,
-    "minus signs up to its own statement counted": _minus_signs_so_far,
-    "the sign of the first statement": _first_sign,
-    "the sign of the last statement": _last_sign,
-    "its own statement and the one it refers to": _two_statements,
-}
-
-
-def _multiply(signs: Sequence[str]) -> str:
-    return "-" if signs.count("-") % 2 else "+"
-
-
-def _follow(
-    definitions: Mapping[str, tuple[str, str]], variable: str, statements: int
-) -> tuple[str, int]:
-    """Return the product of signs on the way to the root, and how many there were.
-
-    At most ``statements`` are followed.
-    """
-    signs = list[str]()
-    while variable != ROOT and len(signs) < statements:
-        sign, variable = definitions[variable]
-        signs.append(sign)
-    return _multiply(signs), len(signs)
 
 
 def _check_sizes(depth: int, chains: int, order: str, learned: int | None) -> None:
@@ -211,38 +155,77 @@ def _check_sizes(depth: int, chains: int, order: str, learned: int | None) -> No
             f"{chains} chains of {depth} have {depth * chains} variables, and there are names for "
             f"{len(VARIABLES)}: choose fewer or shorter chains"
         )
-    if order not in ("shuffled", "chain"):
-        raise ValueError(f"order must be shuffled or chain, got {order!r}")
+    if order not in get_args(Order):
+        raise ValueError(f"order must be shuffled, interleaved or chain, got {order!r}")
     if learned is not None and not 1 <= learned <= depth:
         raise ValueError(f"learned must be from 1 to depth ({depth}), got {learned}")
 
 
-def _all_words() -> list[str]:
-    return [BLANK, *SIGNS, "=", ";", "?", ROOT, *VARIABLES]
+def _check_values(values: int | None, chains: int, order: str) -> None:
+    if values is None:
+        return
+    if order == "chain":
+        raise ValueError(
+            "where values are handed on, order=chain would put the answer before every variable of "
+            "a chain: choose shuffled or interleaved"
+        )
+    if chains < 2:
+        raise ValueError(
+            "where values are handed on, all variables of a chain have the same: chains must be at "
+            f"least 2, got {chains}"
+        )
+    if values < chains:
+        raise ValueError(
+            f"values must be at least the number of chains ({chains}), each of which begins with "
+            f"another, got {values}"
+        )
 
 
-def _statements_as_text(statements: Sequence[Statement]) -> str:
-    return " ; ".join(sorted(f"{name} = {sign} {base}" for name, sign, base in statements))
+def _all_words(values: int | None) -> list[str]:
+    started = [ROOT] if values is None else list(map(str, range(values)))
+    return [BLANK, *SIGNS, "=", ";", "?", *started, *VARIABLES]
 
 
-def _draw_statements(draw: random.Random, depth: int, chains: int, order: str) -> list[Statement]:
+def _draw_statements(
+    draw: random.Random, depth: int, chains: int, order: str, values: int | None
+) -> list[Statement]:
     names = draw.sample(VARIABLES, depth * chains)
+    roots = [ROOT] * chains if values is None else draw.sample(range(values), chains)
     statements = [
-        (name, draw.choice("+-"), names[number - 1] if number % depth else ROOT)
+        (
+            name,
+            draw.choice("+-") if values is None else "",
+            names[number - 1] if number % depth else str(roots[number // depth]),
+        )
         for number, name in enumerate(names)
     ]
-    return draw.sample(statements, len(statements)) if order == "shuffled" else statements
+    return _arrange(draw, statements, depth, order)
+
+
+def _arrange(
+    draw: random.Random, statements: list[Statement], depth: int, order: str
+) -> list[Statement]:
+    """Return statements, given chain after chain, in another order."""
+    if order == "shuffled":
+        return draw.sample(statements, len(statements))
+    if order == "interleaved":
+        # Which chain is continued at each place; all ways to mix them are equally likely.
+        turns = [number // depth for number in range(len(statements))]
+        draw.shuffle(turns)
+        chains = [iter(statements[start : start + depth]) for start in range(0, len(turns), depth)]
+        return [next(chains[turn]) for turn in turns]
+    return statements
 
 
 def _as_problem(draw: random.Random, statements: Sequence[Statement], deepest: int) -> Queried:
     """Write the statements, and ask for all variables up to a level in random order."""
     solved = {name: found for name, found in solve(statements).items() if found[1] <= deepest}
     asked = draw.sample(list(solved), len(solved))
-    told = " ; ".join(f"{name} = {sign} {base}" for name, sign, base in statements)
-    # Each statement has five words with the semicolon, and each query three.
-    before = 5 * len(statements)
+    told = " ; ".join(map(write_statement, statements)) + " ;"
+    # Each query has three words.
+    before = len(told.split())
     return Queried(
-        prompt=f"{told} ; " + " ".join(f"? {name} {BLANK}" for name in asked),
+        prompt=f"{told} " + " ".join(f"? {name} {BLANK}" for name in asked),
         solution=" ".join(solved[name][0] for name in asked),
         queries=tuple(before + 3 * number + 1 for number in range(len(asked))),
         levels=tuple(solved[name][1] for name in asked),

@@ -232,7 +232,7 @@ TASKS: dict[str, TaskDefinition] = {
         level_name="statements",
         extra_tokens=0,
         describe=chains.describe,
-        chance=lambda problems: 0.5,
+        chance=chains.chance,
         overlap=chains.overlap,
         words=chains.probe_words,
     ),
