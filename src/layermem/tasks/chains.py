@@ -60,6 +60,7 @@ def generate(
     order: Order = "shuffled",
     learned: int | None = None,
     values: int | None = None,
+    variables: int = len(VARIABLES),
 ) -> list[Queried]:
     """Draw ``count`` different problems of ``chains`` chains, each of ``depth`` variables.
 
@@ -71,10 +72,12 @@ def generate(
     ``values`` is the number of different values that chains may begin with; None: signs are asked
     for, and every chain begins with 1.
 
+    ``variables`` is the number of letters that variables are named by, the first of the alphabet.
+
     Splits are disjoint whatever the seeds and other options: the set of statements decides.
     """
     check_split_and_count(split, count)
-    _check_sizes(depth, chains, order, learned)
+    _check_sizes(depth, chains, order, learned, variables)
     _check_values(values, chains, order)
     draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
     while len(problems) < count:
@@ -84,7 +87,8 @@ def generate(
                 f"only {len(problems)} of {count} problems were found with depth {depth}, chains "
                 f"{chains}, order {order}, split {split}; choose longer chains or ask for fewer"
             )
-        statements = _draw_statements(draw, depth, chains, order, values)
+        statements = _draw_statements(draw, VARIABLES[:variables], depth, chains, values)
+        statements = _arrange(draw, statements, depth, order)
         if not is_in_split(statements_as_text(statements), split):
             continue
         deepest = depth if learned is None or split != "train" else learned
@@ -147,13 +151,15 @@ def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, 
     return {"the statements of a training problem, in any order": shared / len(tests)}
 
 
-def _check_sizes(depth: int, chains: int, order: str, learned: int | None) -> None:
+def _check_sizes(depth: int, chains: int, order: str, learned: int | None, variables: int) -> None:
     if depth < 1 or chains < 1:
         raise ValueError(f"depth and chains must be at least 1, got {depth} and {chains}")
-    if depth * chains > len(VARIABLES):
+    if not 1 <= variables <= len(VARIABLES):
+        raise ValueError(f"variables must be from 1 to {len(VARIABLES)}, got {variables}")
+    if depth * chains > variables:
         raise ValueError(
             f"{chains} chains of {depth} have {depth * chains} variables, and there are names for "
-            f"{len(VARIABLES)}: choose fewer or shorter chains"
+            f"{variables}: choose fewer or shorter chains, or more variables"
         )
     if order not in get_args(Order):
         raise ValueError(f"order must be shuffled, interleaved or chain, got {order!r}")
@@ -187,11 +193,12 @@ def _all_words(values: int | None) -> list[str]:
 
 
 def _draw_statements(
-    draw: random.Random, depth: int, chains: int, order: str, values: int | None
+    draw: random.Random, letters: str, depth: int, chains: int, values: int | None
 ) -> list[Statement]:
-    names = draw.sample(VARIABLES, depth * chains)
+    """Return statements, chain after chain."""
+    names = draw.sample(letters, depth * chains)
     roots = [ROOT] * chains if values is None else draw.sample(range(values), chains)
-    statements = [
+    return [
         (
             name,
             draw.choice("+-") if values is None else "",
@@ -199,7 +206,6 @@ def _draw_statements(
         )
         for number, name in enumerate(names)
     ]
-    return _arrange(draw, statements, depth, order)
 
 
 def _arrange(
