@@ -3,7 +3,9 @@
 A line ``<!-- NAME: METRIC -->`` in the page stands before the table of one metric of
 docs/records/NAME.json, the report.json of a sweep. Training time and memory beside it are from
 docs/records/NAME-costs.json, which ``layermem costs --measure --out`` wrote, where there is one.
-Of a record that ``layermem retrofit`` wrote, METRIC is "equal tokens" or "equal training time".
+Of a record that ``layermem retrofit`` wrote, METRIC is "equal tokens" or "equal training time"; of
+one of ``layermem perplexity``, "loss over seeds", and of ``layermem blimp``, "right pairs over
+seeds".
 ``<!-- claims -->`` stands before the table of the paper's claims, from the artefact.json that
 ``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json.
 """
@@ -15,19 +17,22 @@ from pathlib import Path
 
 from layermem.experiments.artefacts import get_artefact, names
 from layermem.intervals import interval
-from layermem.report import retrofit
+from layermem.report import minimal_pairs, perplexity, retrofit
 from layermem.report.artefacts import claim_numbers
 from layermem.report.settings import Setting, settings_of
 from layermem.results.artefact import ArtefactResult
 from layermem.results.comparison import Comparison
 from layermem.results.costs import Costs, Measurement
 from layermem.results.files import read_result
+from layermem.results.minimal_pairs import MinimalPairsResult
+from layermem.results.perplexity import PerplexityResult
 from layermem.results.retrofit import RetrofitResult
 from layermem.results.run_record import RIGHT_ANSWERS
 
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
 CLAIMS = "claims"
+LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
 _CLAIMS_PLACE = re.compile(rf"(?m)^<!-- {CLAIMS} -->\n(\|.*\n)*")
 _PLACE = re.compile(r"(?m)^<!-- (?P<name>[\w-]+): (?P<metric>[^>]+?) -->\n(\|.*\n)*")
 
@@ -41,8 +46,11 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
 
     def table(place: re.Match[str]) -> str:
         name, metric = place["name"], place["metric"]
-        of_retrofit = metric in retrofit.TITLES.values()
-        find = retrofit_table if of_retrofit else metric_table
+        find = metric_table
+        if metric in retrofit.TITLES.values():
+            find = retrofit_table
+        elif metric in (LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS):
+            find = over_seeds_table
         lines = markdown_lines(find(name, metric, records))
         return f"<!-- {name}: {metric} -->\n{lines}\n"
 
@@ -91,6 +99,19 @@ def retrofit_table(name: str, condition: str, records: Path) -> list[list[str]]:
     (ranking,) = (r for r in result.rankings if retrofit.TITLES[r.condition] == condition)
     table = retrofit.table(result, ranking)
     return [["", "way", *table.header[2:]], *table.texts()]
+
+
+def over_seeds_table(name: str, metric: str, records: Path) -> list[list[str]]:
+    """Return the table of means over seeds of losses, or of right minimal pairs."""
+    path = records / f"{name}.json"
+    if metric == LOSS_OVER_SEEDS:
+        found = perplexity.over_seeds(read_result(PerplexityResult, path))
+    else:
+        found = minimal_pairs.over_seeds(read_result(MinimalPairsResult, path))
+    if not found:
+        raise SystemExit(f"{name} has no runs of several seeds")
+    (table,) = found
+    return [list(table.header), *table.texts()]
 
 
 def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:

@@ -15,6 +15,19 @@ from layermem.experiments.standings import standings
 from layermem.results.arena import MeasuredSteps, Ranking
 from layermem.results.artefact import ArtefactResult, ArtefactRow, JudgedClaim, Mean, RunState
 from layermem.results.files import to_json
+from layermem.results.minimal_pairs import (
+    JudgedPairs,
+    MinimalPairsOptions,
+    MinimalPairsResult,
+    PairShare,
+)
+from layermem.results.perplexity import (
+    DocumentLosses,
+    Perplexity,
+    PerplexityOptions,
+    PerplexityResult,
+    PositionLoss,
+)
 from layermem.results.retrofit import RetrofitResult, RetrofitTrial
 
 ROOT = Path(__file__).parents[1]
@@ -164,3 +177,46 @@ def test_ways_of_going_on_training_are_shown_under_each_condition(script, tmp_pa
     assert "| 1 | all | memory, all weights | 10 | 0.001 | 80 | 1.6250 +- 1.5883 |" in page
     assert "-0.6250 +- 1.5883" in page and "| 2 | plain | all weights, no memory | 10 |" in page
     assert script.with_tables(page, tmp_path) == page
+
+
+def losses(mean):
+    """Return losses of a model on one document of 100 tokens and 200 bytes."""
+    return Perplexity(
+        loss=mean, bits_per_byte=mean / 2, tokens=100, bytes=200, context=64, stride=32,
+        predecessor=0, unknown_tokens=0,
+        positions=(PositionLoss(first=1, last=1, tokens=100, loss=mean),),
+        documents=DocumentLosses(nats=(100 * mean,), tokens=(100,), bytes=(200,)),
+    )  # fmt: skip
+
+
+def right_pairs(right):
+    share = PairShare(count=100, right=right, ties=0, interval=(0.0, 1.0))
+    return JudgedPairs(all=share, fields={}, phenomena={"agreement": share}, paradigms={})
+
+
+ARMS = {"plain": ("p0", "p1"), "lime": ("l0", "l1")}
+
+
+def test_losses_and_minimal_pairs_over_seeds_are_tables(script, tmp_path):
+    means = {"p0": 2.0, "p1": 3.0, "l0": 1.0, "l1": 2.5}
+    measured = PerplexityResult(
+        command="layermem perplexity p0 p1 l0 l1", options=PerplexityOptions(texts=("a",)),
+        models={name: losses(mean) for name, mean in means.items()}, differences={}, arms=ARMS,
+    )  # fmt: skip
+    rights = {"p0": 50, "p1": 60, "l0": 70, "l1": 70}
+    judged = MinimalPairsResult(
+        command="layermem blimp p0 p1 l0 l1", options=MinimalPairsOptions(records=("a",)),
+        models={name: right_pairs(right) for name, right in rights.items()}, comparisons={},
+        probes={}, arms=ARMS,
+    )  # fmt: skip
+    write(tmp_path / "late.json", measured)
+    write(tmp_path / "pairs.json", judged)
+    asked = "<!-- late: loss over seeds -->\n\n<!-- pairs: right pairs over seeds -->\n"
+    page = script.with_tables(asked, tmp_path)
+    assert "| nats per token | 2.5000 +- 6.3531 | 1.7500 +- 9.5297 | -0.7500 +- 3.1766" in page
+    assert "| after 1 tokens | 2.5000 +- 6.3531 |" in page
+    assert "| agreement | 55.0% +- 63.5% | 70.0% +- 0.0% | +15.0% +- 63.5%" in page
+    assert script.with_tables(page, tmp_path) == page
+    write(tmp_path / "alone.json", replace(measured, arms={}))
+    with pytest.raises(SystemExit, match="alone has no runs of several seeds"):
+        script.with_tables("<!-- alone: loss over seeds -->\n", tmp_path)

@@ -59,11 +59,11 @@ def tables(result: MinimalPairsResult) -> list[Table]:
     shares = _shares(result, "field", lambda model: {**model.fields, "all": model.all})
     phenomena = _shares(result, "phenomenon", lambda model: model.phenomena)
     differences = [_differences(result)] if result.comparisons else []
-    return [shares, phenomena, *differences, *_over_seeds(result), *_probes(result)]
+    return [shares, phenomena, *differences, *over_seeds(result), *_probes(result)]
 
 
-def _over_seeds(result: MinimalPairsResult) -> list[Table]:
-    """Return the table of means over seeds, where models are runs of several."""
+def over_seeds(result: MinimalPairsResult) -> list[Table]:
+    """Return the table of means over seeds, if models are runs of several."""
     first = next(iter(result.models.values()))
     rows = {"all": {name: model.all.accuracy for name, model in result.models.items()}}
     for phenomenon in first.phenomena:

@@ -54,12 +54,12 @@ def tables(result: PerplexityResult) -> list[Table]:
         _losses(result),
         *([_differences(result)] if result.differences else []),
         _positions(result),
-        *_over_seeds(result),
+        *over_seeds(result),
     ]
 
 
-def _over_seeds(result: PerplexityResult) -> list[Table]:
-    """Return the table of means over seeds, where models are runs of several."""
+def over_seeds(result: PerplexityResult) -> list[Table]:
+    """Return the table of means over seeds, if models are runs of several."""
     models = result.models
     rows = {"bits per byte": {name: model.bits_per_byte for name, model in models.items()}}
     same_tokens = len({model.tokens for model in models.values()}) == 1
