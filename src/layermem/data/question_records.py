@@ -53,6 +53,11 @@ class QuestionRecord:
         """Return the texts of the gold answers."""
         return [answer.text for answer in self.answers]
 
+    @property
+    def split_key(self) -> str:
+        """Return the context, whatever its whitespace is."""
+        return " ".join(self.context.split())
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionFields:
