@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from layermem import cli
+from layermem.data.tokenizers import load_tokenizer
 from layermem.data.word_pieces import train_word_pieces
 from layermem.runs import RunFolder
 
@@ -60,13 +61,16 @@ def pieces_tokenizer():
 
 
 def tokenizer_of(name):
-    return words_tokenizer() if name in DECODERS else pieces_tokenizer()
+    # Qwen2's class of tokenizers has a rule of its own to part texts, which leaves words out.
+    by_name = {"qwen2": lambda: load_tokenizer("bytes")}
+    return by_name.get(name, words_tokenizer if name in DECODERS else pieces_tokenizer)()
 
 
 def put_base(path, name, **fields):
     """Save a tiny model with its tokenizer into a folder, and return the folder."""
     tokenizer = tokenizer_of(name)
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    end = tokenizer.eos_token_id
+    ends = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     ids = ends if name in DECODERS else {"pad_token_id": tokenizer.pad_token_id}
     make_host(name, vocab_size=len(tokenizer), **ids, **fields).save_pretrained(path)
     tokenizer.save_pretrained(path)

@@ -148,7 +148,9 @@ def test_what_cannot_be_read_is_refused_with_its_line():
     blank = record("\u200b\u200b near", "\u200b\u200b", start=0)
     with pytest.raises(ValueError, match="f, line 2: the tokenizer makes no token of the answer"):
         list(encoder(pieces).encode(blank))
-    with pytest.raises(ValueError, match="f, line 2: the tokenizer makes no token of the context"):
+    with pytest.raises(ValueError, match="line 2: the tokenizer has tokens for 4 of 14 characters"):
+        list(encoder(pieces).encode(record("\u200b" * 10 + " near")))
+    with pytest.raises(ValueError, match="has tokens for 0 of 2 .*: it leaves words out"):
         list(encoder(pieces).encode(record("\u200b\u200b")))
     words.eos_token = None
     with pytest.raises(ValueError, match="no end token"):

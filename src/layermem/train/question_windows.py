@@ -139,8 +139,13 @@ class WindowEncoder:
 
     def _framed(self, record: QuestionRecord) -> _Frame:
         frame = self._joined(record) if self.joins_pairs else self._side_by_side(record)
-        if not any(b > a for a, b in frame.spans):
-            raise ValueError(f"{record.where}: the tokenizer makes no token of the context")
+        total = len("".join(record.context.split()))
+        if not frame.spans or 2 * _covered(frame.spans) < total:
+            raise ValueError(
+                f"{record.where}: the tokenizer has tokens for {_covered(frame.spans)} of {total} "
+                "characters of the context: it leaves words out, and is not one of such texts; "
+                "save the tokenizer that the model was trained with"
+            )
         return frame
 
     def _joined(self, record: QuestionRecord) -> _Frame:
@@ -193,6 +198,15 @@ class WindowEncoder:
             return_offsets_mapping=True,
             verbose=False,
         )
+
+
+def _covered(spans: list[tuple[int, int]]) -> int:
+    """Return how many characters tokens are of, in the order of the text."""
+    covered = end = 0
+    for a, b in spans:
+        covered += max(0, b - max(a, end))
+        end = max(end, b)
+    return covered
 
 
 def _tokens_of_answer(
