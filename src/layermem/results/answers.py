@@ -47,7 +47,8 @@ class AnswerScore:
     f1: float
     """Mean F1 of words."""
     f1_interval: tuple[float, ...] = ()
-    """Its 95% interval (Student's t over questions); empty for a guess."""
+    """Its 95% interval (Wilson, which takes in that a score may be between 0 and 1); empty for a
+    guess."""
 
     def __post_init__(self) -> None:
         for name in ("exact", "f1"):

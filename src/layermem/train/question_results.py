@@ -4,6 +4,7 @@ It does not know: models, how questions are read, the trainer.
 """
 
 import json
+import math
 import re
 import statistics
 from collections import Counter
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from layermem.data.question_records import QuestionRecord
-from layermem.intervals import interval, proportion
+from layermem.intervals import proportion
 from layermem.results.answers import AnswerScore
 from layermem.results.solved import Shares, Solved
 from layermem.tasks.answer_scores import exact_match, f1
@@ -25,17 +26,16 @@ _WORD = re.compile(r"\S+")
 
 def score(records: Sequence[QuestionRecord], texts: Sequence[str]) -> AnswerScore | None:
     """Return the scores of answers with intervals; None: there are none."""
-    exact, overlap = _scores(records, texts)
     if not records:
         return None
-    mean = interval(overlap)
-    half = mean.half if len(records) > 1 else 1.0
+    exact, overlap = (math.fsum(scores) for scores in _scores(records, texts))
+    count = len(records)
     return AnswerScore(
-        count=len(records),
-        exact=sum(exact) / len(exact),
-        exact_interval=proportion(round(sum(exact)), len(exact)),
-        f1=mean.mean,
-        f1_interval=(max(0.0, mean.mean - half), min(1.0, mean.mean + half)),
+        count=count,
+        exact=exact / count,
+        exact_interval=proportion(exact, count),
+        f1=overlap / count,
+        f1_interval=proportion(overlap, count),
     )
 
 
