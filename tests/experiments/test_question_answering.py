@@ -12,7 +12,12 @@ from host_models import shake_routers
 from labelled import write_rows
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
-from transformers import AutoModelForCausalLM, AutoModelForQuestionAnswering, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from layermem import cli
 from layermem.results.answers import Answers
@@ -222,6 +227,26 @@ def test_a_decoder_with_memory_is_gone_on_with(tied, tmp_path):
         load_file(path / "routers.safetensors") for path in (run.final, tmp_path / "base")
     )
     assert len(ours) == 3 and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_classifier_gets_a_head_of_its_own(folder, tmp_path):
+    AutoTokenizer.from_pretrained(folder / "bert").save_pretrained(tmp_path / "base")
+    model = AutoModelForSequenceClassification.from_pretrained(folder / "bert", num_labels=3)
+    model.save_pretrained(tmp_path / "base")
+    run = run_on(folder, tmp_path / "out", base=tmp_path / "base", steps=1)
+    assert load_file(run.final / "model.safetensors")["qa_outputs.weight"].shape[0] == 2
+
+
+@pytest.mark.slow
+def test_lora_of_a_decoder_is_merged(folder, tmp_path):
+    run = run_on(folder, tmp_path / "out", "--train", "lora", base="llama")
+    before, after = (load_file(p / "model.safetensors") for p in (folder / "llama", run.final))
+    same = {key.partition(".")[2]: tensor for key, tensor in after.items()}
+    names = {key for key in before if key.startswith("model.layers")}
+    changed = {k for k in names if not torch.equal(before[k], same[k.partition(".")[2]])}
+    assert changed == {
+        f"model.layers.{i}.self_attn.{p}_proj.weight" for i in range(4) for p in "kv"
+    }
 
 
 def test_the_micro_batch_changes_nothing_but_rounding(folder, tmp_path):

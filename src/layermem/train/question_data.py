@@ -58,6 +58,9 @@ def prepare_questions(run: Run) -> PreparedRecords:
     ids = (window.input_ids.tolist() for window in train_data.windows[:_CHECKED_WINDOWS])
     check_known(ids, tokenizer, str(run.host.model))
     config.pad_token_id = padding_of(tokenizer)
+    if config.num_labels != 2:
+        # Of a classifier that is gone on with; some heads have an output for each.
+        config.num_labels = 2
     longest = run.records.longest_answer
     counts = QuestionCounts(
         training=len(train),
