@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from layermem.host_config import Host, check_run
 from layermem.named_options import check_options, merged, parse_options, warn_once
-from layermem.records_config import Records, check_records
+from layermem.records_config import OF_QUESTIONS, Records, check_records
 from layermem.typed_dicts import checked, from_dict, to_dict
 
 _NOT_SIZES = ("options", "pretrained")
@@ -295,7 +295,7 @@ class Run:
     host: Host = field(default_factory=Host)
     """Model of transformers to go on training, in place of a decoder of ours."""
     records: Records = field(default_factory=Records)
-    """Labelled records in place of text."""
+    """Records in place of text."""
     compute: Compute = field(default_factory=Compute)
     """Precision, compilation and memory."""
 
@@ -323,6 +323,9 @@ class Run:
         for name in ("regularizer", "host", "records"):
             if getattr(self, name) == type(getattr(self, name))():
                 del values[name]
+        for name in OF_QUESTIONS if "records" in values else ():
+            if values["records"][name] == getattr(Records, name):
+                del values["records"][name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -5,10 +5,12 @@
     checkpoints/     checkpoint-STEP, each complete or absent
     final/           the trained model and its tokenizer
     result.json      of a task: what the trained model solves of the test problems;
-                     of labelled records: what it gets right of the validation records
+                     of records: what it gets right of the validation records
     attempts.jsonl   of a task: each test problem, what the model wrote, its grade;
                      of labelled records: each validation record, its class and the model's
     records.json     of labelled records: how many there are, of what fields and classes
+    predictions.jsonl  of questions: each validation question, its answers and the model's
+    answers.json     of questions: how many there are, exact match and F1, and those of guesses
     diverged.json    of a run with numbers that were not finite: the step, and what was seen
     .lock            locked by the process that trains
 
@@ -60,6 +62,8 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.attempts = self.path / "attempts.jsonl"
         self.records = self.path / "records.json"
+        self.predictions = self.path / "predictions.jsonl"
+        self.answers = self.path / "answers.json"
         self.diverged = self.path / "diverged.json"
 
     def create(self) -> None:

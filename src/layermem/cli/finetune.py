@@ -7,103 +7,72 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
+from layermem.cli.host_options import HostOptions
 from layermem.config import Compute, Data, Host, Optim, Records, Run, Task
 from layermem.host_config import VARIANT
 from layermem.named_options import merged
 
 logger = logging.getLogger(__name__)
+# Options of records alone: fields of their config under the same names, but for the source.
+_OF_RECORDS = (
+    *("kind", "fields", "label", "id_field", "max_length", "stride", "longest_answer"),
+    *("unanswerable", "from_config"),
+)
+_TOKENS_OF_QUESTIONS = 384
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune:
+class Finetune(HostOptions):
     """Go on training a model of transformers: routers alone, all weights, or LoRA as a control
-    without memory. A decoder on text or a task; a decoder or an encoder on labelled records.
+    without memory. A decoder on text or a task; a decoder or an encoder on records: labels, or
+    questions whose answers stand in a text. MODEL may be a checkpoint with attached memory.
 
     The folder is that of `layermem train`; `layermem report` compares folders.
     """
 
-    model: tyro.conf.Positional[str]
-    """Folder or hub name of the model, or a checkpoint with attached memory."""
-    revision: str | None = None
-    """Branch, tag or commit of a model on the hub."""
-    text: str | None = None
-    """Text to train on: "stdlib", a file, a folder or a data set, as in `layermem train
-    --data.source`."""
-    validation: str | None = None
-    """Text, or file of records, of the validation set; None: a share of the training set's."""
-    validation_share: float | None = None
-    """Share of the documents (0.02) or records (0.1) held out for validation, without
-    --validation."""
-    text_field: str = "text"
-    """Column that holds the text."""
-    block_size: int = 256
-    """Tokens in a block of text."""
-    max_documents: int | None = None
-    """Most documents that are read; None: all."""
-    eval_blocks: int | None = None
-    """Validation blocks used; None: all."""
-    cache: str | None = None
-    """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
-    task: Literal["arithmetic", "prosqa", "mqar", "chains", "mad"] | None = None
-    """Task to train on, in place of text."""
-    task_options: tuple[str, ...] = ()
-    """Options of the task, each NAME=VALUE; `layermem tasks` lists them."""
-    examples: int = 50_000
-    """Problems in the training set of a task."""
-    test: int = 2_000
-    """Problems in its test set."""
-    validation_problems: int = 500
-    """Problems in its validation set."""
     records: str | None = None
-    """Labelled records to train on, in place of text: a .tsv or .csv with a header, or .jsonl."""
-    kind: Literal["classification"] | None = None
+    """Records to train on, in place of text: .jsonl; of labels also a .tsv or .csv with a header,
+    of questions also SQuAD's own .json."""
+    kind: Literal["classification", "question-answering"] | None = None
     """What is learnt of records; None: classification."""
     fields: tuple[str, ...] = ()
     """Names of the one or two fields that hold a record's texts; none: found by the usual names
-    (sentence, sentence1 and sentence2, question and sentence, premise and hypothesis, text)."""
+    (sentence, sentence1 and sentence2, question and sentence, premise and hypothesis, text). Of
+    questions: the fields of context and question; none: context question."""
     label: str | None = None
-    """Name of the field that holds a record's label; None: label."""
-    max_length: int = 128
-    """Most tokens of a record; longer texts are cut, and counted."""
+    """Name of the field that holds a record's label (None: label) or answers (None: answers)."""
+    id_field: str | None = None
+    """Name of the field that holds a question's id; None: id."""
+    max_length: int | None = None
+    """Most tokens of a record; longer texts are cut, and counted, longer contexts are read in
+    windows. None: 128, of questions 384."""
+    stride: int | None = None
+    """Tokens of a context that two windows in a row share; None: 128."""
+    longest_answer: int | None = None
+    """Most tokens of an answer that is given to a question; None: 30."""
+    unanswerable: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Some questions have no answer (SQuAD 2.0), and none may be given."""
     from_config: str | None = None
     """JSON file of a model's config: random weights of these sizes are trained (with --train all),
     and MODEL is the folder of the tokenizer alone."""
     memory: Literal["full", "last", "first", "none"] | None = None
     """Earlier layers that a layer reads; None: full, but none with --train lora."""
-    window: int | None = None
-    """Number of layers that are read, the layer's own counted; with --memory last or first."""
     train: Literal["routers", "all", "lora"] = "routers"
     """What is trained; with --memory none, "all" is plain continued training."""
     router_lr: float = 5e-3
     """Peak learning rate of routers, which have no weight decay."""
     lr: float = 5e-5
     """Peak learning rate of everything else."""
-    weight_decay: float = 0.0
-    """Weight decay of weight matrices."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How learning rates fall after the warm-up."""
-    warmup_steps: int = 200
-    """Steps over which learning rates rise; at most a tenth of all steps."""
-    batch_size: int = 32
-    """Sequences in one step."""
-    micro_batch: int = 32
-    """Sequences computed at once; gradients are accumulated to --batch-size."""
-    precision: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Floating-point format."""
     checkpoint_activations: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Compute layers again in the backward pass instead of keeping their activations."""
-    steps: int = 1000
-    """Training steps."""
     seed: int = 0
     """Seed of the order of the data, of LoRA and of a new head for classes."""
     log_every: int = 1
     """Steps between two rows of metrics."""
-    eval_every: int = 100
-    """Steps between two validations; there is one before the first step and after the last."""
     save_every: int = 0
     """Steps between two checkpoints; 0: none but the final model."""
     out: Path | None = None
@@ -183,7 +152,7 @@ def _check_data(options: Finetune) -> None:
             f"--task-options {' '.join(options.task_options)} are for a task: add --task NAME, or "
             "leave them out"
         )
-    for name in ("kind", "fields", "label", "max_length", "from_config"):
+    for name in _OF_RECORDS:
         if options.records is None and getattr(options, name) != getattr(Finetune, name):
             raise ValueError(
                 f"--{name.replace('_', '-')} {getattr(options, name)} is for records: add "
@@ -217,17 +186,15 @@ def _data(options: Finetune) -> Data:
 def _records(options: Finetune) -> Records:
     if options.records is None:
         return Records()
-    share = options.validation_share
-    return Records(
-        source=options.records,
-        kind=options.kind or "classification",
-        validation=options.validation,
-        validation_share=Records.validation_share if share is None else share,
-        fields=options.fields,
-        label=options.label,
-        max_length=options.max_length,
-        from_config=options.from_config,
-    )
+    # None of them has a meaning of its own: that of the config is meant.
+    given: dict[str, Any] = {
+        name: getattr(options, name)
+        for name in (*_OF_RECORDS, "validation", "validation_share")
+        if getattr(options, name) is not None
+    }
+    if options.kind == "question-answering":
+        given.setdefault("max_length", _TOKENS_OF_QUESTIONS)
+    return Records(source=options.records, **given)
 
 
 def _task(options: Finetune) -> Task:

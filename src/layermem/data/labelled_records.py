@@ -50,6 +50,12 @@ class LabelledRecord:
     where: str
     """File and line, for errors."""
 
+    @property
+    def split_key(self) -> str:
+        """Return the texts as one."""
+        # No text holds this sign, so that "a b" and "c" are not "a" and "b c".
+        return "\x1f".join(self.texts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FieldNames:

@@ -1,24 +1,35 @@
 """Training and validation records, and the classes that their labels name.
 
-A record's side depends on its texts alone: not on its place in the file, nor on the seed. Records
-with the same texts are therefore on one side.
+A record's side depends on its texts alone, of a question on its context alone: not on its place in
+the file, nor on the seed. Records with the same texts are therefore on one side, and so are all
+questions about a text.
 
 It does not know: files, tokens, models.
 """
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from layermem.data.labelled_records import LabelledRecord
 from layermem.text_hash import hash_to_unit_interval
 
-Split = tuple[list[LabelledRecord], list[LabelledRecord]]
+
+class Splittable(Protocol):
+    """A record that is on the side of a text."""
+
+    @property
+    def split_key(self) -> str:
+        """The text that decides on the side."""
 
 
-def split_by_hash(records: Sequence[LabelledRecord], share: float) -> Split:
+_R = TypeVar("_R", bound=Splittable)
+
+
+def split_by_hash(records: Sequence[_R], share: float) -> tuple[list[_R], list[_R]]:
     """Return training and validation records, of which there are about ``share``."""
-    sides: Split = ([], [])
+    sides: tuple[list[_R], list[_R]] = ([], [])
     for record in records:
-        sides[hash_to_unit_interval(_key(record)) < share].append(record)
+        sides[hash_to_unit_interval(record.split_key) < share].append(record)
     for side, name in zip(sides, ("training", "validation"), strict=True):
         if not side:
             raise ValueError(
@@ -29,12 +40,10 @@ def split_by_hash(records: Sequence[LabelledRecord], share: float) -> Split:
     return sides
 
 
-def leave_out(
-    records: Sequence[LabelledRecord], validation: Sequence[LabelledRecord]
-) -> list[LabelledRecord]:
+def leave_out(records: Sequence[_R], validation: Sequence[_R]) -> list[_R]:
     """Return the records whose texts are none of the validation records'."""
-    validated = {_key(record) for record in validation}
-    kept = [record for record in records if _key(record) not in validated]
+    validated = {record.split_key for record in validation}
+    kept = [record for record in records if record.split_key not in validated]
     if not kept:
         raise ValueError(
             f"the texts of all {len(records)} training records are in the validation file too: "
@@ -68,8 +77,3 @@ def check_labels(records: Sequence[LabelledRecord], classes: Sequence[str]) -> N
                 f"{record.where}: the label {record.label!r} is none of the classes that are "
                 f"learnt: {', '.join(classes)}"
             )
-
-
-def _key(record: LabelledRecord) -> str:
-    # No text holds this sign, so that "a b" and "c" are not "a" and "b c".
-    return "\x1f".join(record.texts)

@@ -2,12 +2,13 @@
 
     load_host   a run's config -> the model, attached and with the right parameters to train
     finetune    trains it as any run is trained, in a run folder
-    outcome     of labelled records: what it gets right before and after
+    outcome     of records: what it gets right before and after
 
 It does not know: the training loop, the command line.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from layermem.config import Run
 from layermem.evals.solving import evaluate
-from layermem.experiments.classifiers import load_classifier
 from layermem.experiments.host_memory import check_same_memory, choose_trained
+from layermem.experiments.record_models import load_record_model
+from layermem.results.answers import Answers
 from layermem.results.files import read_result
 from layermem.results.record_counts import RecordCounts
 from layermem.results.solved import Solved
@@ -36,10 +38,12 @@ def finetune(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> 
 
 
 def outcome(folder: RunFolder) -> str:
-    """Return what an ended run on labelled records came to, in two lines."""
+    """Return what an ended run on records came to, in a few lines."""
+    before, *_, after = [row for row in folder.rows() if "val_loss" in row]
+    if folder.answers.exists():
+        return _outcome_of_questions(before, after, read_result(Answers, folder.answers))
     counts = read_result(RecordCounts, folder.records)
     solved = Solved.from_json(folder.result.read_text(encoding="utf-8"))
-    before, *_, after = [row for row in folder.rows() if "val_loss" in row]
     low, high = solved.interval
     return (
         f"before: loss {before['val_loss']:.4f}, {before['val_accuracy']:.1%} right\n"
@@ -49,13 +53,39 @@ def outcome(folder: RunFolder) -> str:
     )
 
 
+def _outcome_of_questions(
+    before: Mapping[str, Any], after: Mapping[str, Any], answers: Answers
+) -> str:
+    parts = {
+        f"after {after['step']:,} steps: loss {after['val_loss']:.4f}": answers.all,
+        "of questions with an answer (HasAns)": answers.has_answer if answers.no_answer else None,
+        "of questions without one (NoAns)": answers.no_answer,
+        **{f"guess, {name}": score for name, score in answers.guesses.items()},
+    }
+    lines = [
+        f"before: loss {before['val_loss']:.4f}, exact match {before['val_accuracy']:.1%}, F1 "
+        f"{before['val_f1']:.1%}"
+    ]
+    for name, score in parts.items():
+        if score is not None:
+            lines.append(
+                f"{name}: exact match {score.exact:.1%}{_ends(score.exact_interval)}, F1 "
+                f"{score.f1:.1%}{_ends(score.f1_interval)}, {score.count:,} questions"
+            )
+    return "\n".join(lines)
+
+
+def _ends(interval: Sequence[float]) -> str:
+    return f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
+
+
 def load_host(run: Run, prepared: Prepared | None = None) -> Any:
     """Return the model of a run, in float32, with the parameters that it trains.
 
-    ``prepared``: what the run starts with; a run on labelled records has its classes there.
+    ``prepared``: what the run starts with; a run on records has its model's head there.
     """
-    if prepared is not None and prepared.classifier is not None:
-        return load_classifier(run, prepared.classifier)
+    if prepared is not None and prepared.records is not None:
+        return load_record_model(run, prepared.records.config, prepared.records.auto_class)
     host = run.host
     _check_length(run)
     model = _load(run)

@@ -16,8 +16,11 @@ from typing import Any
 import yaml
 
 from layermem.config import Run
+from layermem.results.answers import Answers
+from layermem.results.files import read_result
 from layermem.results.run_record import (
     EVERY_STEP_RIGHT,
+    F1,
     LOSS,
     RIGHT_ANSWERS,
     Divergence,
@@ -92,11 +95,21 @@ def read_metrics(folder: RunFolder, run: Run) -> dict[str, Metric]:
             f"step {run.max_steps}: {last}; delete the folder to run it again"
         )
     metrics = {LOSS: Metric(value=float(rows[-1]["val_loss"]), is_share=False)}
-    if solved := read_solved(folder, recorded_about(folder).get("run_id") or run.id):
+    run_id = recorded_about(folder).get("run_id") or run.id
+    if solved := read_solved(folder, run_id):
         metrics[RIGHT_ANSWERS] = Metric(value=solved.accuracy, is_share=True)
         if run.records.source is None:
             metrics[EVERY_STEP_RIGHT] = Metric(value=solved.steps, is_share=True)
+    if folder.answers.exists():
+        metrics[F1] = Metric(value=_read_f1(folder, run_id), is_share=True)
     return metrics
+
+
+def _read_f1(folder: RunFolder, run_id: str) -> float:
+    answers = read_result(Answers, folder.answers)
+    if answers.run_id != run_id:
+        raise ValueError(f"{folder.answers} is of run {answers.run_id}, its folder of run {run_id}")
+    return answers.all.f1
 
 
 def read_solved(folder: RunFolder, run_id: str) -> Solved | None:

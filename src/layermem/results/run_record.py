@@ -11,6 +11,7 @@ from layermem.results.solved import Solved
 LOSS = "validation loss"
 RIGHT_ANSWERS = "right answers"
 EVERY_STEP_RIGHT = "every step right"
+F1 = "F1 of words"
 """Names of the metrics that there are."""
 
 

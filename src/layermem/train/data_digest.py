@@ -20,6 +20,7 @@ from torch import Tensor
 
 from layermem.data.blocks import Blocks
 from layermem.train.problem_dataset import ProblemDataset
+from layermem.train.question_dataset import QuestionDataset
 from layermem.train.record_dataset import RecordDataset
 
 # Sequences of a dataset that ``sequences_digest`` reads, spread evenly over it.
@@ -37,7 +38,7 @@ class SequenceDataset(Protocol):
     def __getitem__(self, index: int, /) -> dict[str, Tensor]: ...
 
 
-def data_digest(*splits: Blocks | ProblemDataset | RecordDataset) -> str:
+def data_digest(*splits: Blocks | ProblemDataset | RecordDataset | QuestionDataset) -> str:
     """Return twelve hexadecimal digits that identify the splits."""
     return _short_digest([_split_identity(split) for split in splits])
 
@@ -47,7 +48,7 @@ def prompts_digest(prompts: Sequence[str]) -> str:
     return _short_digest(list(prompts))
 
 
-def _split_identity(split: Blocks | ProblemDataset | RecordDataset) -> object:
+def _split_identity(split: Blocks | ProblemDataset | RecordDataset | QuestionDataset) -> object:
     if isinstance(split, Blocks):
         # The folder's name is itself a digest of all that prepared tokens are made from.
         return [split.prepared.path.parent.name, split.prepared.path.name, len(split)]

@@ -18,7 +18,10 @@ from huggingface_hub import ModelCardData
 from torch import nn
 
 from layermem.config import Run
+from layermem.results.answers import Answers
+from layermem.results.files import read_result
 from layermem.runs import RunFolder
+from layermem.train.card_usage import usage
 from layermem.train.provenance import describe_environment
 
 logger = logging.getLogger(__name__)
@@ -32,6 +35,12 @@ _CITATION = """```bibtex
   year    = {2025}
 }
 ```"""
+# What model hubs call the kinds of records.
+_KIND_TAGS = {
+    None: "text-generation",
+    "classification": "text-classification",
+    "question-answering": "question-answering",
+}
 _PROVENANCE = ("layermem", "torch", "transformers", "python", "commit", "machine", "precision")
 
 
@@ -66,7 +75,7 @@ def model_card(
         _description(run, model),
         f"## Training\n\n{_training(run, rows, about, at_end or {})}",
         f"## Evaluation\n\n{_evaluation(rows, folder)}",
-        f"## Use\n\n{_usage(run, folder, model)}",
+        f"## Use\n\n{usage(run, folder, model)}",
         "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
         "data allow, and adds it to the metadata above (`license:`).",
         f"## Citation\n\nThe method is that of\n\n{_CITATION}",
@@ -79,7 +88,9 @@ def _metadata(run: Run) -> str:
     pretrained = run.model.pretrained or run.host.model
     data = ModelCardData(
         library_name="layermem",
-        pipeline_tag="text-generation" if run.records.source is None else "text-classification",
+        pipeline_tag="text-generation"
+        if run.records.source is None
+        else _KIND_TAGS[run.records.kind],
         tags=["transformers", "layermem", "cross-layer-attention", run.variant],
         # A folder on this machine is no name that a hub could look up.
         base_model=None if pretrained is None or os.path.exists(pretrained) else pretrained,
@@ -175,11 +186,13 @@ def _evaluation(rows: list[dict[str, Any]], folder: RunFolder) -> str:
     validation = next((row for row in reversed(rows) if "val_loss" in row), None)
     if validation is not None:
         is_of_tokens = "val_perplexity" in validation
-        unit = "token" if is_of_tokens else "record"
+        unit = "token" if is_of_tokens else "window" if folder.answers.exists() else "record"
         table[f"validation loss (nats a {unit})"] = f"{validation['val_loss']:.4f}"
         if is_of_tokens:
             table["validation perplexity"] = f"{validation['val_perplexity']:.2f}"
-    if folder.records.exists():
+    if folder.answers.exists():
+        table |= _evaluation_of_questions(folder)
+    elif folder.records.exists():
         table |= _evaluation_of_records(folder)
     elif folder.result.exists():
         result = json.loads(folder.result.read_text(encoding="utf-8"))
@@ -208,73 +221,19 @@ def _evaluation_of_records(folder: RunFolder) -> dict[str, str]:
     }
 
 
-def _is_attached(run: Run) -> bool:
-    return run.host.model is not None and run.host.memory != "none"
-
-
-def _usage(run: Run, folder: RunFolder, model: Any) -> str:
-    """Return code that loads the model and has it continue a prompt of its test set."""
-    is_attached = _is_attached(run)
-    if run.records.source is not None:
-        return _usage_of_classifier(folder, model, is_attached=is_attached)
-    prompt = "The"
-    load = "load_attached" if is_attached else "AutoModelForCausalLM.from_pretrained"
-    imports = (
-        """from layermem.retrofit import load_attached
-from transformers import AutoTokenizer"""
-        if is_attached
-        else """import layermem  # makes the model known to transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer"""
-    )
-    if folder.attempts.exists():
-        with folder.attempts.open(encoding="utf-8") as file:
-            prompt = json.loads(file.readline())["prompt"]
-    return f"""```python
-{imports}
-
-path = "path/to/this/folder"
-tokenizer = AutoTokenizer.from_pretrained(path)
-model = {load}(path)
-prompt = {_literal(prompt)}
-# As in training: without special tokens, which some tokenizers add at both ends.
-inputs = tokenizer(
-    prompt, return_tensors="pt", add_special_tokens=False, return_token_type_ids=False
-)
-tokens = model.generate(**inputs, max_new_tokens=64, do_sample=False)
-print(tokenizer.decode(tokens[0]))
-```"""
-
-
-def _usage_of_classifier(folder: RunFolder, model: Any, *, is_attached: bool) -> str:
-    """Return code that loads the model and has it say the class of a validation record."""
-    load = "AutoModelForSequenceClassification.from_pretrained(path)"
-    extra = ""
-    if is_attached:
-        extra = "from layermem.retrofit import load_attached\n"
-        load = "load_attached(path, auto_class=AutoModelForSequenceClassification)"
-    with folder.attempts.open(encoding="utf-8") as file:
-        texts = list(map(_literal, json.loads(file.readline())["texts"]))
-    separator = json.loads(folder.records.read_text(encoding="utf-8"))["separator"]
-    inputs = ", ".join(texts)
-    has_segments = separator is None and getattr(model.config, "type_vocab_size", 0) > 1
-    if separator is not None:
-        # As in training: this tokenizer puts nothing between two texts.
-        inputs = f" {_literal(separator)} ".join(texts) + ", add_special_tokens=False"
-    inputs += f", return_token_type_ids={has_segments}"
-    return f"""```python
-{extra}from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-path = "path/to/this/folder"
-tokenizer = AutoTokenizer.from_pretrained(path)
-model = {load}
-inputs = tokenizer({inputs}, return_tensors="pt")
-print(model.config.id2label[int(model(**inputs).logits.argmax())])
-```"""
-
-
-def _literal(text: str) -> str:
-    """Return a text as a Python literal in double quotes."""
-    return json.dumps(text, ensure_ascii=False)
+def _evaluation_of_questions(folder: RunFolder) -> dict[str, str]:
+    answers = read_result(Answers, folder.answers)
+    scores = {
+        "validation questions": answers.all,
+        "of those with an answer": answers.has_answer if answers.no_answer else None,
+        "of those without one": answers.no_answer,
+        **{f"guess, {name}": score for name, score in answers.guesses.items()},
+    }
+    return {
+        f"{name}: exact match, F1 of words": f"{score.exact:.1%}, {score.f1:.1%} of {score.count:,}"
+        for name, score in scores.items()
+        if score is not None
+    }
 
 
 def _table(left: str, right: str, values: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from layermem.data.labelled_records import LabelledRecord
+from layermem.train.host_inputs import joins_pairs, padding_of
 
 
 class RecordEncoder:
@@ -22,7 +23,7 @@ class RecordEncoder:
 
     def __init__(self, tokenizer: Any, max_length: int, *, has_segments: bool) -> None:
         self.tokenizer, self.max_length = tokenizer, max_length
-        self.joins_pairs = _joins_pairs(tokenizer)
+        self.joins_pairs = joins_pairs(tokenizer)
         # Where a tokenizer does not know of pairs, it knows of no second segment.
         self.has_segments = has_segments and self.joins_pairs
 
@@ -128,21 +129,3 @@ class RecordDataset(Dataset[dict[str, Tensor]]):
         batch["attention_mask"] = pad_sequence([torch.ones_like(each) for each in ids], True, 0)
         batch["labels"] = torch.stack([item["labels"] for item in items])
         return batch
-
-
-def padding_of(tokenizer: Any) -> int:
-    """Return the id that sequences are padded with: that of the end, where there is no other."""
-    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    found = next((each for each in ids if each is not None), None)
-    if found is None:
-        raise ValueError(
-            "the tokenizer has neither a padding token nor an end token; give it one: "
-            "tokenizer.pad_token = ..., tokenizer.save_pretrained(...)"
-        )
-    return int(found)
-
-
-def _joins_pairs(tokenizer: Any) -> bool:
-    """Return whether a tokenizer puts a special token between two texts."""
-    special = tokenizer("a", "a", return_special_tokens_mask=True)["special_tokens_mask"]
-    return 1 in special[special.index(0) : len(special) - special[::-1].index(0)]

@@ -1,19 +1,42 @@
 """What a trained classifier gets right of the validation records, with intervals, by class.
 
-It does not know: models, how records are read, the trainer.
+It does not know: how records are read, the training loop.
 """
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from layermem.intervals import proportion
+from layermem.results.files import to_json
 from layermem.results.record_counts import RecordCounts
 from layermem.results.solved import Shares, Solved
+from layermem.runs import RunFolder, write_atomically
+from layermem.train.data_digest import prompts_digest
 from layermem.train.record_dataset import RecordDataset
+from layermem.train.record_trainer import RecordTrainer, predict_classes
 
 # What the classes are called in a result.
 _LEVEL = "label"
+
+
+def save_classified(
+    counts: RecordCounts, data: RecordDataset, trainer: RecordTrainer, folder: RunFolder
+) -> None:
+    """Save what the trained model gets right of the validation records, and each of them."""
+    predicted = predict_classes(trainer.model, data, trainer.args.eval_batch_size)
+    rows = attempt_rows(data, predicted)
+    solved = replace(
+        score_classes(data, predicted, counts),
+        run_id=trainer.run.id,
+        steps_taken=trainer.state.global_step,
+        problems=prompts_digest([json.dumps(row["texts"]) for row in rows]),
+    )
+    write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
+    write_atomically(folder.records, to_json(counts))
+    write_atomically(folder.result, solved.to_json())
 
 
 def score_classes(data: RecordDataset, predicted: Sequence[int], counts: RecordCounts) -> Solved:

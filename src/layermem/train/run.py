@@ -17,7 +17,6 @@ from transformers import TrainingArguments, set_seed
 
 from layermem.config import Run, Task
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.results.files import to_json
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder, temporary_folder, write_atomically
 from layermem.train.arguments import training_arguments
@@ -26,8 +25,6 @@ from layermem.train.divergence import NotFiniteError
 from layermem.train.lora import merge_lora
 from layermem.train.model_card import write_model_card
 from layermem.train.processes import wait_for_all
-from layermem.train.record_results import attempt_rows, score_classes
-from layermem.train.record_trainer import RecordTrainer, predict_classes
 from layermem.train.run_config import claim_folder, record_data_and_precision
 from layermem.train.setup import Prepared, build_model, prepare_run
 from layermem.train.sharded import ShardedTrainer
@@ -110,7 +107,7 @@ def _train(
     """Train from a checkpoint or the beginning, solve the test problems, save the final model."""
     tokenizer = prepared.tokenizer
     set_seed(run.seed)
-    trainer = _trainer_class(run)(
+    trainer = _trainer_class(run, prepared)(
         run,
         folder,
         load_host(run, prepared) if load_host and run.host.model else build_model(run, tokenizer),
@@ -130,17 +127,17 @@ def _train(
         if ended and evaluate:
             solve = partial(_save_result, trainer, folder, evaluate, tokenizer)
             ended = trainer.stop.run_unless_stopped(solve, trainer.args)
-        if ended and prepared.counts:
-            _save_classified(trainer, folder, prepared)
+        if ended and prepared.records and trainer.is_world_process_zero():
+            prepared.records.save_results(trainer, folder)
         if ended:
             _save_final_model(trainer, folder)
         else:
             logger.info("stopped at step %d; --resume goes on", trainer.state.global_step)
 
 
-def _trainer_class(run: Run) -> type[Trainer]:
-    if run.records.source is not None:
-        return RecordTrainer
+def _trainer_class(run: Run, prepared: Prepared) -> type[Trainer]:
+    if prepared.records is not None:
+        return prepared.records.trainer
     return ShardedTrainer if run.compute.shard else Trainer
 
 
@@ -179,24 +176,6 @@ def _save_result(trainer: Trainer, folder: RunFolder, evaluate: Evaluate, tokeni
         problems=prompts_digest([row["prompt"] for row in rows]),
     )
     write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
-    write_atomically(folder.result, solved.to_json())
-
-
-def _save_classified(trainer: Trainer, folder: RunFolder, prepared: Prepared) -> None:
-    """Save what the trained model gets right of the validation records, and each of them."""
-    data: Any = prepared.validation_data
-    if not (trainer.is_world_process_zero() and prepared.counts):
-        return
-    predicted = predict_classes(trainer.model, data, trainer.args.eval_batch_size)
-    rows = attempt_rows(data, predicted)
-    solved = replace(
-        score_classes(data, predicted, prepared.counts),
-        run_id=trainer.run.id,
-        steps_taken=trainer.state.global_step,
-        problems=prompts_digest([json.dumps(row["texts"]) for row in rows]),
-    )
-    write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
-    write_atomically(folder.records, to_json(prepared.counts))
     write_atomically(folder.result, solved.to_json())
 
 

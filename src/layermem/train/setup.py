@@ -19,9 +19,10 @@ from layermem.data.tokenizers import load_tokenizer
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES
 from layermem.models.registry import build, lookup
-from layermem.results.record_counts import RecordCounts
 from layermem.tasks import registry as tasks
+from layermem.train.prepared_records import PreparedRecords
 from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
+from layermem.train.question_dataset import QuestionDataset
 from layermem.train.record_data import prepare_records
 from layermem.train.record_dataset import RecordDataset
 
@@ -31,14 +32,12 @@ class Prepared:
     """The tokenizer and the data of a run, ready for training."""
 
     tokenizer: Any
-    train_data: Blocks | ProblemDataset | RecordDataset
-    validation_data: Blocks | ProblemDataset | RecordDataset
+    train_data: Blocks | ProblemDataset | RecordDataset | QuestionDataset
+    validation_data: Blocks | ProblemDataset | RecordDataset | QuestionDataset
     collate: Callable[..., dict[str, Tensor]]
     """Makes a batch of sequences."""
-    classifier: Any = None
-    """Of a run on labelled records: the config of the classifier that it trains."""
-    counts: RecordCounts | None = None
-    """Of such a run: how many records there are, and of what classes."""
+    records: PreparedRecords | None = None
+    """Of a run on records: what their kind brings."""
 
 
 def prepare_run(run: Run) -> Prepared:
@@ -50,8 +49,7 @@ def prepare_run(run: Run) -> Prepared:
             train_data=of_records.train_data,
             validation_data=of_records.validation_data,
             collate=of_records.train_data.collate,
-            classifier=of_records.config,
-            counts=of_records.counts,
+            records=of_records,
         )
     tokenizer = _load_tokenizer(run)
     if run.task.name:

@@ -1,4 +1,4 @@
-"""Models of transformers with a head for classes: loaded, attached, with what they train.
+"""Models of transformers with a head for records: loaded, attached, with what they train.
 
 The head is what lies outside of the base model, the pooler, and any weight that the checkpoint
 lacks. It always trains; where it is new, its weights come from the run's seed.
@@ -8,10 +8,10 @@ It does not know: records, the training loop.
 
 import logging
 from collections.abc import Collection
-from typing import Any
+from typing import Any, final
 
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModel
 
 from layermem.config import Run
 from layermem.experiments.host_memory import check_same_memory, choose_trained
@@ -21,10 +21,11 @@ from layermem.retrofit.loading import is_attached, load_reporting, without_loadi
 logger = logging.getLogger(__name__)
 
 
-def load_classifier(run: Run, config: Any) -> Any:
-    """Return the classifier of a run, in float32, with the parameters that it trains.
+def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
+    """Return the model of a run on records, in float32, with the parameters that it trains.
 
-    ``config``: its config, with the classes and the padding token.
+    ``config``: its config, with what its head needs and the padding token; ``auto_class``: the
+    class of transformers that has the head.
     """
     host, location = run.host, str(run.host.model)
     options = {"config": config, "dtype": torch.float32}
@@ -32,16 +33,14 @@ def load_classifier(run: Run, config: Any) -> Any:
     has_memory = False
     if run.records.from_config is not None:
         logger.info("%s: random weights, of seed %d", run.records.from_config, run.seed)
-        model: Any = AutoModelForSequenceClassification.from_config(**options)
+        model: Any = auto_class.from_config(**options)
     elif is_attached(location):
         check_same_memory(location, host)
         has_memory = True
-        model, missing = load_reporting(
-            location, auto_class=AutoModelForSequenceClassification, **options
-        )
+        model, missing = load_reporting(location, auto_class=_WholeBase(auto_class), **options)
     else:
         with without_loading_report():
-            model, info = AutoModelForSequenceClassification.from_pretrained(
+            model, info = _WholeBase(auto_class).from_pretrained(
                 location, revision=host.revision or "main", output_loading_info=True, **options
             )
         missing = info["missing_keys"]
@@ -53,6 +52,34 @@ def load_classifier(run: Run, config: Any) -> Any:
         if is_head(name, model.base_model_prefix):
             parameter.requires_grad_(True)
     return model
+
+
+@final
+class _WholeBase:
+    """Loads a class of transformers with all weights of its base model.
+
+    Some classes call the base by another name than the checkpoints of their architecture do: that
+    for question answering on a LLaMA ``transformer``, its causal model ``model``. transformers
+    then leaves all of it at random weights. Here the base is loaded by itself, and put there.
+    """
+
+    def __init__(self, auto_class: Any) -> None:
+        self.auto_class = auto_class
+
+    def from_pretrained(self, location: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the model and what ``output_loading_info`` says."""
+        model, info = self.auto_class.from_pretrained(location, **options)
+        prefix = f"{model.base_model_prefix}."
+        names = {name for name in model.state_dict() if name.startswith(prefix)}
+        if not names or not names <= set(info["missing_keys"]):
+            return model, info
+        base, of_base = AutoModel.from_pretrained(location, **options)
+        state = base.state_dict()
+        getattr(model, model.base_model_prefix).load_state_dict(state, strict=False)
+        there = {f"{prefix}{name}" for name in state.keys() - set(of_base["missing_keys"])}
+        missing = set(info["missing_keys"]) - there
+        unexpected = of_base["unexpected_keys"]
+        return model, {**info, "missing_keys": missing, "unexpected_keys": unexpected}
 
 
 def is_head(name: str, base: str) -> bool:
