@@ -43,7 +43,8 @@ OF_FOUR += ["lime-average-mha", "lime-separate-mha", "lime+mudd"]
 needs_processes = pytest.mark.skipif(
     not distributed.is_available(), reason="this torch has no distributed package"
 )
-OLD = tuple(map(int, importlib.metadata.version("transformers").split(".")[:2])) < (5, 19)
+TRANSFORMERS = tuple(map(int, importlib.metadata.version("transformers").split(".")[:2]))
+divides_unevenly = pytest.mark.skipif(TRANSFORMERS < (5, 23), reason="transformers refuses it")
 
 
 def work(rank, world, folder, cases):
@@ -96,7 +97,7 @@ def assert_equal_outcomes(found, expected, case):
     ("world", "cases"),
     [
         (2, list(CASES)),
-        pytest.param(3, OF_THREE, marks=pytest.mark.skipif(OLD, reason="refused, until 5.19")),
+        pytest.param(3, OF_THREE, marks=divides_unevenly),
         (4, OF_FOUR),
     ],
     ids=["two", "three", "four"],

@@ -3,6 +3,10 @@
 import copy
 import importlib.metadata
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +21,12 @@ pytestmark = [
         not distributed.is_available(), reason="this torch has no distributed package"
     ),
 ]
+ROOT = Path(__file__).parents[2]
 TRAINED = ["plain", "lime", "lime-mha", "lime-separate", "lime-one-head", "lime-tied"]
 # How many processes go on where those before have saved.
 CHAIN = [2, 4, 1, 2]
-OLD = tuple(map(int, importlib.metadata.version("transformers").split(".")[:2])) < (5, 19)
+TRANSFORMERS = tuple(map(int, importlib.metadata.version("transformers").split(".")[:2]))
+needs_mesh = pytest.mark.skipif(TRANSFORMERS < (5, 19), reason="transformers has one dimension")
 
 
 def some_steps(link):
@@ -81,7 +87,7 @@ def in_a_mesh(rank, world, folder):
     return found
 
 
-@pytest.mark.skipif(OLD, reason="refused, until 5.19")
+@needs_mesh
 def test_a_mesh_of_two_by_two_trains_as_one_process(tmp_path):
     for case in TRAINED:
         a_model(case).save_pretrained(tmp_path / case)
@@ -99,6 +105,27 @@ def test_a_mesh_of_two_by_two_trains_as_one_process(tmp_path):
             logits = model.eval()(some_ids()).logits
         for rank in range(4):
             torch.testing.assert_close(ranks[rank][case]["logits"], logits, rtol=1e-7, atol=1e-9)
+
+
+@needs_mesh
+def test_the_script_of_the_page_trains_as_one_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "mechanism.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    (saving,) = (block for block in blocks if '"my-lime")' in block and "DTensor" not in block)
+    (script,) = (block for block in blocks if "WORLD_SIZE" in block)
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    ids, logits = some_ids(), {}
+    exec(saving, {})
+    for processes in (1, 2, 4):
+        start = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
+        command = [sys.executable, *(start if processes > 1 else []), "script.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        with torch.no_grad():
+            logits[processes] = load(tmp_path / "my-trained-lime")(ids).logits
+    for processes in (2, 4):
+        torch.testing.assert_close(logits[processes], logits[1], rtol=0, atol=1e-5)
 
 
 def misuse(rank, world, folder):
