@@ -128,6 +128,31 @@ def test_the_script_of_the_page_trains_as_one_process(tmp_path, monkeypatch):
         torch.testing.assert_close(logits[processes], logits[1], rtol=0, atol=1e-5)
 
 
+def compiled(rank, world, folder):
+    """Return what compiling as one graph changes, without gradients and with them."""
+    changes = {}
+    for case in ("plain", "lime", "lime-separate"):
+        model, ids = load(folder / case, world), some_ids()
+        whole_graph = torch.compile(model, backend="aot_eager", fullgraph=True)
+        with torch.no_grad():
+            logits = [whole(call(ids).logits) for call in (model, whole_graph)]
+        gradients = []
+        for call in (model, whole_graph):
+            model.zero_grad()
+            call(ids).logits.square().mean().backward()
+            gradients.append([whole(parameter.grad).clone() for parameter in model.parameters()])
+        pairs = zip(*gradients, strict=True)
+        changes[case] = max(float((a - b).abs().max()) for a, b in [logits, *pairs])
+    return changes
+
+
+def test_a_shared_model_compiles_as_one_graph(tmp_path):
+    for case in ("plain", "lime", "lime-separate"):
+        a_model(case).save_pretrained(tmp_path / case)
+    for changes in in_processes(compiled, 2, tmp_path):
+        assert max(changes.values()) < 1e-15, changes
+
+
 def misuse(rank, world, folder):
     """Return what is said of uses that a shared model does not allow, and a copied router's sum."""
     model = load(folder / "lime", world)
@@ -147,15 +172,33 @@ def misuse(rank, world, folder):
     with torch.no_grad():
         other.weight.zero_()
         sums = [float(m(None, *slots[-1], slots)[0].abs().sum()) for m in (router, other)]
-    return {"said": said, "hidden": torch.tensor(hidden), "sums": sums}
+    mixing = load(folder / "lime_hidden", world)
+    mixing(some_ids()).logits.square().mean().backward()
+    gradients = {name: whole(p.grad) for name, p in mixing.named_parameters()}
+    with torch.no_grad(), pytest.raises(NotImplementedError) as error:
+        mixing(some_ids())
+    said.append(str(error.value))
+    return {
+        "said": said,
+        "hidden": torch.tensor(hidden),
+        "sums": sums,
+        "gradients": gradients,
+    }
 
 
 def test_misuse_is_refused_and_copies_have_weights_of_their_own(tmp_path):
-    model = a_model("lime")
+    model, mixing = a_model("lime"), a_model("lime_hidden")
     model.save_pretrained(tmp_path / "lime")
+    mixing.save_pretrained(tmp_path / "lime_hidden")
+    mixing(some_ids()).logits.square().mean().backward()
     hidden = torch.tensor(next(capture(model, [some_ids()], kinds=("hidden",))).hidden[-1])
     for found in in_processes(misuse, 2, tmp_path):
-        pruned, *captured = found["said"]
+        pruned, *captured, mixed = found["said"]
+        assert mixed.endswith(
+            "not supported here without gradients; load the model without a tp_plan"
+        )
+        for name, parameter in mixing.named_parameters():
+            torch.testing.assert_close(found["gradients"][name], parameter.grad, msg=name)
         assert pruned.startswith("the router of layer 1 is shared by the processes of tensor")
         assert all(said.startswith("tp_size=2: each process has the values") for said in captured)
         torch.testing.assert_close(found["hidden"], hidden)

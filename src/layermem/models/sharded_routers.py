@@ -37,10 +37,13 @@ class SourceHeads(TensorParallelLayer):
         if not isinstance(module, StaticRouter):
             return module
 
+        # Looked up here: torch.compile cannot follow a mapping proxy next to transformers' styles.
+        names = tuple(module.weight_names.values())
+
         def forward(
             router: StaticRouter, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]
         ) -> Slot:
-            return route_own_heads(router, slots, mesh)
+            return route_own_heads(router, names, slots, mesh)
 
         # Bound to the router, so that a copy of it (of PEFT) is called with its own weights.
         module.is_shared = True
@@ -48,16 +51,21 @@ class SourceHeads(TensorParallelLayer):
         return module
 
 
-def route_own_heads(router: StaticRouter, slots: Sequence[Slot], mesh: Any) -> Slot:
-    """Route slots [B, R / n, T, E] of each of the n processes of ``mesh`` to as many heads."""
+def route_own_heads(
+    router: StaticRouter, names: Sequence[str], slots: Sequence[Slot], mesh: Any
+) -> Slot:
+    """Route slots [B, R / n, T, E] of each of the n processes of ``mesh`` to as many heads.
+
+    ``names`` are those of the router's weights.
+    """
     own = _own_heads(router.num_heads, mesh)
     if not router.is_learned:
         # A constant weight takes each head from the same head of every source.
         weight = _columns(router.weight[own], own, router.num_heads)
         return router.route_by(slots, weight)
     weights = (
-        _columns(_sum_gradient(weight, mesh), own, router.num_heads)
-        for weight in router.named_weights().values()
+        _columns(_sum_gradient(getattr(router, name), mesh), own, router.num_heads)
+        for name in names
     )
     key, value = router.route_by(slots, *weights)
     # [R, 2, B, T, E]: the heads lie first, as the processes share them.
