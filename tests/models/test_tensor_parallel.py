@@ -1,40 +1,32 @@
-"""Two processes share each model's matrices (``tp_plan="auto"``) and compute what one computes."""
+"""Processes share each model's matrices (``tp_plan="auto"``) and compute what one computes."""
 
-import datetime
-import os
+import importlib.metadata
 import re
 
 import pytest
 import torch
-from tiny import TINY, is_own, make
+from shared_models import (
+    CASES,
+    OF_OWN_HEADS,
+    SIZES,
+    a_config,
+    a_model,
+    in_processes,
+    load,
+    outcome,
+)
+from tiny import TINY, is_own
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.distributed import DistributedConfig
 
+from layermem.models import tensor_parallel
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import lookup
+from layermem.models.sharded_routers import SOURCE_HEADS
+from layermem.models.tensor_parallel import share_layers
 
-WORLD = 2
-# Older transformers share no vocabulary that the number of processes does not divide.
-SIZES = {**TINY, "vocab_size": 64}
-# id: (variant, fields). Two sequences are classified where there are labels.
-CASES = {
-    "plain": ("plain", {}),
-    "lime": ("lime", {}),
-    "lime-mha": ("lime", {"num_key_value_heads": 4}),
-    # Heads that two processes cannot share evenly: each of them routes and attends with all.
-    "lime-one-head": ("lime", {"num_key_value_heads": 1}),
-    "lime-last-2": ("lime", {"router": "last", "router_window": 2}),
-    "lime-separate": ("lime", {"router_shares_kv": False}),
-    "lime-biases": ("lime", {"attention_bias": True, "mlp_bias": True}),
-    "value_residual-svformer": ("value_residual", {"form": "svformer", "attention_bias": True}),
-    "depth_attention": ("depth_attention", {"gate": "head"}),
-    "lime-tied": ("lime", {"tie_word_embeddings": True}),
-    "plain-classes": ("plain", {"num_labels": 3, "pad_token_id": 0}),
-    "lime-classes": ("lime", {"num_labels": 3, "pad_token_id": 0}),
-}
-# What two processes share of a decoder layer, and along which dimension.
+# What processes share of a decoder layer, and along which dimension.
 SHARED = {
     "self_attn.q_proj": 0,
     "self_attn.k_proj": 0,
@@ -44,113 +36,83 @@ SHARED = {
     "mlp.up_proj": 0,
     "mlp.down_proj": 1,
 }
+# What more processes than two share; three share no width evenly.
+OF_THREE = ["lime", "lime-of-3", "plain"]
+OF_FOUR = ["plain", "plain-mha", "lime", "lime-mha", "lime-gqa-of-4"]
+OF_FOUR += ["lime-average-mha", "lime-separate-mha", "lime+mudd"]
+needs_processes = pytest.mark.skipif(
+    not distributed.is_available(), reason="this torch has no distributed package"
+)
+TRANSFORMERS = tuple(map(int, importlib.metadata.version("transformers").split(".")[:2]))
+divides_unevenly = pytest.mark.skipif(TRANSFORMERS < (5, 23), reason="transformers refuses it")
 
 
-def a_model(case):
-    variant, fields = CASES[case]
-    entry = lookup(variant)
-    model_class = entry.sequence_classification if "num_labels" in fields else entry.causal_lm
-    model = make(model_class, entry.config(**{**SIZES, **fields})).double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.copy_(torch.linspace(-1, 1, len(parameter)))
-    return model
-
-
-def whole(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def outcome(model, case):
-    """Return logits, loss, every gradient, and what the model writes."""
-    ids = torch.randint(1, SIZES["vocab_size"], (2, 9), generator=torch.Generator().manual_seed(5))
-    classes = "num_labels" in CASES[case][1]
-    out = model(ids, labels=torch.tensor([2, 0]) if classes else ids)
-    out.loss.backward()
-    with torch.no_grad():
-        written = [] if classes else [model.generate(ids, max_new_tokens=5, do_sample=False)]
-        quietly = model(ids).logits
-    return {
-        "numbers": [whole(out.logits.detach()), quietly, out.loss.detach()],
-        "gradients": {name: whole(p.grad) for name, p in model.named_parameters()},
-        "written": written,
-    }
-
-
-def work(rank, folder):
-    torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD))
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meet",
-        rank=rank,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    # Older transformers do not count the processes themselves.
-    whole_world = DistributedConfig(tp_plan="auto", tp_size=WORLD)
+def work(rank, world, folder, cases):
     found = {}
-    for case, (_, fields) in CASES.items():
-        auto = (
-            AutoModelForSequenceClassification if "num_labels" in fields else AutoModelForCausalLM
-        )
-        model = auto.from_pretrained(folder / case, distributed_config=whole_world, dtype="float64")
+    for case in cases:
+        model = load(folder / case, world)
         local = {
             name: tuple(p.to_local().shape if isinstance(p, DTensor) else p.shape)
             for name, p in model.named_parameters()
         }
         found[case] = {"local": local, **outcome(model, case)}
-    torch.save(found, f"{folder}/{rank}.pt")
-    # As in test_distributed.py: taking the group apart may wait for ever.
-    os._exit(0)
+    return found
 
 
-def assert_halved(local, model, case):
-    """Every projection of every layer lies half in each process, whatever else does."""
+def assert_shared(local, model, rank, world, case):
+    """Every projection of every layer lies in parts in the processes, whatever else does."""
     for name, parameter in model.named_parameters():
         of_layer = name.partition("layers.")[2].partition(".")[2]
         if not of_layer:
             continue
         module, _, kind = of_layer.rpartition(".")
-        expected = list(parameter.shape)
-        # A bias is added once, after the halves of a product of rows are summed.
+        expected = parameter
+        # A bias is added once, after the parts of a product of rows are summed.
         if module in SHARED and not (kind == "bias" and SHARED[module]):
-            expected[SHARED[module]] //= WORLD
-        assert local[name] == tuple(expected), f"{case}: {name}"
+            expected = parameter.chunk(world, SHARED[module])[rank]
+        assert local[name] == tuple(expected.shape), f"{case}: {name}"
+
+
+def expected_heads(case, world):
+    """Return how many key-value heads each process caches."""
+    heads = a_config(case).num_key_value_heads
+    return heads // world if CASES[case][0] in OF_OWN_HEADS and heads % world == 0 else heads
 
 
 def assert_equal_outcomes(found, expected, case):
-    for what, a, b in zip(
-        ("logits", "logits without gradients", "loss"),
-        found["numbers"],
-        expected["numbers"],
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=f"{case}: {what}")
+    for what in ("numbers", "written"):
+        assert len(found[what]) == len(expected[what])
+        for i, (a, b) in enumerate(zip(found[what], expected[what], strict=True)):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=f"{case}: {what} {i}")
     assert found["gradients"].keys() == expected["gradients"].keys()
     for name, gradient in expected["gradients"].items():
         torch.testing.assert_close(
             found["gradients"][name], gradient, rtol=1e-9, atol=1e-12, msg=f"{case}: {name}"
         )
-    assert len(found["written"]) == len(expected["written"])
-    assert all(map(torch.equal, found["written"], expected["written"])), case
 
 
-@pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
+@needs_processes
 @pytest.mark.slow
-def test_two_processes_share_the_projections_and_compute_what_one_does(tmp_path):
-    """All cases in one pair of processes, whose start takes longest."""
-    for case in CASES:
+@pytest.mark.parametrize(
+    ("world", "cases"),
+    [
+        (2, list(CASES)),
+        pytest.param(3, OF_THREE, marks=divides_unevenly),
+        (4, OF_FOUR),
+    ],
+    ids=["two", "three", "four"],
+)
+def test_processes_share_the_projections_and_compute_what_one_does(tmp_path, world, cases):
+    """All cases in one set of processes, whose start takes longest."""
+    for case in cases:
         a_model(case).save_pretrained(tmp_path / case)
-    torch.multiprocessing.spawn(work, (tmp_path,), nprocs=WORLD, join=True)
-    for rank in range(WORLD):
-        of_cases = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        assert of_cases.keys() == CASES.keys()
+    expected = {case: outcome(a_model(case), case) for case in cases}
+    for rank, of_cases in enumerate(in_processes(work, world, tmp_path, cases)):
+        assert list(of_cases) == cases
         for case, found in of_cases.items():
-            model = a_model(case)
-            assert_halved(found["local"], model, case)
-            assert_equal_outcomes(found, outcome(model, case), case)
+            assert_shared(found["local"], a_model(case), rank, world, case)
+            assert_equal_outcomes(found, expected[case], case)
+            assert found["cached heads"] == expected_heads(case, world), case
 
 
 def test_a_variant_that_claims_a_plan_has_one_for_its_layers(entry):
@@ -166,6 +128,59 @@ def test_a_variant_that_claims_a_plan_has_one_for_its_layers(entry):
     assert len(matrices) == len(SHARED)
     unshared = [name for name in matrices if "wise" not in plan.get(name, "")]
     assert not unshared, f"tp_plan='auto' would leave {unshared} whole in every process"
+
+
+@pytest.mark.parametrize(
+    ("case", "degree", "own_heads"),
+    [
+        ("plain", 2, True),
+        ("plain", 4, False),
+        ("lime", 2, True),
+        ("lime", 3, False),
+        ("lime+mudd", 2, True),
+        ("depth_attention", 2, False),
+        ("lime_hidden", 2, False),
+        ("plain-classes", 2, True),
+    ],
+)
+def test_heads_are_shared_where_their_number_allows_it(case, degree, own_heads):
+    variant, fields = CASES.get(case, (case, {}))
+    entry = lookup(variant)
+    kind = entry.sequence_classification if "num_labels" in fields else entry.causal_lm
+    model = kind(entry.config(**{**SIZES, **fields}))
+    before = dict(model.tp_plan)
+    share_layers(model, DistributedConfig(tp_plan="auto", tp_size=degree))
+    rules = {
+        name.removeprefix("model.layers.*.self_attn."): rule
+        for name, rule in model.tp_plan.items()
+        if ".self_attn." in name
+    }
+    style = "colwise" if own_heads else "colwise_gather_output"
+    expected = dict.fromkeys(("q_proj", "k_proj", "v_proj"), style)
+    expected["o_proj"] = "rowwise" if own_heads else "rowwise_split_input"
+    if own_heads and variant.startswith("lime"):
+        expected["memory"] = SOURCE_HEADS
+    assert rules == expected
+    assert {n: r for n, r in model.tp_plan.items() if "self_attn" not in n} == {
+        n: r for n, r in before.items() if "self_attn" not in n
+    }
+
+
+def test_one_process_changes_no_plan(entry):
+    model = entry.causal_lm(entry.config(**TINY))
+    before = dict(model.tp_plan)
+    share_layers(model, DistributedConfig(tp_size=1, fsdp_size=2))
+    assert model.tp_plan == before
+
+
+def test_a_mesh_that_knows_no_fsdp_is_refused(monkeypatch):
+    """Older transformers shard by ``tp_size`` alone then, and wait for each other for ever."""
+    model = a_model("lime")
+    sizes = DistributedConfig(tp_plan="auto", tp_size=2, fsdp_size=2)
+    share_layers(model, sizes)
+    monkeypatch.setattr(tensor_parallel, "_has_tensor_parallelism_alone", lambda mesh: True)
+    with pytest.raises(ValueError, match=r"^tp_size=2 together with fsdp_size=2 is not supported"):
+        share_layers(model, sizes)
 
 
 def test_a_config_of_ones_own_inherits_a_plan():

@@ -56,6 +56,12 @@ def capture(
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise ValueError(f"unknown kinds {', '.join(unknown)}; there are {', '.join(KINDS)}")
     layers = decoder_layers(model)
+    degree = getattr(getattr(model.config, "distributed_config", None), "tp_size", None) or 1
+    if degree > 1 and {"values", "routed"} & set(kinds):
+        raise ValueError(
+            f"tp_size={degree}: each process has the values of some heads only; load the "
+            'model without a tp_plan, or capture kinds=("hidden",)'
+        )
     activations: dict[tuple[str, int], Array] = {}
     was_training = model.training
     model.eval()

@@ -24,6 +24,16 @@ else:
     FilledFloat = int | float | None
     FilledDict = dict | None
 
+# Rules of a tensor-parallel plan with which each process attends with heads of its own.
+LOCAL_HEADS: Mapping[str, str] = MappingProxyType(
+    {
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+    }
+)
+
 # A module saved beside the weights, whose import error names the missing package.
 STUB_NAME = "modeling_layermem"
 _STUB = '''"""This checkpoint is a layermem model. Its classes live in the package of that name."""
@@ -54,8 +64,8 @@ class DecoderConfig(PreTrainedConfig):
         "intermediate_size",
     )
     # The tensor-parallel plan. It gathers heads before the seams, which therefore see all heads and
-    # whole widths in every variant. A variant whose memory treats each head alone may override it
-    # to shard attention too, as the plain decoder does.
+    # whole widths in every variant and for every number of processes. A variant whose memory treats
+    # each head alone may override it to shard attention too, as the plain decoder does.
     base_model_tp_plan: ClassVar[dict[str, str]] = {
         "layers.*.self_attn.q_proj": "colwise_gather_output",
         "layers.*.self_attn.k_proj": "colwise_gather_output",
@@ -65,6 +75,9 @@ class DecoderConfig(PreTrainedConfig):
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
     }
+    # Rules that replace those above where the number of processes divides the key-value heads. They
+    # are for a memory that mixes heads and has a parallel style of its own.
+    local_heads_tp_plan: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # TRL and others read this attribute. It has entries in saved files only.
     auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # Auto class -> model class name, set by `registry.declare`.

@@ -28,6 +28,7 @@ from layermem.models.checkpoints import (
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.layers import AbsentLinear
 from layermem.models.seams import Variant
+from layermem.models.tensor_parallel import share_layers
 
 # Fields of a LLaMA's config about its file or class, which a config of ours does not take over.
 _FILE_FIELDS = (
@@ -90,6 +91,15 @@ class PreTrainedDecoder(PreTrainedModel):
         model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
         check_complete(model, info, str(source), saved.get("model_type"))
         return (model, info) if wants_info else model
+
+    @classmethod
+    def maybe_distribute_model(
+        cls, model: Any, distributed_config: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Let tensor parallelism shard the heads where their number allows it, then do as ever."""
+        if getattr(distributed_config, "tp_size", None):
+            share_layers(model, distributed_config, *args)
+        return super().maybe_distribute_model(model, distributed_config, *args, **kwargs)
 
     @classmethod
     def from_llama(cls, source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any) -> Self:

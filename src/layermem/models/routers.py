@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from layermem.models.memories import unadapted_memories
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Memory, Part, WeightsUnknown
+from layermem.ops.route import Slot
 from layermem.ops.route.pruning import By, check_options, prune
 
 # The parameter's name, also as the copy of an adapter where PEFT trains whole routers.
@@ -45,6 +46,8 @@ class StaticRouter(Memory):
     def __init__(self, num_heads: int, sources: tuple[int, ...]) -> None:
         super().__init__()
         self.num_heads, self.sources = num_heads, sources
+        # Whether processes of tensor parallelism share its heads.
+        self.is_shared = False
 
     def named_weights(self) -> dict[str, Tensor]:
         """Return each weight by what it reads."""
@@ -53,6 +56,13 @@ class StaticRouter(Memory):
     @property
     def is_learned(self) -> bool:
         return isinstance(self.weight, nn.Parameter)
+
+    @abstractmethod
+    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
+        """Route slots by ``weights``, which are ``named_weights`` or their columns of some heads.
+
+        Of the slots [B, R, T, E] only these heads are then given.
+        """
 
     @abstractmethod
     def with_sources(self, sources: tuple[int, ...]) -> Self:
@@ -185,6 +195,11 @@ class RouterMethods(PreTrainedDecoder):
                     f"the router of layer {layer} is wrapped by an adapter (of PEFT, with "
                     'modules_to_save=["memory"]), which would keep the old one; merge it into the '
                     "model first (merge_and_unload) and prune the model that this returns"
+                )
+            if router.is_shared:
+                raise ValueError(
+                    f"the router of layer {layer} is shared by the processes of tensor "
+                    "parallelism; load the model without a tp_plan, prune it and save it"
                 )
         pruned = [_prune(router, keep, by) for router in routers]
         for smaller_router, row in pruned:

@@ -19,9 +19,9 @@ It does not know: how ``route`` computes the product, rope, caches, training.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, ClassVar, Literal, final
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.configuration import DecoderConfig
+from layermem.models.configuration import LOCAL_HEADS, DecoderConfig
 from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.routers import (
@@ -40,6 +40,7 @@ from layermem.models.routers import (
     router_metrics,
 )
 from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
+from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.ops.route import Slot, SlotBuffer, begin_buffer, route, store
 
 RouterInit = Literal["paper", "identity", "average"]
@@ -52,6 +53,9 @@ class LimeConfig(DecoderConfig):
     shape_fields = (
         *DecoderConfig.shape_fields,
         *("router", "router_window", "router_sources", "router_shares_kv"),
+    )
+    local_heads_tp_plan: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {**LOCAL_HEADS, "layers.*.self_attn.memory": SOURCE_HEADS}
     )
 
     router: Literal["full", "average", "last", "first"] = "full"
@@ -116,7 +120,11 @@ class LimeRouter(StaticRouter):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
         """Route the slots of ``sources``, [B, R, T, E] each; the last is (key, value)."""
-        return route(slots, self.weight)
+        return self.route_by(slots, self.weight)
+
+    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
+        (weight,) = weights
+        return route(slots, weight)
 
     def with_sources(self, sources: tuple[int, ...]) -> "LimeRouter":
         return LimeRouter(self.num_heads, sources, init=self.init)
@@ -149,7 +157,10 @@ class LimeSeparateRouters(StaticRouter):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
         """Route the slots of ``sources``, [B, R, T, E] each; the last is (key, value)."""
-        keys, values = route(slots, torch.cat((self.weight, self.value_weight)))
+        return self.route_by(slots, self.weight, self.value_weight)
+
+    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
+        keys, values = route(slots, torch.cat(weights))
         return keys[:, : self.num_heads], values[:, self.num_heads :]
 
     def with_sources(self, sources: tuple[int, ...]) -> "LimeSeparateRouters":

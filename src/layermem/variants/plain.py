@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 from huggingface_hub.dataclasses import strict
 
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.configuration import DecoderConfig
+from layermem.models.configuration import LOCAL_HEADS, DecoderConfig
 from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.seams import Variant
@@ -20,13 +20,8 @@ class PlainConfig(DecoderConfig):
 
     # No memory mixes heads, so that attention can be sharded too.
     base_model_tp_plan: ClassVar[dict[str, str]] = {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
+        **DecoderConfig.base_model_tp_plan,
+        **LOCAL_HEADS,
     }
 
 

@@ -1,0 +1,207 @@
+"""Training with shared matrices: curves, checkpoints across degrees, tensor parallelism x FSDP2."""
+
+import copy
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from shared_models import a_model, descend, in_processes, load, some_ids, whole
+from torch import distributed
+
+from layermem.analysis.capture import capture
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not distributed.is_available(), reason="this torch has no distributed package"
+    ),
+]
+ROOT = Path(__file__).parents[2]
+TRAINED = ["plain", "lime", "lime-mha", "lime-separate", "lime-one-head", "lime-tied"]
+# How many processes go on where those before have saved.
+CHAIN = [2, 4, 1, 2]
+TRANSFORMERS = tuple(map(int, importlib.metadata.version("transformers").split(".")[:2]))
+needs_mesh = pytest.mark.skipif(TRANSFORMERS < (5, 19), reason="transformers has one dimension")
+
+
+def some_steps(link):
+    return range(3 * link, 3 * link + 3)
+
+
+def go_on(rank, world, folder, link):
+    """Train what the link before has saved, and save it again."""
+    losses = {}
+    for case in TRAINED:
+        model = load(folder / str(link) / case, world)
+        losses[case] = descend(model, some_steps(link))
+        model.save_pretrained(folder / str(link + 1) / case)
+    return losses
+
+
+def test_a_curve_goes_on_at_every_degree(tmp_path):
+    """Each process sees the loss that one process sees; optimisers begin anew at each link."""
+    models = {case: a_model(case) for case in TRAINED}
+    for case, model in models.items():
+        model.save_pretrained(tmp_path / "0" / case)
+    for link, world in enumerate(CHAIN):
+        expected = {case: descend(model, some_steps(link)) for case, model in models.items()}
+        if world == 1:
+            found = [go_on(0, 1, tmp_path, link)]
+        else:
+            found = in_processes(go_on, world, tmp_path, link)
+        assert len(found) == world
+        for losses in found:
+            for case in TRAINED:
+                assert losses[case] == pytest.approx(expected[case], rel=1e-9), f"{link}: {case}"
+    for case, model in models.items():
+        folder = tmp_path / str(len(CHAIN)) / case
+        assert "distributed_config" not in json.loads((folder / "config.json").read_text())
+        assert_equal_weights(load(folder), model, case)
+
+
+def assert_equal_weights(found, expected, case):
+    others = dict(found.named_parameters())
+    for name, parameter in expected.named_parameters():
+        torch.testing.assert_close(
+            others[name], parameter, rtol=1e-7, atol=1e-9, msg=f"{case}: {name}"
+        )
+
+
+def in_a_mesh(rank, world, folder):
+    """Train by 2 x 2: two halves of each batch, each by two processes; save, and load again."""
+    found = {}
+    for case in TRAINED:
+        half = slice(0, 2) if rank < 2 else slice(2, 4)
+        model = load(folder / case, tp_size=2, fsdp_size=2)
+        losses = descend(model, range(5), half)
+        model.save_pretrained(folder / f"{case}-trained")
+        distributed.barrier()
+        again = load(folder / f"{case}-trained", tp_size=2, fsdp_size=2)
+        with torch.no_grad():
+            found[case] = {"losses": losses, "logits": whole(again.eval()(some_ids()).logits)}
+    return found
+
+
+@needs_mesh
+def test_a_mesh_of_two_by_two_trains_as_one_process(tmp_path):
+    for case in TRAINED:
+        a_model(case).save_pretrained(tmp_path / case)
+    ranks = in_processes(in_a_mesh, 4, tmp_path)
+    for case in TRAINED:
+        model = a_model(case)
+        expected = descend(model, range(5))
+        first, second = ranks[0][case]["losses"], ranks[2][case]["losses"]
+        assert ranks[1][case]["losses"] == first
+        assert ranks[3][case]["losses"] == second
+        means = [(a + b) / 2 for a, b in zip(first, second, strict=True)]
+        assert means == pytest.approx(expected, rel=1e-9), case
+        assert_equal_weights(load(tmp_path / f"{case}-trained"), model, case)
+        with torch.no_grad():
+            logits = model.eval()(some_ids()).logits
+        for rank in range(4):
+            torch.testing.assert_close(ranks[rank][case]["logits"], logits, rtol=1e-7, atol=1e-9)
+
+
+@needs_mesh
+def test_the_script_of_the_page_trains_as_one_process(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "mechanism.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    (saving,) = (block for block in blocks if '"my-lime")' in block and "DTensor" not in block)
+    (script,) = (block for block in blocks if "WORLD_SIZE" in block)
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    ids, logits = some_ids(), {}
+    exec(saving, {})
+    for processes in (1, 2, 4):
+        start = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
+        command = [sys.executable, *(start if processes > 1 else []), "script.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        with torch.no_grad():
+            logits[processes] = load(tmp_path / "my-trained-lime")(ids).logits
+    for processes in (2, 4):
+        torch.testing.assert_close(logits[processes], logits[1], rtol=0, atol=1e-5)
+
+
+def compiled(rank, world, folder):
+    """Return what compiling as one graph changes, without gradients and with them."""
+    changes = {}
+    for case in ("plain", "lime", "lime-separate"):
+        model, ids = load(folder / case, world), some_ids()
+        whole_graph = torch.compile(model, backend="aot_eager", fullgraph=True)
+        with torch.no_grad():
+            logits = [whole(call(ids).logits) for call in (model, whole_graph)]
+        gradients = []
+        for call in (model, whole_graph):
+            model.zero_grad()
+            call(ids).logits.square().mean().backward()
+            gradients.append([whole(parameter.grad).clone() for parameter in model.parameters()])
+        pairs = zip(*gradients, strict=True)
+        changes[case] = max(float((a - b).abs().max()) for a, b in [logits, *pairs])
+    return changes
+
+
+def test_a_shared_model_compiles_as_one_graph(tmp_path):
+    for case in ("plain", "lime", "lime-separate"):
+        a_model(case).save_pretrained(tmp_path / case)
+    for changes in in_processes(compiled, 2, tmp_path):
+        assert max(changes.values()) < 1e-15, changes
+
+
+def misuse(rank, world, folder):
+    """Return what is said of uses that a shared model does not allow, and a copied router's sum."""
+    model = load(folder / "lime", world)
+    said = []
+    for use in (
+        lambda: model.prune_routers(0.5),
+        lambda: next(capture(model, [some_ids()])),
+        lambda: next(capture(model, [some_ids()], kinds=("routed",))),
+    ):
+        with pytest.raises(ValueError) as error:
+            use()
+        said.append(str(error.value))
+    hidden = next(capture(model, [some_ids()], kinds=("hidden",))).hidden[-1]
+    router = model.model.layers[1].self_attn.memory
+    slots = [tuple(torch.ones(2, 1, 1, 3, 8, dtype=torch.float64)) for _ in range(2)]
+    other = copy.deepcopy(router)
+    with torch.no_grad():
+        other.weight.zero_()
+        sums = [float(m(None, *slots[-1], slots)[0].abs().sum()) for m in (router, other)]
+    mixing = load(folder / "lime_hidden", world)
+    mixing(some_ids()).logits.square().mean().backward()
+    gradients = {name: whole(p.grad) for name, p in mixing.named_parameters()}
+    with torch.no_grad(), pytest.raises(NotImplementedError) as error:
+        mixing(some_ids())
+    said.append(str(error.value))
+    return {
+        "said": said,
+        "hidden": torch.tensor(hidden),
+        "sums": sums,
+        "gradients": gradients,
+    }
+
+
+def test_misuse_is_refused_and_copies_have_weights_of_their_own(tmp_path):
+    model, mixing = a_model("lime"), a_model("lime_hidden")
+    model.save_pretrained(tmp_path / "lime")
+    mixing.save_pretrained(tmp_path / "lime_hidden")
+    mixing(some_ids()).logits.square().mean().backward()
+    hidden = torch.tensor(next(capture(model, [some_ids()], kinds=("hidden",))).hidden[-1])
+    for found in in_processes(misuse, 2, tmp_path):
+        pruned, *captured, mixed = found["said"]
+        assert mixed.endswith(
+            "not supported here without gradients; load the model without a tp_plan"
+        )
+        for name, parameter in mixing.named_parameters():
+            torch.testing.assert_close(found["gradients"][name], parameter.grad, msg=name)
+        assert pruned.startswith("the router of layer 1 is shared by the processes of tensor")
+        assert all(said.startswith("tp_size=2: each process has the values") for said in captured)
+        torch.testing.assert_close(found["hidden"], hidden)
+        # PEFT copies what it trains whole.
+        assert found["sums"][0] > 0
+        assert found["sums"][1] == 0
