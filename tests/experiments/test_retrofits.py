@@ -10,7 +10,7 @@ from host_models import make_host
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency.measuring import time_interleaved
-from layermem.experiments import retrofits
+from layermem.experiments import retrofits, step_times
 from layermem.experiments.finetuning import finetune
 from layermem.report import retrofit as report
 from layermem.results.files import read_result
@@ -49,7 +49,7 @@ def trained(monkeypatch):
         return {way: [SECONDS[way]] * repeats for way in steps}
 
     monkeypatch.setattr(retrofits, "train_missing", train_missing)
-    monkeypatch.setattr(retrofits, "time_interleaved", made_up)
+    monkeypatch.setattr(step_times, "time_interleaved", made_up)
     return names
 
 
@@ -112,7 +112,7 @@ def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, trained
         cli.main(arguments(folder, out, "--steps", "5"))
     file = out / "steps.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "base": "0" * 12}))
-    with pytest.raises(SystemExit, match="steps.json was measured for another model, data"):
+    with pytest.raises(SystemExit, match="steps.json was measured with another model, other data"):
         cli.main(arguments(folder, out))
 
 

@@ -11,20 +11,12 @@ It does not know: how runs are trained, tables, pages.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-
-import torch
 
 from layermem.config import Run
-from layermem.efficiency.measuring import (
-    Shape,
-    describe_machine,
-    make_training_step,
-    time_interleaved,
-)
+from layermem.efficiency.measuring import Shape, make_training_step
 from layermem.experiments.arena_boards import at_equal_parameters, open_boards, parameters
 from layermem.experiments.arena_shapes import shape_rankings
 from layermem.experiments.arms import CHOOSING_SEED, parse_arms
@@ -41,8 +33,9 @@ from layermem.experiments.reproduction.training import (
     train_planned,
 )
 from layermem.experiments.standings import standings
+from layermem.experiments.step_times import measured_steps
 from layermem.results.arena import ArenaResult, Condition, MeasuredSteps, Ranking
-from layermem.results.files import read_result, to_json
+from layermem.results.files import to_json
 from layermem.results.run_record import LOSS, RIGHT_ANSWERS
 from layermem.runs import write_atomically
 
@@ -97,7 +90,7 @@ def compete(
             raise RuntimeError(failure)
         rates[study.name] = chosen_rates(study, recorded) if study.rates else {}
         at_equal_tokens = counting_runs(study, seeds, rates[study.name], recorded.path_of)
-        steps[study.name] = measured_steps(study, out / "arena" / study.name / "steps.json")
+        steps[study.name] = _measured_steps(study, out / "arena" / study.name / "steps.json")
         by_condition = {
             condition: at_condition(study, at_equal_tokens, condition, steps[study.name])
             for condition in CONDITIONS
@@ -154,56 +147,17 @@ def _at_equal_time(run: Run, ratio: float) -> Run:
     return replace(run, max_steps=max(1, round(run.max_steps / ratio)))
 
 
-def measured_steps(study: Study, file: Path) -> MeasuredSteps:
-    """Return how long a step of each arm takes: as in ``file``, else measured and written there.
-
-    Numbers of steps follow from it, so that another measurement would mean other runs.
-    """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    machine = describe_machine(device)
-    if file.exists():
-        steps = read_result(MeasuredSteps, file)
-        if steps.base != study.base.id or set(study.arms) - set(steps.ratios):
-            raise ValueError(
-                f"{file} was measured with other sizes or arms ({', '.join(steps.ratios)}); delete "
-                "it to measure again (runs at equal time then have other lengths), or choose "
-                "another --out"
-            )
-        return steps
+def _measured_steps(study: Study, file: Path) -> MeasuredSteps:
     fields, length = model_sizes(study.base)
-    shape = Shape(
-        batch=min(study.base.compute.micro_batch, study.base.optim.batch_size),
-        tokens=max(2, round(length)),
-        device=device,
-        precision="float32" if device == "cpu" else "bfloat16",
-    )
-    seconds = _time_arms(study, fields, shape)
-    first = seconds[study.arms[0]]
-    steps = MeasuredSteps(
-        machine=machine,
-        base=study.base.id,
-        rounds=_ROUNDS,
-        seconds={arm: median(times) for arm, times in seconds.items()},
-        ratios={
-            arm: median(a / b for a, b in zip(times, first, strict=True))
-            for arm, times in seconds.items()
-        },
-    )
-    write_atomically(file, to_json(steps))
-    return steps
 
-
-def _time_arms(study: Study, fields: Mapping[str, object], shape: Shape) -> dict[str, list[float]]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    def prepare(shape: Shape) -> dict[str, Callable[[], None]]:
         steps = {}
         for arm, (variant, options) in parse_arms(",".join(study.arms)).items():
             model = replace(study.base.model, options=options)
             steps[arm] = make_training_step((variant, {**fields, **model.variant_fields()}), shape)
-        return time_interleaved(steps, _ROUNDS, shape.device)
-    finally:
-        torch.set_num_threads(threads)
+        return steps
+
+    return measured_steps(file, study.base, study.arms, max(2, round(length)), prepare)
 
 
 def rank(

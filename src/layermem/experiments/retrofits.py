@@ -17,24 +17,22 @@ It does not know: how runs are trained, tables, pages.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
-
-import torch
 
 from layermem.config import Run
 from layermem.data.tokenizers import load_tokenizer
-from layermem.efficiency.measuring import Shape, describe_machine, step_of, time_interleaved
+from layermem.efficiency.measuring import Shape, step_of
 from layermem.experiments.arms import CHOOSING_SEED
 from layermem.experiments.finetuning import load_host
 from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import read_divergence, read_metrics, read_record
 from layermem.experiments.standings import standings
+from layermem.experiments.step_times import measured_steps
 from layermem.results.arena import Condition, MeasuredSteps, Ranking
 from layermem.results.artefact import RunState, State
-from layermem.results.files import read_result, to_json
+from layermem.results.files import to_json
 from layermem.results.retrofit import RetrofitResult, RetrofitTrial
 from layermem.results.run_record import LOSS, RIGHT_ANSWERS
 from layermem.runs import RunFolder, write_atomically
@@ -100,7 +98,7 @@ def compare_retrofits(
         load_host(study.run(way, study.rates_of(way)[0], CHOOSING_SEED))
     trials = _try_rates(study, out, jobs)
     rates = {trial.arm: trial.rate for trial in trials if trial.chosen}
-    steps, trained = measured_steps(study, rates, out / "steps.json")
+    steps, trained = _measured_steps(study, rates, out / "steps.json")
     seeds = tuple(range(study.seeds))
     runs: dict[str, Run] = {}
     rankings: list[Ranking] = []
@@ -163,56 +161,20 @@ def _planned(
     return planned
 
 
-def measured_steps(
+def _measured_steps(
     study: RetrofitStudy, rates: Mapping[str, float], file: Path
 ) -> tuple[MeasuredSteps, dict[str, int]]:
-    """Return how long a step of each way takes, as in ``file``, else measured and written there,
-    and the number of parameters that each trains.
-
-    Numbers of steps follow from it, so that another measurement would mean other runs.
-    """
+    """Return how long a step of each way takes, and the number of parameters that each trains."""
     models = {way: load_host(study.run(way, rates[way], 0)) for way in WAYS}
     trained = {
         way: sum(p.numel() for p in model.parameters() if p.requires_grad)
         for way, model in models.items()
     }
-    if file.exists():
-        steps = read_result(MeasuredSteps, file)
-        if steps.base != study.base.id:
-            raise ValueError(
-                f"{file} was measured for another model, data or length; delete it to measure "
-                "again (runs at equal time then have other lengths), or choose another --out"
-            )
-        return steps, trained
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    base = study.base
-    shape = Shape(
-        batch=min(base.compute.micro_batch, base.optim.batch_size),
-        tokens=_tokens(base),
-        device=device,
-        precision="float32" if device == "cpu" else "bfloat16",
-    )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        seconds = time_interleaved(
-            {way: step_of(model, shape) for way, model in models.items()}, _ROUNDS, device
-        )
-    finally:
-        torch.set_num_threads(threads)
-    first = seconds[WAYS[0]]
-    steps = MeasuredSteps(
-        machine=describe_machine(device),
-        base=study.base.id,
-        rounds=_ROUNDS,
-        seconds={way: median(times) for way, times in seconds.items()},
-        ratios={
-            way: median(a / b for a, b in zip(times, first, strict=True))
-            for way, times in seconds.items()
-        },
-    )
-    write_atomically(file, to_json(steps))
-    return steps, trained
+
+    def prepare(shape: Shape) -> dict[str, Callable[[], None]]:
+        return {way: step_of(model, shape) for way, model in models.items()}
+
+    return measured_steps(file, study.base, WAYS, _tokens(study.base), prepare), trained
 
 
 def _tokens(run: Run) -> int:

@@ -23,7 +23,7 @@ class MeasuredSteps:
 
     KIND: ClassVar[str] = "arena_steps"
     VERSION: ClassVar[int] = 1
-    COMMAND: ClassVar[str] = "layermem arena"
+    COMMAND: ClassVar[str] = "layermem arena, or layermem retrofit,"
 
     machine: str
     """What measured."""
