@@ -30,10 +30,14 @@ def _mqar(model: Model, examples: int, epochs: int, optim: Optim, options: tuple
 
 
 def tiny_mqar() -> Run:
-    """Recall of 4 pairs in 16 words of 32, 2 layers of width 64: minutes on one CPU core."""
+    """Recall of 8 pairs in 32 words of 64, 2 layers of width 64: a minute on one CPU core.
+
+    3,000 problems, seen 13 times. The plain decoder finds out after some 350 steps how to recall,
+    and then has every answer right; of problems seen once it had learnt nothing after 2,000.
+    """
     model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2)
-    options = ("vocabulary=32", "pairs=4", "length=16")
-    return _mqar(model, 20_000, 3, Optim(lr=3e-3, batch_size=64, warmup_steps=50), options)
+    options = ("vocabulary=64", "pairs=8", "length=32")
+    return _mqar(model, 3_000, 13, Optim(lr=1e-3, batch_size=64, warmup_steps=50), options)
 
 
 def small_mqar() -> Run:
