@@ -5,7 +5,8 @@ docs/records/NAME.json, the report.json of a sweep. Training time and memory bes
 docs/records/NAME-costs.json, which ``layermem costs --measure --out`` wrote, where there is one.
 Of a record that ``layermem retrofit`` wrote, METRIC is "equal tokens" or "equal training time"; of
 one of ``layermem perplexity``, "loss over seeds", and of ``layermem blimp``, "right pairs over
-seeds".
+seeds". "right answers by statements" (or "by operands": what a task calls its levels) is a table of
+the levels of a sweep's task.
 ``<!-- claims -->`` stands before the table of the paper's claims, from the artefact.json that
 ``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json.
 """
@@ -32,6 +33,7 @@ from layermem.results.run_record import RIGHT_ANSWERS
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
 CLAIMS = "claims"
+BY_LEVEL = f"{RIGHT_ANSWERS} by "
 LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
 _CLAIMS_PLACE = re.compile(rf"(?m)^<!-- {CLAIMS} -->\n(\|.*\n)*")
 _PLACE = re.compile(r"(?m)^<!-- (?P<name>[\w-]+): (?P<metric>[^>]+?) -->\n(\|.*\n)*")
@@ -51,6 +53,8 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
             find = retrofit_table
         elif metric in (LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS):
             find = over_seeds_table
+        elif metric.startswith(BY_LEVEL):
+            find = levels_table
         lines = markdown_lines(find(name, metric, records))
         return f"<!-- {name}: {metric} -->\n{lines}\n"
 
@@ -112,6 +116,25 @@ def over_seeds_table(name: str, metric: str, records: Path) -> list[list[str]]:
         raise SystemExit(f"{name} has no runs of several seeds")
     (table,) = found
     return [list(table.header), *table.texts()]
+
+
+def levels_table(name: str, metric: str, records: Path) -> list[list[str]]:
+    """Return the mean of each arm's right answers at each level of the problems."""
+    (setting,) = settings_of(read_result(Comparison, records / f"{name}.json"))
+    levels = metric.removeprefix(BY_LEVEL)
+    rows = dict[str, dict[str, list[float]]]()
+    for arm in setting.arms:
+        by_level = rows[_bare(arm)] = dict[str, list[float]]()
+        for run in setting.ended[arm].values():
+            if run.solved is None or levels not in run.solved.by:
+                raise SystemExit(f"{name} has no right answers by {levels}")
+            for level, shares in run.solved.by[levels].items():
+                by_level.setdefault(level, []).append(shares.accuracy)
+    header = ["", *(f"{levels}: {level}" for level in next(iter(rows.values())))]
+    return [
+        header,
+        *([f"`{arm}`", *(_mean(v, True) for v in row.values())] for arm, row in rows.items()),
+    ]
 
 
 def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:

@@ -126,6 +126,10 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
     assert "| the most frequent answer |  | 10.0% |" in page
     assert "| old |" not in page and page.endswith("\n\nMore.\n")
     assert script.with_tables(page, tmp_path) == page
+    levels = script.with_tables("<!-- made-up: right answers by operands -->\n", tmp_path)
+    assert "|  | operands: 2 |" in levels and "| `lime` | 55.0% +- 63.5% |" in levels
+    with pytest.raises(SystemExit, match="made-up has no right answers by taste"):
+        script.levels_table("made-up", "right answers by taste", tmp_path)
     with pytest.raises(SystemExit, match="no metric 'taste'; there are validation loss"):
         script.metric_table("made-up", "taste", tmp_path)
 
