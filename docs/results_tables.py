@@ -33,6 +33,8 @@ from layermem.results.run_record import RIGHT_ANSWERS
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
 CLAIMS = "claims"
+# Tasks whose guess is one among the answers that a problem could have.
+QUERIED = ("mqar", "chains", "mad", "prosqa")
 BY_LEVEL = f"{RIGHT_ANSWERS} by "
 LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
 _CLAIMS_PLACE = re.compile(rf"(?m)^<!-- {CLAIMS} -->\n(\|.*\n)*")
@@ -165,12 +167,17 @@ def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:
 
 
 def _guess(setting: Setting, metric: str, width: int, has_rates: bool) -> list[list[str]]:
-    """Return a row of what always the same answer gets right, where the runs recorded it."""
+    """Return a row of what a guess gets right, where the runs recorded it.
+
+    Of problems with one answer, and of records, it is always the most frequent answer.
+    """
     runs = [run for by_seed in setting.ended.values() for run in by_seed.values()]
     guesses = {run.solved.chance for run in runs if run.solved}
     if metric != RIGHT_ANSWERS or len(guesses) != 1:
         return []
-    cells = ["the most frequent answer", *([""] if has_rates else []), f"{guesses.pop():.1%}"]
+    (queried,) = {run.solved.task in QUERIED for run in runs if run.solved}
+    name = "a guess" if queried else "the most frequent answer"
+    cells = [name, *([""] if has_rates else []), f"{guesses.pop():.1%}"]
     return [[*cells, *[""] * (width - len(cells))]]
 
 
