@@ -114,18 +114,27 @@ TRAINING_STACK = {
 }
 
 
+@pytest.fixture(scope="module")
+def seconds_of_torch():
+    """CPU seconds of importing torch: a second fits no machine, and least of all a shared one."""
+    loaded, seconds = modules_after("import torch")
+    assert "torch" in loaded
+    return seconds
+
+
 @pytest.mark.parametrize(
-    ("command", "most_seconds"),
-    # CPU seconds on a shared x86 machine were 0.18, 0.22, 0.23 and 1.02: twice that, and some.
+    ("command", "most"),
+    # In parts of what importing torch takes, which was 1.3 s where these took 0.18, 0.22, 0.23,
+    # 1.02 and 0.23 s: twice that, and some.
     [
-        ("--help", 0.6),
-        ("train tiny-lm --help", 0.7),
-        ("tasks", 0.9),
-        ("presets", 3.0),
-        ("variants", 0.9),
+        ("--help", 0.5),
+        ("train tiny-lm --help", 0.6),
+        ("tasks", 0.7),
+        ("presets", 2.0),
+        ("variants", 0.7),
     ],
 )
-def test_what_trains_nothing_answers_without_the_training_stack(command, most_seconds):
+def test_what_trains_nothing_answers_without_the_training_stack(command, most, seconds_of_torch):
     code = f"""
 from layermem import cli
 try:
@@ -135,7 +144,7 @@ except SystemExit as left:
 """
     loaded, seconds = modules_after(code)
     assert not loaded & TRAINING_STACK
-    assert seconds < most_seconds
+    assert seconds / seconds_of_torch < most
 
 
 @pytest.mark.parametrize(
