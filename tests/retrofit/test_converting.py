@@ -58,6 +58,49 @@ def test_our_plain_decoder_and_a_folder_without_a_tokenizer(tmp_path, ids):
     assert torch.equal(lime(ids).logits, model.eval()(ids).logits)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+        {"rms_norm_eps": 1e-4, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+    ],
+    ids=["", "tied-biases", "rope"],
+)
+def test_our_plain_decoder_becomes_transformers_llama(fields, tmp_path, tokenizer, ids):
+    plain = lookup("plain")
+    torch.manual_seed(0)
+    model = plain.causal_lm(plain.config(**TINY | fields)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "plain")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    main(["convert", str(tmp_path / "plain"), str(tmp_path / "llama"), "--variant", "llama"])
+    config = json.loads((tmp_path / "llama" / "config.json").read_text())
+    assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    assert "auto_map" not in config
+    assert not list((tmp_path / "llama").glob("*.py"))
+    llama = AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
+    assert type(llama) is LlamaForCausalLM
+    torch.testing.assert_close(llama(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+    main(["convert", str(tmp_path / "llama"), str(tmp_path / "back"), "--variant", "plain"])
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
+    assert torch.equal(back(ids).logits, model(ids).logits)
+
+
+def test_only_a_plain_decoder_becomes_a_llama(llama, tmp_path):
+    with pytest.raises(SystemExit, match=r"a LLaMA of transformers already"):
+        main(["convert", str(llama), str(tmp_path / "new"), "--variant", "llama"])
+    asked = ["--variant", "llama", "--options", "router=last"]
+    with pytest.raises(SystemExit, match=r"router are options of a variant; give --variant lime"):
+        main(["convert", str(llama), str(tmp_path / "new"), *asked])
+    lime = lookup("lime")
+    lime.causal_lm(lime.config(**TINY)).save_pretrained(tmp_path / "lime")
+    with pytest.raises(SystemExit, match=r"is a model of layermem already"):
+        main(["convert", str(tmp_path / "lime"), str(tmp_path / "new"), "--variant", "llama"])
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_file_of_torch_save_is_read_as_tensors_alone(llama, tmp_path, ids):
     class Harm:
         def __reduce__(self):

@@ -14,20 +14,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Convert a LLaMA, a checkpoint of LIMe's released code, or one of llama2.c.
+    """Convert a LLaMA, our plain decoder, a checkpoint of LIMe's released code, or one of llama2.c.
 
     Which of these SOURCE is, is told by its files. The new model computes what the source
     computes.
     """
 
     source: tyro.conf.Positional[str]
-    """Folder or hub name of a LLaMA of transformers, folder of LIMe's released code, or a file of
-    llama2.c (legacy layout) or its folder."""
+    """Folder or hub name of a LLaMA of transformers or of our plain decoder, folder of LIMe's
+    released code, or a file of llama2.c (legacy layout) or its folder."""
     target: tyro.conf.Positional[Path]
     """The new folder: config, weights as safetensors, and the tokenizer."""
     variant: str | None = None
     """What a LLaMA becomes (lime, plain or another of `layermem variants`), with its own weights at
-    their start without effect; None: lime, but of llama2.c's a LLaMA of transformers."""
+    their start without effect, or llama: transformers' LLaMA, of our plain decoder or of
+    llama2.c's file; None: lime, but of llama2.c's llama."""
     options: tuple[str, ...] = ()
     """Further fields of the variant's config, each NAME=VALUE (router=last router_window=4)."""
     tokenizer: str | None = None

@@ -1,6 +1,7 @@
 """Convert a checkpoint of another layout: find out which it is, load it, and save it anew.
 
     a folder of transformers' LLaMA, or its hub name     a model of a variant
+    a folder of our plain decoder                        a model of a variant, or transformers' LLaMA
     a folder of LIMe's released code                     LIMe
     a file of llama2.c and its tokenizer                 transformers' LLaMA, or a variant
 
@@ -15,7 +16,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES
 from layermem.models.registry import lookup
@@ -33,6 +34,10 @@ LAYOUTS = {
     "llama2c": "a checkpoint of llama2.c",
 }
 """The layouts that are converted, and what they are called."""
+LLAMA = "llama"
+"""What to convert to for a LLaMA of transformers, in place of a variant."""
+# What a config says of its own file and class.
+_OF_THE_FILE = ("model_type", "architectures", "auto_map", "transformers_version")
 # How files begin that are often taken for one of llama2.c.
 _OTHER_FILES = {
     b"GGUF": "a GGUF file: load it with transformers (gguf_file=) and save_pretrained, and convert "
@@ -81,7 +86,8 @@ def convert(
     """Load a checkpoint of any of ``LAYOUTS`` and save it in the folder ``target``.
 
     ``variant``: the model to make of a LLaMA, which starts with the LLaMA's logits; None: "lime",
-    and of llama2.c's transformers' own LLaMA. ``fields`` are further fields of its config.
+    and of llama2.c's transformers' own LLaMA. "llama": transformers' LLaMA, of our plain decoder
+    too. ``fields`` are further fields of a variant's config.
     ``tokenizer``: where to read the tokenizer; None: where the checkpoint is.
     """
     found = find_source(source, tokenizer)
@@ -180,19 +186,35 @@ def _load_model(source: Source, variant: str | None, fields: dict[str, Any]) -> 
     model: Any = source.location
     if source.layout == "llama2c":
         model = load_llama2c(Path(source.location))
-        if variant is None:
-            if fields:
-                raise ValueError(
-                    f"{', '.join(fields)} are options of a variant; give --variant lime with them"
-                )
-            return model
+        variant = variant or LLAMA
+    if variant == LLAMA and fields:
+        raise ValueError(
+            f"{', '.join(fields)} are options of a variant; give --variant lime with them"
+        )
     try:
+        if variant == LLAMA:
+            return model if source.layout == "llama2c" else as_llama(model)
         return lookup(variant or "lime").causal_lm.from_llama(model, **fields)
     except UnpicklingError as error:
         raise ValueError(
             f"a file of {model} cannot be read as tensors alone; if you trust it, save its weights "
             "as model.safetensors"
         ) from error
+
+
+def as_llama(source: Path | str) -> LlamaForCausalLM:
+    """Return the LLaMA of transformers that computes what a saved plain decoder of ours does."""
+    plain = AutoModelForCausalLM.from_pretrained(source)
+    if not isinstance(plain, lookup("plain").causal_lm):
+        raise ValueError(
+            f"{source} is a LLaMA of transformers already ({type(plain).__name__}); name a variant "
+            "to convert it to"
+        )
+    values = {k: v for k, v in plain.config.to_dict().items() if k not in _OF_THE_FILE}
+    llama = LlamaForCausalLM(LlamaConfig(**values)).to(plain.dtype)
+    llama.load_state_dict(plain.state_dict())
+    llama.generation_config = plain.generation_config
+    return llama
 
 
 def _load_tokenizer(source: Source, config: Any) -> Any:
