@@ -33,8 +33,6 @@ from layermem.results.run_record import RIGHT_ANSWERS
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
 CLAIMS = "claims"
-# Tasks whose guess is one among the answers that a problem could have.
-QUERIED = ("mqar", "chains", "mad", "prosqa")
 BY_LEVEL = f"{RIGHT_ANSWERS} by "
 LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
 _CLAIMS_PLACE = re.compile(rf"(?m)^<!-- {CLAIMS} -->\n(\|.*\n)*")
@@ -163,21 +161,16 @@ def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:
         ]
         note = setting.divergence_note(arm, metric)
         rows.append([*cells[:-1], f"{cells[-1]} ({note})"] if note else cells)
-    return [header, *rows, *_guess(setting, metric, len(header), bool(rates))]
+    return [header, *rows, *_chance(setting, metric, len(header), bool(rates))]
 
 
-def _guess(setting: Setting, metric: str, width: int, has_rates: bool) -> list[list[str]]:
-    """Return a row of what a guess gets right, where the runs recorded it.
-
-    Of problems with one answer, and of records, it is always the most frequent answer.
-    """
+def _chance(setting: Setting, metric: str, width: int, has_rates: bool) -> list[list[str]]:
+    """Return a row of what is right by chance, where the runs recorded it."""
     runs = [run for by_seed in setting.ended.values() for run in by_seed.values()]
-    guesses = {run.solved.chance for run in runs if run.solved}
-    if metric != RIGHT_ANSWERS or len(guesses) != 1:
+    chances = {run.solved.chance for run in runs if run.solved}
+    if metric != RIGHT_ANSWERS or len(chances) != 1:
         return []
-    (queried,) = {run.solved.task in QUERIED for run in runs if run.solved}
-    name = "a guess" if queried else "the most frequent answer"
-    cells = [name, *([""] if has_rates else []), f"{guesses.pop():.1%}"]
+    cells = ["chance", *([""] if has_rates else []), f"{chances.pop():.1%}"]
     return [[*cells, *[""] * (width - len(cells))]]
 
 

@@ -123,7 +123,7 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
     assert "| `plain` | 0.01 | 35.0% +- 63.5% |  |  |\n" in page
     assert "| `lime` | 0.01 | 55.0% +- 63.5% | +20.0% +- 0.0% |" in page
     assert re.search(r"`mudd` \| 0.01 \| 40.0% \+- 127.1% \| \+5.0% \+- 63.5% \| 0.5\d\d, ", page)
-    assert "| the most frequent answer |  | 10.0% |" in page
+    assert "| chance |  | 10.0% |" in page
     assert "| old |" not in page and page.endswith("\n\nMore.\n")
     assert script.with_tables(page, tmp_path) == page
     levels = script.with_tables("<!-- made-up: right answers by operands -->\n", tmp_path)
