@@ -218,7 +218,7 @@ def test_losses_and_minimal_pairs_over_seeds_are_tables(script, tmp_path):
     asked = "<!-- late: loss over seeds -->\n\n<!-- pairs: right pairs over seeds -->\n"
     page = script.with_tables(asked, tmp_path)
     assert "| nats per token | 2.5000 +- 6.3531 | 1.7500 +- 9.5297 | -0.7500 +- 3.1766" in page
-    assert "| after 1 tokens | 2.5000 +- 6.3531 |" in page
+    assert "| after 1 token | 2.5000 +- 6.3531 |" in page
     assert "| agreement | 55.0% +- 63.5% | 70.0% +- 0.0% | +15.0% +- 63.5%" in page
     assert script.with_tables(page, tmp_path) == page
     write(tmp_path / "alone.json", replace(measured, arms={}))

@@ -69,7 +69,7 @@ def over_seeds(result: PerplexityResult) -> list[Table]:
             losses = {name: model.positions[i].loss for name, model in models.items()}
             known = {name: loss for name, loss in losses.items() if loss is not None}
             if len(known) == len(models):
-                rows[f"after {_span(place)} tokens"] = known
+                rows[f"after {_span(place)} token{'s' * (place.last != 1)}"] = known
     return over_seeds_tables("loss", rows, result.arms, share=False)
 
 
