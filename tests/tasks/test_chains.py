@@ -123,6 +123,20 @@ def test_statements_are_shuffled_or_in_the_order_of_the_chain():
     assert not any(map(in_order, generate(count=200, seed=0)))
 
 
+@pytest.mark.parametrize("values", [None, 5], ids=["signs", "values"])
+def test_statements_stand_level_by_level(values):
+    chained = set()
+    for problem in generate(count=200, seed=0, depth=3, order="levels", values=values):
+        levels = solve(read_statements(problem))
+        names = [name for name, _, _ in read_statements(problem)]
+        assert [levels[name][1] for name in names] == [1, 1, 2, 2, 3, 3]
+        assert in_order(problem)
+        bases = [base for _, _, base in read_statements(problem)]
+        # Which chain comes first is drawn at each level.
+        chained.add(tuple(names.index(base) for base in bases[2:]))
+    assert chained == {(0, 1, 2, 3), (0, 1, 3, 2), (1, 0, 2, 3), (1, 0, 3, 2)}
+
+
 def test_only_the_learned_levels_are_asked_for_in_training():
     for split in SPLITS:
         for problem in generate(split=split, count=20, seed=0, learned=2):
@@ -173,7 +187,7 @@ SOLVED_VALUES = {
 }
 
 
-@pytest.mark.parametrize("order", ["shuffled", "interleaved"])
+@pytest.mark.parametrize("order", ["shuffled", "levels", "interleaved"])
 @pytest.mark.parametrize("name", FOR_VALUES)
 def test_a_shortcut_solves_no_deeper_value(name, order):
     problems = generate(count=800, seed=0, depth=4, chains=4, values=9, order=order)
@@ -184,7 +198,7 @@ def test_a_shortcut_solves_no_deeper_value(name, order):
         elif name.startswith("its own"):
             # What is given is a variable, which is no answer.
             assert share == 0
-        elif name != "the last value up to its own statement" or order == "shuffled":
+        elif name != "the last value up to its own statement" or order != "interleaved":
             # Four standard deviations of 3,200 guesses.
             assert abs(share - 0.25) < 0.031
         else:
@@ -260,7 +274,7 @@ def test_wrong_answers_are_told_apart():
         ({"depth": 0}, "depth and chains must be at least 1, got 0 and 2"),
         ({"chains": 0}, "depth and chains must be at least 1, got 6 and 0"),
         ({"depth": 14}, "2 chains of 14 have 28 variables, and there are names for 26"),
-        ({"order": "random"}, "order must be shuffled, interleaved or chain, got 'random'"),
+        ({"order": "random"}, "one of shuffled, levels, interleaved, chain, got 'random'"),
         ({"learned": 7}, r"learned must be from 1 to depth \(6\), got 7"),
         ({"learned": 0}, r"learned must be from 1 to depth \(6\), got 0"),
         ({"variables": 27}, "variables must be from 1 to 26, got 27"),

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 VARIABLES = string.ascii_lowercase
-Order = Literal["shuffled", "interleaved", "chain"]
+Order = Literal["shuffled", "levels", "interleaved", "chain"]
 # After so many draws in a row without a new problem, there are taken to be no more.
 _PATIENCE = 2_000
 
@@ -64,8 +64,9 @@ def generate(
 ) -> list[Queried]:
     """Draw ``count`` different problems of ``chains`` chains, each of ``depth`` variables.
 
-    ``order`` is that of the statements: at random; chains mixed at random, but each variable after
-    what it is defined by (interleaved); or one chain after the other (chain).
+    ``order`` is that of the statements: at random; level by level, at random within a level
+    (levels); chains mixed at random, but each variable after what it is defined by (interleaved);
+    or one chain after the other (chain).
     Variables are asked for in random order; in the training set only those up to level ``learned``
     (None: all), so that the other splits show whether deeper ones are reached.
 
@@ -162,7 +163,7 @@ def _check_sizes(depth: int, chains: int, order: str, learned: int | None, varia
             f"{variables}: choose fewer or shorter chains, or more variables"
         )
     if order not in get_args(Order):
-        raise ValueError(f"order must be shuffled, interleaved or chain, got {order!r}")
+        raise ValueError(f"order must be one of {', '.join(get_args(Order))}, got {order!r}")
     if learned is not None and not 1 <= learned <= depth:
         raise ValueError(f"learned must be from 1 to depth ({depth}), got {learned}")
 
@@ -173,7 +174,7 @@ def _check_values(values: int | None, chains: int, order: str) -> None:
     if order == "chain":
         raise ValueError(
             "where values are handed on, order=chain would put the answer before every variable of "
-            "a chain: choose shuffled or interleaved"
+            "a chain: choose shuffled, levels or interleaved"
         )
     if chains < 2:
         raise ValueError(
@@ -214,6 +215,9 @@ def _arrange(
     """Return statements, given chain after chain, in another order."""
     if order == "shuffled":
         return draw.sample(statements, len(statements))
+    if order == "levels":
+        levels = [statements[level::depth] for level in range(depth)]
+        return [each for level in levels for each in draw.sample(level, len(level))]
     if order == "interleaved":
         # Which chain is continued at each place; all ways to mix them are equally likely.
         turns = [number // depth for number in range(len(statements))]
