@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from tiny import needs_kernels
+from tiny import SLOW, needs_kernels
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -206,6 +206,11 @@ def test_two_losses_of_one_forward(name):
     assert_same([a + b for a, b in zip(*got, strict=True)], expected)
 
 
+@pytest.mark.parametrize(
+    # Differences of all inputs take the interpreter long.
+    "name",
+    ["functional", "deferred", pytest.param("triton", marks=[needs_kernels, SLOW])],
+)
 def test_derivatives_once_and_twice(name):
     model, x = Depth(width=2).double(), an_input(1, 2, 2, torch.float64)
     with using(name):
