@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from layermem import config, host_config, records_config
+from layermem import config, host_config, named_options, records_config, task_config
 from layermem.config import Data, Host, Model, Optim, Regularizer, Run, Task, run_from_dict, to_dict
 
 
@@ -52,6 +52,9 @@ def test_runs_recorded_before_there_were_penalties_or_hosts_keep_their_ids():
     assert run.id == run_from_dict(to_dict(run)).id == "41c36b4267cd"
     assert dataclasses.replace(run, regularizer=Regularizer(penalty="seq_vcr")).id != run.id
     assert dataclasses.replace(run, variant="host", host=Host(model="x")).id != run.id
+    task = Task(name="mqar", repeated=5, repeats=2)
+    twice = dataclasses.replace(run, task=task)
+    assert len({run.id, twice.id, dataclasses.replace(twice, task=Task(name="mqar")).id}) == 3
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,13 @@ def test_runs_recorded_before_there_were_penalties_or_hosts_keep_their_ids():
         ({"optim": {"beta1": 1.0}}, r"optim.beta1 must be in \[0, 1\), got 1.0"),
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
         ({"data": {"validation_share": 1.5}}, "validation_share must be between 0 and 1, got 1.5"),
+        ({"task": {"repeated": 9}}, "repeated=9 and task.repeats=1 have an effect together"),
+        ({"task": {"repeats": 2}}, "repeated=0 and task.repeats=2 have an effect together"),
+        ({"task": {"repeats": 0}}, "task.repeats must be at least 1, got 0"),
+        (
+            {"task": {"examples": 9, "repeated": 9, "repeats": 2}},
+            r"task.repeated \(9\) must be fewer than task.examples \(9\)",
+        ),
         ({"data": {"block_size": 1}}, "data.block_size must be at least 2, got 1"),
         ({"data": {"max_documents": 0}}, "data.max_documents must be at least 1, got 0"),
         ({"compute": {"micro_batch": 0}}, "compute.micro_batch must be at least 1, got 0"),
@@ -81,7 +91,7 @@ def test_refusals_name_the_value_and_what_would_be_right(values, message):
 
 
 def test_a_config_from_before_an_option_means_what_it_meant(caplog):
-    config.warn_once.cache_clear()
+    named_options.warn_once.cache_clear()
     old = run_from_dict({"task": {"name": "arithmetic", "options": ["operands=5"]}})
     for _ in range(2):
         assert old.task.fields() == {"operands": 5, "held_out": "expression"}
@@ -100,7 +110,7 @@ def test_every_field_has_its_help():
     import inspect
 
     documented = set()
-    source = "".join(map(inspect.getsource, (config, host_config, records_config)))
+    source = "".join(map(inspect.getsource, (config, host_config, records_config, task_config)))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             for statement, following in zip(node.body, node.body[1:], strict=False):

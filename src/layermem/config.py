@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from layermem.host_config import Host, check_run
-from layermem.named_options import check_options, merged, parse_options, warn_once
+from layermem.named_options import check_options, merged, parse_options
 from layermem.records_config import OF_QUESTIONS, Records, check_records
-from layermem.typed_dicts import checked, from_dict, to_dict
+from layermem.task_config import OF_REPEATS, Task
+from layermem.typed_dicts import check_at_least, checked, from_dict, to_dict
 
 _NOT_SIZES = ("options", "pretrained")
-# The values of task options in runs recorded before these options existed.
-_EARLIER_OPTIONS = {"arithmetic": {"held_out": "expression"}, "prosqa": {"graphs": "bridged"}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,55 +97,13 @@ class Data:
     """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
 
     def __post_init__(self) -> None:
-        _check_at_least(self, 2, "block_size")
+        check_at_least(self, 2, "block_size")
         if self.max_documents is not None:
-            _check_at_least(self, 1, "max_documents")
+            check_at_least(self, 1, "max_documents")
         if not 0 < self.validation_share < 1:
             raise ValueError(
                 f"data.validation_share must be between 0 and 1, got {self.validation_share}"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """Generated problems that the run is trained on in place of text."""
-
-    name: Literal["arithmetic", "prosqa", "mqar", "chains", "mad"] | None = None
-    """Name of the task; None: the run is trained on text."""
-    examples: int = 50_000
-    """Problems in the training set."""
-    validation: int = 500
-    """Problems in the validation set, solved at every validation."""
-    test: int = 2_000
-    """Problems in the test set, solved at the end."""
-    seed: int = 0
-    """Seed of the problems; it does not depend on the run's seed."""
-    tokenizer: str | None = None
-    """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
-    options: tuple[str, ...] = ()
-    """Options of the task, each NAME=VALUE (operands=6), added to the preset's; an option replaces
-    the preset's option of the same name. `layermem tasks` lists them. A config that does not name
-    held_out (arithmetic) or graphs (prosqa) was recorded before these options existed and means
-    held_out=expression, graphs=bridged."""
-
-    def __post_init__(self) -> None:
-        _check_at_least(self, 1, "examples", "validation", "test")
-        _check_at_least(self, 0, "seed")
-        check_options("task", self.options)
-
-    def fields(self) -> dict[str, Any]:
-        """Return ``options`` as a dict; values are read as JSON where they are JSON.
-
-        An option that a recorded config lacks, because it did not exist then, is added with the
-        value that it had in effect, so that a recorded run has the same problems when it is resumed
-        or solves more of them.
-        """
-        options = parse_options(self.options)
-        for name, before in _EARLIER_OPTIONS.get(str(self.name), {}).items():
-            if name not in options:
-                warn_once(f"task.options of {self.name} do not name {name}", f"{name}={before}")
-                options[name] = before
-        return options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +134,8 @@ class Optim:
     """Sequences in one optimizer step, over all processes."""
 
     def __post_init__(self) -> None:
-        _check_at_least(self, 1, "batch_size")
-        _check_at_least(self, 0, "lr", "min_lr", "warmup_steps", "weight_decay", "eps", "clip")
+        check_at_least(self, 1, "batch_size")
+        check_at_least(self, 0, "lr", "min_lr", "warmup_steps", "weight_decay", "eps", "clip")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optim.{name} must be in [0, 1), got {getattr(self, name)}")
@@ -201,8 +158,8 @@ class Regularizer:
     is no part of it."""
 
     def __post_init__(self) -> None:
-        _check_at_least(self, 0, "variance_weight", "covariance_weight")
-        _check_at_least(self, 2, "width")
+        check_at_least(self, 0, "variance_weight", "covariance_weight")
+        check_at_least(self, 2, "width")
         for other in fields(self):
             value = getattr(self, other.name)
             if self.penalty is None and value != other.default:
@@ -245,14 +202,14 @@ class Compute:
     """Seconds that a process waits for the others (DDP or FSDP2) before the run fails."""
 
     def __post_init__(self) -> None:
-        _check_at_least(self, 1, "micro_batch", "ddp_timeout")
+        check_at_least(self, 1, "micro_batch", "ddp_timeout")
         if self.keep_whole != "nothing" and not self.shard:
             raise ValueError(
                 f"compute.keep_whole={self.keep_whole!r} is for sharded runs, and compute.shard is "
                 "off: add it, or leave keep_whole out"
             )
         if self.loss_chunk is not None:
-            _check_at_least(self, 0, "loss_chunk")
+            check_at_least(self, 0, "loss_chunk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,10 +257,10 @@ class Run:
     """Precision, compilation and memory."""
 
     def __post_init__(self) -> None:
-        _check_at_least(self, 1, "max_steps", "log_every", "eval_every", "keep")
-        _check_at_least(self, 0, "save_every", "seed")
+        check_at_least(self, 1, "max_steps", "log_every", "eval_every", "keep", path="")
+        check_at_least(self, 0, "save_every", "seed", path="")
         if self.eval_blocks is not None:
-            _check_at_least(self, 1, "eval_blocks")
+            check_at_least(self, 1, "eval_blocks", path="")
         check_run(self)
         check_records(self)
 
@@ -316,16 +273,19 @@ class Run:
     def id(self) -> str:
         """Twelve hexadecimal digits that stand for every field but the name of the preset.
 
-        A run without a penalty, a host or records has the digits that it had before there were any.
+        A run without a penalty, a host, records or repeats has the digits that it had before there
+        were any.
         """
         values = to_dict(self)
         del values["preset"]
         for name in ("regularizer", "host", "records"):
             if getattr(self, name) == type(getattr(self, name))():
                 del values[name]
-        for name in OF_QUESTIONS if "records" in values else ():
-            if values["records"][name] == getattr(Records, name):
-                del values["records"][name]
+        later = [("task", name) for name in OF_REPEATS]
+        later += [("records", name) for name in OF_QUESTIONS if "records" in values]
+        for part, name in later:
+            if values[part][name] == getattr(type(getattr(self, part)), name):
+                del values[part][name]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -333,13 +293,6 @@ class Run:
 def run_from_dict(values: Mapping[str, Any]) -> Run:
     """Return the run of a dict that ``to_dict`` returned; missing fields have their defaults."""
     return from_dict(Run, values, "")
-
-
-def _check_at_least(config: Any, least: int, *names: str) -> None:
-    for name in names:
-        if not getattr(config, name) >= least:
-            label = name if isinstance(config, Run) else f"{type(config).__name__.lower()}.{name}"
-            raise ValueError(f"{label} must be at least {least}, got {getattr(config, name)}")
 
 
 __all__ = [

@@ -83,6 +83,19 @@ def _checked_mapping(arguments: tuple[Any, ...], value: Any, path: str) -> dict[
     }
 
 
+def check_at_least(config: Any, least: int, *names: str, path: str | None = None) -> None:
+    """Raise if a field of a dataclass is below ``least``.
+
+    ``path``: what comes before its name in the error; None: the class's name, as in ``task.``.
+    """
+    before = f"{type(config).__name__.lower()}." if path is None else path
+    for name in names:
+        if not getattr(config, name) >= least:
+            raise ValueError(
+                f"{before}{name} must be at least {least}, got {getattr(config, name)}"
+            )
+
+
 def _checked_scalar(hint: Any, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

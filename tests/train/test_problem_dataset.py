@@ -120,6 +120,15 @@ def test_splits_and_measures():
     assert vocabulary_and_length(few) == (len(tokenizer), 6.0)
 
 
+def test_the_first_problems_stand_there_as_often_as_asked():
+    tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
+    once, validation = build_problem_datasets(Task(**FEW), tokenizer)
+    learnt, same = build_problem_datasets(Task(**FEW | {"repeated": 4, "repeats": 3}), tokenizer)
+    assert learnt.problems == [*once.problems, *once.problems[:4], *once.problems[:4]]
+    assert learnt.sequences[30:34] == learnt.sequences[34:] == once.sequences[:4]
+    assert same.problems == validation.problems
+
+
 @pytest.mark.parametrize(
     "task",
     [Task(**FEW), Task(name="prosqa", examples=20), Task(name="mqar", examples=20)],

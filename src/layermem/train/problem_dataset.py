@@ -76,11 +76,13 @@ def _label(length: int, queries: Sequence[int], answers: Sequence[int]) -> list[
 
 
 def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, ProblemDataset]:
-    """Return the training set and the validation set of a task."""
+    """Return the training set, with what is repeated in it, and the validation set of a task."""
     definition = registry.get_task(str(task.name))
     train, validation = (
-        ProblemDataset(definition.problems(split, count, task.seed, **task.fields()), tokenizer)
+        list(definition.problems(split, count, task.seed, **task.fields()))
         for split, count in (("train", task.examples), ("validation", task.validation))
     )
-    registry.check_tokenizer(definition, tokenizer, validation.problems)
-    return train, validation
+    train += train[: task.repeated] * (task.repeats - 1)
+    datasets = ProblemDataset(train, tokenizer), ProblemDataset(validation, tokenizer)
+    registry.check_tokenizer(definition, tokenizer, validation)
+    return datasets

@@ -1,0 +1,74 @@
+"""``Task``: the part of a run's config that names generated problems to train on.
+
+It does not know: tasks, files, torch, what the other parts of a run's config are.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from layermem.named_options import check_options, parse_options, warn_once
+from layermem.typed_dicts import check_at_least
+
+# The values of task options in runs recorded before these options existed.
+_EARLIER_OPTIONS = {"arithmetic": {"held_out": "expression"}, "prosqa": {"graphs": "bridged"}}
+# Fields that are in no run id where they are at their defaults, so that ids are what they were
+# before there were any.
+OF_REPEATS = ("repeated", "repeats")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Generated problems that the run is trained on in place of text."""
+
+    name: Literal["arithmetic", "prosqa", "mqar", "chains", "mad"] | None = None
+    """Name of the task; None: the run is trained on text."""
+    examples: int = 50_000
+    """Problems in the training set."""
+    repeated: int = 0
+    """How many of these, the first, stand there `repeats` times, the others once: what small models
+    do not find among many problems they may find among few that they see often."""
+    repeats: int = 1
+    """How often the first `repeated` stand in the training set."""
+    validation: int = 500
+    """Problems in the validation set, solved at every validation."""
+    test: int = 2_000
+    """Problems in the test set, solved at the end."""
+    seed: int = 0
+    """Seed of the problems; it does not depend on the run's seed."""
+    tokenizer: str | None = None
+    """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
+    options: tuple[str, ...] = ()
+    """Options of the task, each NAME=VALUE (operands=6), added to the preset's; an option replaces
+    the preset's option of the same name. `layermem tasks` lists them. A config that does not name
+    held_out (arithmetic) or graphs (prosqa) was recorded before these options existed and means
+    held_out=expression, graphs=bridged."""
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "examples", "validation", "test")
+        check_at_least(self, 0, "seed", "repeated")
+        check_at_least(self, 1, "repeats")
+        if (self.repeated > 0) != (self.repeats > 1):
+            raise ValueError(
+                f"task.repeated={self.repeated} and task.repeats={self.repeats} have an effect "
+                "together: give how many problems are repeated, and how often (at least 2)"
+            )
+        if self.repeated >= self.examples:
+            raise ValueError(
+                f"task.repeated ({self.repeated}) must be fewer than task.examples "
+                f"({self.examples}): to repeat all problems, train for more steps"
+            )
+        check_options("task", self.options)
+
+    def fields(self) -> dict[str, Any]:
+        """Return ``options`` as a dict; values are read as JSON where they are JSON.
+
+        An option that a recorded config lacks, because it did not exist then, is added with the
+        value that it had in effect, so that a recorded run has the same problems when it is resumed
+        or solves more of them.
+        """
+        options = parse_options(self.options)
+        for name, before in _EARLIER_OPTIONS.get(str(self.name), {}).items():
+            if name not in options:
+                warn_once(f"task.options of {self.name} do not name {name}", f"{name}={before}")
+                options[name] = before
+        return options
