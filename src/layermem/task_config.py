@@ -59,6 +59,11 @@ class Task:
             )
         check_options("task", self.options)
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of the training set, repeats counted."""
+        return self.examples + self.repeated * (self.repeats - 1)
+
     def fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict; values are read as JSON where they are JSON.
 

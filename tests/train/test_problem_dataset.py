@@ -123,7 +123,9 @@ def test_splits_and_measures():
 def test_the_first_problems_stand_there_as_often_as_asked():
     tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
     once, validation = build_problem_datasets(Task(**FEW), tokenizer)
-    learnt, same = build_problem_datasets(Task(**FEW | {"repeated": 4, "repeats": 3}), tokenizer)
+    repeating = Task(**FEW | {"repeated": 4, "repeats": 3})
+    learnt, same = build_problem_datasets(repeating, tokenizer)
+    assert len(learnt) == repeating.sequences == 38
     assert learnt.problems == [*once.problems, *once.problems[:4], *once.problems[:4]]
     assert learnt.sequences[30:34] == learnt.sequences[34:] == once.sequences[:4]
     assert same.problems == validation.problems
