@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from layermem.cli import main
 from layermem.models.registry import lookup
 from layermem.retrofit import attach
-from layermem.retrofit.converting import convert, find_source
+from layermem.retrofit.converting import as_llama, convert, find_source
 from layermem.retrofit.new_folder import new_folder
 
 
@@ -67,7 +67,8 @@ def test_our_plain_decoder_and_a_folder_without_a_tokenizer(tmp_path, ids):
     ],
     ids=["", "tied-biases", "rope"],
 )
-def test_our_plain_decoder_becomes_transformers_llama(fields, tmp_path, tokenizer, ids):
+def test_our_plain_decoder_becomes_transformers_llama(fields, tmp_path, tokenizer, ids, caplog):
+    caplog.set_level("INFO")
     plain = lookup("plain")
     torch.manual_seed(0)
     model = plain.causal_lm(plain.config(**TINY | fields)).eval()
@@ -76,6 +77,7 @@ def test_our_plain_decoder_becomes_transformers_llama(fields, tmp_path, tokenize
     model.save_pretrained(tmp_path / "plain")
     tokenizer.save_pretrained(tmp_path / "plain")
     main(["convert", str(tmp_path / "plain"), str(tmp_path / "llama"), "--variant", "llama"])
+    assert f"found our plain decoder: {tmp_path / 'plain'}" in caplog.text
     config = json.loads((tmp_path / "llama" / "config.json").read_text())
     assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
     assert "auto_map" not in config
@@ -91,6 +93,9 @@ def test_our_plain_decoder_becomes_transformers_llama(fields, tmp_path, tokenize
 def test_only_a_plain_decoder_becomes_a_llama(llama, tmp_path):
     with pytest.raises(SystemExit, match=r"a LLaMA of transformers already"):
         main(["convert", str(llama), str(tmp_path / "new"), "--variant", "llama"])
+    # A name on the hub, where nothing but loading it tells what it is.
+    with pytest.raises(ValueError, match=r"no plain decoder of ours but a LlamaForCausalLM"):
+        as_llama(str(llama))
     asked = ["--variant", "llama", "--options", "router=last"]
     with pytest.raises(SystemExit, match=r"router are options of a variant; give --variant lime"):
         main(["convert", str(llama), str(tmp_path / "new"), *asked])

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 LAYOUTS = {
     "llama": "a LLaMA of transformers",
+    "plain": "our plain decoder",
     "released_lime": "a checkpoint of LIMe's released code",
     "llama2c": "a checkpoint of llama2.c",
 }
@@ -170,7 +171,9 @@ def _llama(path: Path, tokenizer: str | None) -> Source:
         )
     has_tokenizer = any(path.glob("tokenizer*")) or (path / "vocab.json").is_file()
     return Source(
-        layout="llama", location=path, tokenizer=tokenizer or (path if has_tokenizer else None)
+        layout="plain" if model_type == lookup("plain").config.model_type else "llama",
+        location=path,
+        tokenizer=tokenizer or (path if has_tokenizer else None),
     )
 
 
@@ -191,6 +194,10 @@ def _load_model(source: Source, variant: str | None, fields: dict[str, Any]) -> 
         raise ValueError(
             f"{', '.join(fields)} are options of a variant; give --variant lime with them"
         )
+    if variant == LLAMA and source.layout == "llama" and isinstance(model, Path):
+        raise ValueError(
+            f"{model} is a LLaMA of transformers already; name a variant to convert it to"
+        )
     try:
         if variant == LLAMA:
             return model if source.layout == "llama2c" else as_llama(model)
@@ -207,8 +214,8 @@ def as_llama(source: Path | str) -> LlamaForCausalLM:
     plain = AutoModelForCausalLM.from_pretrained(source)
     if not isinstance(plain, lookup("plain").causal_lm):
         raise ValueError(
-            f"{source} is a LLaMA of transformers already ({type(plain).__name__}); name a variant "
-            "to convert it to"
+            f"{source} is no plain decoder of ours but a {type(plain).__name__}: only that becomes "
+            "a LLaMA of transformers"
         )
     values = {k: v for k, v in plain.config.to_dict().items() if k not in _OF_THE_FILE}
     llama = LlamaForCausalLM(LlamaConfig(**values)).to(plain.dtype)
