@@ -117,6 +117,26 @@ def test_plain_gradients_equal_llamas(ids):
         torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=1e-7, msg=name)
 
 
+@pytest.mark.parametrize(
+    ("ends", "learnt"),
+    [
+        ({}, False),
+        ({"eos_token_id": 0}, True),
+        ({"eos_token_id": [2, 0]}, True),
+        ({"bos_token_id": 0}, True),
+    ],
+    ids=["alone", "end", "one of the ends", "beginning"],
+)
+def test_a_padding_token_that_begins_or_ends_texts_is_learnt(ends, learnt, ids):
+    """What follows it would else be predicted from nothing: every token as likely."""
+    model = make(PlainForCausalLM, PlainConfig(**TINY, pad_token_id=0, **ends)).train()
+    ids = ids.index_fill(1, torch.tensor([0]), 0)
+    model(ids, labels=ids).loss.backward()
+    row = model.model.embed_tokens.weight.grad[0]
+    assert bool(row.any()) == learnt
+    assert (model(ids[:, :1]).logits.std() > 0) == learnt
+
+
 def test_plain_generates_what_llama_generates(ids):
     llama, plain = llama_and_plain({})
     options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}

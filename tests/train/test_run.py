@@ -46,6 +46,8 @@ def test_what_a_run_leaves(whole, tmp_path):
     ids = tokenizer("w1 w2", return_tensors="pt").input_ids
     assert model.generate(ids, max_new_tokens=3, do_sample=False).shape[1] == ids.shape[1] + 3
     assert model.config.model_type == "layermem_lime"
+    # The token before a text has an embedding, from which its first one is predicted.
+    assert model(torch.tensor([[tokenizer.eos_token_id]])).logits.std() > 0.01
 
 
 def test_checkpoints_are_few_safe_and_whole(whole):

@@ -205,6 +205,16 @@ class DecoderConfig(PreTrainedConfig):
         """Do nothing: otherwise transformers would copy our source files into every checkpoint."""
 
 
+def padding_alone(config: DecoderConfig) -> int | None:
+    """Return the id whose embedding stays zero: of a padding token that is nothing else.
+
+    One that begins or ends texts too is read like any other token, and has to be learnt.
+    """
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    padding = config.pad_token_id
+    return None if padding in (config.bos_token_id, *ends) else padding
+
+
 def check_dtype(dtype: Any) -> None:
     """Raise ``ValueError`` if ``dtype`` is a string that names no floating dtype of torch."""
     if not isinstance(dtype, str) or dtype == "auto":

@@ -27,7 +27,7 @@ from transformers.utils import logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from layermem.models.configuration import DecoderConfig
+from layermem.models.configuration import DecoderConfig, padding_alone
 from layermem.models.layers import (
     MLP,
     AbsentLinear,
@@ -228,7 +228,9 @@ class Decoder(PreTrainedDecoder):
         super().__init__(config)
         variant = self.variant
         stream = variant.stream(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(
+            config.vocab_size, config.hidden_size, padding_alone(config)
+        )
         self.layers = nn.ModuleList(
             DecoderLayer(config, variant, i, stream_grows=stream.grows)
             for i in range(config.num_hidden_layers)
