@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -129,6 +130,21 @@ def test_the_first_problems_stand_there_as_often_as_asked():
     assert learnt.problems == [*once.problems, *once.problems[:4], *once.problems[:4]]
     assert learnt.sequences[30:34] == learnt.sequences[34:] == once.sequences[:4]
     assert same.problems == validation.problems
+
+
+def test_a_file_of_fewer_problems_than_are_repeated_is_refused(tmp_path):
+    """All of them would be repeated, which is as if none were."""
+    definition = get_task("prosqa")
+    records = definition.problems("train", 12, 0, steps=3, nodes=12, statements=15)
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps([asdict(record) for record in records]))
+    task = Task(name="prosqa", examples=90, validation=2, options=(f"train={path}",))
+    tokenizer = definition.tokenizer(**task.fields())
+    assert len(build_problem_datasets(task, tokenizer)[0]) == 12
+    most = replace(task, repeated=11, repeats=2)
+    assert len(build_problem_datasets(most, tokenizer)[0]) == 23
+    with pytest.raises(ValueError, match=r"repeated \(12\) must be fewer than .* which are 12"):
+        build_problem_datasets(replace(task, repeated=12, repeats=2), tokenizer)
 
 
 @pytest.mark.parametrize(

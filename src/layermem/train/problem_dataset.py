@@ -82,6 +82,12 @@ def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, 
         list(definition.problems(split, count, task.seed, **task.fields()))
         for split, count in (("train", task.examples), ("validation", task.validation))
     )
+    # A file of records may have fewer than were asked for.
+    if task.repeated and task.repeated >= len(train):
+        raise ValueError(
+            f"task.repeated ({task.repeated}) must be fewer than the problems of the training set, "
+            f"which are {len(train)}"
+        )
     train += train[: task.repeated] * (task.repeats - 1)
     datasets = ProblemDataset(train, tokenizer), ProblemDataset(validation, tokenizer)
     registry.check_tokenizer(definition, tokenizer, validation)
