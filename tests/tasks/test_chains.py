@@ -4,7 +4,7 @@ import pytest
 
 from layermem.tasks import chains
 from layermem.tasks.chain_shortcuts import FOR_SIGNS, FOR_VALUES, try_shortcut
-from layermem.tasks.chain_statements import read_statements, solve
+from layermem.tasks.chain_statements import asked_variables, read_statements, solve
 from layermem.tasks.chains import generate, grade
 from layermem.tasks.grading import Grade
 
@@ -73,6 +73,80 @@ def test_an_oracle_knows_every_value_that_is_handed_on():
         assert set(problem.answers) == begun_with
         assert len(begun_with) == 3
         assert begun_with <= set(map(str, range(9)))
+
+
+@pytest.mark.parametrize(
+    ("values", "order"),
+    [
+        (None, "levels"),
+        (None, "interleaved"),
+        (None, "chain"),
+        (9, "levels"),
+        (9, "interleaved"),
+    ],
+)
+def test_statements_are_asked_for_where_they_end(values, order):
+    sizes = {"depth": 4, "chains": 3, "values": values, "order": order}
+    for problem in generate(count=100, seed=0, ask="statements", **sizes):
+        words, known, expected = problem.prompt.split(), {}, []
+        # Read as a causal model does: nothing after a statement is known at its end.
+        for at, word in enumerate(words):
+            if word != ";":
+                continue
+            *_, name, equals, told = " ".join(words[:at]).rpartition(" ; ")[2].partition(" = ")
+            assert equals
+            sign, base = told.split() if values is None else ("", told)
+            value, level = known.get(base, ("+" if values is None else base, 0))
+            flipped = {"+": "-", "-": "+"}
+            known[name] = (flipped[value] if sign == "-" else value, level + 1)
+            expected.append((at, *known[name]))
+        found = zip(problem.queries, problem.answers, problem.levels, strict=True)
+        assert list(found) == expected
+        assert asked_variables(problem) == list(known)
+        assert "?" not in words and "_" not in words
+        assert len(known) == 12
+
+
+def test_the_same_statements_are_drawn_whatever_is_asked():
+    sizes = {"count": 30, "seed": 1, "order": "levels", "values": 9, "depth": 3, "chains": 3}
+    # Queries at the end draw their order: the first problem is the same.
+    first, dense = (generate(ask=ask, **sizes)[0] for ask in ("end", "statements"))
+    assert read_statements(first) == read_statements(dense)
+    assert dict(zip(asked_variables(first), first.answers, strict=True)) == dict(
+        zip(asked_variables(dense), dense.answers, strict=True)
+    )
+
+
+@pytest.mark.parametrize("ask", ["end", "statements"])
+def test_blanks_stand_before_statements_and_nowhere_else(ask):
+    sizes = {"count": 200, "seed": 0, "order": "levels", "values": 9, "depth": 2, "chains": 3}
+    firsts = set()
+    for problem in generate(ask=ask, blanks=6, **sizes):
+        words = problem.prompt.split()
+        told = words[: words.index("?")] if ask == "end" else words
+        assert told.count("_") == 6 and len(told) == 6 + 6 * 4
+        assert all(words[at - 1] in "_;" for at in range(1, len(told)) if words[at] == "_")
+        firsts.add(words.index("="))
+        # Without them it is a problem, with the same answers.
+        solved = solve(read_statements(problem))
+        found = zip(asked_variables(problem), problem.answers, problem.levels, strict=True)
+        assert [(answer, level) for _, answer, level in found] == [
+            solved[name] for name in asked_variables(problem)
+        ]
+        kinds = {words[query] == ";" for query in problem.queries}
+        assert kinds == {ask == "statements"}
+    assert firsts >= {1, 2, 3}
+    # None draws nothing, so that problems are what they were.
+    assert generate(ask=ask, blanks=0, **sizes) == generate(ask=ask, **sizes)
+
+
+def test_only_the_learned_statements_are_asked_for_in_training():
+    for split in SPLITS:
+        sizes = {"order": "levels", "learned": 2, "ask": "statements"}
+        for problem in generate(split=split, count=20, seed=0, **sizes):
+            assert set(problem.levels) == set(range(1, 3 if split == "train" else 7))
+            assert len(read_statements(problem)) == 12
+            assert len(problem.queries) == (4 if split == "train" else 12)
 
 
 def test_variables_are_the_first_letters():
@@ -187,10 +261,19 @@ SOLVED_VALUES = {
 }
 
 
-@pytest.mark.parametrize("order", ["shuffled", "levels", "interleaved"])
+@pytest.mark.parametrize(
+    ("order", "ask"),
+    [
+        ("shuffled", "end"),
+        ("levels", "end"),
+        ("interleaved", "end"),
+        ("levels", "statements"),
+        ("interleaved", "statements"),
+    ],
+)
 @pytest.mark.parametrize("name", FOR_VALUES)
-def test_a_shortcut_solves_no_deeper_value(name, order):
-    problems = generate(count=800, seed=0, depth=4, chains=4, values=9, order=order)
+def test_a_shortcut_solves_no_deeper_value(name, order, ask):
+    problems = generate(count=800, seed=0, depth=4, chains=4, values=9, order=order, ask=ask)
     by_level = shares(name, problems)
     for level, share in by_level.items():
         if level in SOLVED_VALUES[name]:
@@ -275,6 +358,9 @@ def test_wrong_answers_are_told_apart():
         ({"chains": 0}, "depth and chains must be at least 1, got 6 and 0"),
         ({"depth": 14}, "2 chains of 14 have 28 variables, and there are names for 26"),
         ({"order": "random"}, "one of shuffled, levels, interleaved, chain, got 'random'"),
+        ({"blanks": -1}, "blanks must be at least 0, got -1"),
+        ({"ask": "start"}, "ask must be one of end, statements, got 'start'"),
+        ({"ask": "statements"}, "order=shuffled does not see to: choose levels, interleaved or"),
         ({"learned": 7}, r"learned must be from 1 to depth \(6\), got 7"),
         ({"learned": 0}, r"learned must be from 1 to depth \(6\), got 0"),
         ({"variables": 27}, "variables must be from 1 to 26, got 27"),

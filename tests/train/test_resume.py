@@ -187,7 +187,7 @@ def test_dropout_goes_on_only_as_it_was_begun(dropout, tmp_path):
 
 def test_a_save_longer_than_torchrun_waits_is_said(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setattr("layermem.train.trainer._SHUTDOWN_SECONDS", 0.0)
+    monkeypatch.setattr("layermem.train.stopping._SHUTDOWN_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING):
         train(a_run(tmp_path, max_steps=2), tmp_path / "slow")
     assert "torchrun kills its processes 0 seconds after SIGTERM" in caplog.text

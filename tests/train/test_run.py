@@ -1,6 +1,7 @@
 """One run: what it writes, what decides its numbers, one process or two, and what is refused."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -48,6 +49,13 @@ def test_what_a_run_leaves(whole, tmp_path):
     assert model.config.model_type == "layermem_lime"
     # The token before a text has an embedding, from which its first one is predicted.
     assert model(torch.tensor([[tokenizer.eos_token_id]])).logits.std() > 0.01
+
+
+def test_a_run_says_what_it_trains(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="layermem"):
+        folder = train(a_run(tmp_path), tmp_path / "whole")
+    parameters = AutoModelForCausalLM.from_pretrained(folder.final).num_parameters()
+    assert f"LimeForCausalLM, {parameters:,} parameters, seed 0" in caplog.messages
 
 
 def test_checkpoints_are_few_safe_and_whole(whole):

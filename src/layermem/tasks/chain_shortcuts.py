@@ -8,7 +8,13 @@ It does not know: how problems are drawn, grades.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from layermem.tasks.chain_statements import Statement, follow, multiply, read_statements
+from layermem.tasks.chain_statements import (
+    Statement,
+    asked_variables,
+    follow,
+    multiply,
+    read_statements,
+)
 from layermem.tasks.queried import Queried
 
 Shortcut = Callable[[Sequence[Statement], str], str]
@@ -21,11 +27,10 @@ def shortcuts_for(problem: Queried) -> Mapping[str, Shortcut]:
 
 def try_shortcut(name: str, problem: Queried) -> list[bool]:
     """Return which answers of a problem a shortcut has right."""
-    statements, words = read_statements(problem), problem.prompt.split()
-    shortcut = shortcuts_for(problem)[name]
+    statements, shortcut = read_statements(problem), shortcuts_for(problem)[name]
     return [
-        shortcut(statements, words[query]) == answer
-        for query, answer in zip(problem.queries, problem.answers, strict=True)
+        shortcut(statements, variable) == answer
+        for variable, answer in zip(asked_variables(problem), problem.answers, strict=True)
     ]
 
 

@@ -5,9 +5,11 @@ It does not know: how problems are drawn, shortcuts, grades.
 
 from collections.abc import Mapping, Sequence
 
-from layermem.tasks.queried import Queried
+from layermem.tasks.queried import BLANK, Queried
 
 SIGNS = ("+", "-")
+END = ";"
+"""What a statement ends with."""
 ROOT = "1"
 """What the first variable of a chain is defined by, where signs are asked for."""
 # A variable, its sign ("" where values are handed on), and what it is defined by.
@@ -16,8 +18,18 @@ Statement = tuple[str, str, str]
 
 def read_statements(problem: Queried) -> list[Statement]:
     """Return the statements of a problem: each variable, its sign, and what it is defined by."""
-    told = problem.prompt.partition(" ? ")[0].removesuffix(" ;").split(" ; ")
+    words = [word for word in problem.prompt.partition(" ? ")[0].split() if word != BLANK]
+    told = " ".join(words).removesuffix(" ;").split(" ; ")
     return [(name, "".join(sign), base) for name, _, *sign, base in (text.split() for text in told)]
+
+
+def asked_variables(problem: Queried) -> list[str]:
+    """Return the variable of each query, which stands at it or at the head of its statement."""
+    words, names = problem.prompt.split(), [name for name, _, _ in read_statements(problem)]
+    return [
+        names[words[:query].count(END)] if words[query] == END else words[query]
+        for query in problem.queries
+    ]
 
 
 def solve(statements: Sequence[Statement]) -> dict[str, tuple[str, int]]:

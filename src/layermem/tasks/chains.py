@@ -14,12 +14,19 @@ hand on. What is left is to follow references:
     prompt      c = b ; a = 7 ; x = 3 ; b = a ; y = x ; z = y ; ? b _ ? y _ ? z _ ...
     solution    7 3 3 ...
 
+With ``ask=statements`` nothing is asked at the end: what a variable is, is predicted where its
+statement ends, as in the paper.
+
+    prompt      a = 7 ; x = 3 ; y = x ; b = a ; c = b ; z = y ;
+    solution    7 3 3 7 7 3
+
 It does not know: ids of tokens, models, training.
 """
 
 import random
 import statistics
 import string
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -28,6 +35,7 @@ from tokenizers import Tokenizer
 from layermem.tasks import queried
 from layermem.tasks.chain_shortcuts import shortcuts_for, try_shortcut
 from layermem.tasks.chain_statements import (
+    END,
     ROOT,
     SIGNS,
     Statement,
@@ -46,6 +54,7 @@ if TYPE_CHECKING:
 
 VARIABLES = string.ascii_lowercase
 Order = Literal["shuffled", "levels", "interleaved", "chain"]
+Ask = Literal["end", "statements"]
 # After so many draws in a row without a new problem, there are taken to be no more.
 _PATIENCE = 2_000
 
@@ -58,6 +67,8 @@ def generate(
     depth: int = 6,
     chains: int = 2,
     order: Order = "shuffled",
+    ask: Ask = "end",
+    blanks: int = 0,
     learned: int | None = None,
     values: int | None = None,
     variables: int = len(VARIABLES),
@@ -67,8 +78,13 @@ def generate(
     ``order`` is that of the statements: at random; level by level, at random within a level
     (levels); chains mixed at random, but each variable after what it is defined by (interleaved);
     or one chain after the other (chain).
-    Variables are asked for in random order; in the training set only those up to level ``learned``
-    (None: all), so that the other splits show whether deeper ones are reached.
+
+    ``blanks`` is the number of blanks that stand before statements, at random, so that the place of
+    a statement does not tell which it is.
+
+    Variables are asked for after all statements, in random order (``ask`` is end), or each where
+    its statement ends (statements); in the training set only those up to level ``learned`` (None:
+    all), so that the other splits show whether deeper ones are reached.
 
     ``values`` is the number of different values that chains may begin with; None: signs are asked
     for, and every chain begins with 1.
@@ -78,7 +94,10 @@ def generate(
     Splits are disjoint whatever the seeds and other options: the set of statements decides.
     """
     check_split_and_count(split, count)
-    _check_sizes(depth, chains, order, learned, variables)
+    _check_sizes(depth, chains, learned, variables)
+    _check_order(order, ask)
+    if blanks < 0:
+        raise ValueError(f"blanks must be at least 0, got {blanks}")
     _check_values(values, chains, order)
     draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
     while len(problems) < count:
@@ -93,7 +112,7 @@ def generate(
         if not is_in_split(statements_as_text(statements), split):
             continue
         deepest = depth if learned is None or split != "train" else learned
-        problem = _as_problem(draw, statements, deepest)
+        problem = _as_problem(draw, statements, deepest, ask, blanks)
         if problem.prompt not in problems:
             problems[problem.prompt] = problem
             fruitless = 0
@@ -152,7 +171,7 @@ def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, 
     return {"the statements of a training problem, in any order": shared / len(tests)}
 
 
-def _check_sizes(depth: int, chains: int, order: str, learned: int | None, variables: int) -> None:
+def _check_sizes(depth: int, chains: int, learned: int | None, variables: int) -> None:
     if depth < 1 or chains < 1:
         raise ValueError(f"depth and chains must be at least 1, got {depth} and {chains}")
     if not 1 <= variables <= len(VARIABLES):
@@ -162,10 +181,19 @@ def _check_sizes(depth: int, chains: int, order: str, learned: int | None, varia
             f"{chains} chains of {depth} have {depth * chains} variables, and there are names for "
             f"{variables}: choose fewer or shorter chains, or more variables"
         )
-    if order not in get_args(Order):
-        raise ValueError(f"order must be one of {', '.join(get_args(Order))}, got {order!r}")
     if learned is not None and not 1 <= learned <= depth:
         raise ValueError(f"learned must be from 1 to depth ({depth}), got {learned}")
+
+
+def _check_order(order: str, ask: str) -> None:
+    for name, given, choices in (("order", order, Order), ("ask", ask, Ask)):
+        if given not in get_args(choices):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {given!r}")
+    if ask == "statements" and order == "shuffled":
+        raise ValueError(
+            "with ask=statements a variable must stand after what it is defined by, which "
+            "order=shuffled does not see to: choose levels, interleaved or chain"
+        )
 
 
 def _check_values(values: int | None, chains: int, order: str) -> None:
@@ -190,7 +218,7 @@ def _check_values(values: int | None, chains: int, order: str) -> None:
 
 def _all_words(values: int | None) -> list[str]:
     started = [ROOT] if values is None else list(map(str, range(values)))
-    return [BLANK, *SIGNS, "=", ";", "?", *started, *VARIABLES]
+    return [BLANK, *SIGNS, "=", END, "?", *started, *VARIABLES]
 
 
 def _draw_statements(
@@ -227,16 +255,27 @@ def _arrange(
     return statements
 
 
-def _as_problem(draw: random.Random, statements: Sequence[Statement], deepest: int) -> Queried:
-    """Write the statements, and ask for all variables up to a level in random order."""
+def _as_problem(
+    draw: random.Random, statements: Sequence[Statement], deepest: int, ask: Ask, blanks: int
+) -> Queried:
+    """Write the statements, and ask for all variables up to a level."""
     solved = {name: found for name, found in solve(statements).items() if found[1] <= deepest}
-    asked = draw.sample(list(solved), len(solved))
-    told = " ; ".join(map(write_statement, statements)) + " ;"
-    # Each query has three words.
-    before = len(told.split())
+    gaps = Counter(draw.randrange(len(statements)) for _ in range(blanks))
+    words = list[str]()
+    for number, statement in enumerate(statements):
+        words += [BLANK] * gaps[number] + [*write_statement(statement).split(), END]
+    if ask == "statements":
+        ends = [at for at, word in enumerate(words) if word == END]
+        queries = {name: end for (name, _, _), end in zip(statements, ends, strict=True)}
+        asked = list(solved)
+    else:
+        asked = draw.sample(list(solved), len(solved))
+        # Each query has three words.
+        queries = {name: len(words) + 3 * number + 1 for number, name in enumerate(asked)}
+        words += [word for name in asked for word in ("?", name, BLANK)]
     return Queried(
-        prompt=f"{told} " + " ".join(f"? {name} {BLANK}" for name in asked),
+        prompt=" ".join(words),
         solution=" ".join(solved[name][0] for name in asked),
-        queries=tuple(before + 3 * number + 1 for number in range(len(asked))),
+        queries=tuple(queries[name] for name in asked),
         levels=tuple(solved[name][1] for name in asked),
     )

@@ -117,6 +117,9 @@ def _train(
         collate=prepared.collate,
         evaluate=partial(_solve_validation, evaluate, tokenizer, run.task) if evaluate else None,
     )
+    if trainer.is_world_process_zero():
+        name, count = type(trainer.model).__name__, trainer.model.num_parameters()
+        logger.info("%s, %s parameters, seed %d", name, f"{count:,}", run.seed)
     if checkpoint:
         logger.info("going on from %s", checkpoint)
     with trainer.stop.handle_signals():

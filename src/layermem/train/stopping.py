@@ -3,6 +3,8 @@
 It does not know: checkpoints, what is trained.
 """
 
+import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +14,21 @@ from typing import Any
 from transformers import TrainerCallback, TrainingArguments
 
 from layermem.train.processes import any_process
+
+logger = logging.getLogger(__name__)
+# Seconds between torchrun's SIGTERM and its SIGKILL, unless --shutdown-timeout says otherwise.
+_SHUTDOWN_SECONDS = 30.0
+
+
+def warn_if_saving_is_slow(seconds: float) -> None:
+    """Warn if torchrun would kill the processes during a save as long as this one."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and seconds > _SHUTDOWN_SECONDS / 2:
+        logger.warning(
+            "saving took %.0f seconds; torchrun kills its processes %.0f seconds after SIGTERM "
+            "unless --shutdown-timeout gives them more",
+            seconds,
+            _SHUTDOWN_SECONDS,
+        )
 
 
 class _WorkInterrupted(BaseException):

@@ -9,8 +9,6 @@ finite stops the run (``divergence``), and SIGTERM and Ctrl-C save and stop it (
 It does not know: any particular variant, presets, where data came from.
 """
 
-import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -52,13 +50,9 @@ from layermem.train.resume_checks import (
 from layermem.train.seq_vcr import build_seq_vcr, model_names, save_weight, split_state
 from layermem.train.sequence_loss import choose_loss_chunk, sequence_losses, sum_by_sequence
 from layermem.train.step_timer import StepTimer
-from layermem.train.stopping import StopOnSignal
+from layermem.train.stopping import StopOnSignal, warn_if_saving_is_slow
 from layermem.train.tracking import open_wandb_run
 from layermem.train.variant_of import forward_flops, is_ours, variant_of
-
-logger = logging.getLogger(__name__)
-# Seconds between torchrun's SIGTERM and its SIGKILL, unless --shutdown-timeout says otherwise.
-_SHUTDOWN_SECONDS = 30.0
 
 
 class Trainer(transformers.Trainer):
@@ -281,7 +275,7 @@ class Trainer(transformers.Trainer):
                 self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 self.folder.delete_old_checkpoints(self.run.keep, self.state.best_global_step)
-        self._warn_if_saving_is_slow(time.perf_counter() - started)
+        warn_if_saving_is_slow(time.perf_counter() - started)
 
     def _save_origin_and_unlogged_loss(self) -> None:
         checkpoint = self.folder.staging / f"checkpoint-{self.state.global_step}"
@@ -304,16 +298,6 @@ class Trainer(transformers.Trainer):
         if saved is not None:
             loss, self._globalstep_last_logged = saved
             self._tr_loss.fill_(loss)
-
-    def _warn_if_saving_is_slow(self, seconds: float) -> None:
-        """Warn if torchrun would kill the processes during a save as long as this one."""
-        if "TORCHELASTIC_RUN_ID" in os.environ and seconds > _SHUTDOWN_SECONDS / 2:
-            logger.warning(
-                "saving took %.0f seconds; torchrun kills its processes %.0f seconds after SIGTERM "
-                "unless --shutdown-timeout gives them more",
-                seconds,
-                _SHUTDOWN_SECONDS,
-            )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
