@@ -216,7 +216,7 @@ def test_names_of_tasks():
     ]:
         with pytest.raises(ValueError, match=f"unknown task {name!r}; {re.escape(hint)}"):
             find_task(name)
-    with pytest.raises(ValueError, match="name tasks: --tasks paper, or some of multirc"):
+    with pytest.raises(ValueError, match="name tasks: --tasks paper, some of multirc"):
         chosen_tasks([","])
 
 

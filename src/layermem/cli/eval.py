@@ -1,4 +1,4 @@
-"""`layermem eval`: checkpoints answer the evaluation tasks of the paper, side by side.
+"""`layermem eval`: checkpoints answer evaluation tasks, the paper's or a user's, side by side.
 
 It does not know: how anything is asked, scored or drawn.
 """
@@ -16,7 +16,7 @@ from layermem.results.eval import EvalOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(EvalOptions):
-    """Have checkpoints answer the evaluation tasks of the paper, through lm-eval."""
+    """Have checkpoints answer evaluation tasks, the paper's or your own, through lm-eval."""
 
     checkpoints: tyro.conf.Positional[tuple[str, ...]] = ()
     """Run folders, folders of saved models, or hub names; the others are compared with the

@@ -131,6 +131,9 @@ def answer_task(
     with _quietly():
         result = evaluate(model, {"tasks": {key.task: task}}, limit=key.limit, bootstrap_iters=0)
     samples = sorted(result["samples"][key.task], key=lambda sample: int(sample["doc_id"]))
+    if getattr(task, "multiple_input", None):
+        # One answer after several contexts: which of them is right, lm-eval takes for the "text".
+        samples = [{**sample, "target": task.doc_to_text(sample["doc"])} for sample in samples]
     chance, majority = baselines(samples)
     return TaskAnswers(
         key=key,
@@ -160,13 +163,27 @@ def baselines(samples: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     places, texts, chance = Counter[int](), Counter[str](), 0.0
     for sample in samples:
         choices = [str(arguments[1]).strip() for arguments in sample["arguments"]]
-        target = sample["target"]
-        place = target if isinstance(target, int) else choices.index(str(target).strip())
+        place = _right_place(sample, choices)
         places[place] += 1
-        texts[choices[place]] += 1
+        # Where the same answer follows several contexts, its text says nothing.
+        if len(set(choices)) == len(choices):
+            texts[choices[place]] += 1
         chance += 1 / len(choices)
-    most = max(*places.values(), *texts.values())
+    most = max([*places.values(), *texts.values()])
     return chance / len(samples), most / len(samples)
+
+
+def _right_place(sample: Mapping[str, Any], choices: Sequence[str]) -> int:
+    """Return the place of the right choice; lm-eval counts an answer that is none as wrong."""
+    target = sample["target"]
+    if isinstance(target, int) and 0 <= target < len(choices):
+        return target
+    if isinstance(target, str) and target.strip() in choices:
+        return choices.index(target.strip())
+    raise ValueError(
+        f"item {sample['doc_id']} has the answer {target!r:.60}, which is none of its "
+        f"{len(choices)} choices; does this split have answers?"
+    )
 
 
 def _is_tie(sample: Mapping[str, Any]) -> bool:

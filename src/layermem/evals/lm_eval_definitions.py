@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from layermem.evals.own_definitions import read_own_definition
 from layermem.evals.task_catalog import EvalTask
 from layermem.evals.task_records import Doc
 from layermem.runs import write_atomically
@@ -30,7 +31,9 @@ Definition = dict[str, Any]
 
 
 def hub_definition(task: EvalTask) -> Definition:
-    """Return the definition that reads a data set of the hub."""
+    """Return the definition that reads a data set of the hub, or what a user's own file names."""
+    if task.file is not None:
+        return read_own_definition(task.file)
     definition: Definition = yaml.safe_load(task.definition.read_text(encoding="utf-8"))
     return definition
 
@@ -39,7 +42,7 @@ def hub_data(task: EvalTask) -> str:
     """Return the name of a task's data set on the hub; empty: the hub has none."""
     definition = hub_definition(task)
     return " ".join(
-        definition[name] for name in ("dataset_path", "dataset_name") if name in definition
+        definition[name] for name in ("dataset_path", "dataset_name") if definition.get(name)
     )
 
 

@@ -33,6 +33,8 @@ def find_records(places: Sequence[str], tasks: Sequence[EvalTask]) -> dict[str, 
     folders, given = _read_places(places)
     found: dict[str, Files] = {}
     for task in tasks:
+        if not task.schema:
+            continue
         files = {
             split: given.get((task.name, split)) or _in_folders(folders, task, split)
             for split in task.splits

@@ -11,7 +11,7 @@ It does not know: records, models, lm-eval.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,13 @@ _ENDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTask:
-    """A task of the paper's tables."""
+    """A task of the paper's tables, or of a user's own file."""
 
     name: str
     """Its name in lm-eval, where it has one."""
     schema: str
-    """What its records are: a name of ``task_records.SCHEMAS``."""
+    """What its records are: a name of ``task_records.SCHEMAS``; empty: its own file says where its
+    items are."""
     split: str
     """Split that is evaluated: "test", "validation", or "default" where there is no other."""
     chance: float
@@ -46,11 +47,13 @@ class EvalTask:
     """The paper's accuracies in percent: "LLaMA", "HC" (Hyper-Connections) and "LIMe"."""
     stem: str
     """Start of the names of its files."""
+    file: Path | None = None
+    """A user's own definition; None: it is one of the paper's."""
 
     @property
     def definition(self) -> Path:
         """File with its prompts."""
-        return DEFINITIONS / f"{self.name}.yaml"
+        return self.file or DEFINITIONS / f"{self.name}.yaml"
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -120,14 +123,22 @@ TASKS: Mapping[str, EvalTask] = {task.name: task for task in _ALL}
 """The paper's tasks by name, in the order of its tables."""
 
 
-def chosen_tasks(names: Sequence[str]) -> list[EvalTask]:
-    """Return the tasks of some names, each once; ``paper`` stands for all."""
+def chosen_tasks(
+    names: Sequence[str], find: Callable[[str], EvalTask] | None = None
+) -> list[EvalTask]:
+    """Return the tasks of some names, each once; ``paper`` stands for all of the paper.
+
+    ``find`` returns the task of any other name (None: ``find_task``).
+    """
+    find = find or find_task
     given = [part.strip() for name in names for part in name.split(",") if part.strip()]
     if not given:
-        raise ValueError(f"name tasks: --tasks {PAPER}, or some of {', '.join(TASKS)}")
+        raise ValueError(
+            f"name tasks: --tasks {PAPER}, some of {', '.join(TASKS)}, or a definition (my.yaml)"
+        )
     chosen: dict[str, EvalTask] = {}
     for name in given:
-        chosen |= dict(TASKS) if name == PAPER else {(task := find_task(name)).name: task}
+        chosen |= dict(TASKS) if name == PAPER else {(task := find(name)).name: task}
     return list(chosen.values())
 
 
@@ -138,6 +149,7 @@ def find_task(name: str) -> EvalTask:
         prefix, _, suffix = _BIGBENCH.partition("{}")
         short = {each.removeprefix(prefix).removesuffix(suffix): each for each in TASKS}
         close = difflib.get_close_matches(name, [*TASKS, *short, PAPER], n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {PAPER}, {', '.join(TASKS)}"
+        hint = f"did you mean {close[0]}?" if close else f"there are {PAPER}, {', '.join(TASKS)}."
+        hint += " Other tasks are named by the file of their definition (my_task.yaml)"
         raise ValueError(f"unknown task {name!r}; {hint}")
     return task

@@ -22,8 +22,9 @@ from layermem.evals.lm_eval_definitions import (
     local_definition,
     write_docs,
 )
+from layermem.evals.own_definitions import is_definition, own_task
 from layermem.evals.record_files import Files, expected_file, find_records, read_docs
-from layermem.evals.task_catalog import EvalTask, chosen_tasks
+from layermem.evals.task_catalog import EvalTask, chosen_tasks, find_task
 from layermem.results.eval import EvalOptions
 
 logger = logging.getLogger(__name__)
@@ -47,14 +48,14 @@ class PreparedTask:
     @property
     def version(self) -> str:
         """Version of the definition."""
-        return str(self.definition["metadata"]["version"])
+        return str((self.definition.get("metadata") or {}).get("version", "none"))
 
     @cached_property
     def loaded(self) -> Any:
         """lm-eval's task."""
         from layermem.evals.harness import load_task
 
-        if self.definition["dataset_path"] == "json":
+        if self.definition["dataset_path"] == "json" and self.task.file is None:
             return load_task(self.definition)
         try:
             return load_task(self.definition)
@@ -73,7 +74,9 @@ class PreparedTask:
 
 def prepare_tasks(options: EvalOptions, folder: Path) -> list[PreparedTask]:
     """Return the tasks of the options; records are checked and written into ``folder``."""
-    tasks = chosen_tasks(options.tasks)
+    tasks = chosen_tasks(
+        options.tasks, lambda name: own_task(name) if is_definition(name) else find_task(name)
+    )
     files = find_records(options.records, tasks)
     for task in tasks:
         if task.name not in files and not hub_data(task):
@@ -82,14 +85,17 @@ def prepare_tasks(options: EvalOptions, folder: Path) -> list[PreparedTask]:
     for each in prepared:
         # Fetched now, so that a hub that cannot be reached is said before a model is loaded.
         _ = each.records_digest
+        if each.task.name not in files:
+            _check_examples(each, options.shots)
     return prepared
 
 
 def _prepare(task: EvalTask, files: Files | None, shots: int, folder: Path) -> PreparedTask:
     if files is None:
         definition = hub_definition(task)
-        shown = "train" if "training_split" in definition else task.split
-        source = f"{hub_data(task)} (hub), split "
+        shown = definition.get("fewshot_split") or definition.get("training_split") or task.split
+        place = f"by {task.file.name}" if task.file else "hub"
+        source = f"{hub_data(task)} ({place}), split "
         return PreparedTask(
             task=task,
             definition=definition,
@@ -110,6 +116,16 @@ def _prepare(task: EvalTask, files: Files | None, shots: int, folder: Path) -> P
     )
 
 
+def _check_examples(prepared: PreparedTask, shots: int) -> None:
+    examples = len(list(prepared.loaded.fewshot_docs())) if shots else 0
+    # One more than is shown is drawn, in case one of them is the item itself.
+    if shots and examples <= shots:
+        raise ValueError(
+            f"{prepared.task.name} has {examples} examples to draw from, too few for {shots} "
+            "shots; give fewer --shots"
+        )
+
+
 def _digest(definition: Mapping[str, Any]) -> str:
     kept = {name: value for name, value in definition.items() if name != "dataset_kwargs"}
     return digest(json.dumps(kept, sort_keys=True))
@@ -118,6 +134,8 @@ def _digest(definition: Mapping[str, Any]) -> str:
 def _missing(task: EvalTask) -> str:
     """Return what to say where a task's items are not to be had."""
     data = hub_data(task)
+    if task.file is not None:
+        return f"{task.name} reads the data set {data}, as {task.file} says, which cannot be loaded"
     needs = (
         f"{task.name} needs the data set {data} of the hub, which cannot be fetched"
         if data

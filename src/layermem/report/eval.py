@@ -15,7 +15,7 @@ def build(result: EvalResult) -> Page:
     """Return the page."""
     return Page(
         title=f"Evaluation of {' and '.join(result.models)}",
-        lead="Right answers to the tasks of the paper's tables, beside chance, the most frequent "
+        lead="Right answers to evaluation tasks, beside chance, the most frequent "
         "answer, and the paper's figures.",
         sections=[section(result), Section(title="Again", commands=[result.command])],
     )

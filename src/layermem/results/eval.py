@@ -148,7 +148,8 @@ class EvalOptions:
     """What is asked, and how."""
 
     tasks: tuple[str, ...] = ("paper",)
-    """Tasks, also separated by commas; "paper": all of the paper's tables 1 and 4 to 6."""
+    """Tasks, also separated by commas; "paper": all of the paper's tables 1 and 4 to 6; a name that
+    ends in .yaml: a file as lm-eval's definitions of tasks are."""
     shots: int = 3
     """Few-shot examples before each item."""
     seeds: int = 5

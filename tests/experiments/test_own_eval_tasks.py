@@ -1,0 +1,166 @@
+"""Evaluation tasks of a user's own: asked as lm-eval asks them, and what is refused."""
+
+import json
+import logging
+
+import pytest
+import torch
+import transformers
+from tiny import TINY
+
+from layermem import cli
+from layermem.data.tokenizers import load_tokenizer
+from layermem.evals.own_definitions import own_task
+from layermem.results.eval import EvalResult
+from layermem.results.files import read_result
+
+lm_eval = pytest.importorskip("lm_eval")
+
+GOALS = [
+    {"goal": f"open box {n}", "sol1": f"lift lid {n}", "sol2": f"sit on {n}", "label": n % 3 % 2}
+    for n in range(14)
+]
+PIQA = """
+include: base.yaml
+task: my_piqa
+validation_split: validation
+doc_to_text: "Question: {{goal}}\\nAnswer:"
+doc_to_target: label
+doc_to_choice: "{{[sol1, sol2]}}"
+metric_list: [{metric: acc}, {metric: acc_norm}]
+"""
+# The same answer after two contexts, as of WinoGrande.
+CONTEXTS = """
+include: base.yaml
+task: my-contexts
+test_split: validation
+doc_to_text: label
+doc_to_choice: "{{['First ' + goal, 'Then ' + goal]}}"
+doc_to_target: "which works."
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.ERROR)
+    lines = [json.dumps(item) + "\n" for item in GOALS]
+    (tmp_path / "items.jsonl").write_text("".join(lines))
+    base = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"validation": str(tmp_path / "items.jsonl")}},
+        "output_type": "multiple_choice",
+    }
+    (tmp_path / "base.yaml").write_text(json.dumps(base))
+    (tmp_path / "piqa.yaml").write_text(PIQA)
+    (tmp_path / "contexts.yaml").write_text(CONTEXTS)
+    torch.manual_seed(1)
+    sizes = {**TINY, "vocab_size": 300, "max_position_embeddings": 2048}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    llama.save_pretrained(tmp_path / "llama")
+    load_tokenizer("bytes").save_pretrained(tmp_path / "llama")
+    return tmp_path
+
+
+def evaluate(folder, *words):
+    cli.main(["eval", str(folder / "llama"), *map(str, words), "--out", str(folder / "out")])
+    return read_result(EvalResult, folder / "out")
+
+
+def test_a_definition_is_asked_as_by_lm_eval(folder, capsys):
+    """Without examples, so that lm-eval's own draw of them does not matter."""
+    names = f"{folder / 'piqa.yaml'},{folder / 'contexts.yaml'}"
+    result = evaluate(folder, "--tasks", names, "--shots", "0")
+    theirs = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(folder / "llama"), "dtype": "float32"},
+        tasks=[str(folder / "piqa.yaml"), str(folder / "contexts.yaml")],
+        num_fewshot=0,
+        bootstrap_iters=0,
+        device="cpu",
+        # Its own thousands of definitions take seconds to list.
+        task_manager=lm_eval.tasks.TaskManager(include_defaults=False),
+    )["results"]
+    scores = result.models["llama"]
+    assert scores["my_piqa"].accuracy.mean == theirs["my_piqa"]["acc,none"]
+    assert scores["my_piqa"].accuracy_norm.mean == theirs["my_piqa"]["acc_norm,none"]
+    assert scores["my-contexts"].accuracy.mean == theirs["my-contexts"]["acc,none"]
+    facts = result.tasks["my_piqa"]
+    assert (facts.items, facts.chance, facts.paper) == (14, 0.5, {})
+    labels = [item["label"] for item in GOALS]
+    majority = max(labels.count(0), labels.count(1)) / 14
+    assert facts.majority == result.tasks["my-contexts"].majority == majority
+    assert facts.source == "json (by piqa.yaml), split validation"
+    assert "my_piqa" in capsys.readouterr().out
+
+
+def test_examples_are_other_items_than_the_one_that_is_asked(folder, monkeypatch):
+    """lm-eval leaves the item out where a definition says which split examples are from."""
+    seen = []
+    from layermem.evals import harness
+
+    answer = harness.answer_task
+
+    def spy(model, task, *rest):
+        found = answer(model, task, *rest)
+        seen.extend((inst.doc["goal"], inst.args[0]) for inst in task.instances)
+        return found
+
+    monkeypatch.setattr(harness, "answer_task", spy)
+    result = evaluate(folder, "--tasks", folder / "piqa.yaml", "--seeds", "2", "--shots", "3")
+    assert len(seen) == 2 * 2 * 14
+    for goal, context in seen:
+        assert context.count(f"Question: {goal}\n") == 1
+        assert context.count("Question: ") == 4
+    assert result.tasks["my_piqa"].few_shot_source.endswith("split validation")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"doc_to_text": "!function code.ask"}, r"names Python code \(!function\), which is not"),
+        ({"output_type": "generate_until"}, "of output_type 'generate_until'; only multiple_choi"),
+        ({"task": "copa"}, "calls its task 'copa', which is a task of the paper"),
+        ({"task": "../up"}, "calls its task '../up', .* is no name of letters"),
+        ({"task": ["a", "b"]}, "has no task; .* the definition of one task, not of a group"),
+        ({"dataset_path": ""}, "cannot be loaded"),
+        ({"validation_split": ""}, "names no test_split and no validation_split"),
+        ({"metric_list": "[{metric: f1}]"}, "is scored by f1; its metric_list needs acc"),
+        ({"include": "nowhere.yaml"}, "nowhere.yaml does not exist"),
+        ({"include": "piqa.yaml"}, "more than 8 files that include each other"),
+        ({"validation_split": "test"}, r"cannot be loaded \(.*test"),
+        ({"doc_to_target": "7"}, r"cannot be loaded \(IndexError"),
+        ({"doc_to_target": "'-1'"}, "item 0 has the answer '-1', which is none of its 2 choices"),
+        ({"doc_to_text": "'{{nothing}}'"}, "'nothing' is undefined"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_asked_is_said(folder, change, message):
+    (name, value), *_ = change.items()
+    lines = [line for line in PIQA.splitlines() if not line.startswith(f"{name}:")]
+    written = value if isinstance(value, str) and value else json.dumps(value)
+    (folder / "piqa.yaml").write_text("\n".join([*lines, f"{name}: {written}"]))
+    with pytest.raises(SystemExit, match=message):
+        evaluate(folder, "--tasks", folder / "piqa.yaml", "--seeds", "1")
+
+
+def test_other_files_that_are_no_definitions(folder):
+    for text, message in (("- a\n- b", "must hold the fields of a task"), ("a: [", "is no YAML")):
+        (folder / "piqa.yaml").write_text(text)
+        with pytest.raises(SystemExit, match=message):
+            evaluate(folder, "--tasks", folder / "piqa.yaml")
+    with pytest.raises(SystemExit, match=r"gone.yaml does not exist; --tasks takes names, and fi"):
+        evaluate(folder, "--tasks", folder / "gone.yaml")
+    (folder / "piqa.yaml").write_text(PIQA)
+    with pytest.raises(SystemExit, match="my_piqa has 14 examples to draw from, too few for 14"):
+        evaluate(folder, "--tasks", folder / "piqa.yaml", "--shots", "14")
+    with pytest.raises(SystemExit, match=r"unknown task 'piqa'; .*(my_task.yaml)"):
+        evaluate(folder, "--tasks", "piqa")
+
+
+def test_definitions_of_lm_eval_are_read():
+    root = lm_eval.tasks.__path__[0]
+    task = own_task(f"{root}/piqa/piqa.yaml")
+    assert (task.name, task.split) == ("piqa", "validation")
+    with pytest.raises(ValueError, match=r"names Python code"):
+        own_task(f"{root}/winogrande/default.yaml")
