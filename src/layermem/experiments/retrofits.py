@@ -3,7 +3,8 @@
     plain      all weights, no memory
     lora       LoRA on keys and values, no memory, as many parameters as the routers have
     routers    memory, its routers alone
-    all        memory, all weights; routers at 100 times the rate of the others
+    all        memory, all weights; routers at 100 times the rate of the others, at most the
+               highest rate that routers alone try
 
 Each takes the learning rate with the lowest validation loss on a seed kept for that, and meets the
 others at equal tokens and at equal training time, seed by seed. Memory starts as the identity, so
@@ -81,11 +82,13 @@ class RetrofitStudy:
             "routers": replace(host, train="routers"),
             "all": replace(host, train="all"),
         }
-        optim = (
-            replace(self.base.optim, router_lr=rate)
-            if way == "routers"
-            else replace(self.base.optim, lr=rate, router_lr=ROUTER_RATIO * rate)
-        )
+        optim = replace(self.base.optim, lr=rate, router_lr=ROUTER_RATIO * rate)
+        if way == "routers":
+            optim = replace(self.base.optim, router_lr=rate)
+        elif way == "all":
+            # A rate of 0.1, 100 times 0.001, would undo what the other weights learn.
+            highest = max(self.router_rates)
+            optim = replace(optim, router_lr=min(ROUTER_RATIO * rate, highest))
         return replace(self.base, host=changes[way], optim=optim, seed=seed)
 
 
