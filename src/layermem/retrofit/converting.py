@@ -19,7 +19,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES
-from layermem.models.registry import lookup
+from layermem.models.registry import RegisteredVariant, lookup
 from layermem.retrofit.llama2c import load_llama2c, read_sizes
 from layermem.retrofit.llama2c_tokenizer import load_tokenizer
 from layermem.retrofit.loading import is_attached
@@ -201,12 +201,19 @@ def _load_model(source: Source, variant: str | None, fields: dict[str, Any]) -> 
     try:
         if variant == LLAMA:
             return model if source.layout == "llama2c" else as_llama(model)
-        return lookup(variant or "lime").causal_lm.from_llama(model, **fields)
+        return _registered(variant or "lime").causal_lm.from_llama(model, **fields)
     except UnpicklingError as error:
         raise ValueError(
             f"a file of {model} cannot be read as tensors alone; if you trust it, save its weights "
             "as model.safetensors"
         ) from error
+
+
+def _registered(variant: str) -> RegisteredVariant:
+    try:
+        return lookup(variant)
+    except ValueError as error:
+        raise ValueError(f"{error}; {LLAMA} makes transformers' own LLaMA") from error
 
 
 def as_llama(source: Path | str) -> LlamaForCausalLM:
