@@ -125,13 +125,13 @@ def seconds_of_torch():
 
 @pytest.mark.parametrize(
     ("command", "most"),
-    # In parts of what importing torch takes, which was 1.3 s where these took 0.18, 0.22, 0.23,
-    # 1.02 and 0.23 s: twice that, and some.
+    # In parts of what importing torch takes, which was 1.1 to 1.3 s where these took 0.18, 0.22,
+    # 0.23, 0.73 and 0.23 s: twice that, and some.
     [
         ("--help", 0.5),
         ("train tiny-lm --help", 0.6),
         ("tasks", 0.7),
-        ("presets", 2.0),
+        ("presets", 1.3),
         ("variants", 0.7),
     ],
 )
@@ -143,9 +143,13 @@ try:
 except SystemExit as left:
     assert not left.code
 """
-    loaded, seconds = modules_after(code)
-    assert not loaded & TRAINING_STACK
-    assert seconds / seconds_of_torch < most
+    tries = []
+    # Other work on the machine only adds to it.
+    while not tries or (len(tries) < 3 and min(tries) / seconds_of_torch >= most):
+        loaded, seconds = modules_after(code)
+        assert not loaded & TRAINING_STACK
+        tries.append(seconds)
+    assert min(tries) / seconds_of_torch < most
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 It does not know: models, training.
 """
 
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _CHECKED_SOLUTIONS = 50
 # Problems that are encoded to estimate the mean length of all.
 _MEASURED_PROBLEMS = 200
+# Those with queries are about equally long, whatever is drawn.
+_FEW_PROBLEMS = 20
 
 
 class Problem(Protocol):
@@ -138,22 +141,31 @@ def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float
 
     ``tokenizer`` None: the task's own, and transformers is not imported.
     """
-    definition = get_task(str(task.name))
-    count = min(_MEASURED_PROBLEMS, task.examples)
-    problems = definition.problems("train", count, task.seed, **task.fields())
+    count, options = min(_MEASURED_PROBLEMS, task.examples), tuple(sorted(task.fields().items()))
     if tokenizer is None:
-        words = definition.word_tokenizer(**task.fields())
-        vocabulary = words.get_vocab_size()
-        texts = [problem.prompt for problem in problems]
-        if not select_queried(problems):
-            texts += [problem.solution for problem in problems]
-        tokens = sum(map(len, words.encode_batch(texts)))
-    else:
-        vocabulary = len(tokenizer)
-        prompts, solutions = encode(tokenizer, problems)
-        tokens = sum(map(len, prompts if select_queried(problems) else (*prompts, *solutions)))
+        return _own_vocabulary_and_length(str(task.name), count, task.seed, options)
+    problems = get_task(str(task.name)).problems("train", count, task.seed, **dict(options))
+    prompts, solutions = encode(tokenizer, problems)
+    tokens = sum(map(len, prompts if select_queried(problems) else (*prompts, *solutions)))
+    return len(tokenizer), tokens / len(problems) + 1
+
+
+# Presets of several scales have the same problems.
+@functools.lru_cache(maxsize=64)
+def _own_vocabulary_and_length(
+    name: str, count: int, seed: int, options: tuple[tuple[str, Any], ...]
+) -> tuple[int, float]:
+    """Return what ``vocabulary_and_length`` does, of a task's own words."""
+    definition, fields = get_task(name), dict(options)
+    words = definition.word_tokenizer(**fields)
+    problems = definition.problems("train", min(_FEW_PROBLEMS, count), seed, **fields)
+    texts = [problem.prompt for problem in problems]
+    if not select_queried(problems):
+        problems = definition.problems("train", count, seed, **fields)
+        texts = [text for problem in problems for text in (problem.prompt, problem.solution)]
+    tokens = sum(map(len, words.encode_batch(texts)))
     # The end token follows every solution, or every sequence whose answers stand beside it.
-    return vocabulary, tokens / len(problems) + 1
+    return words.get_vocab_size(), tokens / len(problems) + 1
 
 
 def get_task(name: str) -> TaskDefinition:
