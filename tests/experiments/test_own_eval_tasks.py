@@ -10,7 +10,7 @@ from tiny import TINY
 
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
-from layermem.evals.own_definitions import own_task
+from layermem.evals.own_definitions import examples_split, own_task
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
 
@@ -94,8 +94,19 @@ def test_a_definition_is_asked_as_by_lm_eval(folder, capsys):
     assert "my_piqa" in capsys.readouterr().out
 
 
-def test_examples_are_other_items_than_the_one_that_is_asked(folder, monkeypatch):
-    """lm-eval leaves the item out where a definition says which split examples are from."""
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "fewshot_split: validation",
+        "fewshot_config: {split: validation}",
+        "fewshot_config: {sampler: default}",
+        "training_split: validation",
+    ],
+)
+def test_examples_are_other_items_than_the_one_that_is_asked(folder, monkeypatch, line):
+    """lm-eval leaves the item out only where ``test_split`` names the split of the examples."""
+    (folder / "piqa.yaml").write_text(f"{PIQA}{line}\n")
     seen = []
     from layermem.evals import harness
 
@@ -120,8 +131,8 @@ def test_examples_are_other_items_than_the_one_that_is_asked(folder, monkeypatch
     [
         ({"doc_to_text": "!function code.ask"}, r"names Python code \(!function\), which is not"),
         ({"output_type": "generate_until"}, "of output_type 'generate_until'; only multiple_choi"),
-        ({"task": "copa"}, "calls its task 'copa', which is a task of the paper"),
-        ({"task": "../up"}, "calls its task '../up', .* is no name of letters"),
+        ({"task": "copa"}, "calls its task 'copa', as a task of the paper is; call it otherwise"),
+        ({"task": "../up"}, "calls its task '../up'; give it letters, digits,"),
         ({"task": ["a", "b"]}, "has no task; .* the definition of one task, not of a group"),
         ({"dataset_path": ""}, "cannot be loaded"),
         ({"validation_split": ""}, "names no test_split and no validation_split"),
@@ -142,6 +153,33 @@ def test_what_cannot_be_asked_is_said(folder, change, message):
     (folder / "piqa.yaml").write_text("\n".join([*lines, f"{name}: {written}"]))
     with pytest.raises(SystemExit, match=message):
         evaluate(folder, "--tasks", folder / "piqa.yaml", "--seeds", "1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "split"),
+    [
+        ({"test_split": "a"}, "a"),
+        ({"test_split": "a", "validation_split": "b"}, "b"),
+        ({"test_split": "a", "validation_split": "b", "training_split": "c"}, "c"),
+        ({"test_split": "a", "training_split": "c", "fewshot_split": "d"}, "d"),
+        ({"fewshot_split": "d", "fewshot_config": {"split": "e", "samples": []}}, "e"),
+        ({"training_split": "c", "fewshot_config": {"samples": []}}, None),
+    ],
+)
+def test_examples_are_of_the_split_that_lm_eval_draws_them_from(folder, fields, split):
+    assert examples_split(fields) == split
+    config = lm_eval.config.task.TaskConfig(task="t", output_type="multiple_choice", **fields)
+    theirs = config.fewshot_config.split
+    if "fewshot_split" in fields or "split" in fields.get("fewshot_config", {}):
+        assert theirs == split
+    else:
+        assert theirs is None
+
+
+def test_two_tasks_of_one_name_are_refused(folder):
+    (folder / "other.yaml").write_text(PIQA)
+    with pytest.raises(SystemExit, match=r"piqa.yaml and .*other.yaml both call their task my_pi"):
+        evaluate(folder, "--tasks", f"{folder / 'piqa.yaml'},{folder / 'other.yaml'}")
 
 
 def test_other_files_that_are_no_definitions(folder):

@@ -30,17 +30,17 @@ from layermem.runs import write_atomically
 Definition = dict[str, Any]
 
 
-def hub_definition(task: EvalTask) -> Definition:
-    """Return the definition that reads a data set of the hub, or what a user's own file names."""
+def read_definition(task: EvalTask) -> Definition:
+    """Return the definition as its file has it, which reads a data set of the hub or the user's."""
     if task.file is not None:
         return read_own_definition(task.file)
     definition: Definition = yaml.safe_load(task.definition.read_text(encoding="utf-8"))
     return definition
 
 
-def hub_data(task: EvalTask) -> str:
-    """Return the name of a task's data set on the hub; empty: the hub has none."""
-    definition = hub_definition(task)
+def data_set(task: EvalTask) -> str:
+    """Return the name of the data set that a task's definition reads; empty: it names none."""
+    definition = read_definition(task)
     return " ".join(
         definition[name] for name in ("dataset_path", "dataset_name") if definition.get(name)
     )
@@ -48,7 +48,7 @@ def hub_data(task: EvalTask) -> str:
 
 def local_definition(task: EvalTask, files: Mapping[str, Path]) -> Definition:
     """Return the definition that reads JSON lines, of each split one file."""
-    definition = hub_definition(task)
+    definition = read_definition(task)
     for name in ("dataset_name", "training_split", "validation_split", "test_split"):
         definition.pop(name, None)
     definition["dataset_path"] = "json"

@@ -31,17 +31,20 @@ def is_definition(name: str) -> bool:
 def own_task(name: str) -> EvalTask:
     """Return the task of a definition's file; raise if it cannot be asked as the paper's are."""
     path = Path(name).expanduser()
-    definition = read_own_definition(path)
+    definition = _read(path, _DEEPEST)
     for field in ("task", "dataset_path"):
         if not isinstance(definition.get(field), str):
             raise ValueError(
                 f"{path} has no {field}; --tasks takes the definition of one task, not of a group"
             )
     task_name = definition["task"]
-    if task_name in TASKS or not _NAME.fullmatch(task_name):
+    if task_name in TASKS:
         raise ValueError(
-            f"{path} calls its task {task_name!r}, which is a task of the paper, or is no name of "
-            "letters, digits, '_', '-' and '.'; call it otherwise"
+            f"{path} calls its task {task_name!r}, as a task of the paper is; call it otherwise"
+        )
+    if not _NAME.fullmatch(task_name):
+        raise ValueError(
+            f"{path} calls its task {task_name!r}; give it letters, digits, '_', '-' and '.'"
         )
     if (kind := definition.get("output_type")) != "multiple_choice":
         raise ValueError(
@@ -64,14 +67,27 @@ def own_task(name: str) -> EvalTask:
 
 
 def read_own_definition(path: Path) -> dict[str, Any]:
-    """Return a definition with those that it includes, and with the split of its examples."""
+    """Return a definition with those that it includes; no item is an example of itself."""
     definition = _read(path, _DEEPEST)
-    if not definition.get("training_split") and not definition.get("fewshot_split"):
-        # Without it lm-eval may show an item as its own example.
-        split = _evaluated_split(path, definition)
+    split = _evaluated_split(path, definition)
+    if examples_split(definition) == split:
+        # lm-eval leaves out the item that is asked about only where both fields name its split.
         definition |= {"test_split": split, "fewshot_split": split}
         definition.pop("validation_split", None)
+        if "fewshot_config" in definition:
+            definition["fewshot_config"] = {**definition["fewshot_config"], "split": split}
     return definition
+
+
+def examples_split(definition: Mapping[str, Any]) -> str | None:
+    """Return the split of a definition's few-shot examples; None: they stand in the definition."""
+    config = definition.get("fewshot_config") or {}
+    if split := config.get("split", definition.get("fewshot_split")):
+        return str(split)
+    if config.get("samples") is not None:
+        return None
+    order = ("training_split", "validation_split", "test_split")
+    return next((str(definition[name]) for name in order if definition.get(name)), None)
 
 
 def _read(path: Path, deepest: int) -> dict[str, Any]:
@@ -99,7 +115,7 @@ def _read(path: Path, deepest: int) -> dict[str, Any]:
 def _evaluated_split(path: Path, definition: Mapping[str, Any]) -> str:
     """Return the split that lm-eval evaluates."""
     split = definition.get("test_split") or definition.get("validation_split")
-    if not isinstance(split, str):
+    if not split or not isinstance(split, str):
         raise ValueError(f"{path} names no test_split and no validation_split to evaluate")
     return split
 

@@ -33,7 +33,7 @@ def find_records(places: Sequence[str], tasks: Sequence[EvalTask]) -> dict[str, 
     folders, given = _read_places(places)
     found: dict[str, Files] = {}
     for task in tasks:
-        if not task.schema:
+        if task.file is not None:
             continue
         files = {
             split: given.get((task.name, split)) or _in_folders(folders, task, split)

@@ -35,8 +35,7 @@ class EvalTask:
     name: str
     """Its name in lm-eval, where it has one."""
     schema: str
-    """What its records are: a name of ``task_records.SCHEMAS``; empty: its own file says where its
-    items are."""
+    """What its records are: a name of ``task_records.SCHEMAS``; empty, of a user's own file."""
     split: str
     """Split that is evaluated: "test", "validation", or "default" where there is no other."""
     chance: float
@@ -138,7 +137,10 @@ def chosen_tasks(
         )
     chosen: dict[str, EvalTask] = {}
     for name in given:
-        chosen |= dict(TASKS) if name == PAPER else {(task := find(name)).name: task}
+        for task in TASKS.values() if name == PAPER else (find(name),):
+            other = chosen.setdefault(task.name, task)
+            if other.file != task.file:
+                raise ValueError(f"{other.file} and {task.file} both call their task {task.name}")
     return list(chosen.values())
 
 

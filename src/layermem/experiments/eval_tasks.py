@@ -16,13 +16,13 @@ from typing import Any
 from layermem.evals.lm_eval_definitions import (
     Definition,
     check_examples,
+    data_set,
     digest,
-    hub_data,
-    hub_definition,
     local_definition,
+    read_definition,
     write_docs,
 )
-from layermem.evals.own_definitions import is_definition, own_task
+from layermem.evals.own_definitions import examples_split, is_definition, own_task
 from layermem.evals.record_files import Files, expected_file, find_records, read_docs
 from layermem.evals.task_catalog import EvalTask, chosen_tasks, find_task
 from layermem.results.eval import EvalOptions
@@ -79,7 +79,7 @@ def prepare_tasks(options: EvalOptions, folder: Path) -> list[PreparedTask]:
     )
     files = find_records(options.records, tasks)
     for task in tasks:
-        if task.name not in files and not hub_data(task):
+        if task.name not in files and not data_set(task):
             raise ValueError(_missing(task))
     prepared = [_prepare(task, files.get(task.name), options.shots, folder) for task in tasks]
     for each in prepared:
@@ -92,16 +92,15 @@ def prepare_tasks(options: EvalOptions, folder: Path) -> list[PreparedTask]:
 
 def _prepare(task: EvalTask, files: Files | None, shots: int, folder: Path) -> PreparedTask:
     if files is None:
-        definition = hub_definition(task)
-        shown = definition.get("fewshot_split") or definition.get("training_split") or task.split
+        definition = read_definition(task)
         place = f"by {task.file.name}" if task.file else "hub"
-        source = f"{hub_data(task)} ({place}), split "
+        source, shown = f"{data_set(task)} ({place}), split ", examples_split(definition)
         return PreparedTask(
             task=task,
             definition=definition,
             definition_digest=_digest(definition),
             source=source + task.split,
-            few_shot_source=source + shown,
+            few_shot_source=source + shown if shown else "the definition itself",
         )
     docs = {split: read_docs(task, paths) for split, paths in files.items()}
     check_examples(docs, task, shots)
@@ -133,7 +132,7 @@ def _digest(definition: Mapping[str, Any]) -> str:
 
 def _missing(task: EvalTask) -> str:
     """Return what to say where a task's items are not to be had."""
-    data = hub_data(task)
+    data = data_set(task)
     if task.file is not None:
         return f"{task.name} reads the data set {data}, as {task.file} says, which cannot be loaded"
     needs = (
@@ -160,7 +159,7 @@ def list_tasks(
             ", ".join(path.name for paths in files[task.name].values() for path in paths)
             if task.name in files
             else f"none; would be {expected_file(task)}",
-            hub_data(task),
+            data_set(task),
         )
         for task in tasks
     ]

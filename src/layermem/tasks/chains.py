@@ -95,9 +95,7 @@ def generate(
     """
     check_split_and_count(split, count)
     _check_sizes(depth, chains, learned, variables)
-    _check_order(order, ask)
-    if blanks < 0:
-        raise ValueError(f"blanks must be at least 0, got {blanks}")
+    _check_arrangement(order, ask, blanks)
     _check_values(values, chains, order)
     draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
     while len(problems) < count:
@@ -185,7 +183,9 @@ def _check_sizes(depth: int, chains: int, learned: int | None, variables: int) -
         raise ValueError(f"learned must be from 1 to depth ({depth}), got {learned}")
 
 
-def _check_order(order: str, ask: str) -> None:
+def _check_arrangement(order: str, ask: str, blanks: int) -> None:
+    if blanks < 0:
+        raise ValueError(f"blanks must be at least 0, got {blanks}")
     for name, given, choices in (("order", order, Order), ("ask", ask, Ask)):
         if given not in get_args(choices):
             raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {given!r}")
