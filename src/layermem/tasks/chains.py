@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 VARIABLES = string.ascii_lowercase
 Order = Literal["shuffled", "levels", "interleaved", "chain"]
 Ask = Literal["end", "statements"]
+Names = Literal["random", "places"]
 # After so many draws in a row without a new problem, there are taken to be no more.
 _PATIENCE = 2_000
 
@@ -69,6 +70,7 @@ def generate(
     order: Order = "shuffled",
     ask: Ask = "end",
     blanks: int = 0,
+    names: Names = "random",
     learned: int | None = None,
     values: int | None = None,
     variables: int = len(VARIABLES),
@@ -81,6 +83,9 @@ def generate(
 
     ``blanks`` is the number of blanks that stand before statements, at random, so that the place of
     a statement does not tell which it is.
+
+    ``names`` is how variables are called: at random, or by the place of their statement, the first
+    a, the second b (places), so that which statement defines a variable needs no search.
 
     Variables are asked for after all statements, in random order (``ask`` is end), or each where
     its statement ends (statements); in the training set only those up to level ``learned`` (None:
@@ -95,7 +100,7 @@ def generate(
     """
     check_split_and_count(split, count)
     _check_sizes(depth, chains, learned, variables)
-    _check_arrangement(order, ask, blanks)
+    _check_arrangement(order, ask, names, blanks)
     _check_values(values, chains, order)
     draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
     while len(problems) < count:
@@ -107,6 +112,8 @@ def generate(
             )
         statements = _draw_statements(draw, VARIABLES[:variables], depth, chains, values)
         statements = _arrange(draw, statements, depth, order)
+        if names == "places":
+            statements = _named_by_places(statements)
         if not is_in_split(statements_as_text(statements), split):
             continue
         deepest = depth if learned is None or split != "train" else learned
@@ -183,10 +190,14 @@ def _check_sizes(depth: int, chains: int, learned: int | None, variables: int) -
         raise ValueError(f"learned must be from 1 to depth ({depth}), got {learned}")
 
 
-def _check_arrangement(order: str, ask: str, blanks: int) -> None:
+def _check_arrangement(order: str, ask: str, names: str, blanks: int) -> None:
     if blanks < 0:
         raise ValueError(f"blanks must be at least 0, got {blanks}")
-    for name, given, choices in (("order", order, Order), ("ask", ask, Ask)):
+    for name, given, choices in (
+        ("order", order, Order),
+        ("ask", ask, Ask),
+        ("names", names, Names),
+    ):
         if given not in get_args(choices):
             raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {given!r}")
     if ask == "statements" and order == "shuffled":
@@ -253,6 +264,12 @@ def _arrange(
         chains = [iter(statements[start : start + depth]) for start in range(0, len(turns), depth)]
         return [next(chains[turn]) for turn in turns]
     return statements
+
+
+def _named_by_places(statements: Sequence[Statement]) -> list[Statement]:
+    """Return statements whose variables are a, b, c in the order of the statements."""
+    called = {name: VARIABLES[place] for place, (name, _, _) in enumerate(statements)}
+    return [(called[name], sign, called.get(base, base)) for name, sign, base in statements]
 
 
 def _as_problem(
