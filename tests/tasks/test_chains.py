@@ -75,6 +75,7 @@ def test_an_oracle_knows_every_value_that_is_handed_on():
         assert begun_with <= set(map(str, range(9)))
 
 
+@pytest.mark.parametrize("names", ["random", "places"])
 @pytest.mark.parametrize(
     ("values", "order"),
     [
@@ -85,8 +86,8 @@ def test_an_oracle_knows_every_value_that_is_handed_on():
         (9, "interleaved"),
     ],
 )
-def test_statements_are_asked_for_where_they_end(values, order):
-    sizes = {"depth": 4, "chains": 3, "values": values, "order": order}
+def test_statements_are_asked_for_where_they_end(values, order, names):
+    sizes = {"depth": 4, "chains": 3, "values": values, "order": order, "names": names}
     for problem in generate(count=100, seed=0, ask="statements", **sizes):
         words, known, expected = problem.prompt.split(), {}, []
         # Read as a causal model does: nothing after a statement is known at its end.
@@ -154,6 +155,22 @@ def test_variables_are_the_first_letters():
     for problem in generate(variables=6, **sizes):
         assert {name for name, _, _ in read_statements(problem)} == set("abcdef")
     assert len({name for p in generate(**sizes) for name, _, _ in read_statements(p)}) == 26
+
+
+@pytest.mark.parametrize("order", ["shuffled", "levels", "interleaved", "chain"])
+@pytest.mark.parametrize("values", [None, 9])
+def test_variables_are_called_by_the_places_of_their_statements(order, values):
+    """Else all is as with random names: the order, levels, what refers to what."""
+    if values and order == "chain":
+        pytest.skip("refused: every value would stand before those that have it")
+    sizes = {"depth": 3, "chains": 2, "count": 50, "order": order, "values": values}
+    found = generate(names="places", seed=0, **sizes)
+    for problem in found:
+        statements = read_statements(problem)
+        assert "".join(name for name, _, _ in statements) == "abcdef"
+        assert sorted(level for _, level in solve(statements).values()) == [1, 1, 2, 2, 3, 3]
+        assert order == "shuffled" or in_order(problem)
+    assert len({told(problem) for problem in found}) == 50
 
 
 def test_values_are_words_of_the_tokenizer():
@@ -262,18 +279,20 @@ SOLVED_VALUES = {
 
 
 @pytest.mark.parametrize(
-    ("order", "ask"),
+    ("order", "ask", "names"),
     [
-        ("shuffled", "end"),
-        ("levels", "end"),
-        ("interleaved", "end"),
-        ("levels", "statements"),
-        ("interleaved", "statements"),
+        ("shuffled", "end", "random"),
+        ("levels", "end", "random"),
+        ("interleaved", "end", "random"),
+        ("levels", "statements", "random"),
+        ("interleaved", "statements", "random"),
+        ("levels", "statements", "places"),
     ],
 )
 @pytest.mark.parametrize("name", FOR_VALUES)
-def test_a_shortcut_solves_no_deeper_value(name, order, ask):
-    problems = generate(count=800, seed=0, depth=4, chains=4, values=9, order=order, ask=ask)
+def test_a_shortcut_solves_no_deeper_value(name, order, ask, names):
+    options = {"depth": 4, "chains": 4, "values": 9, "order": order, "ask": ask, "names": names}
+    problems = generate(count=800, seed=0, **options)
     by_level = shares(name, problems)
     for level, share in by_level.items():
         if level in SOLVED_VALUES[name]:

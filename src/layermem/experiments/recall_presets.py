@@ -78,7 +78,7 @@ def tiny_chains() -> Run:
     to level 4, that of 4 layers further (LOG.md); a guess has a third of the answers right.
     """
     model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4)
-    statements = ("depth=6", "chains=3", "variables=18", "values=9", "order=levels")
+    statements = ("depth=6", "chains=3", "values=9", "order=levels")
     options = (*statements, "ask=statements", "names=places")
     return _chains(model, 100_000, 1, Optim(lr=1e-3, batch_size=64, warmup_steps=50), options)
 
