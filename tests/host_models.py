@@ -59,6 +59,14 @@ ENCODERS = {
 }
 HOSTS = {**DECODERS, **ENCODERS}
 
+# Ways of finetuning one, as options of `layermem finetune`.
+ARMS = {
+    "plain": ["--train", "all", "--memory", "none"],
+    "lora": ["--train", "lora"],
+    "routers": [],
+    "everything": ["--train", "all", "--memory", "last", "--window", "2"],
+}
+
 
 def make_host(name, seed=0, **fields):
     """Build a tiny model in eval mode, whose weights are large enough for layers to differ."""

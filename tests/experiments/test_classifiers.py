@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from host_models import make_host
+from host_models import ARMS, make_host
 from labelled import SIZES, fill, finetuned, rows_of, write_rows
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
@@ -31,13 +31,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def arms(folder):
     """Arms of one encoder, by name."""
-    options = {
-        "plain": ["--train", "all", "--memory", "none"],
-        "lora": ["--train", "lora"],
-        "routers": [],
-        "everything": ["--train", "all", "--memory", "last", "--window", "2"],
-    }
-    return {name: finetuned(folder, folder / "arms" / name, *o) for name, o in options.items()}
+    return {name: finetuned(folder, folder / "arms" / name, *o) for name, o in ARMS.items()}
 
 
 def load(run):

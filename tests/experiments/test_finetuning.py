@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from host_models import make_host, shake_routers
+from host_models import ARMS, make_host, shake_routers
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM
@@ -57,13 +57,7 @@ def finetuned(folder, out, *more, **changes):
 @pytest.fixture(scope="module")
 def arms(folder):
     """The four arms of one host, by name, and routers with a second seed."""
-    options = {
-        "plain": ["--train", "all", "--memory", "none"],
-        "lora": ["--train", "lora"],
-        "routers": [],
-        "everything": ["--train", "all", "--memory", "last", "--window", "2"],
-    }
-    return {name: finetuned(folder, folder / "arms" / name, *o) for name, o in options.items()}
+    return {name: finetuned(folder, folder / "arms" / name, *o) for name, o in ARMS.items()}
 
 
 def weights_of(path):

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from asked import END, asked, predictions_of, put_base, put_questions, question_rows
-from host_models import shake_routers
+from host_models import ARMS, shake_routers
 from labelled import write_rows
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
@@ -53,13 +53,7 @@ def run_on(folder, out, *more, base="bert", **options):
 @pytest.fixture(scope="module")
 def arms(folder):
     """Arms of one encoder, by name."""
-    options = {
-        "plain": ["--train", "all", "--memory", "none"],
-        "lora": ["--train", "lora"],
-        "routers": [],
-        "everything": ["--train", "all", "--memory", "last", "--window", "2"],
-    }
-    return {name: run_on(folder, folder / "arms" / name, *o) for name, o in options.items()}
+    return {name: run_on(folder, folder / "arms" / name, *o) for name, o in ARMS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -336,8 +330,8 @@ def test_tiny_models_learn_to_answer(base, memory, tmp_path, caplog):
     put_base(tmp_path / base, base)
     put_questions(tmp_path / "questions.jsonl", 1500, unanswerable=0.2)
     sizes = ["--batch-size", "32", "--micro-batch", "32", "--warmup-steps", "20"]
-    rates = ["--lr", "1e-3", "--eval-every", "300", "--train", "all", "--memory", memory]
-    run = run_on(tmp_path, tmp_path / "out", *sizes, *rates, base=base, steps=300)
+    rates = ["--lr", "1e-3", "--eval-every", "450", "--train", "all", "--memory", memory]
+    run = run_on(tmp_path, tmp_path / "out", *sizes, *rates, base=base, steps=450)
     answers = read_result(Answers, run.answers)
     guessed = max(guess.f1 for guess in answers.guesses.values())
     assert answers.all.exact > 0.9 > guessed + 0.5
