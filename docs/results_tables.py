@@ -8,7 +8,8 @@ one of ``layermem perplexity``, "loss over seeds", and of ``layermem blimp``, "r
 seeds". "right answers by statements" (or "by operands": what a task calls its levels) is a table of
 the levels of a sweep's task.
 ``<!-- claims -->`` stands before the table of the paper's claims, from the artefact.json that
-``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json.
+``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json; ``<!-- differences -->``
+before the table of all that was compared for them.
 """
 
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 from layermem.experiments.artefacts import get_artefact, names
 from layermem.intervals import interval
 from layermem.report import minimal_pairs, perplexity, retrofit
-from layermem.report.artefacts import claim_numbers
+from layermem.report.artefacts import claim_numbers, claims
 from layermem.report.settings import Setting, settings_of
 from layermem.results.artefact import ArtefactResult
 from layermem.results.comparison import Comparison
@@ -32,10 +33,10 @@ from layermem.results.run_record import RIGHT_ANSWERS
 
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
-CLAIMS = "claims"
+CLAIMS, DIFFERENCES = "claims", "differences"
 BY_LEVEL = f"{RIGHT_ANSWERS} by "
 LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
-_CLAIMS_PLACE = re.compile(rf"(?m)^<!-- {CLAIMS} -->\n(\|.*\n)*")
+_CLAIMS_PLACE = re.compile(rf"(?m)^<!-- (?P<which>{CLAIMS}|{DIFFERENCES}) -->\n(\|.*\n)*")
 _PLACE = re.compile(r"(?m)^<!-- (?P<name>[\w-]+): (?P<metric>[^>]+?) -->\n(\|.*\n)*")
 
 
@@ -58,8 +59,11 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
         lines = markdown_lines(find(name, metric, records))
         return f"<!-- {name}: {metric} -->\n{lines}\n"
 
-    claims = f"<!-- {CLAIMS} -->\n{markdown_lines(claims_table(records / 'artefacts'))}\n"
-    return _CLAIMS_PLACE.sub(lambda _: claims, _PLACE.sub(table, page))
+    def table_of_claims(place: re.Match[str]) -> str:
+        find = claims_table if place["which"] == CLAIMS else differences_table
+        return f"<!-- {place['which']} -->\n{markdown_lines(find(records / 'artefacts'))}\n"
+
+    return _CLAIMS_PLACE.sub(table_of_claims, _PLACE.sub(table, page))
 
 
 def claims_table(folder: Path) -> list[list[str]]:
@@ -67,16 +71,29 @@ def claims_table(folder: Path) -> list[list[str]]:
     header = ["", "the paper's claim", "its difference", "here", "scale", "holds?"]
     rows = []
     for name in names():
-        results = [
-            read_result(ArtefactResult, path)
-            for scale in ("paper", "small", "tiny")
-            if (path := folder / f"{name}-{scale}.json").exists()
-        ]
+        results = _results(folder, name)
         start = [f"`{name}`", get_artefact(name).claim]
         rows += [[*start, *_outcome(result)] for result in results]
         if not results:
             rows.append([*start, "", "", "", "not run"])
     return [header, *rows]
+
+
+def differences_table(folder: Path) -> list[list[str]]:
+    """Return a table of all that was compared for the claims: a row for each difference."""
+    results = [result for name in names() for result in _results(folder, name)]
+    rows = [
+        [f"`{result.name}`, {result.scale}", *row]
+        for result in results
+        for row in claims(result).texts()
+    ]
+    return [["", *claims(results[0]).header], *rows]
+
+
+def _results(folder: Path, name: str) -> list[ArtefactResult]:
+    """Return what was recorded of a table or figure of the paper, the largest scale first."""
+    paths = [folder / f"{name}-{scale}.json" for scale in ("paper", "small", "tiny")]
+    return [read_result(ArtefactResult, path) for path in paths if path.exists()]
 
 
 def _outcome(result: ArtefactResult) -> list[str]:

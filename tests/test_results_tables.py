@@ -75,6 +75,18 @@ def test_the_first_table_says_what_came_of_each_claim(script, tmp_path):
     assert len(rows) == len(artefacts.names())
 
 
+def test_every_difference_has_a_row(script, tmp_path):
+    settled = {"difference": Mean(mean=-0.2, half=0.1, count=3), "p": 0.01, "pairs": 4}
+    claims = [claim("loss", "holds", paper=-0.5, **settled), claim("time", "does not hold")]
+    write(tmp_path / "table7-tiny.json", result(name="table7", claims=claims))
+    write(tmp_path / "fig6-small.json", result(name="fig6", scale="small", claims=claims[:1]))
+    header, *rows = script.differences_table(tmp_path)
+    assert header == ["", "claim", "paper", "here", "p (Holm)", "seeds to settle it", "holds?"]
+    assert [row[0] for row in rows] == ["`fig6`, small", "`table7`, tiny", "`table7`, tiny"]
+    assert rows[1][1:6] == ["loss: lime below plain", "-0.5000", "-0.2000 +- 0.1000", "0.010", "4"]
+    assert [row[6] for row in rows[1:]] == ["holds (made up)", "does not hold (made up)"]
+
+
 def test_a_counted_number_is_shown_beside_the_papers(script, tmp_path):
     counted = ArtefactRow(
         quantity="FLOPs", arm="lime", unit="share", paper=0.0008, where="Table 8",
@@ -87,17 +99,17 @@ def test_a_counted_number_is_shown_beside_the_papers(script, tmp_path):
     assert row[2:] == ["0.08%", "FLOPs, lime: counted: 0.08%", "paper", "holds"]
 
 
-def claim(quantity, verdict, *, paper=None, difference=None, against="plain"):
+def claim(quantity, verdict, *, paper=None, difference=None, against="plain", p=None, pairs=None):
     return JudgedClaim(
         quantity=quantity, arm="lime", against=against, direction="lower", paper=paper,
-        difference=difference, p=None, pairs_to_settle=None, verdict=verdict, reason="made up",
+        difference=difference, p=p, pairs_to_settle=pairs, verdict=verdict, reason="made up",
     )  # fmt: skip
 
 
-def result(*, claims, rows=(), scale="tiny"):
+def result(*, claims, rows=(), scale="tiny", name="made up"):
     run = RunState(name="plain-s0", run_id="0", folder="runs/plain-s0", state="ended")
     return ArtefactResult(
-        command="layermem reproduce", name="made up", title="", claim="", scale=scale,
+        command="layermem reproduce", name=name, title="", claim="", scale=scale,
         seeds=(0, 1, 2), rows=tuple(rows), claims=tuple(claims), rates={}, runs=(run,),
     )  # fmt: skip
 
