@@ -38,6 +38,40 @@ def test_every_column_has_a_task():
         assert {evaluating.find_task(evaluating.NAMES[task]).name for task in tasks} <= {*TASKS}
 
 
+def test_a_table_can_be_had_without_some_of_its_tasks():
+    """Averages are those of the others then, the paper's too."""
+    whole = get_artefact("table1")
+    part = evaluating.leave_out(whole, ["MultiRC", "wic", "wic"])
+    assert part.tasks == ("QNLI", "ARC-E", "ARC-C", "KV", "Induction", "LD-3")
+    average = "average without MultiRC, WiC"
+    assert {claim.quantity for claim in part.claims("tiny")} == {average}
+    (ours,) = [n for n in part.numbers if (n.quantity, n.arm) == (average, "lime")]
+    six = (51.43, 71.15, 39.30, 55.64, 55.36, 34.47)
+    assert ours.value == pytest.approx(sum(six) / 600, abs=1e-6)
+    assert ours.where == "Table 1, the mean of these"
+    assert {number.quantity for number in part.numbers} == {*part.tasks, average}
+    assert evaluating.leave_out(whole, []) is whole
+    # The mean of all columns is the one that is printed.
+    (all_of_it,) = evaluating._averages(
+        [n for n in whole.numbers if n.quantity in whole.tasks and n.arm == "lime"], "x"
+    )
+    assert all_of_it.value == pytest.approx(0.5174, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "message"),
+    [
+        ("table1", ["multi_rc"], "--without multi_rc: this table has no such task; did you mean m"),
+        ("table5", ["WiC"], "no such task; there are ARC-E, ARC-C, HellaSwag, OBQA"),
+        ("fig1", ["WiC"], "it asks no evaluation tasks, as tables 1 and 4 to 6"),
+        ("table5", ["ARC-E", "ARC-C", "HellaSwag", "OBQA"], "--without leaves no task"),
+    ],
+)
+def test_a_task_that_is_not_there_cannot_be_left_out(name, without, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        reproduce.reproduce(name, "tiny", 1, tmp_path, without=without)
+
+
 @needs_lm_eval
 def test_what_cannot_be_asked_is_said_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "train", None)
@@ -64,9 +98,9 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
         out=tmp_path / "out",
         task_records=(records,),
     )
-    observed = {
-        (row.quantity, row.arm): row for row in evaluating.observe_tasks(("QNLI", "COPA"))(trained)
-    }
+    part = evaluating.leave_out(get_artefact("table4"), ["MultiRC", "WiC", "WNLI"])
+    observed = {(row.quantity, row.arm): row for row in part.observe(trained)}
+    average = "average without MultiRC, WiC, WNLI"
     result = read_result(EvalResult, tmp_path / "out" / "eval")
     assert result.options.shots == 3 and result.options.seeds == 5 and result.options.truncate
     for arm in ("lime", "plain"):
@@ -75,5 +109,5 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
             qnli, copa = (of_model[task].accuracy.mean for task in ("qnli", "copa"))
             assert observed["QNLI", arm].by_seed[seed] == qnli
             assert observed["COPA", arm].by_seed[seed] == copa
-            assert observed["average", arm].by_seed[seed] == pytest.approx((qnli + copa) / 2)
+            assert observed[average, arm].by_seed[seed] == pytest.approx((qnli + copa) / 2)
     assert observed["QNLI", "lime"].chance == 0.5

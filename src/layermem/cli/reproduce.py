@@ -39,6 +39,9 @@ class Reproduce:
     records: tuple[str, ...] = ()
     """Records of evaluation tasks (tables 1 and 4 to 6), as for layermem eval; a task without any
     is fetched from the hub."""
+    without: tuple[str, ...] = ()
+    """Evaluation tasks that are left out, as where there are no records of them (MultiRC, WiC);
+    averages, the paper's too, are those of the other tasks then."""
     out: Path = Path("runs")
     """Folder of new runs, OUT/STUDY/RUN, and of results, OUT/artefacts/NAME-SCALE. Runs that it
     holds are used, whatever their folders are called."""
@@ -132,6 +135,7 @@ def _reproduce(options: Reproduce, name: str, command: str) -> None:
         options.jobs,
         command,
         options.records,
+        options.without,
     )
     show(report.claims(result))
     show(report.numbers(result))

@@ -23,7 +23,7 @@ from layermem.experiments.reproduction.estimates import (
     run_cost,
     total,
 )
-from layermem.experiments.reproduction.evaluating import check_tasks
+from layermem.experiments.reproduction.evaluating import check_tasks, leave_out
 from layermem.experiments.reproduction.plans import PlannedRun, plan, stages, trials
 from layermem.experiments.reproduction.recorded import RecordedRuns
 from layermem.experiments.reproduction.summary import summarise
@@ -200,13 +200,15 @@ def reproduce(
     jobs: int = 1,
     command: str = "",
     task_records: Sequence[str] = (),
+    without: Sequence[str] = (),
 ) -> tuple[ArtefactResult, str | None]:
     """Train what is missing, observe and judge; return the result, and what failed (None: nothing).
 
     The result is written to artefact.json; runs that failed or diverged are in it, and in no mean.
-    ``task_records``: of evaluation tasks, as ``layermem eval`` takes them.
+    ``task_records``: of evaluation tasks, as ``layermem eval`` takes them. ``without``: tasks of a
+    table that are left out.
     """
-    artefact, seeds = get_artefact(name), seeds_at(scale, count)
+    artefact, seeds = leave_out(get_artefact(name), without), seeds_at(scale, count)
     if scale in artefact.on_gpu and not torch.cuda.is_available():
         raise ValueError(
             f"{name} at scale {scale} needs {artefact.needs[scale]}, and there is no GPU here; "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from layermem.experiments.artefacts.fig1 import NEEDS, grouped_queries
 from layermem.experiments.reproduction.artefact import Artefact, Claim, PaperNumber, Study
-from layermem.experiments.reproduction.evaluating import missing, observe_tasks
+from layermem.experiments.reproduction.evaluating import AVERAGE, missing, observe_tasks
 from layermem.results.artefact import Scale
 
 ARMS = ("plain", "hyper_connections", "lime")
@@ -29,11 +29,11 @@ def evaluation(
 
     def claims(scale: Scale) -> tuple[Claim, ...]:
         return tuple(
-            Claim(quantity="average", arm="lime", against=other, direction="higher")
+            Claim(quantity=AVERAGE, arm="lime", against=other, direction="higher")
             for other in ("plain", "hyper_connections")
         )
 
-    tasks = tuple(task for task in percents if task != "average")
+    tasks = tuple(task for task in percents if task != AVERAGE)
     return Artefact(
         title=title,
         claim=claim,

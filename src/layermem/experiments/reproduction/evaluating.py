@@ -3,12 +3,21 @@
 It does not know: which table the tasks are of, prompts, how claims are judged.
 """
 
+import difflib
 import importlib.util
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from layermem.evals.task_catalog import find_task
-from layermem.experiments.reproduction.artefact import Observed, Trained
+from layermem.experiments.reproduction.artefact import (
+    Artefact,
+    Claim,
+    Observed,
+    PaperNumber,
+    Trained,
+)
 from layermem.results.artefact import Scale
 from layermem.results.eval import EvalOptions, TaskFacts
 
@@ -22,6 +31,8 @@ NAMES = {
     **{"CO": "reasoning_about_colored_objects"},
 }
 """Columns of the tables to lm-eval's names of them."""
+AVERAGE = "average"
+"""The quantity that is the mean of a table's columns."""
 # Items of a task at scale tiny, whose models take all prompts on a CPU.
 _TINY_ITEMS = 200
 
@@ -42,7 +53,60 @@ def check_tasks(tasks: Sequence[str], scale: Scale, records: Sequence[str], fold
     prepare_tasks(_options(tasks, scale, records), folder / "eval" / "records")
 
 
-def observe_tasks(tasks: Sequence[str]) -> Callable[[Trained], Iterable[Observed]]:
+def leave_out(artefact: Artefact, names: Sequence[str]) -> Artefact:
+    """Return an artefact without some of its tasks, named as columns or as in lm-eval.
+
+    Averages are those of the other tasks then, the paper's too, and are called so.
+    """
+    left = {_column_of(name, artefact) for name in names}
+    tasks = tuple(task for task in artefact.tasks if task not in left)
+    if not tasks:
+        raise ValueError(f"--without leaves no task; there are {', '.join(artefact.tasks)}")
+    if not left:
+        return artefact
+    average = f"{AVERAGE} without {', '.join(t for t in artefact.tasks if t in left)}"
+
+    def claims(scale: Scale) -> tuple[Claim, ...]:
+        return tuple(
+            replace(claim, quantity=average) if claim.quantity == AVERAGE else claim
+            for claim in artefact.claims(scale)
+        )
+
+    kept = [number for number in artefact.numbers if number.quantity in tasks]
+    return replace(
+        artefact,
+        tasks=tasks,
+        observe=observe_tasks(tasks, average),
+        numbers=(*kept, *_averages(kept, average)),
+        claims=claims,
+    )
+
+
+def _column_of(name: str, artefact: Artefact) -> str:
+    """Return the column of a task; raise, with the nearest name, if the table has none."""
+    if not artefact.tasks:
+        raise ValueError(f"--without {name}: it asks no evaluation tasks, as tables 1 and 4 to 6")
+    columns = {column.lower(): column for column in artefact.tasks}
+    columns |= {NAMES[column]: column for column in artefact.tasks}
+    if name.lower() not in columns:
+        close = difflib.get_close_matches(name.lower(), columns, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(artefact.tasks)}"
+        raise ValueError(f"--without {name}: this table has no such task; {hint}")
+    return columns[name.lower()]
+
+
+def _averages(numbers: Sequence[PaperNumber], quantity: str) -> Iterator[PaperNumber]:
+    """Return of each arm the mean of the paper's numbers."""
+    for arm in dict.fromkeys(number.arm for number in numbers):
+        of_arm = [number for number in numbers if number.arm == arm]
+        mean = statistics.fmean(number.value for number in of_arm)
+        where = f"{of_arm[0].where}, the mean of these"
+        yield replace(of_arm[0], quantity=quantity, value=round(mean, 6), where=where)
+
+
+def observe_tasks(
+    tasks: Sequence[str], average: str = AVERAGE
+) -> Callable[[Trained], Iterable[Observed]]:
     """Return what observes these columns of a table, and their average."""
 
     def observe(trained: Trained) -> Iterator[Observed]:
@@ -60,7 +124,7 @@ def observe_tasks(tasks: Sequence[str]) -> Callable[[Trained], Iterable[Observed
                 means = {seed: sum(s[t] for t in tasks) / len(tasks) for seed, s in by_seed.items()}
                 chance = sum(facts[task].chance for task in tasks) / len(tasks)
                 yield Observed(
-                    quantity="average", arm=arm, by_seed=means, unit="share", chance=chance
+                    quantity=average, arm=arm, by_seed=means, unit="share", chance=chance
                 )
 
     return observe
