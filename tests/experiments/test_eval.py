@@ -143,12 +143,45 @@ def test_long_prompts_are_refused_or_counted(tmp_path):
     short = save_llama(tmp_path / "short", max_position_embeddings=200)
     records = write_records(tmp_path / "records", ["qnli"], train=False)
     ask = partial(evaluate, tmp_path, short, "--tasks", "qnli", "--records", records)
-    message = r"prompts are longer than the 200 tokens that the model reads \(the longest has \d+\)"
+    message = (
+        r"prompts are longer than the 200 tokens that the model is given \(the longest has \d+"
+    )
     with pytest.raises(SystemExit, match=message):
         ask()
     cut = ask("--truncate", "--seeds", "1").models["short"]["qnli"]
     assert cut.truncated == cut.requests == 24
     assert ask("--shots", "0").models["short"]["qnli"].truncated == 0
+    with pytest.raises(
+        SystemExit, match="--max-length 201 is more than the 200 tokens that the mo"
+    ):
+        ask("--shots", "0", "--max-length", "201")
+
+
+@needs_lm_eval
+def test_a_model_is_given_no_more_than_is_asked_for(tmp_path, monkeypatch):
+    model = save_llama(tmp_path / "long")
+    records = write_records(tmp_path / "records", ["qnli"], train=False)
+    from layermem.evals import harness
+
+    seen = []
+    call = harness.CountingModel._model_call
+
+    def spy(self, ids, *args, **kwargs):
+        seen.append(ids.shape[1])
+        return call(self, ids, *args, **kwargs)
+
+    monkeypatch.setattr(harness.CountingModel, "_model_call", spy)
+    ask = partial(
+        evaluate, tmp_path, model, "--tasks", "qnli", "--records", records, "--seeds", "1"
+    )
+    with pytest.raises(SystemExit, match="longer than the 64 tokens that the model is given"):
+        ask("--max-length", "64")
+    cut = ask("--max-length", "64", "--truncate").models["long"]["qnli"]
+    assert cut.truncated == cut.requests and max(seen) == 64
+    whole = ask().models["long"]["qnli"]
+    assert whole.truncated == 0 and max(seen) > 64
+    with pytest.raises(SystemExit, match="--max-length must be at least 1, got 0"):
+        ask("--max-length", "0")
 
 
 @needs_lm_eval

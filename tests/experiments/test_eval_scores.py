@@ -18,6 +18,7 @@ KEY = AnswersKey(
     seed=0,
     limit=None,
     truncate=False,
+    max_length=None,
     lm_eval="0",
 )
 

@@ -11,6 +11,7 @@ from small_run import a_run
 from layermem.evals.task_catalog import TASKS
 from layermem.experiments import reproduce
 from layermem.experiments.artefacts import get_artefact
+from layermem.experiments.artefacts.fig1 import grouped_queries
 from layermem.experiments.records import read_record
 from layermem.experiments.reproduction import evaluating
 from layermem.experiments.reproduction.artefact import Trained
@@ -102,7 +103,9 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
     observed = {(row.quantity, row.arm): row for row in part.observe(trained)}
     average = "average without MultiRC, WiC, WNLI"
     result = read_result(EvalResult, tmp_path / "out" / "eval")
-    assert result.options.shots == 3 and result.options.seeds == 5 and result.options.truncate
+    block = grouped_queries("tiny", ("plain",)).base.data.block_size
+    asked = result.options
+    assert (asked.shots, asked.seeds, asked.truncate, asked.max_length) == (3, 1, True, block)
     for arm in ("lime", "plain"):
         for seed in (0, 1):
             of_model = result.models[f"{arm}-{seed}"]

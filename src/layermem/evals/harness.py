@@ -33,7 +33,13 @@ class CountingModel(HFLM):
     """lm-eval's model, which counts what it is asked, and refuses what it would cut in silence."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, *, batch_size: int | None = None, truncate: bool = False
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        batch_size: int | None = None,
+        truncate: bool = False,
+        max_length: int | None = None,
     ) -> None:
         # Nothing of the batch is known yet; it is chosen by the longest request.
         automatic = batch_size is None and model.device.type == "cuda"
@@ -41,6 +47,13 @@ class CountingModel(HFLM):
             super().__init__(
                 pretrained=model, tokenizer=tokenizer, batch_size="auto" if automatic else 1
             )
+        if max_length is not None:
+            if max_length > self.max_length:
+                raise ValueError(
+                    f"--max-length {max_length} is more than the {self.max_length} tokens that the "
+                    "model reads"
+                )
+            self._max_length = max_length
         self.rows, self.automatic, self.truncate = batch_size, automatic, truncate
         self.requests = self.truncated = self.unknown_tokens = 0
         self.progress: Callable[[int, int], None] | None = None
@@ -88,8 +101,8 @@ class CountingModel(HFLM):
         if self.truncated and not self.truncate:
             raise ValueError(
                 f"{self.truncated} of {self.requests} prompts are longer than the "
-                f"{self.max_length} tokens that the model reads (the longest has {max(lengths)}); "
-                "give fewer --shots, or --truncate to cut their start"
+                f"{self.max_length} tokens that the model is given (the longest has "
+                f"{max(lengths)}); give fewer --shots, or --truncate to cut their start"
             )
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         self.unknown_tokens = 0
@@ -99,7 +112,7 @@ class CountingModel(HFLM):
             if not answer or len(answer) > self.max_length:
                 raise ValueError(
                     f"the answer {texts[1]!r:.60} has {len(answer)} tokens; it must have from 1 to "
-                    f"the {self.max_length} that the model reads"
+                    f"the {self.max_length} that the model is given"
                 )
             if unknown is not None:
                 self.unknown_tokens += context.count(unknown) + answer.count(unknown)

@@ -74,7 +74,7 @@ def check_lm_eval() -> None:
 
 
 def _check(options: EvalOptions) -> None:
-    smallest = {"shots": 0, "seeds": 1, "limit": 1, "batch_size": 1}
+    smallest = {"shots": 0, "seeds": 1, "limit": 1, "batch_size": 1, "max_length": 1}
     for name, least in smallest.items():
         value = getattr(options, name)
         if value is not None and value < least:
@@ -108,6 +108,7 @@ def _answer(
                 seed=seed,
                 limit=options.limit,
                 truncate=options.truncate,
+                max_length=options.max_length,
                 lm_eval=lm_eval.__version__,
             )
             known = read_answers(folder, key)
@@ -119,6 +120,7 @@ def _answer(
                         checkpoint.tokenizer,
                         batch_size=options.batch_size,
                         truncate=options.truncate,
+                        max_length=options.max_length,
                     )
                 what = f"{checkpoint.name}: {key.task}, seed {seed}"
                 known = answer_task(model, prepared.loaded, key, _reporter(what, progress))

@@ -36,6 +36,8 @@ class AnswersKey:
     """Items that are asked, the first ones; None: all."""
     truncate: bool
     """Whether prompts may be cut at their start."""
+    max_length: int | None
+    """Tokens that the model is given at most; None: as many as it reads."""
     lm_eval: str
     """Version of lm-eval."""
 
@@ -64,7 +66,7 @@ class TaskAnswers:
     requests: int
     """Pairs of a prompt and a choice."""
     truncated: int
-    """Of these, those that were cut because the model reads no more tokens."""
+    """Of these, those that were cut because the model is given no more tokens."""
     unknown_tokens: int
     """Tokens in them that stand for text which the tokenizer has no tokens for."""
     ties: int
@@ -162,6 +164,9 @@ class EvalOptions:
     truncate: bool = False
     """Cut the start of prompts that are longer than the model reads, and say how many; without it
     they are refused."""
+    max_length: int | None = None
+    """Tokens that a model is given at most; None: as many as it can read. Of positions beyond those
+    of its training a model has learned nothing."""
     batch_size: int | None = None
     """Prompts of a batch; None: on a GPU as many as fit, else as many as 128 MB of logits allow."""
 
