@@ -105,7 +105,7 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
     result = read_result(EvalResult, tmp_path / "out" / "eval")
     block = grouped_queries("tiny", ("plain",)).base.data.block_size
     asked = result.options
-    assert (asked.shots, asked.seeds, asked.truncate, asked.max_length) == (3, 1, True, block)
+    assert (asked.shots, asked.seeds, asked.truncate, asked.max_length) == (3, 1, True, 2 * block)
     for arm in ("lime", "plain"):
         for seed in (0, 1):
             of_model = result.models[f"{arm}-{seed}"]

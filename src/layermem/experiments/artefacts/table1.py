@@ -52,8 +52,8 @@ def evaluation(
         notes=(
             "Models of the smaller scales are far from the paper's 1B: most tasks are at chance. "
             "At scale tiny each task is asked 200 items with one draw of examples, and prompts are "
-            "cut at their start to the 128 bytes that models are trained on, so that few or none "
-            "of the examples are seen.",
+            "cut at their start to 256 bytes, twice the blocks that models are trained on (some "
+            "answers are longer than a block), so that few or none of the examples are seen.",
             "The paper does not say which accuracy it prints: here it is by log-probability, not "
             "by that per character.",
         ),
