@@ -56,12 +56,12 @@ def leave_out(artefact: Artefact, names: Sequence[str]) -> Artefact:
 
     Averages are those of the other tasks then, the paper's too, and are called so.
     """
+    if not names:
+        return artefact
     left = {_column_of(name, artefact) for name in names}
     tasks = tuple(task for task in artefact.tasks if task not in left)
     if not tasks:
         raise ValueError(f"--without leaves no task; there are {', '.join(artefact.tasks)}")
-    if not left:
-        return artefact
     average = f"{AVERAGE} without {', '.join(t for t in artefact.tasks if t in left)}"
 
     def claims(scale: Scale) -> tuple[Claim, ...]:
