@@ -176,6 +176,24 @@ def test_examples_are_of_the_split_that_lm_eval_draws_them_from(folder, fields, 
         assert theirs is None
 
 
+def test_examples_that_are_evaluated_too_are_refused(folder):
+    """A file of another name may hold the same items: their answers would be shown."""
+    lines = (folder / "items.jsonl").read_text().splitlines(keepends=True)
+    other = lines[:2] + [line.replace("open", "close") for line in lines[2:]]
+    (folder / "train.jsonl").write_text("".join(other))
+    files = {"validation": str(folder / "items.jsonl"), "train": str(folder / "train.jsonl")}
+    data = json.dumps({"data_files": files})
+    definition = f"{PIQA}training_split: train\ndataset_kwargs: {data}\n"
+    (folder / "piqa.yaml").write_text(definition)
+    ask = [folder, "--tasks", folder / "piqa.yaml", "--seeds", "1"]
+    with pytest.raises(SystemExit, match="2 of the 14 records of my_piqa that examples are drawn"):
+        evaluate(*ask)
+    assert evaluate(*ask, "--shots", "0").tasks["my_piqa"].items == 14
+    (folder / "train.jsonl").write_text("".join(other[2:]))
+    found = evaluate(*ask, "--shots", "3").tasks["my_piqa"]
+    assert found.few_shot_source == "json (by piqa.yaml), split train"
+
+
 def test_two_tasks_of_one_name_are_refused(folder):
     (folder / "other.yaml").write_text(PIQA)
     with pytest.raises(SystemExit, match=r"piqa.yaml and .*other.yaml both call their task my_pi"):

@@ -28,6 +28,8 @@ from layermem.evals.task_catalog import EvalTask, chosen_tasks, find_task
 from layermem.results.eval import EvalOptions
 
 logger = logging.getLogger(__name__)
+# What a definition calls files of this machine.
+_LOCAL = ("json", "csv", "parquet", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,17 @@ def _check_examples(prepared: PreparedTask, shots: int) -> None:
         raise ValueError(
             f"{prepared.task.name} has {examples} examples to draw from, too few for {shots} "
             "shots; give fewer --shots"
+        )
+    definition, split = prepared.definition, prepared.task.split
+    # Data sets of the hub have duplicates of their own.
+    if not shots or definition["dataset_path"] not in _LOCAL or examples_split(definition) == split:
+        return
+    items = {json.dumps(doc, default=str) for doc in prepared.loaded.eval_docs}
+    shown = prepared.loaded.fewshot_docs()
+    if shared := sum(json.dumps(doc, default=str) in items for doc in shown):
+        raise ValueError(
+            f"{shared} of the {examples} records of {prepared.task.name} that examples are drawn "
+            "from are among those that are evaluated; leave them out"
         )
 
 

@@ -98,7 +98,7 @@ class TaskScore:
     requests: int
     """Pairs of a prompt and a choice, of all seeds."""
     truncated: int
-    """Of these, those that were cut because the model reads no more tokens."""
+    """Of these, those that were cut because the model is given no more tokens."""
     unknown_tokens: int
     """Tokens in them that stand for text which the tokenizer has no tokens for."""
     ties: int
