@@ -1,14 +1,15 @@
 """Time of layer memory attached to Hugging Face's LLaMA, compared with the bare LLaMA and our LIMe.
 
 A training step (forward and backward) of everything, one of routers alone, and decoding one token
-with a cache; float32, eager. All three models have the same weights.
+with a cache; float32, eager. All three models have the same weights. With --memory, bytes instead:
+what a forward leaves for its backward, the peak of a step, and what each decoded token leaves.
 """
 
 import copy
 import functools
 
 import torch
-from decode_step import PROMPT, STEPS, decode_tokens, read_prompt
+from decode_step import PROMPT, STEPS, decode_tokens, extend_cache, read_prompt
 from measure import (
     SHAPES,
     complete_fields,
@@ -17,13 +18,16 @@ from measure import (
     print_table,
     round_seconds,
 )
+from memory import memory_rows, storages
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import layermem
 
+COLUMNS = ("native", "attached", "bare")
 
-def build_three(fields, device):
-    """Return {column: (model, None)}: native, attached and bare."""
+
+def build_three(fields, device, column=None):
+    """Return {column: (model, None)} of all ``COLUMNS``, whichever is asked for."""
     torch.manual_seed(0)
     bare = LlamaForCausalLM(LlamaConfig(**complete_fields(fields))).to(device)
     native = layermem.LimeForCausalLM.from_llama(bare)
@@ -70,8 +74,34 @@ def measure_shape(shape, args):
     }
 
 
+def kept_by_a_token(shape, device):
+    """Return {column: bytes} that tensors which outlive a decoded token grow by, on average."""
+    models = build_three(SHAPES[shape][0], device)
+    prompt, kept = torch.randint(256, (1, PROMPT), device=device), {}
+    for name, (model, _) in models.items():
+        cache = read_prompt(model, prompt)
+        before = sum(storages().values())
+        extend_cache(model, prompt[:, -1:], cache)
+        kept[name] = (sum(storages().values()) - before) / STEPS
+    return kept
+
+
+def print_memory(args):
+    """Print the memory of a step and of a token, and write it as JSON."""
+    rows = {}
+    for shape in args.shapes:
+        rows |= memory_rows(build_three, COLUMNS, [shape], args.device)
+        rows[f"{shape} token"] = kept_by_a_token(shape, args.device)
+    print_table("memory, attached to LLaMA", rows, args.device, args.json, "native", ("MB", 1e-6))
+
+
 def main():
-    args = parse_arguments(make_parser(__doc__, ("4x32", "8x384-gqa", "16x128")))
+    options = make_parser(__doc__, ("4x32", "8x384-gqa", "16x128"))
+    options.add_argument("--memory", action="store_true", help="bytes in place of times")
+    args = parse_arguments(options)
+    if args.memory:
+        print_memory(args)
+        return
     rows = {}
     for shape in args.shapes:
         rows |= measure_shape(shape, args)

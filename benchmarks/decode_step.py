@@ -30,11 +30,16 @@ def read_prompt(model, prompt):
 
 
 @torch.no_grad()
-def decode_tokens(model, token, cache):
-    """Decode tokens greedily, and shorten the cache to what it was."""
+def extend_cache(model, token, cache):
+    """Decode tokens greedily."""
     for _ in range(STEPS):
         logits = model(token, past_key_values=cache, use_cache=True).logits
         token = logits[:, -1:].argmax(-1)
+
+
+def decode_tokens(model, token, cache):
+    """Decode tokens greedily, and shorten the cache to what it was."""
+    extend_cache(model, token, cache)
     cache.crop(-STEPS)
 
 

@@ -7,12 +7,11 @@ gradients of the parameters included (on a CPU: Linux only). Each figure is from
 With --variants the columns are plain and the named variants.
 """
 
-import ctypes
 import gc
 import multiprocessing
-import sys
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ from measure import (
     print_table,
 )
 
-from layermem.efficiency.measuring import read_memory
+from layermem.efficiency.measuring import give_back_freed_memory, read_memory
 
 
 def storages():
@@ -42,31 +41,37 @@ def storages():
     return sizes
 
 
-def build_columns(fields, device, variants):
-    """Return {column: (model, implementation of routing)}."""
+def build_columns(fields, device, column=None, *, variants=None):
+    """Return {column: (model, implementation of routing)}, or at least ``column``."""
     if variants:
-        return build_variants(fields, device, variants)
+        # Of the family, plain and this one alone.
+        return build_variants(fields, device, column or variants)
     # Not naive, which saves a copy of all slots for each layer.
     names = ["functional", "deferred", "grouped"] if device == "cpu" else None
     return build_models(fields, device, names)
 
 
-def _prepare(shape, column, device, variants):
+def _prepare(build, shape, column, device):
     """Return the model of a column, its implementation of routing, and token ids."""
     torch.set_num_threads(1)
     fields, batch, tokens = SHAPES[shape]
-    # Of the family, plain and this one alone.
-    model, implementation = build_columns(fields, device, variants and column)[column]
-    _give_back_free_memory()
+    model, implementation = build(fields, device, column)[column]
+    # What is allocated once by a process, at its first step, is not the model's.
+    first = torch.zeros(1, 2, dtype=torch.long, device=device)
+    with forcing(implementation):
+        model(first, labels=first, use_cache=False).loss.backward()
+    model.zero_grad()
+    # What other columns' models took is not either.
+    give_back_freed_memory()
     return model, implementation, torch.randint(256, (batch, tokens), device=device)
 
 
-def alive_after_a_forward(shape, column, device, variants=None):
+def alive_after_a_forward(build, shape, column, device):
     """Return the bytes of storages that a forward leaves allocated. To be called in a new process.
 
     A hook that hands a saved output on as it is makes a cycle that is never freed.
     """
-    model, implementation, ids = _prepare(shape, column, device, variants)
+    model, implementation, ids = _prepare(build, shape, column, device)
     before, saved = storages(), {}
 
     def record(tensor):
@@ -81,20 +86,13 @@ def alive_after_a_forward(shape, column, device, variants=None):
     return sum(size for address, size in after.items() if address not in before)
 
 
-def peak_of_a_step(shape, column, device, variants=None):
+def peak_of_a_step(build, shape, column, device):
     """Return the bytes by which a training step raises the peak. To be called in a new process."""
-    model, implementation, ids = _prepare(shape, column, device, variants)
+    model, implementation, ids = _prepare(build, shape, column, device)
     before = read_memory(device, "now")
     with forcing(implementation):
         model(ids, labels=ids, use_cache=False).loss.backward()
     return read_memory(device, "peak") - before
-
-
-def _give_back_free_memory():
-    """Return what other columns' models took to the system: a step would take it before more."""
-    gc.collect()
-    if sys.platform == "linux":
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _in_a_new_process(measure, *arguments):
@@ -105,20 +103,30 @@ def _in_a_new_process(measure, *arguments):
         return pool.submit(measure, *arguments).result()
 
 
+def memory_rows(build, columns, shapes, device):
+    """Return {"shape figure": {column: bytes}}, each figure from a new process.
+
+    ``build`` is a function of the fields of a shape, a device and a column's name that returns at
+    least that of {column: (model, implementation of routing)}.
+    """
+    figures, rows = {"alive": alive_after_a_forward}, {}
+    if device != "cpu" or Path("/proc/self/clear_refs").exists():
+        figures["peak"] = peak_of_a_step
+    for shape in shapes:
+        for figure, measure in figures.items():
+            rows[f"{shape} {figure}"] = {
+                name: _in_a_new_process(measure, build, shape, name, device) for name in columns
+            }
+    return rows
+
+
 def main():
     options = make_parser(__doc__)
     add_variants_option(options)
-    args, rows = parse_arguments(options), {}
-    figures = {"alive": alive_after_a_forward}
-    if args.device != "cpu" or Path("/proc/self/clear_refs").exists():
-        figures["peak"] = peak_of_a_step
-    for shape in args.shapes:
-        names = list(build_columns(SHAPES[shape][0], args.device, args.variants))
-        for figure, measure in figures.items():
-            rows[f"{shape} {figure}"] = {
-                name: _in_a_new_process(measure, shape, name, args.device, args.variants)
-                for name in names
-            }
+    args = parse_arguments(options)
+    build = partial(build_columns, variants=args.variants)
+    columns = list(build(SHAPES[args.shapes[0]][0], args.device))
+    rows = memory_rows(build, columns, args.shapes, args.device)
     base = "plain" if args.variants else "llama"
     print_table("memory of a step", rows, args.device, args.json, base, ("MB", 1e-6))
 

@@ -1,5 +1,8 @@
 """Tests of measurements: interleaved rounds, the warm-up, peak memory."""
 
+import platform
+import subprocess
+import sys
 import time
 
 import pytest
@@ -54,6 +57,37 @@ def test_the_peak_holds_weights_gradients_and_the_optimisers_two_moments():
     # 20,000 logits of 4 bytes a token, and their gradient.
     many = measure_peak_memory(model, Shape(batch=8, tokens=64))
     assert many - few > 2 * 4 * 20_000 * (8 * 64 - 4)
+
+
+# Prints the bytes of ten blocks that stay in memory when they are freed. The large block raises the
+# size up to which the C library keeps freed blocks, of which the last, in use, would hold them.
+FREED_BLOCKS = """
+import sys
+import torch
+from layermem.efficiency.measuring import give_back_freed_memory, read_memory
+
+if sys.argv[1] == "give back":
+    give_back_freed_memory()
+large = torch.ones(8_000_000)
+del large
+before = read_memory("cpu", "now")
+blocks = [torch.ones(500_000) for _ in range(11)]
+del blocks[:10]
+print(read_memory("cpu", "now") - before)
+"""
+
+
+@pytest.mark.skipif(
+    not (measuring._can_measure_peak() and platform.libc_ver()[0] == "glibc"),
+    reason="this system does not say its peak memory, or has another C library",
+)
+def test_freed_memory_is_given_back_whatever_was_freed_before():
+    def left(mode):
+        command = [sys.executable, "-c", FREED_BLOCKS, mode]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert left("keep") > 10 * 2_000_000
+    assert left("give back") < 2 * 2_000_000
 
 
 def test_what_cannot_be_measured_is_refused(monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 from eval_fixtures import docs
 from small_run import a_run
 
+from layermem import cli
 from layermem.evals.task_catalog import TASKS
 from layermem.experiments import reproduce
 from layermem.experiments.artefacts import get_artefact
@@ -79,6 +80,22 @@ def test_what_cannot_be_asked_is_said_before_anything_is_trained(tmp_path, monke
     monkeypatch.setattr(reproduce, "train", None)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         reproduce.reproduce("table4", "tiny", 1, tmp_path, task_records=["nowhere"])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        reproduce.tasks_to_answer("table4", "tiny", ["nowhere"])
+
+
+def test_a_dry_run_says_which_tasks_would_be_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "estimate", lambda *_: [])
+    argv = ["reproduce", "table5", "--dry-run", "--out", str(tmp_path)]
+    cli.main([*argv, "--without", "openbookqa"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "each model is asked 3 evaluation tasks (ARC-E, ARC-C, HellaSwag), for which no" in shown
+    with pytest.raises(SystemExit, match="--without WiC: this table has no such task"):
+        cli.main([*argv, "--without", "WiC"])
+    for dry in ([], ["--dry-run"]):
+        with pytest.raises(SystemExit, match="--records here: records are of evaluation tasks"):
+            cli.main(["reproduce", "fig1", *dry, "--records", "here", "--out", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -89,11 +89,12 @@ def _folders(options: Reproduce) -> str:
 
 
 def _estimate(options: Reproduce, name: str) -> None:
-    from layermem.experiments.reproduce import estimate
+    from layermem.experiments.reproduce import estimate, tasks_to_answer
     from layermem.experiments.reproduction.estimates import UNCERTAINTY, machine
     from layermem.report.numbers import with_unit
     from layermem.report.page import Table
 
+    tasks = tasks_to_answer(name, options.scale, options.records, options.without)
     studies = estimate(name, options.scale, options.seeds, options.out, options.runs)
     rows = [
         [
@@ -114,6 +115,9 @@ def _estimate(options: Reproduce, name: str) -> None:
     show(Table(header=header, rows=rows, caption=caption))
     hours = sum(study.hours for study in studies)
     screen().print(f"{sum(study.runs for study in studies)} runs, about {hours:.3g} hours to come")
+    if tasks:
+        asked = f"{len(tasks)} evaluation tasks ({', '.join(tasks)})"
+        screen().print(f"Then each model is asked {asked}, for which no time is estimated.")
 
 
 def _hours(study: "EstimatedStudy") -> str:

@@ -8,10 +8,12 @@ measured in a new process.
 It does not know: any particular variant, tables.
 """
 
+import ctypes
 import gc
 import multiprocessing
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +27,9 @@ import torch
 from layermem.counting import count_parameters
 from layermem.models.registry import build, lookup
 from layermem.results.costs import Measurement, Mode, Precision
+
+# mallopt's number for the size from which on a block is mapped, and unmapped when it is freed.
+_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +177,7 @@ def measure_peak_memory(model: ModelSpec, shape: Shape) -> int | None:
 
 def _peak_memory_of_step(model: ModelSpec, shape: Shape) -> int:
     torch.set_num_threads(1)
+    give_back_freed_memory()
     # Memory that torch allocates at its first backward does not count as the model's.
     torch.ones(8, 8, device=shape.device, requires_grad=True).sum().backward()
     before = read_memory(shape.device, "now")
@@ -180,6 +186,21 @@ def _peak_memory_of_step(model: ModelSpec, shape: Shape) -> int:
     read_memory(shape.device, "now")
     step()
     return read_memory(shape.device, "peak") - before
+
+
+def give_back_freed_memory() -> None:
+    """Give freed memory back to the system: now, and from now on each large block when it is freed.
+
+    Otherwise the C library keeps freed blocks, more of them the larger those freed before, so that
+    a peak would depend on what the process has done. For a process that only measures.
+    """
+    gc.collect()
+    # Linux's usual C library has both functions, others may not.
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    for name, arguments in (("mallopt", (_MMAP_THRESHOLD, 65_536)), ("malloc_trim", (0,))):
+        function = getattr(library, name, None)
+        if function is not None:
+            function(*arguments)
 
 
 def read_memory(device: str, when: Literal["now", "peak"]) -> int:

@@ -1,12 +1,14 @@
 """Reproduces one artefact of the paper: runs, observations, result; and says where all stand.
 
-    list_artefacts   every artefact at every scale: what is recorded, what it needs
-    estimate         what an artefact's runs would cost here
-    reproduce        trains what is missing, and writes artefact.json
+    list_artefacts    every artefact at every scale: what is recorded, what it needs
+    estimate          what an artefact's runs would cost here
+    tasks_to_answer   which evaluation tasks its models would be asked
+    reproduce         trains what is missing, and writes artefact.json
 
 It does not know: tables, pages, the command line.
 """
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,17 @@ def seeds_at(scale: Scale, count: int | None) -> tuple[int, ...]:
     return tuple(range(SEEDS[scale] if count is None else count))
 
 
+def tasks_to_answer(
+    name: str, scale: Scale, task_records: Sequence[str] = (), without: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the evaluation tasks that each model would be asked; check records that are given."""
+    tasks = leave_out(get_artefact(name), without).tasks
+    if task_records:
+        with tempfile.TemporaryDirectory() as folder:
+            check_tasks(tasks, scale, task_records, Path(folder))
+    return tasks
+
+
 def result_folder(out: Path, name: str, scale: Scale) -> Path:
     """Return where the result of an artefact lies."""
     return out / "artefacts" / f"{name}-{scale}"
@@ -166,7 +179,10 @@ def _state(name: str, run: PlannedRun, recorded: RecordedRuns) -> RunState:
 def estimate(
     name: str, scale: Scale, count: int | None, out: Path, runs: Sequence[Path] = ()
 ) -> list[EstimatedStudy]:
-    """Return what the runs of each study would cost here, from some steps that are timed."""
+    """Return what the runs of each study would cost here, from some steps that are timed.
+
+    Answers to evaluation tasks are not in it.
+    """
     states = planned_states(get_artefact(name), scale, count, RecordedRuns(out, runs))
     by_study: dict[str, list[tuple[PlannedRun, RunState]]] = {}
     for planned, state in states.values():
@@ -215,7 +231,7 @@ def reproduce(
             "--dry-run says what it would cost, --scale tiny runs on a CPU"
         )
     folder = result_folder(out, name, scale)
-    if artefact.tasks:
+    if artefact.tasks or task_records:
         check_tasks(artefact.tasks, scale, task_records, folder)
     outcome = train(artefact, scale, seeds, RecordedRuns(out, runs), jobs)
     trained = Trained(

@@ -47,6 +47,11 @@ def check_tasks(tasks: Sequence[str], scale: Scale, records: Sequence[str], fold
     from layermem.experiments.eval import check_lm_eval
     from layermem.experiments.eval_tasks import prepare_tasks
 
+    if not tasks:
+        raise ValueError(
+            f"--records {records[0]}: records are of evaluation tasks, which only tables 1 and 4 "
+            "to 6 ask; leave --records out"
+        )
     check_lm_eval()
     prepare_tasks(_options(tasks, scale, records), folder / "eval" / "records")
 
