@@ -164,8 +164,43 @@ def test_the_draw_before_is_as_it_was():
     made = [*generate(60, 3, graphs="bridged"), *generate(60, 3, graphs="bridged", **TINY)]
     made += generate(20, 3, split="test", graphs="bridged", steps=4)
     assert hashlib.sha256(repr(made).encode()).hexdigest()[:16] == "2d65f9c017a33192"
-    with pytest.raises(ValueError, match="graphs must be one of crossed, bridged, got 'some'"):
+    with pytest.raises(
+        ValueError, match="graphs must be one of crossed, bridged, lines, got 'some'"
+    ):
         generate(1, 0, graphs="some")
+
+
+def test_lines_do_not_branch_and_are_told_apart_by_their_steps():
+    made = generate(100, 0, graphs="lines", steps=4, nodes=15)
+    for record in made:
+        assert len(record.idx_to_symbol) == 15 and len(record.edges) == 12
+        starts, ends = zip(*record.edges, strict=True)
+        assert len({*starts}) == len({*ends}) == 12
+        assert len(record.steps) == 4 and record.neg_target not in follows(record)
+        assert {*follows(record)} & {record.idx_to_symbol[i] for i in {*ends} - {*starts}} == {
+            record.idx_to_symbol[record.target]
+        }
+        assert grade(record, record.solution) == RIGHT
+    assert len({record.idx_to_symbol[record.root] for record in made}) == len(NAMES)
+    by_default = generate(1, 0, graphs="lines")[0]
+    assert (len(by_default.idx_to_symbol), len(by_default.steps)) == (16, 3)
+    assert len(generate(1, 0, graphs="lines", steps=1, nodes=34, statements=17)) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps": 20}, "two lines of 20 steps need 40 concepts, .* at most 19"),
+        ({"nodes": 15}, r"nodes must be 4 \(a person and 3 concepts\) for each of 2 to 12 lines"),
+        ({"nodes": 4}, "for each of 2 to 12 lines, got 4"),
+        ({"steps": 1, "nodes": 36}, "for each of 2 to 17 lines, got 36"),
+        ({"statements": 15}, "4 lines of 3 steps have 12 statements, got statements=15"),
+    ],
+)
+def test_lines_of_sizes_that_do_not_exist_are_refused(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        generate(1, 0, graphs="lines", **sizes)
 
 
 def test_the_same_statements_have_either_answer():

@@ -18,7 +18,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -28,6 +28,7 @@ from layermem.tasks.grading import Grade
 from layermem.tasks.prosqa_bridged import BridgedGraph, draw_bridged
 from layermem.tasks.prosqa_crossed import CrossedGraph, draw_crossed
 from layermem.tasks.prosqa_graphs import shortest_path
+from layermem.tasks.prosqa_lines import Lines, draw_lines
 from layermem.tasks.prosqa_records import Record, load
 from layermem.tasks.prosqa_shortcuts import SHORTCUTS, farther_from_others
 
@@ -56,9 +57,11 @@ CONCEPTS = [
     *("shumpus", "sterpus", "storpus", "terpus", "timpus", "tumpus", "vumpus", "worpus"),
     *("wumpus", "yerpus", "yimpus", "yumpus", "zhorpus", "zumpus"),
 ]
-GRAPHS: dict[str, Callable[..., BridgedGraph | CrossedGraph]] = {
+Graph: TypeAlias = BridgedGraph | CrossedGraph | Lines
+GRAPHS: dict[str, Callable[..., Graph]] = {
     "crossed": draw_crossed,
     "bridged": draw_bridged,
+    "lines": draw_lines,
 }
 _SENTENCE = re.compile(r"(?:Every )?(\w+) is an? (\w+)")
 
@@ -71,7 +74,7 @@ def generate(
     steps: int | None = None,
     nodes: int | None = None,
     statements: int | None = None,
-    graphs: Literal["crossed", "bridged"] = "crossed",
+    graphs: Literal["crossed", "bridged", "lines"] = "crossed",
 ) -> list[Record]:
     """Draw ``count`` different records; the same seed draws other records for another split.
 
@@ -79,8 +82,9 @@ def generate(
     every record where they are given, and else drawn like the originals', as many statements for
     each node. Statements are fewer where the graph has no room for more, and more where a node
     would be unconnected. ``graphs`` says how they are drawn: "crossed", such that only person and
-    directions together tell the answer, or "bridged", as recorded runs learned from, where
-    shortcuts are left (docs/tasks.md).
+    directions together tell the answer; "bridged", as recorded runs learned from, where shortcuts
+    are left; or "lines", which do not branch, to learn on that statements are looked up
+    (docs/tasks.md).
     """
     if graphs not in GRAPHS:
         raise ValueError(f"graphs must be one of {', '.join(GRAPHS)}, got {graphs!r}")
@@ -105,7 +109,7 @@ def problems(
     steps: int | None = None,
     nodes: int | None = None,
     statements: int | None = None,
-    graphs: Literal["crossed", "bridged"] = "crossed",
+    graphs: Literal["crossed", "bridged", "lines"] = "crossed",
 ) -> list[Record]:
     """Return the records of a split, from a file where one is given, else drawn.
 
@@ -198,7 +202,7 @@ def describe(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _as_record(graph: BridgedGraph | CrossedGraph, draw: random.Random) -> Record:
+def _as_record(graph: Graph, draw: random.Random) -> Record:
     """Name the nodes of a graph, and write its statements in a random order."""
     edges, people, nodes = sorted(graph.edges), graph.people, graph.size
     symbols = [*draw.sample(NAMES, people), *draw.sample(CONCEPTS, nodes - people)]
