@@ -50,6 +50,28 @@ def test_the_rule_of_verdicts(ours, direction, verdict, reason):
     assert [row.paper for row in rows] == [3.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("plain", "lime", "chance", "verdict", "reason"),
+    [
+        # Ahead on every seed, and both no better than a guess.
+        ((0.45, 0.46, 0.47), (0.48, 0.49, 0.50), 0.5, "cannot be said at this scale", "neither is"),
+        ((0.48, 0.49, 0.50), (0.45, 0.46, 0.47), 0.5, "cannot be said at this scale", "neither is"),
+        ((0.45, 0.46, 0.47), (0.58, 0.59, 0.60), 0.5, "holds", "the interval excludes 0"),
+        ((0.58, 0.59, 0.60), (0.45, 0.46, 0.47), 0.5, "does not hold", "the other way round"),
+        ((0.45, 0.46, 0.47), (0.48, 0.49, 0.50), None, "holds", "the interval excludes 0"),
+        ((0.45,), (0.48,), 0.5, "cannot be said at this scale", "one pair has no interval"),
+    ],
+)
+def test_of_two_guesses_neither_is_ahead(plain, lime, chance, verdict, reason):
+    artefact = made_up(claims=lambda scale: (Claim(quantity="q", arm="lime", direction="higher"),))
+    observed = [
+        Observed(quantity="q", arm=arm, by_seed=dict(enumerate(values)), chance=chance)
+        for arm, values in (("lime", lime), ("plain", plain))
+    ]
+    _, (claim,) = summarise(artefact, observed, "tiny", range(len(plain)))
+    assert claim.verdict == verdict and claim.reason.startswith(reason)
+
+
 def test_one_pair_says_nothing_and_many_claims_are_corrected():
     def judged(values, claims):
         artefact = made_up(

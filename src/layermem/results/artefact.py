@@ -20,8 +20,9 @@ State = Literal["ended", "diverged", "failed", "begun", "not begun"]
 RULE = (
     "A claim of a higher or lower value holds if the 95% interval of the paired difference "
     "excludes 0 in the claim's direction, does not hold if it excludes 0 in the other, and cannot "
-    "be said at this scale otherwise, or where a planned run diverged, failed or is missing. That "
-    "two are similar does not hold if the interval excludes 0, and is never shown by one that "
+    "be said at this scale otherwise, or where a planned run diverged, failed or is missing, or "
+    "where there is a chance level and neither arm's own interval lies above it. That two are "
+    "similar does not hold if the interval excludes 0, and is never shown by one that "
     "includes it. A counted number equals the paper's if both are the same in the digits that the "
     "paper prints; that is said at the paper's sizes alone."
 )

@@ -85,6 +85,8 @@ def _judge(
     difference = paired([row.by_seed[s] for s in common], [other.by_seed[s] for s in common])
     missing = sorted(set(seeds) - set(common))
     verdict, reason = _verdict(difference, claim.direction, missing)
+    if verdict != _UNSAID and not (_is_above_chance(row) or _is_above_chance(other)):
+        verdict, reason = _UNSAID, "neither is above a guess"
     p = p_value(difference)
     return replace(
         judged,
@@ -94,6 +96,12 @@ def _judge(
         verdict=verdict,
         reason=reason,
     )
+
+
+def _is_above_chance(row: Observed) -> bool:
+    """Return whether an arm does better than a guess, if there is one, beyond noise."""
+    ours = interval(list(row.by_seed.values()))
+    return row.chance is None or ours.mean - ours.half > row.chance
 
 
 def _judge_counted(
