@@ -184,17 +184,17 @@ def test_lines_do_not_branch_and_are_told_apart_by_their_steps():
     assert len({record.idx_to_symbol[record.root] for record in made}) == len(NAMES)
     by_default = generate(1, 0, graphs="lines")[0]
     assert (len(by_default.idx_to_symbol), len(by_default.steps)) == (16, 3)
-    assert len(generate(1, 0, graphs="lines", steps=1, nodes=34, statements=17)) == 1
+    assert len(generate(1, 0, graphs="lines", steps=2, nodes=51, statements=34)) == 1
 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps": 1}, "steps must be at least 2, got 1: two lines"),
         ({"steps": 20}, "two lines of 20 steps need 40 concepts, .* at most 19"),
         ({"nodes": 15}, r"nodes must be 4 \(a person and 3 concepts\) for each of 2 to 12 lines"),
         ({"nodes": 4}, "for each of 2 to 12 lines, got 4"),
-        ({"steps": 1, "nodes": 36}, "for each of 2 to 17 lines, got 36"),
+        ({"steps": 2, "nodes": 54}, "for each of 2 to 17 lines, got 54"),
         ({"statements": 15}, "4 lines of 3 steps have 12 statements, got statements=15"),
     ],
 )

@@ -65,8 +65,11 @@ def draw_lines(
 
 def _lines(steps: int, nodes: int | None) -> int:
     """Return the number of lines; raise where there is none that fits."""
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
+    if steps < 2:
+        raise ValueError(
+            f"steps must be at least 2, got {steps}: two lines of one step make so few records "
+            "that splits would share some"
+        )
     most = min(_MAX_LINES, _MAX_CONCEPTS // steps)
     if most < 2:
         raise ValueError(
