@@ -160,14 +160,51 @@ def test_a_failed_arm_has_no_rank(tmp_path, begun):
     assert [run.state for run in result.runs].count("failed") == 2
 
 
-def test_other_measured_steps_are_refused(tmp_path, begun):
+def test_arms_are_added(tmp_path, begun, monkeypatch):
+    """What was timed stays as it was, and its runs with it."""
+    before, _ = arena.compete(options(variants="plain,lime"), tmp_path)
+    ids = {run.id for run in begun}
+    begun.clear()
+    timed = []
+    slower = {
+        "plain": [2.0, 2.0, 2.0],
+        "lime": [9.0, 9.0, 9.0],
+        "hyper_connections": [5.0, 4.0, 6.0],
+    }
+
+    def time_interleaved(steps, *_):
+        timed.append(list(steps))
+        return {arm: slower[arm] for arm in steps}
+
+    monkeypatch.setattr(step_times, "time_interleaved", time_interleaved)
+    result, _ = arena.compete(options(), tmp_path)
+    assert timed == [["plain", "hyper_connections"]]
+    ratios = result.steps["board"].ratios
+    assert dict(ratios) == {"plain": 1, "lime": 1.25, "hyper_connections": 2.5}
+    assert result.steps["board"].seconds["plain"] == before.steps["board"].seconds["plain"] == 2
+    assert not ids & {run.id for run in begun}
+    assert {run.variant for run in begun} == {"hyper_connections"}
+    assert {run.max_steps for run in begun} == {40, 16}
+    assert arena.compete(options(), tmp_path)[0] == result and len(timed) == 1
+
+
+def test_steps_that_do_not_compare_are_refused(tmp_path, begun, monkeypatch):
     arena.compete(options(variants="plain,lime"), tmp_path)
-    with pytest.raises(ValueError, match=r"steps.json was measured with another.* \(plain, lime"):
-        arena.compete(options(), tmp_path)
+    count = len(begun)
+    # Ratios to the plain decoder say nothing of those to LIMe; said before anything is trained.
+    with pytest.raises(ValueError, match=r"another first arm \(plain, and this is lime\)"):
+        arena.compete(options(variants="lime,plain", rates=(5e-3,)), tmp_path)
+    assert len(begun) == count
     file = tmp_path / "arena" / "board" / "steps.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "base": "0" * 12}))
-    with pytest.raises(ValueError, match="delete it to measure again"):
+    measured = json.loads(file.read_text())
+    file.write_text(json.dumps({**measured, "base": "0" * 12}))
+    with pytest.raises(ValueError, match=r"another model, data or sizes.*delete it to measure"):
         arena.compete(options(variants="plain,lime"), tmp_path)
+    # Arms of two machines would stand side by side; without a new arm nothing is measured here.
+    file.write_text(json.dumps({**measured, "machine": "an abacus"}))
+    with pytest.raises(ValueError, match=r"another machine \(an abacus, and this is "):
+        arena.compete(options(), tmp_path)
+    arena.compete(options(variants="plain,lime"), tmp_path)
 
 
 @pytest.mark.parametrize("variant", [name for name in variants() if name != "plain"])

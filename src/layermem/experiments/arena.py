@@ -85,12 +85,13 @@ def compete(
     failures: list[str] = []
     planned_runs: dict[str, PlannedRun] = {}
     for study in studies(options):
+        # First, as steps that cannot be compared with are refused before hours of training.
+        steps[study.name] = _measured_steps(study, out / "arena" / study.name / "steps.json")
         attempts = trials(study)
         if failure := train_planned(attempts, recorded, jobs):
             raise RuntimeError(failure)
         rates[study.name] = chosen_rates(study, recorded) if study.rates else {}
         at_equal_tokens = counting_runs(study, seeds, rates[study.name], recorded.path_of)
-        steps[study.name] = _measured_steps(study, out / "arena" / study.name / "steps.json")
         by_condition = {
             condition: at_condition(study, at_equal_tokens, condition, steps[study.name])
             for condition in CONDITIONS

@@ -1,12 +1,13 @@
 """How long a training step of each arm takes: measured once, and kept in a file.
 
 Numbers of steps at equal training time follow from it, so that another measurement would mean other
-runs.
+runs: what the file has stays, and arms that it lacks are added.
 
 It does not know: what an arm is, how many steps follow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -31,44 +32,63 @@ def measured_steps(
     """Return how long a step of each arm takes: as in ``file``, else measured and written there.
 
     The first arm is what the others are compared with. ``base`` is the run whose batch is taken,
-    ``tokens`` the length of its sequences; ``prepare`` returns a step of each arm.
+    ``tokens`` the length of its sequences; ``prepare`` returns a step of each arm. Arms that the
+    file lacks are measured against the first arm and added; what it has stays as it is.
     """
-    if file.exists():
-        return _read(file, base, arms)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    known = _read(file, base, arms, device) if file.exists() else None
+    first = arms[0]
+    missing = [arm for arm in arms if known is None or arm not in known.ratios]
+    if known is not None and not missing:
+        return known
     shape = Shape(
         batch=min(base.compute.micro_batch, base.optim.batch_size),
         tokens=tokens,
         device=device,
         precision="float32" if device == "cpu" else "bfloat16",
     )
+    timed = [first, *(arm for arm in missing if arm != first)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        seconds = time_interleaved(prepare(shape), _ROUNDS, device)
+        prepared = prepare(shape)
+        times = time_interleaved({arm: prepared[arm] for arm in timed}, _ROUNDS, device)
     finally:
         torch.set_num_threads(threads)
-    first = seconds[arms[0]]
-    steps = MeasuredSteps(
-        machine=describe_machine(device),
-        base=base.id,
-        rounds=_ROUNDS,
-        seconds={arm: median(times) for arm, times in seconds.items()},
-        ratios={
-            arm: median(a / b for a, b in zip(times, first, strict=True))
-            for arm, times in seconds.items()
-        },
-    )
+    seconds = {arm: median(times[arm]) for arm in missing}
+    ratios = {
+        arm: median(a / b for a, b in zip(times[arm], times[first], strict=True)) for arm in missing
+    }
+    if known is None:
+        steps = MeasuredSteps(
+            machine=describe_machine(device),
+            base=base.id,
+            rounds=_ROUNDS,
+            seconds=seconds,
+            ratios=ratios,
+        )
+    else:
+        steps = replace(
+            known, seconds={**known.seconds, **seconds}, ratios={**known.ratios, **ratios}
+        )
     write_atomically(file, to_json(steps))
     return steps
 
 
-def _read(file: Path, base: Run, arms: Sequence[str]) -> MeasuredSteps:
+def _read(file: Path, base: Run, arms: Sequence[str], device: str) -> MeasuredSteps:
+    """Return what was measured; refuse what does not compare with a measurement of today."""
     steps = read_result(MeasuredSteps, file)
-    if steps.base != base.id or set(arms) - set(steps.ratios):
-        raise ValueError(
-            f"{file} was measured with another model, other data, sizes or arms "
-            f"({', '.join(steps.ratios)}); delete it to measure again (runs at equal time then "
-            "have other lengths), or choose another --out"
-        )
+    wanted = {
+        "model, data or sizes": (steps.base, base.id),
+        "first arm": (next(iter(steps.ratios), ""), arms[0]),
+    }
+    if set(arms) - set(steps.ratios):
+        wanted["machine"] = (steps.machine, describe_machine(device))
+    for what, (there, here) in wanted.items():
+        if there != here:
+            raise ValueError(
+                f"{file} was measured with another {what} ({there}, and this is {here}); delete it "
+                "to measure again (runs at equal time then have other lengths), or choose another "
+                "--out"
+            )
     return steps
