@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from eval_fixtures import docs
@@ -16,7 +17,7 @@ from layermem.experiments.artefacts.fig1 import grouped_queries
 from layermem.experiments.records import read_record
 from layermem.experiments.reproduction import evaluating
 from layermem.experiments.reproduction.artefact import Trained
-from layermem.results.eval import EvalResult
+from layermem.results.eval import EvalResult, TaskFacts
 from layermem.results.files import read_result
 from layermem.train.run import train
 
@@ -98,6 +99,27 @@ def test_a_dry_run_says_which_tasks_would_be_asked(tmp_path, monkeypatch, capsys
     assert not list(tmp_path.iterdir())
 
 
+def test_a_guess_is_the_most_frequent_answer(monkeypatch, tmp_path):
+    """A model that says "yes" to everything is above 1 / choices, and knows nothing."""
+
+    def facts(chance, majority):
+        shares = {"chance": chance, "majority": majority}
+        return TaskFacts(
+            version="1", source="", few_shot_source="", items=9, tables="", paper={}, **shares
+        )
+
+    scored = {"run-0": {"QNLI": 0.55, "COPA": 0.6}, "run-1": {"QNLI": 0.55, "COPA": 0.62}}
+    of_tasks = {"QNLI": facts(0.5, 0.55), "COPA": facts(0.5, 0.48)}
+    monkeypatch.setattr(evaluating, "_score", lambda *_: (scored, of_tasks))
+    records = {seed: SimpleNamespace(folder=f"run-{seed}") for seed in (0, 1)}
+    trained = Trained(
+        scale="tiny", seeds=(0, 1), records={"study": {"lime": records}}, out=tmp_path
+    )
+    qnli, copa, average = evaluating.observe_tasks(("QNLI", "COPA"))(trained)
+    assert (qnli.chance, copa.chance) == (0.55, 0.5)
+    assert average.chance == pytest.approx(0.525) and average.by_seed[0] == pytest.approx(0.575)
+
+
 @pytest.mark.slow
 @needs_lm_eval
 def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
@@ -131,4 +153,8 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
             assert observed["QNLI", arm].by_seed[seed] == qnli
             assert observed["COPA", arm].by_seed[seed] == copa
             assert observed[average, arm].by_seed[seed] == pytest.approx((qnli + copa) / 2)
-    assert observed["QNLI", "lime"].chance == 0.5
+    facts = [result.tasks["qnli"], result.tasks["copa"]]
+    assert observed["QNLI", "lime"].chance == max(facts[0].chance, facts[0].majority) >= 0.5
+    assert observed[average, "lime"].chance == pytest.approx(
+        sum(max(of.chance, of.majority) for of in facts) / 2
+    )

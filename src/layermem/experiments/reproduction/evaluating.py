@@ -120,17 +120,28 @@ def observe_tasks(
                 by_seed = {seed: scores[record.folder] for seed, record in runs.items()}
                 for task in tasks:
                     values = {seed: of_run[task] for seed, of_run in by_seed.items()}
-                    chance = facts[task].chance
                     yield Observed(
-                        quantity=task, arm=arm, by_seed=values, unit="share", chance=chance
+                        quantity=task,
+                        arm=arm,
+                        by_seed=values,
+                        unit="share",
+                        chance=_of_a_guess(facts[task]),
                     )
                 means = {seed: sum(s[t] for t in tasks) / len(tasks) for seed, s in by_seed.items()}
-                chance = sum(facts[task].chance for task in tasks) / len(tasks)
+                chance = sum(_of_a_guess(facts[task]) for task in tasks) / len(tasks)
                 yield Observed(
                     quantity=average, arm=arm, by_seed=means, unit="share", chance=chance
                 )
 
     return observe
+
+
+def _of_a_guess(facts: TaskFacts) -> float:
+    """Return the share that a guess has right which ignores the question.
+
+    A model that always gives the most frequent answer is above 1 / choices and knows no more.
+    """
+    return max(facts.chance, facts.majority)
 
 
 def _score(
