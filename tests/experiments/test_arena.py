@@ -98,6 +98,14 @@ def test_three_rankings(tmp_path, begun):
     assert {run.seed for run in begun} == {0, 1, 2, CHOOSING_SEED}
 
 
+@pytest.mark.parametrize(
+    ("ratio", "steps"), [(0.5, 400), (1.0, 400), (1.009, 400), (1.02, 392), (1.25, 320), (900, 1)]
+)
+def test_slower_steps_are_fewer(ratio, steps):
+    """Beyond what two timings of the same steps differ by."""
+    assert arena._at_equal_time(replace(BASE, max_steps=400), ratio).max_steps == steps
+
+
 def test_shapes_of_one_preset_are_ranked_together(tmp_path, begun):
     boards = ("board@4x32", "board@8x16", "other")
     result, _ = arena.compete(options(boards=boards, variants="plain,lime"), tmp_path)

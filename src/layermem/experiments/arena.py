@@ -40,7 +40,7 @@ from layermem.results.run_record import LOSS, RIGHT_ANSWERS
 from layermem.runs import write_atomically
 
 CONDITIONS: tuple[Condition, ...] = ("tokens", "time", "parameters")
-_ROUNDS = 9
+_SAME_TIME = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,11 @@ def at_condition(
 
 
 def _at_equal_time(run: Run, ratio: float) -> Run:
-    """Return a run of so many fewer steps as each takes longer; its schedule is of that length."""
-    if ratio <= 1:
+    """Return a run of so many fewer steps as each takes longer; its schedule is of that length.
+
+    Up to ``_SAME_TIME`` longer is no more than timing steps again would differ by.
+    """
+    if ratio <= 1 + _SAME_TIME:
         return run
     return replace(run, max_steps=max(1, round(run.max_steps / ratio)))
 
