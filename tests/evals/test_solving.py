@@ -49,6 +49,23 @@ def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
     assert columns | ({"right"} if name in QUERIED else set()) == set(rows[0])
 
 
+@pytest.mark.parametrize("name", ["arithmetic", "prosqa"])
+def test_an_answer_without_its_steps_is_no_right_step_of_its_level(name, monkeypatch):
+    task, asked = get_task(name), Task(name=name, test=20, options=SMALL[name])
+    tokenizer = task.tokenizer(**asked.fields())
+    texts = [p.solution for p in task.problems("test", 20, 0, **asked.fields())]
+    # The last line alone, or the last value of the calculation: no step leads to it.
+    texts[:8] = [text.splitlines()[-1] for text in texts[:8]]
+    if name == "arithmetic":
+        texts[:8] = ["=" + text.rpartition("=")[2] for text in texts[:8]]
+    Parrot(monkeypatch, tokenizer, texts)
+    solved, attempts = solving.evaluate(None, tokenizer, asked, "test")
+    assert solved.accuracy == 1 and solved.steps == 12 / 20
+    (levels,) = solved.by.values()
+    assert sum(shares.steps * shares.count for shares in levels.values()) == pytest.approx(12)
+    assert sum(shares.accuracy * shares.count for shares in levels.values()) == pytest.approx(20)
+
+
 def test_no_problems():
     with pytest.raises(ValueError, match="no problems to solve"):
         solving.attempt(None, None, get_task("arithmetic"), [])

@@ -172,11 +172,14 @@ def _problems(task: config.Task, split: str) -> Sequence[Problem]:
 def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:
     """Return the shares of all answers, or of those of a level and of the problems that have any.
 
+    A problem whose answers are all of one level is right in every step where its grade says so; of
+    one with several levels, which are graded by their answers, where those of the level are right.
+
     The share of a problem with several answers is between 0 and 1, and so varies no more than one
     that is 0 or 1: the interval of a proportion is at least as wide as its own.
     """
     graded = [
-        (statistics.fmean(right), a.grade.steps if level is None else all(right))
+        (statistics.fmean(right), a.grade.steps if len(right) == len(a.answers) else all(right))
         for a in attempts
         if (right := [right for own, right in a.answers if level in (None, own)])
     ]
