@@ -4,9 +4,9 @@ A line ``<!-- NAME: METRIC -->`` in the page stands before the table of one metr
 docs/records/NAME.json, the report.json of a sweep. Training time and memory beside it are from
 docs/records/NAME-costs.json, which ``layermem costs --measure --out`` wrote, where there is one.
 Of a record that ``layermem retrofit`` wrote, METRIC is "equal tokens" or "equal training time"; of
-one of ``layermem perplexity``, "loss over seeds", and of ``layermem blimp``, "right pairs over
-seeds". "right answers by statements" (or "by operands": what a task calls its levels) is a table of
-the levels of a sweep's task.
+``layermem arena``, "BOARD, equal tokens" and so on; of ``layermem perplexity``, "loss over seeds",
+and of ``layermem blimp``, "right pairs over seeds". "right answers by statements" (or "by
+operands": what a task calls its levels) is a table of the levels of a sweep's task.
 ``<!-- claims -->`` stands before the table of the paper's claims, from the artefact.json that
 ``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json; ``<!-- differences -->``
 before the table of all that was compared for them.
@@ -19,9 +19,10 @@ from pathlib import Path
 
 from layermem.experiments.artefacts import get_artefact, names
 from layermem.intervals import interval
-from layermem.report import minimal_pairs, perplexity, retrofit
+from layermem.report import arena, minimal_pairs, perplexity, retrofit
 from layermem.report.artefacts import claim_numbers, claims
 from layermem.report.settings import Setting, settings_of
+from layermem.results.arena import ArenaResult
 from layermem.results.artefact import ArtefactResult
 from layermem.results.comparison import Comparison
 from layermem.results.costs import Costs, Measurement
@@ -36,6 +37,7 @@ RECORDS = Path(__file__).parent / "records"
 CLAIMS, DIFFERENCES = "claims", "differences"
 BY_LEVEL = f"{RIGHT_ANSWERS} by "
 LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
+RANKINGS = tuple(f", {title}" for title in arena.TITLES.values())
 _CLAIMS_PLACE = re.compile(rf"(?m)^<!-- (?P<which>{CLAIMS}|{DIFFERENCES}) -->\n(\|.*\n)*")
 _PLACE = re.compile(r"(?m)^<!-- (?P<name>[\w-]+): (?P<metric>[^>]+?) -->\n(\|.*\n)*")
 
@@ -52,6 +54,8 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
         find = metric_table
         if metric in retrofit.TITLES.values():
             find = retrofit_table
+        elif metric.endswith(RANKINGS):
+            find = arena_table
         elif metric in (LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS):
             find = over_seeds_table
         elif metric.startswith(BY_LEVEL):
@@ -120,6 +124,24 @@ def retrofit_table(name: str, condition: str, records: Path) -> list[list[str]]:
     (ranking,) = (r for r in result.rankings if retrofit.TITLES[r.condition] == condition)
     table = retrofit.table(result, ranking)
     return [["", "way", *table.header[2:]], *table.texts()]
+
+
+def arena_table(name: str, metric: str, records: Path) -> list[list[str]]:
+    """Return a ranking of the arena: a board, or the shapes of one, under one condition."""
+    result = read_result(ArenaResult, records / f"{name}.json")
+    titles = {
+        f"{ranking.board}, {arena.TITLES[ranking.condition]}": ranking
+        for ranking in (*result.rankings, *result.shapes)
+    }
+    if metric not in titles:
+        raise SystemExit(f"{name} has no ranking {metric!r}; it has {'; '.join(titles)}")
+    ranking, rates = titles[metric], result.rates.get(titles[metric].board, {})
+    table = arena.table(ranking)
+    rows = [
+        [row[0], f"`{row[1]}`", f"{rates[row[1]]:g}" if row[1] in rates else "", *row[2:]]
+        for row in table.texts()
+    ]
+    return [["", "arm", "learning rate", *table.header[2:]], *rows]
 
 
 def over_seeds_table(name: str, metric: str, records: Path) -> list[list[str]]:

@@ -12,7 +12,7 @@ from layermem.config import Run
 from layermem.experiments import artefacts
 from layermem.experiments.comparison import compare_runs
 from layermem.experiments.standings import standings
-from layermem.results.arena import MeasuredSteps, Ranking
+from layermem.results.arena import ArenaResult, MeasuredSteps, Ranking
 from layermem.results.artefact import ArtefactResult, ArtefactRow, JudgedClaim, Mean, RunState
 from layermem.results.files import to_json
 from layermem.results.minimal_pairs import (
@@ -166,15 +166,42 @@ def test_arms_at_rates_of_their_own_are_named_without_them(script, tmp_path):
     assert lime[3] == "-1.0000 +- 0.0000"
 
 
-def test_ways_of_going_on_training_are_shown_under_each_condition(script, tmp_path):
-    def ranking(condition, values, steps):
-        lengths = {way: (steps[way], 0, 10) for way in values}
-        return Ranking(
-            board="base", condition=condition, metric="validation loss", is_share=False,
-            first="plain",
-            standings=standings(values, (0, 1), lengths, higher_is_better=False),
-        )  # fmt: skip
+def ranking(condition, values, steps, board="base"):
+    lengths = {arm: (steps[arm], 0, 10) for arm in values}
+    return Ranking(
+        board=board, condition=condition, metric="validation loss", is_share=False,
+        first="plain", standings=standings(values, (0, 1), lengths, higher_is_better=False),
+    )  # fmt: skip
 
+
+def test_rankings_of_the_arena_are_shown_with_their_rates(script, tmp_path):
+    values = {"plain": {0: 2.0, 1: 2.5}, "lime": {0: 1.5, 1: 1.75}}
+    steps = MeasuredSteps(machine="", base="", rounds=1, seconds={}, ratios={})
+    made = ArenaResult(
+        command="layermem arena", seeds=(0, 1), steps={"one": steps, "two": steps}, runs=(),
+        rankings=(
+            ranking("tokens", values, {"plain": 100, "lime": 100}, "one"),
+            ranking("time", values, {"plain": 100, "lime": 80}, "one"),
+            ranking("time", values, {"plain": 60, "lime": 50}, "two"),
+        ),
+        shapes=(ranking("parameters", values, {"plain": 70, "lime": 70}, "one, shapes of lime"),),
+        rates={"one": {"plain": 1e-3, "lime": 3e-3}, "two": {"plain": 1e-2, "lime": 1e-2}},
+    )  # fmt: skip
+    write(tmp_path / "arena.json", made)
+    page = script.with_tables("<!-- arena: one, equal training time -->\n", tmp_path)
+    assert "| | arm | learning rate | validation loss | against plain |" in page.replace(
+        "|  |", "| |"
+    )
+    assert "| 1 | `lime` | 0.003 | 1.6250 +- 1.5883 | -0.6250 +- 1.5883 |" in page
+    assert "| 80 | 0 | 10 |" in page and "| 2 | `plain` | 0.001 |" in page
+    assert script.with_tables(page, tmp_path) == page
+    shapes = script.with_tables("<!-- arena: one, shapes of lime, equal parameters -->\n", tmp_path)
+    assert "| 1 | `lime` |  | 1.6250" in shapes and "| 70 |" in shapes
+    with pytest.raises(SystemExit, match="no ranking 'three, equal tokens'; it has one, equal tok"):
+        script.with_tables("<!-- arena: three, equal tokens -->\n", tmp_path)
+
+
+def test_ways_of_going_on_training_are_shown_under_each_condition(script, tmp_path):
     values = {"plain": {0: 2.0, 1: 2.5}, "all": {0: 1.5, 1: 1.75}}
     made = RetrofitResult(
         command="layermem retrofit base", model="base", memory="full", before=3.0, seeds=(0, 1),

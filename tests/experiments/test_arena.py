@@ -194,6 +194,10 @@ def test_arms_are_added(tmp_path, begun, monkeypatch):
     assert {run.variant for run in begun} == {"hyper_connections"}
     assert {run.max_steps for run in begun} == {40, 16}
     assert arena.compete(options(), tmp_path)[0] == result and len(timed) == 1
+    # A page shows the steps of its own arms.
+    fewer, _ = arena.compete(options(variants="plain,lime"), tmp_path)
+    (section,) = (s for s in report.build(fewer).sections if s.title == "board")
+    assert [row[0] for row in section.tables[-1].rows] == ["plain", "lime"]
 
 
 def test_steps_that_do_not_compare_are_refused(tmp_path, begun, monkeypatch):

@@ -114,7 +114,9 @@ def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, trained
         cli.main(arguments(folder, out, "--steps", "5"))
     file = out / "steps.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "base": "0" * 12}))
-    with pytest.raises(SystemExit, match="steps.json was measured with another model, data or sizes"):
+    with pytest.raises(
+        SystemExit, match="steps.json was measured with another model, data or sizes"
+    ):
         cli.main(arguments(folder, out))
 
 

@@ -8,11 +8,12 @@ from layermem.report.page import Page, Section, Table
 from layermem.results.arena import ArenaResult, Condition, Ranking, Standing
 from layermem.results.artefact import Unit
 
-_TITLES: dict[Condition, str] = {
+TITLES: dict[Condition, str] = {
     "tokens": "equal tokens",
     "time": "equal training time",
     "parameters": "equal parameters",
 }
+"""What conditions are called."""
 _HOW: dict[Condition, str] = {
     "tokens": "Every arm has the same tokens in the same order.",
     "time": "An arm whose step takes longer than the first arm's has so many fewer of them, in a "
@@ -56,7 +57,7 @@ def table(ranking: Ranking) -> Table:
     """Return the table of one board under one condition."""
     unit: Unit = "share" if ranking.is_share else "number"
     first = ranking.first
-    header = [f"{ranking.board}, {_TITLES[ranking.condition]}", ranking.metric, f"against {first}"]
+    header = [f"{ranking.board}, {TITLES[ranking.condition]}", ranking.metric, f"against {first}"]
     header += ["p (Holm)", "against the best", "seeds to settle it", "steps", "mlp", "parameters"]
     return Table(
         header=["", *header],
@@ -80,7 +81,7 @@ def _row(standing: Standing, unit: Unit) -> list[str]:
         format_pairs(standing.difference, standing.pairs_to_settle),
         f"{standing.steps:,}",
         str(standing.width_of_mlp),
-        format_number(float(standing.parameters), "number"),
+        f"{standing.parameters:,}",
     ]
 
 
@@ -92,6 +93,10 @@ def _p(p: float | None) -> str:
 
 def _steps_table(result: ArenaResult, board: str) -> Table:
     steps, rates = result.steps[board], result.rates.get(board, {})
+    # The file of steps may have arms of earlier arenas too.
+    here = {
+        s.arm for ranking in result.rankings if ranking.board == board for s in ranking.standings
+    }
     return Table(
         header=["arm", "seconds of a step", "over the first arm's", "learning rate"],
         rows=[
@@ -102,6 +107,7 @@ def _steps_table(result: ArenaResult, board: str) -> Table:
                 f"{rates[arm]:g}" if arm in rates else "the preset's",
             ]
             for arm, seconds in steps.seconds.items()
+            if arm in here
         ],
         caption=f"{steps.machine}: medians of {steps.rounds} rounds, one step of each arm in each. "
         "Learning rates were chosen at equal tokens on a seed that is in no table.",
