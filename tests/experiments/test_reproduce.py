@@ -299,6 +299,10 @@ def test_json_holds_what_the_page_shows(tmp_path, begun, use):
     (row,) = page.sections[0].tables[0].rows
     assert row[0] == "loss: lime below plain" and row[-1].startswith("holds")
     assert row[4] == "2"
+    # What chance means is said where there is any.
+    assert "Chance" not in report.numbers(result).caption
+    with_chance = replace(result, rows=(replace(result.rows[0], chance=0.5), *result.rows[1:]))
+    assert "Chance: what an answer comes to" in report.numbers(with_chance).caption
 
 
 @pytest.mark.slow

@@ -20,6 +20,10 @@ from layermem.results.artefact import (
 
 # Beyond this a number of pairs says no more than that there are too many.
 _MOST_PAIRS = 10_000
+_CHANCE = (
+    "Chance: what an answer comes to that ignores the question, the most frequent one where that is "
+    "right more often than 1 / choices."
+)
 
 
 def build(result: ArtefactResult) -> Page:
@@ -67,8 +71,12 @@ def numbers(result: ArtefactResult) -> Table:
     return Table(
         header=["", "arm", "paper", "where", "here", "each seed", "chance"],
         rows=[_number_row(row) for row in result.rows],
-        caption=_intervals(result),
+        caption=_intervals(result) + (f" {_CHANCE}" if _has_chance(result) else ""),
     )
+
+
+def _has_chance(result: ArtefactResult) -> bool:
+    return any(row.chance is not None for row in result.rows)
 
 
 def _verdicts(result: ArtefactResult) -> list[str]:
