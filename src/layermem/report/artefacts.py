@@ -21,8 +21,8 @@ from layermem.results.artefact import (
 # Beyond this a number of pairs says no more than that there are too many.
 _MOST_PAIRS = 10_000
 _CHANCE = (
-    "Chance: what an answer comes to that ignores the question, the most frequent one where that is "
-    "right more often than 1 / choices."
+    "Chance: what an answer comes to that ignores the question, the most frequent one where that "
+    "is right more often than 1 / choices."
 )
 
 
