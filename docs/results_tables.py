@@ -14,7 +14,7 @@ before the table of all that was compared for them.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from layermem.experiments.artefacts import get_artefact, names
@@ -51,7 +51,7 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
 
     def table(place: re.Match[str]) -> str:
         name, metric = place["name"], place["metric"]
-        find = metric_table
+        find: Callable[[str, str, Path], list[list[str]]] = metric_table
         if metric in retrofit.TITLES.values():
             find = retrofit_table
         elif metric.endswith(RANKINGS):

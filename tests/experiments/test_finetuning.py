@@ -221,6 +221,8 @@ def test_a_checkpoint_with_memory_is_gone_on_with(folder, tmp_path):
     ("options", "message"),
     [
         (["--base", "bert"], "BertForMaskedLM|BertLMHeadModel is no decoder"),
+        (["--base", "nowhere"], "nowhere does not exist; pass a checkpoint's folder or a hub name"),
+        (["--base", "."], "is not a checkpoint: it has no config.json"),
         (["--memory", "none"], "host.train=routers has nothing to train"),
         (["--memory", "full", "--train", "lora"], "got host.memory=full: add memory=none"),
         (["--window", "2"], "host.memory=full and host.window=2 do not go together"),

@@ -131,7 +131,7 @@ def study(**changes):
 def test_a_model_that_cannot_be_loaded_begins_no_run(folder, tmp_path, trained):
     asked = arguments(folder, tmp_path / "out")
     asked[1] = str(tmp_path / "nowhere")
-    with pytest.raises(SystemExit, match="nowhere"):
+    with pytest.raises(SystemExit, match="nowhere does not exist; pass a checkpoint's folder"):
         cli.main(asked)
     assert not trained and not (tmp_path / "out").exists()
 

@@ -63,6 +63,8 @@ def test_what_a_run_cannot_start_from(llama, tmp_path):
     started(tmp_path, llama, "lime")
     with pytest.raises(ValueError, match="is a layermem_lime model; a run of plain starts from"):
         started(tmp_path, lime, "plain")
+    with pytest.raises(OSError, match="nowhere does not exist; pass a checkpoint's folder"):
+        started(tmp_path, tmp_path / "nowhere", "lime")
     with pytest.raises(ValueError, match="final has its own router; leave --model.options out"):
         started(tmp_path, lime, "lime", "router=last")
     (llama / "tokenizer.json").unlink()

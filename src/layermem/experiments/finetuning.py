@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from layermem.config import Run
 from layermem.evals.solving import evaluate
@@ -25,6 +25,7 @@ from layermem.results.solved import Solved
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
+from layermem.train.host_inputs import load_host_config
 from layermem.train.run import train
 from layermem.train.setup import Prepared
 
@@ -109,7 +110,7 @@ def _load(run: Run) -> Any:
 
 def _check_length(run: Run) -> None:
     """Raise if blocks of text are longer than the positions that the model knows."""
-    config = AutoConfig.from_pretrained(run.host.model, revision=run.host.revision or "main")
+    config = load_host_config(run)
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     if run.task.name is None and isinstance(longest, int) and run.data.block_size > longest:
         raise ValueError(

@@ -48,7 +48,7 @@ def join_subfolder(source: Any, location: Mapping[str, Any]) -> tuple[Any, dict[
     return Path(source, location.get("subfolder", "")), others
 
 
-def check_path(source: str | os.PathLike[str], location: Mapping[str, Any]) -> None:
+def check_path(source: str | os.PathLike[str], location: Mapping[str, Any] | None = None) -> None:
     """Raise if ``source`` is a path without a checkpoint; hub names are left to transformers."""
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(
@@ -57,7 +57,7 @@ def check_path(source: str | os.PathLike[str], location: Mapping[str, Any]) -> N
         )
     path = Path(source)
     if path.is_dir():
-        folder = path / location.get("subfolder", "")
+        folder = path / (location or {}).get("subfolder", "")
         if not (folder / "config.json").is_file():
             hint = ", ".join(sorted(p.parent.name for p in folder.glob("*/config.json")))
             more = f'; pass subfolder=, one of "{hint}"' if hint else ""

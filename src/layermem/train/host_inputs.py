@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from layermem.config import Run
+from layermem.models.checkpoints import check_path
 
 # Models whose positions are counted from the id of the padding token on.
 _OFFSET_POSITIONS = {
@@ -25,6 +26,8 @@ _OFFSET_POSITIONS = {
 def load_host_tokenizer(run: Run) -> Any:
     """Return the tokenizer of the model."""
     host = run.host
+    if run.records.from_config is None:
+        check_path(str(host.model))
     try:
         return AutoTokenizer.from_pretrained(host.model, revision=host.revision or "main")
     except (OSError, ValueError, KeyError) as error:
@@ -38,6 +41,7 @@ def load_host_config(run: Run) -> Any:
     """Return the config of the pretrained model, or that of a file for random weights."""
     file = run.records.from_config
     if file is None:
+        check_path(str(run.host.model))
         return AutoConfig.from_pretrained(run.host.model, revision=run.host.revision or "main")
     try:
         fields = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from layermem.data.blocks import Blocks
 from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.models.checkpoints import LLAMA_MODEL_TYPES
+from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
 from layermem.models.registry import build, lookup
 from layermem.tasks import registry as tasks
 from layermem.train.prepared_records import PreparedRecords
@@ -73,6 +73,7 @@ def prepare_run(run: Run) -> Prepared:
 def _load_tokenizer(run: Run) -> Any:
     """Return the tokenizer of the pretrained model, of the task, or of the config."""
     if pretrained := run.model.pretrained or run.host.model:
+        check_path(pretrained)
         try:
             return load_tokenizer(pretrained, run.host.revision)
         except ValueError as error:
