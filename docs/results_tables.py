@@ -9,18 +9,21 @@ and of ``layermem blimp``, "right pairs over seeds". "right answers by statement
 operands": what a task calls its levels) is a table of the levels of a sweep's task.
 ``<!-- claims -->`` stands before the table of the paper's claims, from the artefact.json that
 ``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json; ``<!-- differences -->``
-before the table of all that was compared for them.
+before the table of all that was compared for them. ``<!-- NAME-SCALE: numbers -->`` stands before
+the table of an artefact's numbers, the paper's beside ours; "numbers: TEXT" before those of
+quantities that have TEXT in their names.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from layermem.experiments.artefacts import get_artefact, names
 from layermem.intervals import interval
 from layermem.report import arena, minimal_pairs, perplexity, retrofit
-from layermem.report.artefacts import claim_numbers, claims
+from layermem.report.artefacts import claim_numbers, claims, numbers
 from layermem.report.settings import Setting, settings_of
 from layermem.results.arena import ArenaResult
 from layermem.results.artefact import ArtefactResult
@@ -36,6 +39,7 @@ PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
 CLAIMS, DIFFERENCES = "claims", "differences"
 BY_LEVEL = f"{RIGHT_ANSWERS} by "
+NUMBERS = "numbers"
 LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
 RANKINGS = tuple(f", {title}" for title in arena.TITLES.values())
 _CLAIMS_PLACE = re.compile(rf"(?m)^<!-- (?P<which>{CLAIMS}|{DIFFERENCES}) -->\n(\|.*\n)*")
@@ -60,6 +64,8 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
             find = over_seeds_table
         elif metric.startswith(BY_LEVEL):
             find = levels_table
+        elif metric.split(":")[0] == NUMBERS:
+            find = numbers_table
         lines = markdown_lines(find(name, metric, records))
         return f"<!-- {name}: {metric} -->\n{lines}\n"
 
@@ -92,6 +98,29 @@ def differences_table(folder: Path) -> list[list[str]]:
         for row in claims(result).texts()
     ]
     return [["", *claims(results[0]).header], *rows]
+
+
+def numbers_table(name: str, metric: str, records: Path) -> list[list[str]]:
+    """Return a table of what an artefact's numbers came to, beside the paper's where it has one."""
+    result = read_result(ArtefactResult, records / "artefacts" / f"{name}.json")
+    part = metric.removeprefix(NUMBERS).removeprefix(":").strip()
+    ours = [row for row in result.rows if row.by_seed and part in row.quantity]
+    # Arms of one quantity one below the other.
+    quantities = list(dict.fromkeys(row.quantity for row in ours))
+    ours.sort(key=lambda row: quantities.index(row.quantity))
+    if not ours:
+        raise SystemExit(f"{name} has no number whose name has {part!r} in it")
+    table = numbers(replace(result, rows=tuple(ours)))
+    header, rows = list(table.header), table.texts()
+    # What every seed came to is in the record.
+    shown = [
+        i
+        for i, title in enumerate(header)
+        if title not in ("where", "each seed") and any(row[i] for row in rows)
+    ]
+    for row in rows:
+        row[header.index("arm")] = f"`{row[header.index('arm')]}`"
+    return [[row[i] for i in shown] for row in (header, *rows)]
 
 
 def _results(folder: Path, name: str) -> list[ArtefactResult]:

@@ -49,7 +49,8 @@ def test_the_page_has_what_was_recorded(script):
 def test_every_record_has_a_place(script):
     places = {m["name"] for m in script._PLACE.finditer(script.PAGE.read_text(encoding="utf-8"))}
     recorded = {path.stem.removesuffix("-costs") for path in script.RECORDS.glob("*.json")}
-    assert recorded == places
+    # Those of artefacts have a place in the first table.
+    assert recorded == places - {path.stem for path in script.RECORDS.glob("artefacts/*.json")}
 
 
 def test_what_was_recorded_of_a_claim_is_of_an_artefact_that_exists(script):
@@ -97,6 +98,35 @@ def test_a_counted_number_is_shown_beside_the_papers(script, tmp_path):
     write(tmp_path / "table8-paper.json", made)
     (row,) = [row for row in script.claims_table(tmp_path) if row[0] == "`table8`"]
     assert row[2:] == ["0.08%", "FLOPs, lime: counted: 0.08%", "paper", "holds"]
+
+
+def test_numbers_of_an_artefact_are_shown_by_quantity(script, tmp_path):
+    def row(quantity, arm, paper, *seeds):
+        mean = Mean(mean=seeds[0], half=0.0, count=2) if seeds else None
+        return ArtefactRow(
+            quantity=quantity, arm=arm, unit="share", paper=paper, where="Table 9",
+            by_seed=dict(enumerate(seeds)), mean=mean,
+        )  # fmt: skip
+
+    rows = (
+        row("time, eager", "plain", None, 0.0, 0.0),
+        row("memory, eager", "plain", None, 0.0, 0.0),
+        row("time, eager", "lime", 0.01, 0.05, 0.05),
+        row("time, compiled", "lime", 0.01),
+    )
+    (tmp_path / "artefacts").mkdir()
+    write(tmp_path / "artefacts" / "table9-tiny.json", result(claims=(), rows=rows))
+    header, *shown = script.numbers_table("table9-tiny", "numbers", tmp_path)
+    assert header == ["", "arm", "paper", "here"]
+    assert [line[:3] for line in shown] == [
+        ["time, eager", "`plain`", ""],
+        ["time, eager", "`lime`", "1.00%"],
+        ["memory, eager", "`plain`", ""],
+    ]
+    page = script.with_tables("<!-- table9-tiny: numbers: memory -->\n", tmp_path)
+    assert "| memory, eager | `plain` | 0.00% +- 0.00% |" in page and "time" not in page
+    with pytest.raises(SystemExit, match="no number whose name has 'compiled' in it"):
+        script.numbers_table("table9-tiny", "numbers: compiled", tmp_path)
 
 
 def claim(quantity, verdict, *, paper=None, difference=None, against="plain", p=None, pairs=None):

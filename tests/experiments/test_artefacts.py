@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from layermem.experiments import artefacts, model_sizes, presets, reproduce
+from layermem.experiments.artefacts import table9
 from layermem.experiments.preset_costs import preset_costs
 from layermem.experiments.presets import get_preset
 from layermem.experiments.reproduction import estimates
-from layermem.experiments.reproduction.artefact import (
-    SCALES,
-)
+from layermem.experiments.reproduction.artefact import SCALES, Trained
 from layermem.experiments.reproduction.plans import plan
+from layermem.results.costs import Measurement
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
 
@@ -147,3 +147,27 @@ def test_the_papers_numbers_are_in_its_text():
         kind, window = "".join(p[0] for p in parts), "".join(p[1] for p in parts)
         label = arms.get(kind, f"LIME {kind}-{window}")
         assert by_label["LLaMA" if number.arm == "plain" else label] == f"{number.value:.4f}"
+
+
+def test_what_a_step_costs_is_relative_to_plains_of_the_same_repeat(monkeypatch, tmp_path):
+    def measure_once(run, arms, modes, batch, repeats, file):
+        slower = 1 + int(file.stem[-1])  # A machine that is busy in one repeat.
+        more = {"plain": 1.0, "lime": 1.1, "hyper_connections": 1.5}
+        steps = {
+            arm: Measurement(
+                seconds=slower * more[arm], low=0, high=0, peak=None if arm == "lime" else 10**6
+            )
+            for arm in arms
+        }
+        return dict.fromkeys(modes, steps)
+
+    monkeypatch.setattr(table9, "measure_once", measure_once)
+    trained = Trained(scale="tiny", seeds=(0, 1), records={}, out=tmp_path)
+    observed = {(o.quantity, o.arm): o for o in table9.ARTEFACT.observe(trained)}
+    more_time = observed["time above plain, grouped queries, eager", "lime"]
+    assert more_time.by_seed == pytest.approx({0: 0.1, 1: 0.1})
+    seconds = observed["seconds of a step, grouped queries, eager", "lime"]
+    assert seconds.by_seed == pytest.approx({0: 1.1, 1: 2.2})
+    # What the system does not say has no row.
+    peaks = {arm for quantity, arm in observed if quantity.startswith("peak")}
+    assert peaks == {"plain", "hyper_connections"}

@@ -341,7 +341,7 @@ def test_steps_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(fig1, "get_preset", lambda name: small)
     monkeypatch.setattr(fig11, "get_preset", lambda name: small)
     result, _ = reproduce.reproduce("table9", "tiny", 2, tmp_path)
-    assert len(result.claims) == 4 and all(claim.difference for claim in result.claims)
+    assert len(result.claims) == 6 and all(claim.difference for claim in result.claims)
     assert [c.reason for c in result.claims][1] == "within noise: the interval includes 0"
     monkeypatch.setattr(step_costs, "measure", None)
     assert reproduce.reproduce("table9", "tiny", 2, tmp_path)[0].rows == result.rows
