@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from recorded import a_point as point
 
 from layermem.report import cost_tables, figures
-from layermem.report.numbers import with_unit
+from layermem.report.numbers import in_bytes, with_unit
 from layermem.results.costs import Costs, Measurement
 
 
@@ -74,12 +74,32 @@ def test_the_table_counts_more_than_the_first():
     assert rows[1][:5] == ["", "a", "1k", "+0.00%", "104"] and rows[2][5] == "+8.00%"
 
 
+def test_measured_time_and_memory_stand_beside_what_the_first_takes():
+    def step(seconds, peak):
+        return Measurement(seconds=seconds, low=0.9 * seconds, high=seconds, peak=peak)
+
+    by_arm = {"plain": step(0.1, 2 * 10**9), "a": step(0.15, 2_500_000_000), "b": step(0.2, None)}
+    measured = Costs(
+        command="", points=(point(4, measured={"eager": by_arm}),), precision="float32", machine="x"
+    )
+    rows = [row[1:] for row in cost_tables.measured_table(measured).texts()]
+    assert rows == [
+        ["plain", "100 ms (90 to 100)", "", "2GB", ""],
+        ["a", "150 ms (135 to 150)", "+50.00%", "2.5GB", "+25.00%"],
+        ["b", "200 ms (180 to 200)", "+100.00%", "unknown", ""],
+    ]
+
+
 @pytest.mark.parametrize(
     ("number", "digits", "text"),
     [(1.07608e9, 6, "1.07608B"), (999, 3, "999"), (5.1e12, 3, "5.1T"), (46432, 3, "46.4k")],
 )
 def test_large_numbers_are_short(number, digits, text):
     assert with_unit(number, digits) == text
+
+
+def test_a_billion_bytes_is_a_gigabyte():
+    assert [in_bytes(n, 3) for n in (8.21e9, 133_456_789, 512)] == ["8.21GB", "133MB", "512B"]
 
 
 def test_a_file_that_was_counted_and_not_measured_says_so():

@@ -81,7 +81,7 @@ def _measured_presets(costs: "list[PresetCost]") -> "Table":
     from rich.table import Table
 
     from layermem.experiments.preset_measurements import measure_presets
-    from layermem.report.numbers import with_unit
+    from layermem.report.numbers import in_bytes
 
     table = Table("preset", "time: plain", "LIMe", "memory: plain", "LIMe", box=None)
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -93,7 +93,7 @@ def _measured_presets(costs: "list[PresetCost]") -> "Table":
                 continue
             times = [_format_duration(measured[arm].seconds) for arm in ("plain", "lime")]
             peaks = [measured[arm].peak_bytes for arm in ("plain", "lime")]
-            memory = ["unknown" if peak is None else f"{with_unit(peak, 3)}B" for peak in peaks]
+            memory = ["unknown" if peak is None else in_bytes(peak, 3) for peak in peaks]
             table.add_row(name, *times, *memory)
     return table
 

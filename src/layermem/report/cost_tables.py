@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from layermem.report import figures
-from layermem.report.numbers import with_unit
+from layermem.report.numbers import in_bytes, with_unit
 from layermem.report.page import Figure, Section, Table
 from layermem.results.costs import CostPoint, Costs, MeasuringOptions
 
@@ -32,7 +32,7 @@ def counted_table(points: Sequence[CostPoint]) -> Table:
             numbers = honest.parameters, honest.forward, paper.forward
             cells: list[str] = []
             for i, number in enumerate(numbers):
-                cells += _with_increase(number, first[i] if first else None)
+                cells += [with_unit(number), _increase(number, first[i] if first else None)]
             rows.append(["" if first else _describe(point), name, *cells])
             first = first or numbers
     header = ["", "variant", "parameters", "more", "FLOPs", "more", "paper's FLOPs", "more"]
@@ -49,12 +49,14 @@ def measured_table(costs: Costs) -> Table:
                 median, low, high = (
                     f"{1e3 * t:.4g}" for t in (taken.seconds, taken.low, taken.high)
                 )
-                _, more = _with_increase(taken.seconds, first.seconds if i else None)
+                time = [f"{median} ms ({low} to {high})"]
+                time.append(_increase(taken.seconds, first.seconds if i else None))
                 memory = ["unknown", ""]
                 if taken.peak is not None:
-                    memory = _with_increase(taken.peak, first.peak if i else None, 4, "B")
+                    more = _increase(taken.peak, first.peak if i else None)
+                    memory = [in_bytes(taken.peak), more]
                 where = "" if i else f"{_describe(point)}, {mode}"
-                rows.append([where, name, f"{median} ms ({low} to {high})", more, *memory])
+                rows.append([where, name, *time, *memory])
     return Table(
         header=["", "variant", "step, median (quartiles)", "more", "peak memory", "more"],
         rows=rows,
@@ -183,6 +185,6 @@ def _describe(point: CostPoint) -> str:
     return f"{point.preset}: {point.layers} x {point.width}, {heads}, T {point.tokens}"
 
 
-def _with_increase(value: float, base: float | None, digits: int = 6, unit: str = "") -> list[str]:
-    """Return a number, and by how much it is more than another; None: it is the first."""
-    return [f"{with_unit(value, digits)}{unit}", f"{value / base - 1:+.2%}" if base else ""]
+def _increase(value: float, base: float | None) -> str:
+    """Write by how much a number is more than another; nothing of the first, without another."""
+    return f"{value / base - 1:+.2%}" if base else ""
