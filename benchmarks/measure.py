@@ -211,13 +211,14 @@ def print_table(title, rows, device, path=None, base="llama", unit=("ms", 1e3)):
     """
     print(f"{title} ({describe_machine(device)})")
     names = list(next(iter(rows.values())))
-    print("shape".ljust(20) + "".join(name.rjust(32) for name in names))
+    width = max(32, *(len(name) + 2 for name in names))
+    print("shape".ljust(20) + "".join(name.rjust(width) for name in names))
     result = {"title": title, "machine": describe_machine(device), "figures": {}, "ratios": {}}
     for shape, columns in rows.items():
         summary = summarize(columns, base)
         for key, value in summary.items():
             result.setdefault(key, {})[shape] = value
-        cells = (cell.rjust(32) for cell in format_cells(summary, unit).values())
+        cells = (cell.rjust(width) for cell in format_cells(summary, unit).values())
         print(shape.ljust(20) + "".join(cells), flush=True)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from layermem.experiments.artefacts import get_artefact, names
 from layermem.intervals import interval
 from layermem.report import arena, minimal_pairs, perplexity, retrofit
 from layermem.report.artefacts import claim_numbers, claims, numbers
+from layermem.report.learning_rates import format_choice
 from layermem.report.settings import Setting, settings_of
 from layermem.results.arena import ArenaResult
 from layermem.results.artefact import ArtefactResult
@@ -164,12 +165,11 @@ def arena_table(name: str, metric: str, records: Path) -> list[list[str]]:
     }
     if metric not in titles:
         raise SystemExit(f"{name} has no ranking {metric!r}; it has {'; '.join(titles)}")
-    ranking, rates = titles[metric], result.rates.get(titles[metric].board, {})
+    ranking = titles[metric]
+    chosen = {arm: f"{rate:g}" for arm, rate in result.rates.get(ranking.board, {}).items()}
+    chosen |= {of.arm: format_choice(of) for of in result.tried.get(ranking.board, ())}
     table = arena.table(ranking)
-    rows = [
-        [row[0], f"`{row[1]}`", f"{rates[row[1]]:g}" if row[1] in rates else "", *row[2:]]
-        for row in table.texts()
-    ]
+    rows = [[row[0], f"`{row[1]}`", chosen.get(row[1], ""), *row[2:]] for row in table.texts()]
     return [["", "arm", "learning rate", *table.header[2:]], *rows]
 
 
@@ -212,7 +212,7 @@ def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:
     if metric not in setting.metrics:
         raise SystemExit(f"{name} has no metric {metric!r}; there are {', '.join(setting.metrics)}")
     share = setting.metrics[metric]
-    rates = {tried.arm: f"{tried.chosen:g}" for tried in comparison.learning_rates}
+    rates = {tried.arm: format_choice(tried) for tried in comparison.learning_rates}
     taken = _taken(records / f"{name}-costs.json", setting)
     p_values = setting.adjusted_p_values(metric)
     header = ["", *(["learning rate"] if rates else []), metric, f"against {_bare(setting.first)}"]

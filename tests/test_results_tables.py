@@ -11,6 +11,7 @@ from recorded import SIZES, record
 from layermem.config import Run
 from layermem.experiments import artefacts
 from layermem.experiments.comparison import compare_runs
+from layermem.experiments.learning_rates import tried_rates
 from layermem.experiments.standings import standings
 from layermem.results.arena import ArenaResult, MeasuredSteps, Ranking
 from layermem.results.artefact import ArtefactResult, ArtefactRow, JudgedClaim, Mean, RunState
@@ -156,7 +157,8 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
             *(("lime", 1, 0.6), ("mudd", 0, 0.3), ("mudd", 1, 0.5)),
         )
     ]
-    tried = {arm: {0.01: 1.0, 0.1: 2.0} for arm in ("plain", "lime", "mudd")}
+    tried = {arm: {0.001: 3.0, 0.01: 1.0, 0.1: 2.0} for arm in ("plain", "lime")}
+    tried["mudd"] = {0.001: 3.0, 0.01: 1.0}
     compare_runs(runs, tmp_path / "out", learning_rates=tried)
     (tmp_path / "out" / "report.json").rename(tmp_path / "made-up.json")
     before = "# Results\n\n<!-- made-up: right answers -->\n| old |\n| --- |\n\nMore.\n"
@@ -164,7 +166,9 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
     # Two seeds: 12.706 times half their distance; a difference that is always the same has none.
     assert "| `plain` | 0.01 | 35.0% +- 63.5% |  |  |\n" in page
     assert "| `lime` | 0.01 | 55.0% +- 63.5% | +20.0% +- 0.0% |" in page
-    assert re.search(r"`mudd` \| 0.01 \| 40.0% \+- 127.1% \| \+5.0% \+- 63.5% \| 0.5\d\d, ", page)
+    assert re.search(
+        r"`mudd` \| 0.01 \(the highest\) \| 40.0% \+- 127.1% \| \+5.0% \+- 63.5% \| 0.5\d\d, ", page
+    )
     assert "| chance |  | 10.0% |" in page
     assert "| old |" not in page and page.endswith("\n\nMore.\n")
     assert script.with_tables(page, tmp_path) == page
@@ -192,7 +196,8 @@ def test_arms_at_rates_of_their_own_are_named_without_them(script, tmp_path):
     (tmp_path / "out" / "report.json").rename(tmp_path / "made-up.json")
     header, plain, lime = script.metric_table("made-up", "validation loss", tmp_path)
     assert header[3] == "against plain"
-    assert plain[:2] == ["`plain`", "0.01"] and lime[:2] == ["`lime`", "0.1"]
+    assert plain[:2] == ["`plain`", "0.01 (the lowest)"]
+    assert lime[:2] == ["`lime`", "0.1 (the highest)"]
     assert lime[3] == "-1.0000 +- 0.0000"
 
 
@@ -218,6 +223,12 @@ def test_rankings_of_the_arena_are_shown_with_their_rates(script, tmp_path):
         rates={"one": {"plain": 1e-3, "lime": 3e-3}, "two": {"plain": 1e-2, "lime": 1e-2}},
     )  # fmt: skip
     write(tmp_path / "arena.json", made)
+    # One that was written before it said which rates had been tried; and one that does.
+    told = {arm: {1e-4: 9.0, 1e-3: 1.0, 3e-3: 2.0} for arm in ("plain", "lime")}
+    told["lime"][3e-3] = 0.5
+    write(tmp_path / "newer.json", replace(made, tried={"one": tried_rates(told)}))
+    newer = script.with_tables("<!-- newer: one, equal training time -->\n", tmp_path)
+    assert "`plain` | 0.001 |" in newer and "`lime` | 0.003 (the highest) |" in newer
     page = script.with_tables("<!-- arena: one, equal training time -->\n", tmp_path)
     assert "| | arm | learning rate | validation loss | against plain |" in page.replace(
         "|  |", "| |"

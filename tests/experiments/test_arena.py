@@ -91,6 +91,9 @@ def test_three_rankings(tmp_path, begun):
     assert read_result(ArenaResult, tmp_path / "arena") == result
     text = [" ".join(map(str, row)) for row in report.table(result.rankings[0]).rows]
     assert "within noise" in text[1] + text[2] and "the best" in text[0]
+    tried = report.build(result).sections[0].tables[-1]
+    assert tried.header == ["validation loss at learning rate", "0.001", "0.01", "chosen"]
+    assert "A better learning rate may lie beyond those tried" in tried.caption
     # Nothing is done twice.
     count = len(begun)
     assert arena.compete(options(), tmp_path, command="layermem arena")[0] == result

@@ -19,6 +19,7 @@ from small_run import a_run, curve
 
 from layermem.config import Compute, Optim, Run, to_dict
 from layermem.experiments import arms, many_runs
+from layermem.experiments.learning_rates import best_learning_rate, best_rate_and_decay
 from layermem.models.registry import variants
 from layermem.runs import RunFolder
 from layermem.train.run import train
@@ -213,7 +214,7 @@ def test_each_arm_takes_its_best_rate(tmp_path, fake):
     # What diverged would do so again: it is recorded, and not run again.
     fake.names.clear()
     assert arms.try_learning_rates(RUN, names, rates, tmp_path, 4) == losses and not fake.names
-    taken = {arm: arms.best_learning_rate(losses) for arm, losses in losses.items()}
+    taken = {arm: best_learning_rate(losses) for arm, losses in losses.items()}
     folders = arms.train_arms(RUN, names, [0, 1], tmp_path, 4, taken)
     assert [folder.path.name for folder in folders] == [
         "plain-lr0.01-s0",
@@ -250,7 +251,7 @@ def test_each_arm_takes_its_best_rate_and_decay(tmp_path, fake):
 
 def test_the_best_of_all_pairs_is_taken():
     losses = {0.0: {0.01: 2.0, 0.1: 1.5}, 0.1: {0.01: 1.25, 0.1: math.inf}, 0.2: {0.01: 1.75}}
-    assert arms.best_rate_and_decay(losses) == (0.01, 0.1)
+    assert best_rate_and_decay(losses) == (0.01, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -277,15 +278,15 @@ def test_a_run_that_failed_decides_no_choice_and_is_tried_again(code, how, tmp_p
     fake.names.clear()
     fake.does = lambda run: "ends"
     losses = arms.try_learning_rates(RUN, "plain,lime", (0.001, 0.01), tmp_path, 1)
-    assert fake.names == ["plain-lr0.01-s1000"] and arms.best_learning_rate(losses["plain"]) == 0.01
+    assert fake.names == ["plain-lr0.01-s1000"] and best_learning_rate(losses["plain"]) == 0.01
     assert not error.exists()
 
 
 def test_a_loss_that_is_not_finite_is_never_the_best():
-    assert arms.best_learning_rate({0.1: math.nan, 0.01: 2.0, 0.001: 3.0}) == 0.01
-    assert arms.best_learning_rate({0.1: 2.0, 0.01: math.nan}) == 0.1
+    assert best_learning_rate({0.1: math.nan, 0.01: 2.0, 0.001: 3.0}) == 0.01
+    assert best_learning_rate({0.1: 2.0, 0.01: math.nan}) == 0.1
     with pytest.raises(ValueError, match="no learning rate can be chosen"):
-        arms.best_learning_rate({0.1: math.nan, 0.01: math.inf})
+        best_learning_rate({0.1: math.nan, 0.01: math.inf})
 
 
 def test_an_old_record_that_ended_with_nan_has_diverged(tmp_path, fake):

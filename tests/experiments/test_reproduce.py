@@ -76,6 +76,12 @@ def test_rates_are_chosen_and_recorded_runs_are_not_run_again(tmp_path, begun, u
     result, failure = reproduce.reproduce(*asked, command="layermem reproduce")
     assert failure is None and len(begun) == 8
     assert result.rates == {"study": {"plain": 1e-2, "lime": 1e-3}}
+    assert [each.rates for each in result.tried["study"]] == [(1e-3, 1e-2), (1e-3, 1e-2)]
+    # Two rates have no middle; the page says so of both arms.
+    assert (
+        "lie beyond those tried: plain took the highest, lime took the lowest."
+        in report.markdown(result)
+    )
     (claim,) = result.claims
     assert claim.difference.mean == pytest.approx(-0.505) and claim.verdict == "holds"
     again, _ = reproduce.reproduce(*asked, command="layermem reproduce")

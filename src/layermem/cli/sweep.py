@@ -41,6 +41,7 @@ def sweep(options: Sweep, command: str) -> None:
     """Train what is missing, print the tables of results, and write the page about them."""
     from layermem.experiments import arms
     from layermem.experiments.comparison import compare_runs
+    from layermem.experiments.learning_rates import best_learning_rate, best_rate_and_decay
     from layermem.report import comparison as page
 
     base = resolve_run(options)
@@ -64,8 +65,8 @@ def sweep(options: Sweep, command: str) -> None:
             by_decay = arms.try_rates_and_decays(*tried, options.decays, out, options.jobs)
         else:
             losses = arms.try_learning_rates(*tried, out, options.jobs)
-    best = {arm: arms.best_rate_and_decay(of_arm) for arm, of_arm in by_decay.items()}
-    rates = {arm: arms.best_learning_rate(by_rate) for arm, by_rate in losses.items()}
+    best = {arm: best_rate_and_decay(of_arm) for arm, of_arm in by_decay.items()}
+    rates = {arm: best_learning_rate(by_rate) for arm, by_rate in losses.items()}
     rates |= {arm: rate for arm, (rate, _) in best.items()}
     decays = {arm: decay for arm, (_, decay) in best.items()}
     folders = arms.train_arms(base, options.variants, seeds, out, options.jobs, rates, decays)

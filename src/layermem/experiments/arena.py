@@ -20,6 +20,7 @@ from layermem.efficiency.measuring import Shape, make_training_step
 from layermem.experiments.arena_boards import at_equal_parameters, open_boards, parameters
 from layermem.experiments.arena_shapes import shape_rankings
 from layermem.experiments.arms import CHOOSING_SEED, parse_arms
+from layermem.experiments.learning_rates import chosen_of
 from layermem.experiments.model_sizes import model_sizes
 from layermem.experiments.reproduction.artefact import Study
 from layermem.experiments.reproduction.estimates import measure_speed, run_cost
@@ -27,15 +28,16 @@ from layermem.experiments.reproduction.plans import PlannedRun, counting_runs, t
 from layermem.experiments.reproduction.recorded import RecordedRuns
 from layermem.experiments.reproduction.training import (
     Records,
-    chosen_rates,
     read_records,
     state_of,
     train_planned,
+    tried_rates_of,
 )
 from layermem.experiments.standings import standings
 from layermem.experiments.step_times import measured_steps
 from layermem.results.arena import ArenaResult, Condition, MeasuredSteps, Ranking
 from layermem.results.files import to_json
+from layermem.results.learning_rates import TriedRates
 from layermem.results.run_record import LOSS, RIGHT_ANSWERS
 from layermem.runs import write_atomically
 
@@ -80,7 +82,7 @@ def compete(
     """Train what is missing and rank; return the result, and what failed (None: nothing)."""
     recorded, seeds = RecordedRuns(out, runs), _seeds(options)
     rankings: list[Ranking] = []
-    rates: dict[str, dict[str, float]] = {}
+    tried: dict[str, tuple[TriedRates, ...]] = {}
     steps: dict[str, MeasuredSteps] = {}
     failures: list[str] = []
     planned_runs: dict[str, PlannedRun] = {}
@@ -90,8 +92,9 @@ def compete(
         attempts = trials(study)
         if failure := train_planned(attempts, recorded, jobs):
             raise RuntimeError(failure)
-        rates[study.name] = chosen_rates(study, recorded) if study.rates else {}
-        at_equal_tokens = counting_runs(study, seeds, rates[study.name], recorded.path_of)
+        tried[study.name] = tried_rates_of(study, recorded)
+        rates = chosen_of(tried[study.name])
+        at_equal_tokens = counting_runs(study, seeds, rates, recorded.path_of)
         by_condition = {
             condition: at_condition(study, at_equal_tokens, condition, steps[study.name])
             for condition in CONDITIONS
@@ -108,7 +111,8 @@ def compete(
         seeds=seeds,
         rankings=tuple(rankings),
         shapes=tuple(shape_rankings(options.boards, rankings, seeds)),
-        rates=rates,
+        rates={board: chosen_of(of_board) for board, of_board in tried.items()},
+        tried=tried,
         steps=steps,
         runs=tuple(state_of(name, planned, recorded) for name, planned in planned_runs.items()),
     )

@@ -128,21 +128,6 @@ def try_rates_and_decays(
     return {arm: {decay: by_decay[decay][arm] for decay in decays} for arm in parse_arms(names)}
 
 
-def best_rate_and_decay(losses: Mapping[float, Mapping[float, float]]) -> tuple[float, float]:
-    """Return the learning rate and the weight decay of the lowest loss, by decay and rate."""
-    rates = {decay: best_learning_rate(by_rate) for decay, by_rate in losses.items()}
-    decay = min(losses, key=lambda decay: losses[decay][rates[decay]])
-    return rates[decay], decay
-
-
-def best_learning_rate(losses: Mapping[float, float]) -> float:
-    """Return the learning rate of the lowest loss; where a loss is not finite, it diverged."""
-    finite = {rate: loss for rate, loss in losses.items() if math.isfinite(loss)}
-    if not finite:
-        raise ValueError(f"no learning rate can be chosen: no loss is finite in {losses}")
-    return min(finite, key=lambda rate: finite[rate])
-
-
 def train_arms(
     base: Run,
     names: str,

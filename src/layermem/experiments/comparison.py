@@ -3,13 +3,12 @@
 It does not know: how runs are told apart, tables, figures, pages.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from layermem.experiments.arm_costs import costs_of_arms
-from layermem.experiments.arms import best_learning_rate, best_rate_and_decay
+from layermem.experiments.learning_rates import tried_rates, tried_with_decays
 from layermem.experiments.records import read_record, recorded_about
 from layermem.experiments.run_folders import (
     Runs,
@@ -19,7 +18,7 @@ from layermem.experiments.run_folders import (
     trained_on,
 )
 from layermem.results.analysis import Analysis
-from layermem.results.comparison import Comparison, ComparisonSetting, TriedRates
+from layermem.results.comparison import Comparison, ComparisonSetting
 from layermem.results.costs import Costs
 from layermem.results.eval import EvalResult
 from layermem.results.files import Result, read_result, to_json
@@ -64,7 +63,7 @@ def compare_runs(
         command=command,
         runs=records,
         settings=compared,
-        learning_rates=(*_tried(learning_rates or {}), *_tried_with_decays(decays or {})),
+        learning_rates=(*tried_rates(learning_rates or {}), *tried_with_decays(decays or {})),
         analyses=tuple(read_result(Analysis, path) for path in analyses),
         costs=None if costs is None else read_result(Costs, costs),
         perplexities=_read_all(PerplexityResult, evaluations),
@@ -91,40 +90,6 @@ def _read_all(kind: type[_R], folders: Sequence[Path]) -> tuple[_R, ...]:
     """Return the results of a kind in the folders that have one."""
     found = [folder for folder in folders if (folder / f"{kind.KIND}.json").exists()]
     return tuple(read_result(kind, folder) for folder in found)
-
-
-def _tried(losses: Mapping[str, Mapping[float, float]]) -> tuple[TriedRates, ...]:
-    return tuple(
-        TriedRates(
-            arm=arm,
-            rates=tuple(by_rate),
-            losses=_finite_or_none(by_rate.values()),
-            chosen=best_learning_rate(by_rate),
-        )
-        for arm, by_rate in losses.items()
-    )
-
-
-def _tried_with_decays(
-    losses: Mapping[str, Mapping[float, Mapping[float, float]]],
-) -> tuple[TriedRates, ...]:
-    """Return a record for each arm and weight decay; one of an arm's says what was chosen."""
-    best = {arm: best_rate_and_decay(by_decay) for arm, by_decay in losses.items()}
-    return tuple(
-        TriedRates(
-            arm=arm,
-            rates=tuple(by_rate),
-            losses=_finite_or_none(by_rate.values()),
-            chosen=best[arm][0] if decay == best[arm][1] else None,
-            decay=decay,
-        )
-        for arm, by_decay in losses.items()
-        for decay, by_rate in by_decay.items()
-    )
-
-
-def _finite_or_none(losses: Iterable[float]) -> tuple[float | None, ...]:
-    return tuple(loss if math.isfinite(loss) else None for loss in losses)
 
 
 def _compare(runs: Runs, against: str | None) -> ComparisonSetting:

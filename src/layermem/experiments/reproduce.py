@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from layermem.experiments.artefacts import get_artefact, names
+from layermem.experiments.learning_rates import chosen_of
 from layermem.experiments.model_sizes import model_sizes
 from layermem.experiments.reproduction.artefact import SCALES, SEEDS, Artefact, Trained
 from layermem.experiments.reproduction.estimates import (
@@ -29,7 +30,7 @@ from layermem.experiments.reproduction.evaluating import check_tasks, leave_out
 from layermem.experiments.reproduction.plans import PlannedRun, plan, stages, trials
 from layermem.experiments.reproduction.recorded import RecordedRuns
 from layermem.experiments.reproduction.summary import summarise
-from layermem.experiments.reproduction.training import Outcome, chosen_rates, state_of, train
+from layermem.experiments.reproduction.training import Outcome, state_of, train, tried_rates_of
 from layermem.results.artefact import ArtefactResult, RunState, Scale
 from layermem.results.files import to_json
 from layermem.runs import write_atomically
@@ -150,7 +151,7 @@ def planned_states(
         for study in stage:
             states = [_state(name, run, recorded) for name, run in trials(study).items()]
             if all(state.state in ("ended", "diverged") for state in states):
-                rates[study.name] = chosen_rates(study, recorded) if states else {}
+                rates[study.name] = chosen_of(tried_rates_of(study, recorded))
             else:
                 unknown.add(study.name)
     planned = plan(artefact, scale, seeds_at(scale, count), rates, recorded.path_of)
@@ -251,7 +252,8 @@ def reproduce(
         seeds=seeds,
         rows=rows,
         claims=claims,
-        rates=outcome.rates,
+        rates={study: chosen_of(of_study) for study, of_study in outcome.tried.items()},
+        tried=outcome.tried,
         runs=outcome.states,
         notes=(*artefact.notes, *_size_notes(outcome)),
         missing=artefact.missing,

@@ -3,6 +3,7 @@
 It does not know: torch, run folders, how anything was trained or measured.
 """
 
+from layermem.report import learning_rates
 from layermem.report.artefacts import format_mean, format_number, format_pairs
 from layermem.report.page import Page, Section, Table
 from layermem.results.arena import ArenaResult, Condition, Ranking, Standing
@@ -39,6 +40,7 @@ def build(result: ArenaResult) -> Page:
             tables=[
                 *(table(ranking) for ranking in result.rankings if ranking.board == board),
                 _steps_table(result, board),
+                *([learning_rates.table(tried)] if (tried := result.tried.get(board)) else []),
             ],
         )
         for board in boards

@@ -6,6 +6,7 @@ It does not know: torch, run folders, how numbers came about.
 import math
 from collections.abc import Sequence
 
+from layermem.report import learning_rates
 from layermem.report.numbers import with_unit
 from layermem.report.page import Page, Section, Table
 from layermem.results.artefact import (
@@ -176,7 +177,8 @@ def _runs_sections(result: ArtefactResult) -> list[Section]:
 
 def _run_tables(result: ArtefactResult) -> list[Table]:
     tables = []
-    if result.rates:
+    tables += [learning_rates.table(tried, study) for study, tried in result.tried.items()]
+    if result.rates and not result.tried:
         rows = [
             [study, arm, f"{rate:g}"]
             for study, by_arm in result.rates.items()

@@ -9,11 +9,17 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from layermem.report import analysis, cost_tables, figures, minimal_pairs, perplexity
+from layermem.report import (
+    analysis,
+    cost_tables,
+    figures,
+    learning_rates,
+    minimal_pairs,
+    perplexity,
+)
 from layermem.report import eval as tasks
 from layermem.report.curves import curves_of_arms
 from layermem.report.outcomes import (
-    format_number,
     metric_tables,
     outcome_section,
     run_links,
@@ -21,7 +27,7 @@ from layermem.report.outcomes import (
 )
 from layermem.report.page import Figure, Page, Section, Table
 from layermem.report.settings import Setting, settings_of
-from layermem.results.comparison import Comparison, TriedRates
+from layermem.results.comparison import Comparison
 from layermem.results.run_record import RunRecord
 
 # Figures of learning: the field of a validation that goes up, its label, how numbers are written.
@@ -39,8 +45,8 @@ def build(comparison: Comparison) -> Page:
     """Return the page."""
     runs, settings = comparison.runs, settings_of(comparison)
     sections: list[Section] = []
-    if rates := _learning_rate_tables(comparison.learning_rates):
-        sections.append(Section(title="Learning rates", tables=rates))
+    if tried := comparison.learning_rates:
+        sections.append(Section(title="Learning rates", tables=[learning_rates.table(tried)]))
     for setting in settings:
         suffix = f": {setting.name}" if len(settings) > 1 else ""
         sections += [
@@ -69,54 +75,9 @@ def tables(comparison: Comparison) -> list[Table]:
     """Return the tables of results."""
     settings = settings_of(comparison)
     return [
-        *_learning_rate_tables(comparison.learning_rates),
+        *([learning_rates.table(tried)] if (tried := comparison.learning_rates) else []),
         *(table for setting in settings for table in metric_tables(setting)),
     ]
-
-
-def _learning_rate_tables(tried: Sequence[TriedRates]) -> list[Table]:
-    """Return the learning rates tried, if any were, and which each arm took."""
-    if not tried:
-        return []
-    header = [f"{rate:g}" for rate in tried[0].rates]
-    with_decay = " and weight decay" if any(row.decay is not None for row in tried) else ""
-    return [
-        Table(
-            header=["validation loss at learning rate", *header, "chosen"],
-            rows=[
-                [
-                    _name_with_decay(of_arm),
-                    *map(_format_loss, of_arm.losses),
-                    "" if of_arm.chosen is None else f"{of_arm.chosen:g}",
-                ]
-                for of_arm in tried
-            ],
-            caption=f"Each arm's learning rate{with_decay} was chosen on a seed that is in no "
-            "other table. A run that diverged says where in its diverged.json, in a folder rates."
-            f"{_at_an_end(tried)}",
-        )
-    ]
-
-
-def _name_with_decay(tried: TriedRates) -> str:
-    return tried.arm if tried.decay is None else f"{tried.arm}, weight decay {tried.decay:g}"
-
-
-def _at_an_end(tried: Sequence[TriedRates]) -> str:
-    """Say which arms took the lowest or the highest learning rate: a better one may lie beyond."""
-    at_an_end = [
-        f"{of_arm.arm} took the {which}"
-        for of_arm in tried
-        for which, end in (("lowest", min(of_arm.rates)), ("highest", max(of_arm.rates)))
-        if of_arm.chosen == end
-    ]
-    if not at_an_end:
-        return ""
-    return f" A better learning rate may lie beyond those tried: {', '.join(at_an_end)}."
-
-
-def _format_loss(value: float | None) -> str:
-    return "diverged" if value is None else format_number(value, False)
 
 
 def _learning_section(setting: Setting, title_suffix: str) -> Section:

@@ -4,9 +4,11 @@ It does not know: torch, run folders, how anything was trained or measured.
 """
 
 from layermem.report.artefacts import format_mean, format_number, format_pairs
+from layermem.report.learning_rates import format_choice
 from layermem.report.page import Page, Section, Table
 from layermem.results.arena import Ranking, Standing
 from layermem.results.artefact import Unit
+from layermem.results.learning_rates import TriedRates
 from layermem.results.retrofit import RetrofitResult
 
 TITLES = {"tokens": "equal tokens", "time": "equal training time"}
@@ -46,7 +48,7 @@ def build(result: RetrofitResult) -> Page:
 def table(result: RetrofitResult, ranking: Ranking) -> Table:
     """Return the table of one condition, best first."""
     unit: Unit = "share" if ranking.is_share else "number"
-    chosen = {trial.arm: trial.rate for trial in result.trials if trial.chosen}
+    chosen = {tried.arm: format_choice(tried) for tried in _tried(result)}
     header = ["", TITLES[ranking.condition], "what is trained", "parameters", "learning rate"]
     header += ["steps", ranking.metric, f"against {ranking.first}", "p (Holm)"]
     return Table(
@@ -58,7 +60,20 @@ def table(result: RetrofitResult, ranking: Ranking) -> Table:
     )
 
 
-def _row(standing: Standing, unit: Unit, rate: float) -> list[str]:
+def _tried(result: RetrofitResult) -> list[TriedRates]:
+    """Return the learning rates that each way tried."""
+    return [
+        TriedRates(
+            arm=way,
+            rates=tuple(trial.rate for trial in result.trials if trial.arm == way),
+            losses=tuple(trial.loss for trial in result.trials if trial.arm == way),
+            chosen=next((t.rate for t in result.trials if t.arm == way and t.chosen), None),
+        )
+        for way in dict.fromkeys(trial.arm for trial in result.trials)
+    ]
+
+
+def _row(standing: Standing, unit: Unit, rate: str) -> list[str]:
     note = f" ({standing.note})" if standing.note else ""
     p = standing.p
     return [
@@ -66,7 +81,7 @@ def _row(standing: Standing, unit: Unit, rate: float) -> list[str]:
         standing.arm,
         _WAYS[standing.arm],
         f"{standing.parameters:,}",
-        f"{rate:g}",
+        rate,
         f"{standing.steps:,}",
         f"{format_mean(standing.mean, unit)}{note}",
         format_mean(standing.difference, unit, sign=True),

@@ -9,10 +9,11 @@ It does not know: how anything is trained or measured, tables, pages.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from layermem.results.artefact import Mean, RunState
+from layermem.results.learning_rates import TriedRates
 
 Condition = Literal["tokens", "time", "parameters"]
 
@@ -109,3 +110,5 @@ class ArenaResult:
     """Board to the measured steps."""
     runs: tuple[RunState, ...]
     """The runs, those included that are in no mean."""
+    tried: Mapping[str, tuple[TriedRates, ...]] = field(default_factory=dict)
+    """Board to the learning rates that each arm tried; older records do not say."""

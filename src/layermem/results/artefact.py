@@ -9,8 +9,10 @@ It does not know: how anything is computed, tables, pages.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
+
+from layermem.results.learning_rates import TriedRates
 
 Scale = Literal["tiny", "small", "paper"]
 Unit = Literal["number", "share"]
@@ -141,3 +143,5 @@ class ArtefactResult:
     """What tempers the comparison with the paper."""
     missing: str | None = None
     """What was not evaluated and why; None: nothing."""
+    tried: Mapping[str, tuple[TriedRates, ...]] = field(default_factory=dict)
+    """Study to the learning rates that each arm tried; older records do not say."""

@@ -19,25 +19,10 @@ from typing import Any, ClassVar
 from layermem.results.analysis import Analysis
 from layermem.results.costs import CostPoint, Costs
 from layermem.results.eval import EvalResult
+from layermem.results.learning_rates import TriedRates
 from layermem.results.minimal_pairs import MinimalPairsResult
 from layermem.results.perplexity import PerplexityResult
 from layermem.results.run_record import RunRecord
-
-
-@dataclass(frozen=True, kw_only=True)
-class TriedRates:
-    """Learning rates that one arm was trained with, on a seed kept for that."""
-
-    arm: str
-    """Name of the arm."""
-    rates: tuple[float, ...]
-    """Learning rates."""
-    losses: tuple[float | None, ...]
-    """Validation loss at each; None: the run diverged."""
-    chosen: float | None
-    """Learning rate of the lowest loss; None: that is at another weight decay."""
-    decay: float | None = None
-    """Weight decay they were tried with; None: no others were tried."""
 
 
 @dataclass(frozen=True, kw_only=True)

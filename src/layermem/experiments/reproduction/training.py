@@ -7,14 +7,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from layermem.experiments.arms import best_learning_rate, losses_of_trials
+from layermem.experiments.arms import losses_of_trials
 from layermem.experiments.comparison import check_test_problems
+from layermem.experiments.learning_rates import chosen_of, tried_rates
 from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import naming_damage, read_record, recorded_about
 from layermem.experiments.reproduction.artefact import Artefact, Study
 from layermem.experiments.reproduction.plans import PlannedRun, counting_runs, stages, trials
 from layermem.experiments.reproduction.recorded import RecordedRuns, run_state
 from layermem.results.artefact import RunState, Scale
+from layermem.results.learning_rates import TriedRates
 from layermem.results.run_record import RunRecord
 from layermem.runs import RunFolder
 from layermem.train.run_config import check_same_run, recorded_run
@@ -31,8 +33,8 @@ class Outcome:
     """Study, arm and seed to the record of each run that ended well."""
     states: tuple[RunState, ...]
     """Where every run stands."""
-    rates: Mapping[str, Mapping[str, float]]
-    """Learning rate of each arm of a study, where some were tried."""
+    tried: Mapping[str, tuple[TriedRates, ...]]
+    """Study to the learning rates that each of its arms tried, where some were."""
     failure: str | None
     """What failed, and where it is said; None: nothing."""
 
@@ -45,18 +47,18 @@ def train(
     A run that failed in the choice of a learning rate is an error: the choice would be without it
     by accident.
     """
-    rates: dict[str, dict[str, float]] = {}
+    tried: dict[str, tuple[TriedRates, ...]] = {}
     failures: list[str] = []
     runs: dict[str, PlannedRun] = {}
     for stage in stages(artefact.studies(scale)):
         attempts = {name: run for study in stage for name, run in trials(study).items()}
         if failure := train_planned(attempts, recorded, jobs):
             raise RuntimeError(failure)
-        rates |= {study.name: chosen_rates(study, recorded) for study in stage if study.rates}
+        tried |= {study.name: tried_rates_of(study, recorded) for study in stage if study.rates}
         counting: dict[str, PlannedRun] = {}
         for study in stage:
-            before = rates.get(study.starts_from.name) if study.starts_from else None
-            chosen = rates.get(study.name, {})
+            before = chosen_of(tried.get(study.starts_from.name, ())) if study.starts_from else None
+            chosen = chosen_of(tried.get(study.name, ()))
             counting |= counting_runs(study, seeds, chosen, recorded.path_of, before)
         if failure := train_planned(counting, recorded, jobs):
             failures.append(failure)
@@ -64,20 +66,20 @@ def train(
     return Outcome(
         records=read_records(runs, recorded),
         states=tuple(state_of(name, planned, recorded) for name, planned in runs.items()),
-        rates=rates,
+        tried=tried,
         failure="; ".join(failures) or None,
     )
 
 
-def chosen_rates(study: Study, recorded: RecordedRuns) -> dict[str, float]:
-    """Return the learning rate of the lowest validation loss of each arm; all trials must be
-    recorded."""
+def tried_rates_of(study: Study, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
+    """Return the learning rates that each arm tried and its choice, that of the lowest validation
+    loss; all trials must be recorded, and there are none where no rates are tried."""
     by_key = {
         (planned.arm, planned.trial): (planned.run, recorded.folder_of(name, planned.run))
         for name, planned in trials(study).items()
         if planned.trial is not None
     }
-    return {arm: best_learning_rate(losses) for arm, losses in losses_of_trials(by_key).items()}
+    return tried_rates(losses_of_trials(by_key))
 
 
 def state_of(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunState:
