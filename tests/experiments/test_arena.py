@@ -88,7 +88,7 @@ def test_three_rankings(tmp_path, begun):
         assert {other.rank for other in others} == {2, 3}
     hyper = at["tokens"]["hyper_connections"]
     assert hyper.p > 0.05 and hyper.p_to_best < 0.05
-    assert read_result(ArenaResult, tmp_path / "arena") == result
+    assert read_result(ArenaResult, tmp_path / "arena" / "board") == result
     text = [" ".join(map(str, row)) for row in report.table(result.rankings[0]).rows]
     assert "within noise" in text[1] + text[2] and "the best" in text[0]
     tried = report.build(result).sections[0].tables[-1]
@@ -130,7 +130,23 @@ def test_shapes_of_one_preset_are_ranked_together(tmp_path, begun):
     assert max(counts) / min(counts) < 1.01
     page = report.build(result)
     assert "Wide or deep" in [section.title for section in page.sections]
-    assert read_result(ArenaResult, tmp_path / "arena") == result
+    together = tmp_path / "arena" / "board-4x32+board-8x16+other"
+    assert read_result(ArenaResult, together) == result
+
+
+def test_arenas_of_other_boards_stay(tmp_path, begun):
+    one = arena.compete(options(), tmp_path)[0]
+    arena.compete(options(boards=("other",)), tmp_path)
+    assert read_result(ArenaResult, tmp_path / "arena" / "board") == one
+    begun.clear()
+    both = arena.compete(options(boards=("board", "other")), tmp_path)[0]
+    assert not begun and both.rankings[:3] == one.rankings
+    assert read_result(ArenaResult, tmp_path / "arena" / "board+other") == both
+    assert read_result(ArenaResult, tmp_path / "arena" / "board") == one
+    many = tuple(f"a-board-with-a-long-name-{number}" for number in range(10))
+    with pytest.raises(ValueError, match="name fewer of them"):
+        arena.compete(options(boards=many), tmp_path)
+    assert not begun
 
 
 def test_a_shape_has_the_first_ones_parameters():
@@ -303,5 +319,5 @@ def test_the_command(tmp_path, begun, capsys, monkeypatch):
     cli.main([*asked, "--seeds", "2", "--rates", "1e-2"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "is narrower" in shown and "within noise" in shown
-    page = (tmp_path / "arena" / "index.html").read_text()
+    page = (tmp_path / "arena" / "tiny-lm" / "index.html").read_text()
     assert "equal training time" in page and "over the first arm" in page

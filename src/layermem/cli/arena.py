@@ -37,12 +37,12 @@ class Arena:
     runs: tuple[Path, ...] = ()
     """Further folders whose runs are used where they are the same, such as a sweep's."""
     out: Path = Path("runs")
-    """Folder of new runs, OUT/BOARD/RUN, and of the result, OUT/arena."""
+    """Folder of new runs, OUT/BOARD/RUN, and of the result, OUT/arena/BOARD+BOARD."""
 
 
 def arena(options: Arena, command: str) -> None:
     """Train what is missing, print the rankings, and write the page."""
-    from layermem.experiments.arena import ArenaOptions, compete
+    from layermem.experiments.arena import ArenaOptions, compete, result_folder
     from layermem.report import arena as report
 
     asked = ArenaOptions(
@@ -59,7 +59,7 @@ def arena(options: Arena, command: str) -> None:
     result, failure = compete(asked, options.out, options.runs, options.jobs, command)
     for ranking in (*result.rankings, *result.shapes):
         show(report.table(ranking))
-    write(report.build(result), options.out / "arena")
+    write(report.build(result), result_folder(asked, options.out))
     if failure:
         raise RuntimeError(failure)
 

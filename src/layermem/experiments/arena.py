@@ -43,6 +43,8 @@ from layermem.runs import write_atomically
 
 CONDITIONS: tuple[Condition, ...] = ("tokens", "time", "parameters")
 _SAME_TIME = 0.01
+# File systems take 255.
+_LONGEST_NAME = 250
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +78,22 @@ def studies(options: ArenaOptions) -> list[Study]:
     ]
 
 
+def result_folder(options: ArenaOptions, out: Path) -> Path:
+    """Return where the result is written: arenas of other boards do not write over it."""
+    name = "+".join(open_boards(options.boards))
+    if len(name.encode()) > _LONGEST_NAME:
+        raise ValueError(
+            f"the result of {len(options.boards)} boards would have a folder whose name is longer "
+            f"than {_LONGEST_NAME} bytes; name fewer of them"
+        )
+    return out / "arena" / name
+
+
 def compete(
     options: ArenaOptions, out: Path, runs: Sequence[Path] = (), jobs: int = 1, command: str = ""
 ) -> tuple[ArenaResult, str | None]:
     """Train what is missing and rank; return the result, and what failed (None: nothing)."""
-    recorded, seeds = RecordedRuns(out, runs), _seeds(options)
+    recorded, seeds, folder = RecordedRuns(out, runs), _seeds(options), result_folder(options, out)
     rankings: list[Ranking] = []
     tried: dict[str, tuple[TriedRates, ...]] = {}
     steps: dict[str, MeasuredSteps] = {}
@@ -116,7 +129,7 @@ def compete(
         steps=steps,
         runs=tuple(state_of(name, planned, recorded) for name, planned in planned_runs.items()),
     )
-    write_atomically(out / "arena" / "arena.json", to_json(result))
+    write_atomically(folder / "arena.json", to_json(result))
     return result, "; ".join(failures) or None
 
 
