@@ -83,7 +83,7 @@ ARTEFACT = Artefact(
     needs={"paper": "days of a CPU, or hours of a GPU"},
     notes=(
         "The paper states neither the range of its numbers nor the batch: the presets' are "
-        "assumed; its level at 6 operands was lower than ours, so its numbers were harder.",
+        "assumed; its level at 6 operands was lower than ours, so its setting was probably harder.",
         "Entropy is of order 0.5, as in the paper's code, over test problems of the models' task.",
     ),
 )
