@@ -13,7 +13,7 @@ from layermem.experiments import artefacts
 from layermem.experiments.comparison import compare_runs
 from layermem.experiments.learning_rates import tried_rates
 from layermem.experiments.standings import standings
-from layermem.results.arena import ArenaResult, MeasuredSteps, Ranking
+from layermem.results.arena import ArenaResult, MeasuredMemory, MeasuredSteps, Ranking
 from layermem.results.artefact import ArtefactResult, ArtefactRow, JudgedClaim, Mean, RunState
 from layermem.results.files import to_json
 from layermem.results.minimal_pairs import (
@@ -229,6 +229,15 @@ def test_rankings_of_the_arena_are_shown_with_their_rates(script, tmp_path):
     write(tmp_path / "newer.json", replace(made, tried={"one": tried_rates(told)}))
     newer = script.with_tables("<!-- newer: one, equal training time -->\n", tmp_path)
     assert "`plain` | 0.001 |" in newer and "`lime` | 0.003 (the highest) |" in newer
+    measured = replace(steps, ratios={"plain": 1.0, "lime": 1.25})
+    peaks = MeasuredMemory(machine="", base="", peaks={"plain": 100, "lime": 110})
+    priced = replace(made, steps={"one": measured, "two": steps}, memory={"one": peaks})
+    write(tmp_path / "priced.json", priced)
+    shown = script.with_tables("<!-- priced: one, equal training time -->\n", tmp_path)
+    assert "| time of a step | memory of a step |" in shown
+    assert "| 1.25 | 1.10 |" in shown and "| 1.00 | 1.00 |" in shown
+    shapes = "<!-- priced: one, shapes of lime, equal parameters -->\n"
+    assert "time of a step" not in script.with_tables(shapes, tmp_path)
     page = script.with_tables("<!-- arena: one, equal training time -->\n", tmp_path)
     assert "| | arm | learning rate | validation loss | against plain |" in page.replace(
         "|  |", "| |"

@@ -11,7 +11,7 @@ from recorded import SIZES, record
 
 from layermem import cli
 from layermem.config import Run
-from layermem.experiments import arena, arena_boards, many_runs, step_times
+from layermem.experiments import arena, arena_boards, many_runs, step_memory, step_times
 from layermem.experiments.arms import CHOOSING_SEED
 from layermem.experiments.presets import get_preset
 from layermem.experiments.reproduction import estimates
@@ -25,6 +25,8 @@ from layermem.runs import RunFolder
 BASE = Run(preset="made-up", max_steps=40, model=SIZES)
 ARMS = "plain,lime,hyper_connections"
 SECONDS = {"plain": [1.0, 2.0, 4.0], "lime": [1.1, 2.6, 5.0], "hyper_connections": [0.9, 1.8, 3.6]}
+# One that the system could not measure.
+PEAKS = {"plain": 10_000_000, "lime": 15_000_000, "hyper_connections": None}
 
 
 @pytest.fixture
@@ -58,6 +60,7 @@ def begun(monkeypatch):
     monkeypatch.setattr(
         step_times, "time_interleaved", lambda steps, *_: {arm: SECONDS[arm] for arm in steps}
     )
+    monkeypatch.setattr(step_memory, "measure_peak_memory", lambda model, _: PEAKS[model[0]])
     return runs
 
 
@@ -91,7 +94,14 @@ def test_three_rankings(tmp_path, begun):
     assert read_result(ArenaResult, tmp_path / "arena" / "board") == result
     text = [" ".join(map(str, row)) for row in report.table(result.rankings[0]).rows]
     assert "within noise" in text[1] + text[2] and "the best" in text[0]
-    tried = report.build(result).sections[0].tables[-1]
+    of_tokens, of_time, of_parameters, of_steps, tried = report.build(result).sections[0].tables
+    for shown in (of_tokens, of_time):
+        assert shown.header[-2:] == ["time of a step", "memory of a step"]
+        prices = {row[1]: row[-2:] for row in shown.texts()}
+        assert prices["plain"] == ["1.00", "1.00"] and prices["lime"] == ["1.25", "1.50"]
+        assert prices["hyper_connections"] == ["0.90", ""]
+    assert of_parameters.header[-1] == "parameters"
+    assert [row[3] for row in of_steps.texts()] == ["10MB", "15MB", ""]
     assert tried.header == ["validation loss at learning rate", "0.001", "0.01", "chosen"]
     assert "A better learning rate may lie beyond those tried" in tried.caption
     # Nothing is done twice.
@@ -263,6 +273,34 @@ def test_what_cannot_be_made_equal_is_refused():
     base = replace(BASE, model=model)
     with pytest.raises(ValueError, match=r"hyper_connections has \d+ parameters on made-up at 1x4"):
         arena_boards.at_equal_parameters(replace(base, variant="hyper_connections"), base)
+
+
+def test_memory_is_measured_once_and_again_for_other_sizes(tmp_path, monkeypatch):
+    measured = []
+
+    def peak(model, shape):
+        measured.append(model[0])
+        return model[1]["hidden_size"] * shape.batch
+
+    monkeypatch.setattr(step_memory, "measure_peak_memory", peak)
+    file = tmp_path / "memory.json"
+
+    def measure(variants, base=BASE):
+        study = arena.studies(options(boards=("tiny-lm",), variants=variants))[0]
+        return arena._measured_memory(replace(study, base=base), file).peaks
+
+    width, batch = BASE.model.hidden_size, BASE.optim.batch_size
+    assert measure("plain,lime") == {"plain": width * batch, "lime": width * batch}
+    measure("plain,lime")
+    assert measured == ["plain", "lime"]
+    assert list(measure("plain,lime,mudd")) == ["plain", "lime", "mudd"]
+    assert measured == ["plain", "lime", "mudd"]
+    wider = replace(BASE, model=replace(BASE.model, hidden_size=2 * width))
+    assert measure("plain,lime", wider) == {"plain": 2 * width * batch, "lime": 2 * width * batch}
+    monkeypatch.setattr(step_memory, "describe_machine", lambda device: "another machine")
+    measured.clear()
+    measure("plain,lime", wider)
+    assert measured == ["plain", "lime"]
 
 
 def test_steps_are_timed_in_turn(tmp_path):

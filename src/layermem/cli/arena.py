@@ -57,7 +57,9 @@ def arena(options: Arena, command: str) -> None:
         _estimate(asked, options)
         return
     result, failure = compete(asked, options.out, options.runs, options.jobs, command)
-    for ranking in (*result.rankings, *result.shapes):
+    for ranking in result.rankings:
+        show(report.table(ranking, report.price(result, ranking.board)))
+    for ranking in result.shapes:
         show(report.table(ranking))
     write(report.build(result), result_folder(asked, options.out))
     if failure:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from layermem.config import Run
-from layermem.efficiency.measuring import Shape, make_training_step
+from layermem.efficiency.measuring import ModelSpec, Shape, make_training_step
 from layermem.experiments.arena_boards import at_equal_parameters, open_boards, parameters
 from layermem.experiments.arena_shapes import shape_rankings
 from layermem.experiments.arms import CHOOSING_SEED, parse_arms
@@ -34,8 +34,15 @@ from layermem.experiments.reproduction.training import (
     tried_rates_of,
 )
 from layermem.experiments.standings import standings
-from layermem.experiments.step_times import measured_steps
-from layermem.results.arena import ArenaResult, Condition, MeasuredSteps, Ranking
+from layermem.experiments.step_memory import measured_memory
+from layermem.experiments.step_times import measured_steps, shape_of
+from layermem.results.arena import (
+    ArenaResult,
+    Condition,
+    MeasuredMemory,
+    MeasuredSteps,
+    Ranking,
+)
 from layermem.results.files import to_json
 from layermem.results.learning_rates import TriedRates
 from layermem.results.run_record import LOSS, RIGHT_ANSWERS
@@ -97,11 +104,14 @@ def compete(
     rankings: list[Ranking] = []
     tried: dict[str, tuple[TriedRates, ...]] = {}
     steps: dict[str, MeasuredSteps] = {}
+    memory: dict[str, MeasuredMemory] = {}
     failures: list[str] = []
     planned_runs: dict[str, PlannedRun] = {}
     for study in studies(options):
         # First, as steps that cannot be compared with are refused before hours of training.
-        steps[study.name] = _measured_steps(study, out / "arena" / study.name / "steps.json")
+        measured = out / "arena" / study.name
+        steps[study.name] = _measured_steps(study, measured / "steps.json")
+        memory[study.name] = _measured_memory(study, measured / "memory.json")
         attempts = trials(study)
         if failure := train_planned(attempts, recorded, jobs):
             raise RuntimeError(failure)
@@ -127,6 +137,7 @@ def compete(
         rates={board: chosen_of(of_board) for board, of_board in tried.items()},
         tried=tried,
         steps=steps,
+        memory=memory,
         runs=tuple(state_of(name, planned, recorded) for name, planned in planned_runs.items()),
     )
     write_atomically(folder / "arena.json", to_json(result))
@@ -169,16 +180,27 @@ def _at_equal_time(run: Run, ratio: float) -> Run:
 
 
 def _measured_steps(study: Study, file: Path) -> MeasuredSteps:
-    fields, length = model_sizes(study.base)
+    models, length = _models(study)
 
     def prepare(shape: Shape) -> dict[str, Callable[[], None]]:
-        steps = {}
-        for arm, (variant, options) in parse_arms(",".join(study.arms)).items():
-            model = replace(study.base.model, options=options)
-            steps[arm] = make_training_step((variant, {**fields, **model.variant_fields()}), shape)
-        return steps
+        return {arm: make_training_step(model, shape) for arm, model in models.items()}
 
-    return measured_steps(file, study.base, study.arms, max(2, round(length)), prepare)
+    return measured_steps(file, study.base, study.arms, length, prepare)
+
+
+def _measured_memory(study: Study, file: Path) -> MeasuredMemory:
+    models, length = _models(study)
+    return measured_memory(file, study.base, models, shape_of(study.base, length))
+
+
+def _models(study: Study) -> tuple[dict[str, ModelSpec], int]:
+    """Return the model of each arm at equal tokens, and the mean length of its sequences."""
+    fields, length = model_sizes(study.base)
+    models: dict[str, ModelSpec] = {}
+    for arm, (variant, options) in parse_arms(",".join(study.arms)).items():
+        model = replace(study.base.model, options=options)
+        models[arm] = (variant, {**fields, **model.variant_fields()})
+    return models, max(2, round(length))
 
 
 def rank(

@@ -35,18 +35,13 @@ def measured_steps(
     ``tokens`` the length of its sequences; ``prepare`` returns a step of each arm. Arms that the
     file lacks are measured against the first arm and added; what it has stays as it is.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _device()
     known = _read(file, base, arms, device) if file.exists() else None
     first = arms[0]
     missing = [arm for arm in arms if known is None or arm not in known.ratios]
     if known is not None and not missing:
         return known
-    shape = Shape(
-        batch=min(base.compute.micro_batch, base.optim.batch_size),
-        tokens=tokens,
-        device=device,
-        precision="float32" if device == "cpu" else "bfloat16",
-    )
+    shape = shape_of(base, tokens)
     timed = [first, *(arm for arm in missing if arm != first)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -73,6 +68,21 @@ def measured_steps(
         )
     write_atomically(file, to_json(steps))
     return steps
+
+
+def shape_of(base: Run, tokens: int) -> Shape:
+    """Return the input of a step of a run: its micro-batch of sequences of so many tokens."""
+    device = _device()
+    return Shape(
+        batch=min(base.compute.micro_batch, base.optim.batch_size),
+        tokens=tokens,
+        device=device,
+        precision="float32" if device == "cpu" else "bfloat16",
+    )
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _read(file: Path, base: Run, arms: Sequence[str], device: str) -> MeasuredSteps:

@@ -3,8 +3,11 @@
 It does not know: torch, run folders, how anything was trained or measured.
 """
 
+from collections.abc import Mapping, Sequence
+
 from layermem.report import learning_rates
 from layermem.report.artefacts import format_mean, format_number, format_pairs
+from layermem.report.numbers import in_bytes
 from layermem.report.page import Page, Section, Table
 from layermem.results.arena import ArenaResult, Condition, Ranking, Standing
 from layermem.results.artefact import Unit
@@ -27,6 +30,7 @@ _SHAPES = (
     "together, then the shapes of each arm. Each arm in each shape has a learning rate of its own."
 )
 _NOISE = 0.05
+_PRICE = ["time of a step", "memory of a step"]
 
 
 def build(result: ArenaResult) -> Page:
@@ -38,7 +42,11 @@ def build(result: ArenaResult) -> Page:
         Section(
             title=board,
             tables=[
-                *(table(ranking) for ranking in result.rankings if ranking.board == board),
+                *(
+                    table(ranking, price(result, board))
+                    for ranking in result.rankings
+                    if ranking.board == board
+                ),
                 _steps_table(result, board),
                 *([learning_rates.table(tried)] if (tried := result.tried.get(board)) else []),
             ],
@@ -55,18 +63,36 @@ def build(result: ArenaResult) -> Page:
     )
 
 
-def table(ranking: Ranking) -> Table:
-    """Return the table of one board under one condition."""
+def price(result: ArenaResult, board: str) -> dict[str, list[str]]:
+    """Return what a step of each arm of a board takes of the first arm's: time, and memory."""
+    steps = result.steps[board]
+    peaks = result.memory[board].peaks if board in result.memory else {}
+    first = peaks.get(next(iter(steps.ratios), ""))
+    return {
+        arm: [f"{ratio:.2f}", f"{peak / first:.2f}" if (peak := peaks.get(arm)) and first else ""]
+        for arm, ratio in steps.ratios.items()
+    }
+
+
+def table(ranking: Ranking, prices: Mapping[str, Sequence[str]] | None = None) -> Table:
+    """Return the table of one board under one condition.
+
+    ``prices``: what a step of each arm takes, as ``price`` returns it; not shown at equal
+    parameters, where models are not those that were measured.
+    """
     unit: Unit = "share" if ranking.is_share else "number"
+    prices = {} if ranking.condition == "parameters" else prices or {}
     first = ranking.first
     header = [f"{ranking.board}, {TITLES[ranking.condition]}", ranking.metric, f"against {first}"]
     header += ["p (Holm)", "against the best", "seeds to settle it", "steps", "mlp", "parameters"]
+    header += _PRICE if prices else []
+    taken = " Time and memory of a step are ratios to the first arm's." if prices else ""
     return Table(
         header=["", *header],
-        rows=[_row(standing, unit) for standing in ranking.standings],
-        caption=f"{_HOW[ranking.condition]} 95% intervals over seeds by Student's t, differences "
-        "pair by pair, p-values adjusted by Holm's method for the arms of this table; from 0.05 on "
-        "a difference is within noise.",
+        rows=[[*_row(each, unit), *prices.get(each.arm, [])] for each in ranking.standings],
+        caption=f"{_HOW[ranking.condition]}{taken} 95% intervals over seeds by Student's t, "
+        "differences pair by pair, p-values adjusted by Holm's method for the arms of this table; "
+        "from 0.05 on a difference is within noise.",
     )
 
 
@@ -95,24 +121,27 @@ def _p(p: float | None) -> str:
 
 def _steps_table(result: ArenaResult, board: str) -> Table:
     steps, rates = result.steps[board], result.rates.get(board, {})
+    peaks = result.memory[board].peaks if board in result.memory else {}
     # The file of steps may have arms of earlier arenas too.
     here = {
         s.arm for ranking in result.rankings if ranking.board == board for s in ranking.standings
     }
     return Table(
-        header=["arm", "seconds of a step", "over the first arm's", "learning rate"],
+        header=["arm", "seconds of a step", "over the first arm's", "peak memory", "learning rate"],
         rows=[
             [
                 arm,
                 format_number(seconds, "number"),
                 f"{steps.ratios[arm]:.3f}",
+                in_bytes(peak) if (peak := peaks.get(arm)) else "",
                 f"{rates[arm]:g}" if arm in rates else "the preset's",
             ]
             for arm, seconds in steps.seconds.items()
             if arm in here
         ],
         caption=f"{steps.machine}: medians of {steps.rounds} rounds, one step of each arm in each. "
-        "Learning rates were chosen at equal tokens on a seed that is in no table.",
+        "Memory is that of model, optimiser and a step, in a process of its own. Learning rates "
+        "were chosen at equal tokens on a seed that is in no table.",
     )
 
 

@@ -4,6 +4,7 @@
       Ranking          one board under one condition
         Standing         one arm: its number by seed, its difference from the first arm
     MeasuredSteps    steps.json of a board: how long a step of each arm takes
+    MeasuredMemory   memory.json of a board: how much memory it takes
 
 It does not know: how anything is trained or measured, tables, pages.
 """
@@ -36,6 +37,22 @@ class MeasuredSteps:
     """Arm to the median of its steps."""
     ratios: Mapping[str, float]
     """Arm to the median over rounds of its step's time over the first arm's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredMemory:
+    """How much memory a training step of each arm takes, with its model and its optimiser."""
+
+    KIND: ClassVar[str] = "arena_memory"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem arena"
+
+    machine: str
+    """What measured."""
+    base: str
+    """Id of the run whose sizes were measured."""
+    peaks: Mapping[str, int | None]
+    """Arm to the peak bytes; None: the system does not report a peak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,3 +129,5 @@ class ArenaResult:
     """The runs, those included that are in no mean."""
     tried: Mapping[str, tuple[TriedRates, ...]] = field(default_factory=dict)
     """Board to the learning rates that each arm tried; older records do not say."""
+    memory: Mapping[str, MeasuredMemory] = field(default_factory=dict)
+    """Board to the measured memory; older records do not say."""
