@@ -168,8 +168,7 @@ def arena_table(name: str, metric: str, records: Path) -> list[list[str]]:
     ranking = titles[metric]
     chosen = {arm: f"{rate:g}" for arm, rate in result.rates.get(ranking.board, {}).items()}
     chosen |= {of.arm: format_choice(of) for of in result.tried.get(ranking.board, ())}
-    prices = arena.price(result, ranking.board) if ranking in result.rankings else None
-    table = arena.table(ranking, prices)
+    table = arena.table(ranking, result)
     rows = [[row[0], f"`{row[1]}`", chosen.get(row[1], ""), *row[2:]] for row in table.texts()]
     return [["", "arm", "learning rate", *table.header[2:]], *rows]
 

@@ -211,7 +211,8 @@ def ranking(condition, values, steps, board="base"):
 
 def test_rankings_of_the_arena_are_shown_with_their_rates(script, tmp_path):
     values = {"plain": {0: 2.0, 1: 2.5}, "lime": {0: 1.5, 1: 1.75}}
-    steps = MeasuredSteps(machine="", base="", rounds=1, seconds={}, ratios={})
+    ratios = {"plain": 1.0, "lime": 1.25}
+    steps = MeasuredSteps(machine="", base="", rounds=1, seconds={}, ratios=ratios)
     made = ArenaResult(
         command="layermem arena", seeds=(0, 1), steps={"one": steps, "two": steps}, runs=(),
         rankings=(
@@ -229,15 +230,14 @@ def test_rankings_of_the_arena_are_shown_with_their_rates(script, tmp_path):
     write(tmp_path / "newer.json", replace(made, tried={"one": tried_rates(told)}))
     newer = script.with_tables("<!-- newer: one, equal training time -->\n", tmp_path)
     assert "`plain` | 0.001 |" in newer and "`lime` | 0.003 (the highest) |" in newer
-    measured = replace(steps, ratios={"plain": 1.0, "lime": 1.25})
     peaks = MeasuredMemory(machine="", base="", peaks={"plain": 100, "lime": 110})
-    priced = replace(made, steps={"one": measured, "two": steps}, memory={"one": peaks})
+    priced = replace(made, memory={"one": peaks})
     write(tmp_path / "priced.json", priced)
     shown = script.with_tables("<!-- priced: one, equal training time -->\n", tmp_path)
-    assert "| time of a step | memory of a step |" in shown
+    assert "| time | memory |" in shown
     assert "| 1.25 | 1.10 |" in shown and "| 1.00 | 1.00 |" in shown
     shapes = "<!-- priced: one, shapes of lime, equal parameters -->\n"
-    assert "time of a step" not in script.with_tables(shapes, tmp_path)
+    assert "| time |" not in script.with_tables(shapes, tmp_path)
     page = script.with_tables("<!-- arena: one, equal training time -->\n", tmp_path)
     assert "| | arm | learning rate | validation loss | against plain |" in page.replace(
         "|  |", "| |"
@@ -263,7 +263,10 @@ def test_ways_of_going_on_training_are_shown_under_each_condition(script, tmp_pa
         trials=tuple(
             RetrofitTrial(arm=way, rate=1e-3, loss=2.0, chosen=True) for way in ("plain", "all")
         ),
-        steps=MeasuredSteps(machine="", base="", rounds=1, seconds={}, ratios={}), runs=(),
+        steps=MeasuredSteps(
+            machine="", base="", rounds=1, seconds={}, ratios={"plain": 1.0, "all": 1.25}
+        ),
+        runs=(),
     )  # fmt: skip
     write(tmp_path / "retrofit-base.json", made)
     page = script.with_tables("<!-- retrofit-base: equal training time -->\n", tmp_path)

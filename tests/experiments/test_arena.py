@@ -60,7 +60,7 @@ def begun(monkeypatch):
     monkeypatch.setattr(
         step_times, "time_interleaved", lambda steps, *_: {arm: SECONDS[arm] for arm in steps}
     )
-    monkeypatch.setattr(step_memory, "measure_peak_memory", lambda model, _: PEAKS[model[0]])
+    monkeypatch.setattr(step_memory, "measure_peak_of", lambda step, _: PEAKS[step.args[0][0]])
     return runs
 
 
@@ -92,11 +92,11 @@ def test_three_rankings(tmp_path, begun):
     hyper = at["tokens"]["hyper_connections"]
     assert hyper.p > 0.05 and hyper.p_to_best < 0.05
     assert read_result(ArenaResult, tmp_path / "arena" / "board") == result
-    text = [" ".join(map(str, row)) for row in report.table(result.rankings[0]).rows]
+    text = [" ".join(map(str, row)) for row in report.table(result.rankings[0], result).rows]
     assert "within noise" in text[1] + text[2] and "the best" in text[0]
     of_tokens, of_time, of_parameters, of_steps, tried = report.build(result).sections[0].tables
     for shown in (of_tokens, of_time):
-        assert shown.header[-2:] == ["time of a step", "memory of a step"]
+        assert shown.header[-2:] == ["time", "memory"]
         prices = {row[1]: row[-2:] for row in shown.texts()}
         assert prices["plain"] == ["1.00", "1.00"] and prices["lime"] == ["1.25", "1.50"]
         assert prices["hyper_connections"] == ["0.90", ""]
@@ -193,7 +193,7 @@ def test_a_failed_arm_has_no_rank(tmp_path, begun):
     assert "runs failed" in failure
     last = result.rankings[0].standings[-1]
     assert (last.arm, last.rank, sorted(last.by_seed)) == ("lime", None, [0, 2])
-    assert "seeds 1" in report.table(result.rankings[0]).rows[-1][2]
+    assert "seeds 1" in report.table(result.rankings[0], result).rows[-1][2]
     assert [run.state for run in result.runs].count("failed") == 2
 
 
@@ -278,11 +278,12 @@ def test_what_cannot_be_made_equal_is_refused():
 def test_memory_is_measured_once_and_again_for_other_sizes(tmp_path, monkeypatch):
     measured = []
 
-    def peak(model, shape):
-        measured.append(model[0])
-        return model[1]["hidden_size"] * shape.batch
+    def peak(make_step, shape):
+        ((variant, fields),) = make_step.args
+        measured.append(variant)
+        return fields["hidden_size"] * shape.batch
 
-    monkeypatch.setattr(step_memory, "measure_peak_memory", peak)
+    monkeypatch.setattr(step_memory, "measure_peak_of", peak)
     file = tmp_path / "memory.json"
 
     def measure(variants, base=BASE):

@@ -1,6 +1,7 @@
 """`layermem retrofit`: four ways of going on training one model, at equal tokens and equal time."""
 
 import json
+import pickle
 import re
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from host_models import make_host
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency.measuring import time_interleaved
-from layermem.experiments import retrofits, step_times
+from layermem.experiments import retrofits, step_memory, step_times
 from layermem.experiments.finetuning import finetune
 from layermem.report import retrofit as report
 from layermem.results.files import read_result
@@ -49,7 +50,16 @@ def trained(monkeypatch):
         return {way: [SECONDS[way]] * repeats for way in steps}
 
     monkeypatch.setattr(retrofits, "train_missing", train_missing)
+
+    def peak(make_step, shape):
+        # It reaches the process that measures.
+        make_step = pickle.loads(pickle.dumps(make_step))
+        make_step(shape)()
+        run = make_step.args[0]
+        return 100 if run.host.memory == "none" else 110
+
     monkeypatch.setattr(step_times, "time_interleaved", made_up)
+    monkeypatch.setattr(step_memory, "measure_peak_of", peak)
     return names
 
 
@@ -100,6 +110,8 @@ def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, trained
     page = report.build(result)
     assert page.title.startswith("Does layer memory pay") and (out / "index.html").exists()
     shown = " ".join(capsys.readouterr().out.split())
+    prices = {row[1]: row[-2:] for row in page.sections[0].tables[0].texts()}
+    assert prices["lora"] == ["0.80", "1.00"] and prices["all"] == ["2.00", "1.10"]
     assert "before the first step" in shown and "as take the time of the first one's" in shown
     # Nothing is trained again; one more seed trains what is missing.
     count = len(trained)

@@ -57,10 +57,8 @@ def arena(options: Arena, command: str) -> None:
         _estimate(asked, options)
         return
     result, failure = compete(asked, options.out, options.runs, options.jobs, command)
-    for ranking in result.rankings:
-        show(report.table(ranking, report.price(result, ranking.board)))
-    for ranking in result.shapes:
-        show(report.table(ranking))
+    for ranking in (*result.rankings, *result.shapes):
+        show(report.table(ranking, result))
     write(report.build(result), result_folder(asked, options.out))
     if failure:
         raise RuntimeError(failure)

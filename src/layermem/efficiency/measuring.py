@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +56,8 @@ class Shape:
 
 ModelSpec = tuple[str, Mapping[str, Any]]
 """A variant's name and the fields of its config."""
+MakeStep = Callable[[Shape], Callable[[], None]]
+"""Makes a model, and returns a function that takes one training step of it."""
 
 
 def measure(
@@ -165,23 +168,29 @@ def read_clock(device: str) -> float:
 
 
 def measure_peak_memory(model: ModelSpec, shape: Shape) -> int | None:
+    """Return the peak bytes of a new model, its optimiser and a step; see ``measure_peak_of``."""
+    return measure_peak_of(partial(make_training_step, model), shape)
+
+
+def measure_peak_of(make_step: MakeStep, shape: Shape) -> int | None:
     """Return the peak bytes of a model, its optimiser and its second step, in a new process.
 
-    The first step creates the optimiser's state. None where the system does not report a peak.
+    ``make_step``: what can be pickled, and is called there. The first step creates the optimiser's
+    state. None where the system does not report a peak.
     """
     if shape.device == "cpu" and not _can_measure_peak():
         return None
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_peak_memory_of_step, model, shape).result()
+        return pool.submit(_peak_memory_of_step, make_step, shape).result()
 
 
-def _peak_memory_of_step(model: ModelSpec, shape: Shape) -> int:
+def _peak_memory_of_step(make_step: MakeStep, shape: Shape) -> int:
     torch.set_num_threads(1)
     give_back_freed_memory()
     # Memory that torch allocates at its first backward does not count as the model's.
     torch.ones(8, 8, device=shape.device, requires_grad=True).sum().backward()
     before = read_memory(shape.device, "now")
-    step = make_training_step(model, shape)
+    step = make_step(shape)
     step()
     read_memory(shape.device, "now")
     step()

@@ -13,6 +13,7 @@ It does not know: how runs are trained, tables, pages.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from layermem.config import Run
@@ -190,7 +191,8 @@ def _measured_steps(study: Study, file: Path) -> MeasuredSteps:
 
 def _measured_memory(study: Study, file: Path) -> MeasuredMemory:
     models, length = _models(study)
-    return measured_memory(file, study.base, models, shape_of(study.base, length))
+    steps = {arm: partial(make_training_step, model) for arm, model in models.items()}
+    return measured_memory(file, study.base, steps, shape_of(study.base, length))
 
 
 def _models(study: Study) -> tuple[dict[str, ModelSpec], int]:

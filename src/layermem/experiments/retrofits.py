@@ -20,6 +20,7 @@ It does not know: how runs are trained, tables, pages.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from layermem.config import Run
@@ -30,8 +31,9 @@ from layermem.experiments.finetuning import load_host
 from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import read_divergence, read_metrics, read_record
 from layermem.experiments.standings import standings
-from layermem.experiments.step_times import measured_steps
-from layermem.results.arena import Condition, MeasuredSteps, Ranking
+from layermem.experiments.step_memory import measured_memory
+from layermem.experiments.step_times import measured_steps, shape_of
+from layermem.results.arena import Condition, MeasuredMemory, MeasuredSteps, Ranking
 from layermem.results.artefact import RunState, State
 from layermem.results.files import to_json
 from layermem.results.retrofit import RetrofitResult, RetrofitTrial
@@ -102,6 +104,7 @@ def compare_retrofits(
     trials = _try_rates(study, out, jobs)
     rates = {trial.arm: trial.rate for trial in trials if trial.chosen}
     steps, trained = _measured_steps(study, rates, out / "steps.json")
+    peaks = _measured_memory(study, rates, out / "memory.json")
     seeds = tuple(range(study.seeds))
     runs: dict[str, Run] = {}
     rankings: list[Ranking] = []
@@ -123,6 +126,7 @@ def compare_retrofits(
         trained=trained,
         trials=tuple(trials),
         steps=steps,
+        peaks=peaks,
         runs=tuple(_state(name, run, RunFolder(out / name)) for name, run in runs.items()),
     )
     write_atomically(out / "retrofit.json", to_json(result))
@@ -178,6 +182,17 @@ def _measured_steps(
         return {way: step_of(model, shape) for way, model in models.items()}
 
     return measured_steps(file, study.base, WAYS, _tokens(study.base), prepare), trained
+
+
+def _measured_memory(
+    study: RetrofitStudy, rates: Mapping[str, float], file: Path
+) -> MeasuredMemory:
+    steps = {way: partial(_make_step, study.run(way, rates[way], 0)) for way in WAYS}
+    return measured_memory(file, study.base, steps, shape_of(study.base, _tokens(study.base)))
+
+
+def _make_step(run: Run, shape: Shape) -> Callable[[], None]:
+    return step_of(load_host(run), shape)
 
 
 def _tokens(run: Run) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem.config import Run
-from layermem.efficiency.measuring import ModelSpec, Shape, describe_machine, measure_peak_memory
+from layermem.efficiency.measuring import MakeStep, Shape, describe_machine, measure_peak_of
 from layermem.results.arena import MeasuredMemory
 from layermem.results.files import read_result, to_json
 from layermem.runs import write_atomically
@@ -21,11 +21,12 @@ logger = logging.getLogger(__name__)
 
 
 def measured_memory(
-    file: Path, base: Run, models: Mapping[str, ModelSpec], shape: Shape
+    file: Path, base: Run, steps: Mapping[str, MakeStep], shape: Shape
 ) -> MeasuredMemory:
     """Return the peak of a step of each arm: as in ``file``, else measured and written there.
 
-    ``base`` is the run whose sizes the models have. Each is measured in a process of its own.
+    ``base`` is the run whose sizes the models have. ``steps`` make a step of each arm; each is
+    measured in a process of its own.
     """
     machine = describe_machine(shape.device)
     memory = MeasuredMemory(machine=machine, base=base.id, peaks={})
@@ -33,10 +34,10 @@ def measured_memory(
         known = read_result(MeasuredMemory, file)
         if (known.machine, known.base) == (machine, base.id):
             memory = known
-    missing = [arm for arm in models if arm not in memory.peaks]
+    missing = [arm for arm in steps if arm not in memory.peaks]
     for number, arm in enumerate(missing):
         logger.info("measuring the memory of a step, arm %d of %d", number + 1, len(missing))
-        peak = measure_peak_memory(models[arm], shape)
+        peak = measure_peak_of(steps[arm], shape)
         memory = replace(memory, peaks={**memory.peaks, arm: peak})
         write_atomically(file, to_json(memory))
     return memory

@@ -3,12 +3,11 @@
 It does not know: torch, run folders, how anything was trained or measured.
 """
 
-from collections.abc import Mapping, Sequence
-
 from layermem.report import learning_rates
 from layermem.report.artefacts import format_mean, format_number, format_pairs
 from layermem.report.numbers import in_bytes
 from layermem.report.page import Page, Section, Table
+from layermem.report.prices import Prices, prices
 from layermem.results.arena import ArenaResult, Condition, Ranking, Standing
 from layermem.results.artefact import Unit
 
@@ -30,7 +29,6 @@ _SHAPES = (
     "together, then the shapes of each arm. Each arm in each shape has a learning rate of its own."
 )
 _NOISE = 0.05
-_PRICE = ["time of a step", "memory of a step"]
 
 
 def build(result: ArenaResult) -> Page:
@@ -42,11 +40,7 @@ def build(result: ArenaResult) -> Page:
         Section(
             title=board,
             tables=[
-                *(
-                    table(ranking, price(result, board))
-                    for ranking in result.rankings
-                    if ranking.board == board
-                ),
+                *(table(ranking, result) for ranking in result.rankings if ranking.board == board),
                 _steps_table(result, board),
                 *([learning_rates.table(tried)] if (tried := result.tried.get(board)) else []),
             ],
@@ -54,7 +48,7 @@ def build(result: ArenaResult) -> Page:
         for board in boards
     ]
     if result.shapes:
-        tables = [table(ranking) for ranking in result.shapes]
+        tables = [table(ranking, result) for ranking in result.shapes]
         sections.append(Section(title="Wide or deep", paragraphs=[_SHAPES], tables=tables))
     return Page(
         title="The arena: variants on equal terms",
@@ -63,36 +57,22 @@ def build(result: ArenaResult) -> Page:
     )
 
 
-def price(result: ArenaResult, board: str) -> dict[str, list[str]]:
-    """Return what a step of each arm of a board takes of the first arm's: time, and memory."""
-    steps = result.steps[board]
-    peaks = result.memory[board].peaks if board in result.memory else {}
-    first = peaks.get(next(iter(steps.ratios), ""))
-    return {
-        arm: [f"{ratio:.2f}", f"{peak / first:.2f}" if (peak := peaks.get(arm)) and first else ""]
-        for arm, ratio in steps.ratios.items()
-    }
-
-
-def table(ranking: Ranking, prices: Mapping[str, Sequence[str]] | None = None) -> Table:
-    """Return the table of one board under one condition.
-
-    ``prices``: what a step of each arm takes, as ``price`` returns it; not shown at equal
-    parameters, where models are not those that were measured.
-    """
+def table(ranking: Ranking, result: ArenaResult) -> Table:
+    """Return the table of one of the result's rankings: a board, or shapes, and a condition."""
     unit: Unit = "share" if ranking.is_share else "number"
-    prices = {} if ranking.condition == "parameters" else prices or {}
+    # At equal parameters models are not those that were measured.
+    taken = Prices()
+    if ranking.condition != "parameters":
+        taken = prices(result.steps[ranking.board], result.memory.get(ranking.board))
     first = ranking.first
     header = [f"{ranking.board}, {TITLES[ranking.condition]}", ranking.metric, f"against {first}"]
     header += ["p (Holm)", "against the best", "seeds to settle it", "steps", "mlp", "parameters"]
-    header += _PRICE if prices else []
-    taken = " Time and memory of a step are ratios to the first arm's." if prices else ""
     return Table(
-        header=["", *header],
-        rows=[[*_row(each, unit), *prices.get(each.arm, [])] for each in ranking.standings],
-        caption=f"{_HOW[ranking.condition]}{taken} 95% intervals over seeds by Student's t, "
-        "differences pair by pair, p-values adjusted by Holm's method for the arms of this table; "
-        "from 0.05 on a difference is within noise.",
+        header=["", *header, *taken.header],
+        rows=[[*_row(each, unit), *taken.of(each.arm)] for each in ranking.standings],
+        caption=f"{_HOW[ranking.condition]}{taken.caption} 95% intervals over seeds by Student's "
+        "t, differences pair by pair, p-values adjusted by Holm's method for the arms of this "
+        "table; from 0.05 on a difference is within noise.",
     )
 
 

@@ -5,7 +5,9 @@ It does not know: torch, run folders, how anything was trained or measured.
 
 from layermem.report.artefacts import format_mean, format_number, format_pairs
 from layermem.report.learning_rates import format_choice
+from layermem.report.numbers import in_bytes
 from layermem.report.page import Page, Section, Table
+from layermem.report.prices import prices
 from layermem.results.arena import Ranking, Standing
 from layermem.results.artefact import Unit
 from layermem.results.learning_rates import TriedRates
@@ -51,12 +53,16 @@ def table(result: RetrofitResult, ranking: Ranking) -> Table:
     chosen = {tried.arm: format_choice(tried) for tried in _tried(result)}
     header = ["", TITLES[ranking.condition], "what is trained", "parameters", "learning rate"]
     header += ["steps", ranking.metric, f"against {ranking.first}", "p (Holm)"]
+    taken = prices(result.steps, result.peaks)
     return Table(
-        header=[*header, "seeds to settle it"],
-        rows=[_row(standing, unit, chosen[standing.arm]) for standing in ranking.standings],
-        caption=f"{_HOW[ranking.condition]} 95% intervals over seeds by Student's t, differences "
-        "pair by pair, p-values adjusted by Holm's method; from 0.05 on a difference is within "
-        f"noise. Before the first step the validation loss is {result.before:.4f}.",
+        header=[*header, "seeds to settle it", *taken.header],
+        rows=[
+            [*_row(each, unit, chosen[each.arm]), *taken.of(each.arm)] for each in ranking.standings
+        ],
+        caption=f"{_HOW[ranking.condition]}{taken.caption} 95% intervals over seeds by Student's "
+        "t, differences pair by pair, p-values adjusted by Holm's method; from 0.05 on a "
+        "difference is within noise. Before the first step the validation loss is "
+        f"{result.before:.4f}.",
     )
 
 
@@ -110,14 +116,20 @@ def _rates(result: RetrofitResult) -> Table:
 
 
 def _steps(result: RetrofitResult) -> Table:
-    steps = result.steps
+    steps, peaks = result.steps, result.peaks.peaks if result.peaks else {}
     return Table(
-        header=["", "seconds of a step", "over plain's"],
+        header=["", "seconds of a step", "over plain's", "peak memory"],
         rows=[
-            [way, format_number(seconds, "number"), f"{steps.ratios[way]:.3f}"]
+            [
+                way,
+                format_number(seconds, "number"),
+                f"{steps.ratios[way]:.3f}",
+                in_bytes(peak) if (peak := peaks.get(way)) else "",
+            ]
             for way, seconds in steps.seconds.items()
         ],
-        caption=f"{steps.machine}: medians of {steps.rounds} rounds, one step of each way in each.",
+        caption=f"{steps.machine}: medians of {steps.rounds} rounds, one step of each way in each. "
+        "Memory is that of model, optimiser and a step, in a process of its own.",
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from layermem.results.arena import MeasuredSteps, Ranking
+from layermem.results.arena import MeasuredMemory, MeasuredSteps, Ranking
 from layermem.results.artefact import RunState
 
 
@@ -57,3 +57,5 @@ class RetrofitResult:
     """How long a step of each way takes."""
     runs: tuple[RunState, ...]
     """The runs, those included that are in no mean."""
+    peaks: MeasuredMemory | None = None
+    """How much memory a step of each way takes; older records do not say."""
