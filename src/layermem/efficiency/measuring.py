@@ -78,11 +78,8 @@ def measure(
         )
     finally:
         torch.set_num_threads(threads)
-    # Free their memory for the processes that measure the peaks.
     del steps
-    gc.collect()
-    if shape.device != "cpu":
-        torch.cuda.empty_cache()
+    release_memory(shape.device)
     measurements = {}
     for name, model in models.items():
         low, middle, high = statistics.quantiles(seconds[name], n=4, method="inclusive")
@@ -165,6 +162,13 @@ def read_clock(device: str) -> float:
         return time.process_time()
     torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def release_memory(device: str) -> None:
+    """Release what models held that nothing refers to, for processes that measure peaks."""
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
 
 
 def measure_peak_memory(model: ModelSpec, shape: Shape) -> int | None:

@@ -12,7 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem.config import Run
-from layermem.efficiency.measuring import MakeStep, Shape, describe_machine, measure_peak_of
+from layermem.efficiency.measuring import (
+    MakeStep,
+    Shape,
+    describe_machine,
+    measure_peak_of,
+    release_memory,
+)
 from layermem.results.arena import MeasuredMemory
 from layermem.results.files import read_result, to_json
 from layermem.runs import write_atomically
@@ -35,6 +41,8 @@ def measured_memory(
         if (known.machine, known.base) == (machine, base.id):
             memory = known
     missing = [arm for arm in steps if arm not in memory.peaks]
+    # The models whose steps were timed.
+    release_memory(shape.device)
     for number, arm in enumerate(missing):
         logger.info("measuring the memory of a step, arm %d of %d", number + 1, len(missing))
         peak = measure_peak_of(steps[arm], shape)
