@@ -7,7 +7,8 @@ Of a record that ``layermem retrofit`` wrote, METRIC is "equal tokens" or "equal
 ``layermem arena``, "BOARD, equal tokens" and so on; of ``layermem perplexity``, "loss over seeds",
 and of ``layermem blimp``, "right pairs over seeds". "right answers by statements" (or "by
 operands": what a task calls its levels) is a table of the levels of a sweep's task.
-``<!-- claims -->`` stands before the table of the paper's claims, from the artefact.json that
+``<!-- verdicts -->`` stands before the table of what came of the paper's claims in short, and
+``<!-- claims -->`` before that of the claims, from the artefact.json that
 ``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json; ``<!-- differences -->``
 before the table of all that was compared for them. ``<!-- NAME-SCALE: numbers -->`` stands before
 the table of an artefact's numbers, the paper's beside ours; "numbers: TEXT" before those of
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from layermem.experiments.artefacts import get_artefact, names
 from layermem.intervals import interval
@@ -27,7 +29,7 @@ from layermem.report.artefacts import claim_numbers, claims, numbers
 from layermem.report.learning_rates import format_choice
 from layermem.report.settings import Setting, settings_of
 from layermem.results.arena import ArenaResult
-from layermem.results.artefact import ArtefactResult
+from layermem.results.artefact import ArtefactResult, Verdict
 from layermem.results.comparison import Comparison
 from layermem.results.costs import Costs, Measurement
 from layermem.results.files import read_result
@@ -38,12 +40,14 @@ from layermem.results.run_record import RIGHT_ANSWERS
 
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
-CLAIMS, DIFFERENCES = "claims", "differences"
+VERDICTS, CLAIMS, DIFFERENCES = "verdicts", "claims", "differences"
 BY_LEVEL = f"{RIGHT_ANSWERS} by "
 NUMBERS = "numbers"
 LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
 RANKINGS = tuple(f", {title}" for title in arena.TITLES.values())
-_CLAIMS_PLACE = re.compile(rf"(?m)^<!-- (?P<which>{CLAIMS}|{DIFFERENCES}) -->\n(\|.*\n)*")
+_CLAIMS_PLACE = re.compile(
+    rf"(?m)^<!-- (?P<which>{VERDICTS}|{CLAIMS}|{DIFFERENCES}) -->\n(\|.*\n)*"
+)
 _PLACE = re.compile(r"(?m)^<!-- (?P<name>[\w-]+): (?P<metric>[^>]+?) -->\n(\|.*\n)*")
 
 
@@ -71,10 +75,44 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
         return f"<!-- {name}: {metric} -->\n{lines}\n"
 
     def table_of_claims(place: re.Match[str]) -> str:
-        find = claims_table if place["which"] == CLAIMS else differences_table
-        return f"<!-- {place['which']} -->\n{markdown_lines(find(records / 'artefacts'))}\n"
+        tables = {VERDICTS: verdicts_table, CLAIMS: claims_table, DIFFERENCES: differences_table}
+        lines = markdown_lines(tables[place["which"]](records / "artefacts"))
+        return f"<!-- {place['which']} -->\n{lines}\n"
 
     return _CLAIMS_PLACE.sub(table_of_claims, _PLACE.sub(table, page))
+
+
+def verdicts_table(folder: Path) -> list[list[str]]:
+    """Return a table of verdicts: how many differences came to each, and of which artefacts.
+
+    Of an artefact that was recorded at several scales, the largest counts.
+    """
+    by_verdict: dict[str, dict[str, int]] = {verdict: {} for verdict in get_args(Verdict)}
+    totals, not_run = Counter[str](), list[str]()
+    for name in names():
+        results = _results(folder, name)
+        for claim in results[0].claims if results else ():
+            of_verdict = by_verdict[claim.verdict]
+            of_verdict[name] = of_verdict.get(name, 0) + 1
+            totals[name] += 1
+        if not totals[name]:
+            not_run.append(f"`{name}`")
+    rows = [
+        [
+            verdict,
+            str(sum(counts.values())),
+            ", ".join(
+                f"`{name}`" if count == totals[name] else f"`{name}` ({count} of {totals[name]})"
+                for name, count in counts.items()
+            ),
+        ]
+        for verdict, counts in by_verdict.items()
+    ]
+    return [
+        ["", "differences", "tables and figures"],
+        *rows,
+        *([["not run", "", ", ".join(not_run)]] if not_run else []),
+    ]
 
 
 def claims_table(folder: Path) -> list[list[str]]:

@@ -77,6 +77,19 @@ def test_the_first_table_says_what_came_of_each_claim(script, tmp_path):
     assert len(rows) == len(artefacts.names())
 
 
+def test_verdicts_are_counted_by_artefact(script, tmp_path):
+    both = [claim("loss", "holds"), claim("time", "cannot be said at this scale")]
+    write(tmp_path / "table7-tiny.json", result(claims=both))
+    write(tmp_path / "fig6-small.json", result(name="fig6", scale="small", claims=both[:1]))
+    # Of two scales the larger counts.
+    write(tmp_path / "fig6-tiny.json", result(name="fig6", claims=[claim("l", "does not hold")]))
+    rows = {row[0]: row[1:] for row in script.verdicts_table(tmp_path)}
+    assert rows["holds"] == ["2", "`fig6`, `table7` (1 of 2)"]
+    assert rows["does not hold"] == ["0", ""]
+    assert rows["cannot be said at this scale"] == ["1", "`table7` (1 of 2)"]
+    assert len(rows["not run"][1].split(", ")) == len(artefacts.names()) - 2
+
+
 def test_every_difference_has_a_row(script, tmp_path):
     settled = {"difference": Mean(mean=-0.2, half=0.1, count=3), "p": 0.01, "pairs": 4}
     claims = [claim("loss", "holds", paper=-0.5, **settled), claim("time", "does not hold")]
