@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from layermem.experiments import artefacts, model_sizes, presets, reproduce
+from layermem.experiments import arena_boards, artefacts, model_sizes, presets, reproduce
 from layermem.experiments.artefacts import table9
 from layermem.experiments.preset_costs import preset_costs
 from layermem.experiments.presets import get_preset
@@ -43,6 +43,15 @@ def test_every_artefact_is_planned_at_every_scale(name, scale, tmp_path, monkeyp
     arms = {planned.arm for planned in runs.values()}
     for claim in artefact.claims(scale) if arms else ():
         assert any(claim.arm.startswith(arm) for arm in arms), claim
+
+
+def test_the_deepest_tiny_models_are_those_of_the_arenas_board():
+    """Runs of figure 6 are used for the board of that shape, and the other way round."""
+    deepest = artefacts.get_artefact("fig6").studies("tiny")[-1].base
+    board, wide = arena_boards.open_boards(("tiny-lm@64x32", "tiny-lm@16x64")).values()
+    assert deepest.id == board.id != wide.id
+    small, paper = (artefacts.get_artefact("fig6").studies(scale)[1] for scale in SCALES[1:])
+    assert small.base.model.sizes() == {**paper.base.model.sizes(), "num_hidden_layers": 32}
 
 
 @pytest.mark.parametrize("name", artefacts.names())

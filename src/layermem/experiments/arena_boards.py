@@ -11,12 +11,12 @@ It does not know: how runs are trained, ranked or shown.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from layermem.config import Run
 from layermem.counting import count_parameters
-from layermem.experiments.model_sizes import model_sizes, resized
+from layermem.experiments.model_sizes import model_sizes, reshaped
 from layermem.experiments.presets import get_preset
 from layermem.models.registry import lookup
 
@@ -61,7 +61,7 @@ def open_boards(names: Sequence[str]) -> dict[str, Run]:
     for board in boards:
         run = get_preset(board.preset)
         if board.shape:
-            run = _reshape(run, board)
+            run = reshaped(run, *map(int, board.shape.split("x")))
             first = firsts.setdefault(board.preset, run)
             if run is not first:
                 plain = _fit(replace(run, variant="plain"), _plain_parameters(first))
@@ -88,17 +88,6 @@ def parameters(run: Run) -> int:
 
 def _plain_parameters(run: Run) -> int:
     return parameters(replace(run, variant="plain"))
-
-
-def _reshape(run: Run, board: Board) -> Run:
-    layers, width = map(int, board.shape.split("x"))
-    sizes: Mapping[str, int | None] = run.model.sizes()
-    heads = sizes["num_key_value_heads"]
-    changed = resized(sizes, layers, width)
-    if heads is None:
-        # As many as there are query heads, which stays so.
-        changed["num_key_value_heads"] = None
-    return replace(run, model=replace(run.model, **changed))
 
 
 def _fit(run: Run, target: int) -> Run:

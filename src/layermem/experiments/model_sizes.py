@@ -5,6 +5,7 @@ It does not know: what models of these sizes cost.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ def saved_sizes(
 
     names = (*fields, *lookup(variant).config.shape_fields)
     return {name: saved[name] for name in names if name in saved}
+
+
+def reshaped(run: Run, layers: int, width: int) -> Run:
+    """Return a run at another depth and width: heads keep their width, the mlp its ratio."""
+    sizes = run.model.sizes()
+    changed = resized(sizes, layers, width)
+    if sizes["num_key_value_heads"] is None:
+        # As many as there are query heads, which stays so.
+        changed["num_key_value_heads"] = None
+    return replace(run, model=replace(run.model, **changed))
 
 
 def resized(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from layermem.experiments.artefacts.fig1 import NEEDS, TRAINING_LOSS
+from layermem.experiments.model_sizes import reshaped
 from layermem.experiments.presets import get_preset
 from layermem.experiments.reproduction.artefact import Artefact, Claim, Observed, Study, Trained
 from layermem.experiments.reproduction.observing import losses
@@ -18,7 +19,7 @@ _DEPTHS: dict[Scale, tuple[int, ...]] = {
     "small": (16, 32, 64),
     "paper": (32, 64, 128),
 }
-_WIDTHS: dict[Scale, int] = {"tiny": 32, "small": 256}
+_TINY_WIDTH = 32
 _RATES: dict[Scale, tuple[float, ...]] = {
     "tiny": (1e-3, 3e-3, 1e-2),
     "small": (3e-4, 1e-3, 3e-3),
@@ -28,21 +29,15 @@ _LOSS = "validation loss"
 
 
 def _study(scale: Scale, depth: int) -> Study:
-    arms, rates = ("plain", "lime"), _RATES[scale]
-    if scale == "paper":
+    if scale == "tiny":
+        base = reshaped(get_preset("tiny-lm"), depth, _TINY_WIDTH)
+    elif scale == "small":
+        papers = get_preset("paper-depth-32").model
+        base = replace(get_preset("small-30m"), model=replace(papers, num_hidden_layers=depth))
+    else:
         base = get_preset(f"paper-depth-{depth}")
-        return Study(name=base.preset, base=base, arms=arms, rates=rates)
-    base = get_preset("tiny-lm" if scale == "tiny" else "small-30m")
-    width = _WIDTHS[scale]
-    model = replace(
-        base.model,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=depth,
-        num_attention_heads=8,
-    )
     return Study(
-        name=f"{scale}-depth-{depth}", base=replace(base, model=model), arms=arms, rates=rates
+        name=f"{scale}-depth-{depth}", base=base, arms=("plain", "lime"), rates=_RATES[scale]
     )
 
 
@@ -82,6 +77,8 @@ ARTEFACT = Artefact(
     on_gpu=("small", "paper"),
     notes=(
         TRAINING_LOSS,
+        "Scale tiny has heads of width 8: its deepest models are those of the arena's board "
+        "tiny-lm@64x32; scale small has the paper's width and heads.",
         "The figure prints no numbers; width, steps and seed are those of an earlier release of "
         "the paper's code, the learning rate is assumed.",
     ),
