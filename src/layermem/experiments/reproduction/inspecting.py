@@ -1,11 +1,12 @@
 """Numbers of analyses of ended runs: entropy, probes, layouts, routers.
 
 LIMe and the plain decoder of one seed are analyzed side by side, as ``layermem analyze`` does. An
-analysis.json of the same runs and options is used again.
+analysis.json of the same weights and options is used again.
 
 It does not know: which artefact the numbers are for, how they are computed.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from layermem.results.analysis import (
 from layermem.results.artefact import Scale, Unit
 from layermem.results.files import read_result
 from layermem.results.run_record import RunRecord
+from layermem.runs import RunFolder
 
 logger = logging.getLogger(__name__)
 # The standard library has less than 200 of the rarest of the four words.
@@ -128,28 +130,35 @@ def router_shares(
 
 def _heatmap(record: RunRecord, *, trained: bool) -> np.ndarray:
     """Return what the routers of a run's final model read, or those of a new model of its seed."""
-    import torch
+    from transformers import set_seed
 
     from layermem.analysis.routing import head_heatmaps
     from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
-    from layermem.models.registry import build, lookup
+    from layermem.train.run_config import recorded_run
+    from layermem.train.setup import build_model
 
     (checkpoint,) = open_checkpoints([record.folder])
     if trained:
         return head_heatmaps(load_model(checkpoint))
-    config = lookup(record.variant).config.from_pretrained(checkpoint.location)
-    torch.manual_seed(record.seed)
-    names = (*config.shape_fields, "router_init")
-    return head_heatmaps(build(record.variant, **{name: getattr(config, name) for name in names}))
+    # As training builds it: a field that is left out, such as the vocabulary's size, would draw
+    # other random numbers, and the routers would be of another start than the run's.
+    set_seed(record.seed)
+    return head_heatmaps(build_model(recorded_run(RunFolder(record.folder)), checkpoint.tokenizer))
 
 
 def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path) -> Analysis:
     """Return the analysis of two runs: that which is there, else a new one."""
     from layermem.experiments.analyze import analyze
+    from layermem.experiments.analyze_checkpoints import open_checkpoints
+    from layermem.experiments.answers import checkpoint_digest
 
     words = "-".join(options.words or ()) or "words"
+    # A run that is trained again keeps its id, and may have other weights.
+    digests = (checkpoint_digest(c, None) for c in open_checkpoints([r.folder for r in pair]))
+    weights = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
     # Beside the results, so that artefacts share what is of the same runs.
-    folder = out.parent / "analyses" / f"{pair[0].run_id}-{pair[1].run_id}-{words}-{options.each}"
+    name = f"{pair[0].run_id}-{pair[1].run_id}-{words}-{options.each}-{weights}"
+    folder = out.parent / "analyses" / name
     if (folder / "analysis.json").exists():
         analysis = read_result(Analysis, folder)
         of_runs = [model.about.run_id for model in analysis.models.values()]

@@ -1,0 +1,64 @@
+"""What artefacts read off ended runs: routers at a start, analyses of the weights there are."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_run import a_run
+
+from layermem.experiments import analyze
+from layermem.experiments.records import read_record
+from layermem.experiments.reproduction import inspecting
+from layermem.experiments.reproduction.artefact import Trained
+from layermem.results.analysis import Analysis, AnalysisOptions
+from layermem.results.files import read_result
+from layermem.train.run import train
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory):
+    """Runs of LIMe and the plain decoder at learning rate 0: their ends are their starts."""
+    folder = tmp_path_factory.mktemp("runs")
+    still = {"lr": 0.0, "router_lr": 0.0, "min_lr": 0.0, "weight_decay": 0.0}
+    records = {}
+    for arm in ("lime", "plain"):
+        run = a_run(
+            folder, variant=arm, seed=3, max_steps=1, eval_every=1, save_every=0, optim=still
+        )
+        records[arm] = {3: read_record(arm, run, train(run, folder / arm))}
+    return Trained(scale="tiny", seeds=(3,), records={"study": records}, out=folder / "result")
+
+
+def test_routers_at_their_start_are_those_of_the_run(untrained):
+    shares = {"heatmap": lambda heatmap: heatmap}
+    ours, start = inspecting.router_shares(untrained, "study", shares)
+    assert (ours.arm, start.arm) == ("lime", "lime at its start")
+    assert np.array_equal(ours.by_seed[3], start.by_seed[3])
+
+
+def test_other_weights_of_one_run_are_analyzed_anew(untrained, tmp_path, monkeypatch):
+    trained = replace(untrained, out=tmp_path / "result")
+    options = AnalysisOptions(text=None, words=("w1", "w2"), each=5, sequences=2, length=8)
+    begun = []
+
+    def count(*args):
+        begun.append(args)
+        return analyzed(*args)
+
+    analyzed = analyze.analyze
+    monkeypatch.setattr(analyze, "analyze", count)
+    options = replace(options, text=str(next(untrained.out.parent.glob("*.jsonl"))))
+    first = inspecting.analyses(trained, "study", options)
+    assert inspecting.analyses(trained, "study", options) == first and len(begun) == 1
+    # Trained again under one run id, as after a change of the code: here with other weights.
+    weights = Path(trained.records["study"]["lime"][3].folder, "final", "model.safetensors")
+    from safetensors.torch import load_file, save_file
+
+    save_file({k: v + 0.1 for k, v in load_file(weights).items()}, weights, {"format": "pt"})
+    second = inspecting.analyses(trained, "study", options)
+    assert len(begun) == 2 and second["lime"][3].entropy != first["lime"][3].entropy
+    assert second["plain"] == first["plain"]
+    kept = {path.parent.name[-12:] for path in tmp_path.glob("analyses/*/analysis.json")}
+    assert len(kept) == 2
+    assert all(read_result(Analysis, path) for path in tmp_path.glob("analyses/*"))
