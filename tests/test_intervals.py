@@ -11,6 +11,7 @@ import pytest
 import layermem.intervals
 from layermem.intervals import (
     Interval,
+    adjusted_p_values,
     bootstrap_ratios,
     holm,
     interval,
@@ -54,7 +55,9 @@ def test_p_values_are_those_of_the_tables():
     one_percent = Interval(mean=4.6041, half=2.7764, count=5)
     assert p_value(one_percent) == pytest.approx(0.01, abs=1e-5)
     assert p_value(Interval(mean=0.0, half=0.0, count=3)) == 1
-    assert p_value(Interval(mean=0.5, half=0.0, count=3)) == 0
+    # Pairs that all differ by the same: by their signs, of which three alike are one case in four.
+    assert p_value(Interval(mean=0.5, half=0.0, count=3)) == 0.25
+    assert p_value(Interval(mean=-0.5, half=0.0, count=6)) == 2**-5 < 0.05
     assert math.isnan(p_value(interval([1.0])))
 
 
@@ -170,6 +173,13 @@ def test_a_bootstrap_of_a_difference_is_paired_and_of_ratios_of_sums():
         bootstrap_ratios([([1.0, 2.0], [1.0, 1.0])] * 3)
 
 
+def test_p_values_are_adjusted_for_those_that_there_are():
+    pairs = paired([1.0, 2.0, 3.5], [0.5, 1.1, 2.2])
+    differences = {"a": pairs, "single": interval([1.0]), "none": None, "b": pairs}
+    assert adjusted_p_values(differences) == dict.fromkeys("ab", 2 * p_value(pairs))
+    assert adjusted_p_values({"single": interval([1.0])}) == {}
+
+
 def test_how_many_pairs_settle_a_difference():
     """An effect of half a standard deviation needs 34 pairs, of a whole one 10 (Cohen's tables)."""
 
@@ -185,4 +195,5 @@ def test_how_many_pairs_settle_a_difference():
     assert pairs_to_settle(an_interval(0.01)) == pytest.approx(78_500, rel=0.01)
     assert pairs_to_settle(an_interval(0.0)) is None
     assert pairs_to_settle(Interval(mean=1.0, half=math.inf, count=1)) is None
-    assert pairs_to_settle(Interval(mean=1.0, half=0.0, count=3)) == 2
+    assert pairs_to_settle(Interval(mean=1.0, half=0.0, count=3)) == 6
+    assert p_value(Interval(mean=1.0, half=0.0, count=5)) > 0.05

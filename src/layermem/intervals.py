@@ -9,15 +9,18 @@ It does not know: what was measured.
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
 
 # Items of all resamples that are drawn at once.
 _DRAWN_AT_ONCE = 2**22
+# So many pairs of one sign have a p-value below 5% by their signs alone.
+_PAIRS_OF_ONE_SIGN = 6
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +62,15 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 def p_value(difference: Interval) -> float:
-    """Return the two-sided p-value of a mean difference by Student's t; NaN of a single pair."""
+    """Return the two-sided p-value of a mean difference by Student's t; NaN of a single pair.
+
+    Where all pairs differ by the same, as shares of few items may, how they vary is not known; the
+    p-value is that of their signs then.
+    """
     if difference.count < 2:
         return math.nan
     if not difference.half:
-        return 0.0 if difference.mean else 1.0
+        return 2.0 ** (1 - difference.count) if difference.mean else 1.0
     from scipy import stats
 
     degrees = difference.count - 1
@@ -87,6 +94,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def adjusted_p_values(differences: Mapping[_Key, Interval | None]) -> dict[_Key, float]:
+    """Return the p-value of each difference, adjusted by Holm's method for how many there are.
+
+    A single pair has none, and is not counted; nor is None.
+    """
+    p_values = {key: p_value(each) for key, each in differences.items() if each is not None}
+    p_values = {key: p for key, p in p_values.items() if not math.isnan(p)}
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+
+
 def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
     """Return how many pairs would settle a mean difference as large and as varied as this one.
 
@@ -97,7 +114,7 @@ def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
     if difference.count < 2 or not difference.mean:
         return None
     if not difference.half:
-        return 2
+        return _PAIRS_OF_ONE_SIGN
     from scipy import stats
 
     quantile = float(stats.t.ppf(0.975, difference.count - 1))

@@ -57,7 +57,7 @@ def begun(monkeypatch):
     monkeypatch.setattr(many_runs, "_POLL_INTERVAL", 0.02)
     monkeypatch.setattr(arena_boards, "get_preset", lambda name: replace(BASE, preset=name))
     monkeypatch.setattr(
-        step_times, "time_interleaved", lambda steps, *_: {arm: SECONDS[arm] for arm in steps}
+        step_times, "time_interleaved", lambda steps, *_, **__: {arm: SECONDS[arm] for arm in steps}
     )
     monkeypatch.setattr(step_memory, "measure_peak_of", lambda step, _: PEAKS[step.args[0][0]])
     return runs
@@ -208,7 +208,7 @@ def test_arms_are_added(tmp_path, begun, monkeypatch):
         "hyper_connections": [5.0, 4.0, 6.0],
     }
 
-    def time_interleaved(steps, *_):
+    def time_interleaved(steps, *_, **__):
         timed.append(list(steps))
         return {arm: slower[arm] for arm in steps}
 
@@ -311,6 +311,24 @@ def test_steps_are_timed_in_turn(tmp_path):
     assert set(steps.ratios) == {"plain", "lime"} and steps.ratios["plain"] == 1
     assert steps.ratios["lime"] > 0.5 and steps.rounds == 9
     assert arena._measured_steps(small, tmp_path / "steps.json") == steps
+
+
+def test_steps_are_timed_as_runs_are_trained():
+    """In the precision and the mode of the board, not in those of this machine."""
+    half = replace(BASE, compute=replace(BASE.compute, precision="bfloat16", compile=True))
+    assert step_times.shape_of(BASE, 8).mode == "eager"
+    shape = step_times.shape_of(half, 8)
+    assert (shape.precision, shape.mode, shape.warm_up) == ("bfloat16", "default", 3)
+    exact = replace(BASE, compute=replace(BASE.compute, precision="float32"))
+    assert step_times.shape_of(exact, 8).precision == "float32"
+
+
+def test_an_arm_that_has_no_equal_parameters_is_refused_first():
+    """Not after hours of training on the boards before."""
+    boards = ("tiny-lm@16x64", "tiny-lm@64x32")
+    with pytest.raises(ValueError, match="mudd has .* on tiny-lm at 64x32"):
+        arena.studies(options(boards=boards, variants="plain,lime,mudd"))
+    assert len(arena.studies(options(boards=boards, variants="plain,lime"))) == 2
 
 
 def test_ranks_by_what_is_better():

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from recorded import SIZES, record
 
-from layermem.config import Compute, Data, Optim, Regularizer, Task
+from layermem.config import Compute, Data, Model, Optim, Regularizer, Task
 from layermem.efficiency.costs import cost
 from layermem.experiments import presets
 from layermem.experiments.comparison import compare_runs
+from layermem.host_config import VARIANT, Host
 from layermem.models.registry import lookup
+from layermem.records_config import Records
 from layermem.results.run_record import Divergence, Metric
 from layermem.tasks import arithmetic
 
@@ -114,6 +116,27 @@ def test_what_learnt_other_data_is_not_compared(tmp_path):
         [["e"]],
     ]
     assert [s.task for s in settings] == [None, None, "arithmetic", "arithmetic"]
+
+
+def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):
+    """The sizes of a model with new weights are named among the records."""
+    runs = [
+        record(
+            tmp_path / f"{size}-s{seed}",
+            seed=seed,
+            variant=VARIANT,
+            host=Host(model="tokenizer", memory="none", train="all"),
+            model=Model(),
+            records=Records(source="records.jsonl", from_config=f"{size}.json"),
+        )
+        for size, seeds in (("small", (0, 1)), ("large", (2, 3)))
+        for seed in seeds
+    ]
+    (setting,) = compared(tmp_path, *runs).settings
+    assert arms_of(setting) == {
+        f"{VARIANT}:from_config=small.json": ["small-s0", "small-s1"],
+        f"{VARIANT}:from_config=large.json": ["large-s2", "large-s3"],
+    }
 
 
 def test_what_learnt_other_data_under_the_same_config_is_not_compared(tmp_path, caplog):

@@ -179,16 +179,38 @@ def test_damage_is_refused(tmp_path, begun, use, caplog):
     assert "lime-s0 is left out" in caplog.text
 
 
-def test_runs_on_different_data_are_not_compared(tmp_path, begun, use):
-    use(made_up())
+@pytest.mark.parametrize(
+    ("what", "values", "other", "said"),
+    [
+        ("data", "ab", "lime-lr0.001-s0", "on different data"),
+        ("precision", ("float32", "bfloat16"), "lime-lr0.001-s0", "in other precisions"),
+        # Of one that chose a learning rate, and of another that counts.
+        ("data", "ab", "rates/lime-lr0.01-s1000", "on different data"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(what, values, other, said, tmp_path, begun, use):
+    use(made_up(rates=(1e-3, 1e-2)))
     reproduce.reproduce("table7", "tiny", 2, tmp_path)
-    for arm, digest in (("plain", "aa"), ("lime", "bb")):
-        config = tmp_path / "study" / f"{arm}-s0" / "config.yaml"
+    folders = ("plain-lr0.01-s0", other)
+    for name, value in zip(folders, values, strict=True):
+        config = tmp_path / "study" / name / "config.yaml"
         fields = yaml.safe_load(config.read_text())
-        fields["about"]["data"] = digest
+        fields["about"][what] = value
         config.write_text(yaml.safe_dump(fields))
-    with pytest.raises(ValueError, match="plain-s0 and .*lime-s0 were trained on different data"):
+    with pytest.raises(ValueError, match=f"study/{other}.* were trained {said}"):
         reproduce.reproduce("table7", "tiny", 2, tmp_path)
+
+
+def test_a_choice_that_cannot_be_read_hides_no_other_study(tmp_path, begun, use, caplog):
+    artefact = made_up(rates=(1e-3, 1e-2))
+    use(artefact)
+    reproduce.reproduce("table7", "tiny", 2, tmp_path)
+    metrics = tmp_path / "study" / "rates" / "lime-lr0.01-s1000" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    with caplog.at_level(logging.WARNING):
+        states = reproduce.planned_states(artefact, "tiny", 2, RecordedRuns(tmp_path))
+    assert "study chose no learning rates: " in caplog.text
+    assert [state.state for _, state in states.values()] == ["ended"] * 4 + ["not begun"] * 4
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def trained(monkeypatch):
         names.extend(name for name in runs if not RunFolder(out / name).final.exists())
         return {name: finetune(run, out / name, resume=True) for name, run in runs.items()}
 
-    def made_up(steps, repeats, device):
+    def made_up(steps, repeats, device, warm_up):
         # The steps themselves can be taken.
         real = time_interleaved(steps, 1, device)
         assert all(values[0] > 0 for values in real.values())

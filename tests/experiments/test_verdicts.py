@@ -30,6 +30,9 @@ from layermem.results.run_record import Validation
         ((0.1, -0.1, 0.2), "higher", "cannot be said at this scale", "within noise"),
         ((1.0, 1.1), "higher", "cannot be said at this scale", "of seeds 2 there is no pair"),
         ((), "higher", "cannot be said at this scale", "nothing is recorded"),
+        # Such as one more right answer of 3,000 with every seed: no interval follows from it.
+        ((1.0, 1.0, 1.0), "higher", "cannot be said at this scale", "all pairs differ by the same"),
+        ((0.0, 0.0, 0.0), "higher", "cannot be said at this scale", "within noise"),
     ],
 )
 def test_the_rule_of_verdicts(ours, direction, verdict, reason):
@@ -93,6 +96,9 @@ def test_one_pair_says_nothing_and_many_claims_are_corrected():
     many = judged([1.0, 2.0, 3.0, 1.0], 5)
     assert alone.p < 0.05 and many[0].p == pytest.approx(5 * alone.p)
     assert many[0].reason.endswith("within noise among so many claims (Holm)")
+    refuted = judged([-1.0, -2.0, -3.0, -1.0], 5)[0]
+    assert refuted.verdict == "does not hold" and refuted.p > 0.05
+    assert refuted.reason.endswith("within noise among so many claims (Holm)")
 
 
 def test_tokens_saved_are_at_the_higher_last_loss():

@@ -53,6 +53,11 @@ class Shape:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
+    @property
+    def warm_up(self) -> int:
+        """Steps that are not timed: the first ones of a compiled model compile it."""
+        return 1 if self.mode == "eager" else 3
+
 
 ModelSpec = tuple[str, Mapping[str, Any]]
 """A variant's name and the fields of its config."""
@@ -73,9 +78,7 @@ def measure(
         # Drop what was compiled for another shape or mode.
         torch.compiler.reset()
         steps = {name: make_training_step(model, shape) for name, model in models.items()}
-        seconds = time_interleaved(
-            steps, repeats, shape.device, warm_up=1 if shape.mode == "eager" else 3
-        )
+        seconds = time_interleaved(steps, repeats, shape.device, warm_up=shape.warm_up)
     finally:
         torch.set_num_threads(threads)
     del steps

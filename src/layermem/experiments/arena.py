@@ -80,10 +80,25 @@ class ArenaOptions:
 def studies(options: ArenaOptions) -> list[Study]:
     """Return the study of each board: its runs at equal tokens."""
     arms = tuple(parse_arms(options.variants))
-    return [
+    found = [
         Study(name=name, base=base, arms=arms, rates=options.rates)
         for name, base in open_boards(options.boards).items()
     ]
+    _check_equal_parameters(found)
+    return found
+
+
+def _check_equal_parameters(found: Sequence[Study]) -> None:
+    """Raise where an arm cannot have the first one's parameters on a board: before any training."""
+    wrong = []
+    for study in found:
+        for planned in counting_runs(study, (0,), {}, lambda name, run: Path(name)).values():
+            try:
+                at_equal_parameters(planned.run, study.base)
+            except ValueError as error:
+                wrong.append(str(error))
+    if wrong:
+        raise ValueError("; ".join(wrong))
 
 
 def result_folder(options: ArenaOptions, out: Path) -> Path:
@@ -127,7 +142,7 @@ def compete(
         if failure := train_planned(counting, recorded, jobs):
             failures.append(failure)
         for condition, planned in by_condition.items():
-            records = read_records(planned, recorded)
+            records = read_records(attempts | planned, recorded)
             rankings.append(rank(study, condition, planned, records, seeds))
         planned_runs |= attempts | counting
     result = ArenaResult(

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from layermem.config import Run
 from layermem.experiments.many_runs import train_missing
-from layermem.experiments.records import read_divergence, read_metrics
+from layermem.experiments.records import check_comparable, read_divergence, read_metrics
 from layermem.models.registry import lookup, variants
 from layermem.results.run_record import LOSS
 from layermem.runs import RunFolder
@@ -87,6 +87,7 @@ def losses_of_trials(
     trials: Mapping[tuple[str, float], tuple[Run, RunFolder]],
 ) -> dict[str, dict[float, float]]:
     """Return validation losses by arm and learning rate, infinite where a run diverged."""
+    check_comparable(folder for _, folder in trials.values())
     losses: dict[str, dict[float, float]] = {}
     for (arm, rate), (run, folder) in trials.items():
         diverged = read_divergence(folder, run.id) is not None

@@ -26,7 +26,7 @@ from layermem.data.word_pieces import train_word_pieces
 from layermem.experiments.arms import CHOOSING_SEED
 from layermem.experiments.comparison import compare_runs
 from layermem.experiments.many_runs import train_missing
-from layermem.experiments.records import read_divergence, read_metrics
+from layermem.experiments.records import check_comparable, read_divergence, read_metrics
 from layermem.host_config import VARIANT
 from layermem.results.comparison import Comparison
 from layermem.results.encoder_trials import EncoderTrial, EncoderTrials
@@ -112,6 +112,7 @@ def _try_rates(study: EncoderStudy, base: Path, out: Path, jobs: int) -> list[En
     keys = {f"{_name(arm)}-lr{rate:g}": (arm, rate) for arm in study.arms for rate in study.rates}
     runs = {name: _run(study, base, *key, CHOOSING_SEED) for name, key in keys.items()}
     folders = train_missing(runs, out / "rates", jobs, may_diverge=True)
+    check_comparable(folders.values())
     tried: dict[str, dict[float, tuple[float, float]]] = {arm: {} for arm in study.arms}
     for name, folder in folders.items():
         arm, rate = keys[name]

@@ -8,9 +8,10 @@ It does not know: how runs are trained, what they are compared with.
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -125,6 +126,26 @@ def read_solved(folder: RunFolder, run_id: str) -> Solved | None:
     if solved.run_id not in (None, run_id):
         raise ValueError(f"{folder.result} is of run {solved.run_id}, its folder of run {run_id}")
     return solved
+
+
+def check_comparable(folders: Iterable[RunFolder]) -> None:
+    """Raise where runs of one config were trained on different data, or in other precisions.
+
+    A config says where data lay, and may leave the precision to the machine. What has not recorded
+    them (older versions did not) is taken to agree.
+    """
+    abouts = [(folder, recorded_about(folder)) for folder in folders]
+    for recorded, what in (("data", "on different data"), ("precision", "in other precisions")):
+        by_value: dict[str, Path] = {}
+        for folder, about in abouts:
+            if value := about.get(recorded):
+                by_value.setdefault(str(value), folder.path)
+        if len(by_value) > 1:
+            raise ValueError(
+                f"{' and '.join(map(str, by_value.values()))} were trained {what} under one config "
+                f"({', '.join(by_value)}), so they cannot be compared; train one of them again in "
+                "another --out"
+            )
 
 
 @contextmanager

@@ -8,6 +8,7 @@
 It does not know: tables, pages, the command line.
 """
 
+import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from layermem.experiments.artefacts import get_artefact, names
 from layermem.experiments.learning_rates import chosen_of
 from layermem.experiments.model_sizes import model_sizes
-from layermem.experiments.reproduction.artefact import SCALES, SEEDS, Artefact, Trained
+from layermem.experiments.reproduction.artefact import SCALES, SEEDS, Artefact, Study, Trained
 from layermem.experiments.reproduction.estimates import (
     RunCost,
     Speed,
@@ -34,6 +35,8 @@ from layermem.experiments.reproduction.training import Outcome, state_of, train,
 from layermem.results.artefact import ArtefactResult, RunState, Scale
 from layermem.results.files import to_json
 from layermem.runs import write_atomically
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +153,9 @@ def planned_states(
     for stage in stages(artefact.studies(scale)):
         for study in stage:
             states = [_state(name, run, recorded) for name, run in trials(study).items()]
-            if all(state.state in ("ended", "diverged") for state in states):
-                rates[study.name] = chosen_of(tried_rates_of(study, recorded))
-            else:
+            if chosen := _chosen_rates(study, states, recorded):
+                rates[study.name] = chosen
+            elif states:
                 unknown.add(study.name)
     planned = plan(artefact, scale, seeds_at(scale, count), rates, recorded.path_of)
     result = {}
@@ -164,6 +167,20 @@ def planned_states(
             state = _state(name, run, recorded)
         result[name] = run, state
     return result
+
+
+def _chosen_rates(
+    study: Study, states: Sequence[RunState], recorded: RecordedRuns
+) -> dict[str, float]:
+    """Return each arm's learning rate; empty where none are tried, or not all could be read."""
+    if any(state.state not in ("ended", "diverged") for state in states):
+        return {}
+    try:
+        return chosen_of(tried_rates_of(study, recorded))
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        # One study of many: the others are listed all the same.
+        logger.warning("%s chose no learning rates: %s", study.name, error)
+        return {}
 
 
 def _state(name: str, run: PlannedRun, recorded: RecordedRuns) -> RunState:

@@ -29,7 +29,12 @@ from layermem.efficiency.measuring import Shape, step_of
 from layermem.experiments.arms import CHOOSING_SEED
 from layermem.experiments.finetuning import load_host
 from layermem.experiments.many_runs import train_missing
-from layermem.experiments.records import read_divergence, read_metrics, read_record
+from layermem.experiments.records import (
+    check_comparable,
+    read_divergence,
+    read_metrics,
+    read_record,
+)
 from layermem.experiments.standings import standings
 from layermem.experiments.step_memory import measured_memory
 from layermem.experiments.step_times import measured_steps, shape_of
@@ -114,6 +119,8 @@ def compare_retrofits(
         train_missing(planned, out, jobs, may_diverge=True)
         rankings.append(_rank(study, condition, planned, out, trained))
         runs |= planned
+    tried = [f"rates/{trial.arm}-lr{trial.rate:g}" for trial in trials]
+    check_comparable([RunFolder(out / name) for name in (*tried, *runs)])
     first = RunFolder(out / next(iter(runs)))
     host = study.base.host
     result = RetrofitResult(
@@ -137,6 +144,7 @@ def _try_rates(study: RetrofitStudy, out: Path, jobs: int) -> list[RetrofitTrial
     keys = {f"{way}-lr{rate:g}": (way, rate) for way in WAYS for rate in study.rates_of(way)}
     runs = {name: study.run(*key, CHOOSING_SEED) for name, key in keys.items()}
     folders = train_missing(runs, out / "rates", jobs, may_diverge=True)
+    check_comparable(folders.values())
     losses: dict[str, dict[float, float]] = {way: {} for way in WAYS}
     for name, folder in folders.items():
         way, rate = keys[name]

@@ -196,4 +196,6 @@ def _fields_of_arms(run: Run) -> dict[str, str]:
             flat[name] = ":".join(entry) if isinstance(entry, list) else str(entry)
     if run.host.window is None:
         flat["host.window"] = ""
+    # Of the records, this alone is no data: the sizes of the model.
+    flat["records.from_config"] = run.records.from_config or ""
     return flat

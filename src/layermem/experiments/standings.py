@@ -6,7 +6,7 @@ It does not know: what was measured, how runs are trained.
 import math
 from collections.abc import Mapping, Sequence
 
-from layermem.intervals import Interval, holm, interval, p_value, paired, pairs_to_settle
+from layermem.intervals import Interval, adjusted_p_values, interval, paired, pairs_to_settle
 from layermem.results.arena import Standing
 from layermem.results.artefact import Mean
 
@@ -31,9 +31,9 @@ def standings(
     order = sorted(whole, key=lambda arm: sign * interval(list(values[arm].values())).mean)
     order += [arm for arm in values if arm not in whole]
     differences = {arm: _difference(values, arm, first) for arm in values}
-    p_values = _adjusted(differences)
+    p_values = adjusted_p_values(differences)
     best = order[0] if whole else None
-    to_best = _adjusted({arm: _difference(values, arm, best) for arm in whole if best})
+    to_best = adjusted_p_values({arm: _difference(values, arm, best) for arm in whole if best})
     return tuple(
         Standing(
             arm=arm,
@@ -68,12 +68,6 @@ def _difference(
     if not common:
         return None
     return paired([values[arm][seed] for seed in common], [values[other][seed] for seed in common])
-
-
-def _adjusted(differences: Mapping[str, Interval | None]) -> dict[str, float]:
-    p_values = {arm: p_value(each) for arm, each in differences.items() if each is not None}
-    p_values = {arm: p for arm, p in p_values.items() if not math.isnan(p)}
-    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
 def _pairs(difference: Interval | None) -> int | None:

@@ -18,6 +18,7 @@ from layermem.efficiency.measuring import Shape, describe_machine, time_interlea
 from layermem.results.arena import MeasuredSteps
 from layermem.results.files import read_result, to_json
 from layermem.runs import write_atomically
+from layermem.train.arguments import uses_bfloat16
 
 _ROUNDS = 9
 
@@ -47,7 +48,8 @@ def measured_steps(
     torch.set_num_threads(1)
     try:
         prepared = prepare(shape)
-        times = time_interleaved({arm: prepared[arm] for arm in timed}, _ROUNDS, device)
+        steps_of_arms = {arm: prepared[arm] for arm in timed}
+        times = time_interleaved(steps_of_arms, _ROUNDS, device, warm_up=shape.warm_up)
     finally:
         torch.set_num_threads(threads)
     seconds = {arm: median(times[arm]) for arm in missing}
@@ -71,13 +73,14 @@ def measured_steps(
 
 
 def shape_of(base: Run, tokens: int) -> Shape:
-    """Return the input of a step of a run: its micro-batch of sequences of so many tokens."""
-    device = _device()
+    """Return a step's input, a run's micro-batch of sequences of so many tokens, and how it is
+    computed: as the run is, but that activations are kept."""
     return Shape(
         batch=min(base.compute.micro_batch, base.optim.batch_size),
         tokens=tokens,
-        device=device,
-        precision="float32" if device == "cpu" else "bfloat16",
+        device=_device(),
+        precision="bfloat16" if uses_bfloat16(base.compute.precision) else "float32",
+        mode="default" if base.compute.compile else "eager",
     )
 
 

@@ -5,7 +5,7 @@ It does not know: what was measured, pages.
 
 from collections.abc import Mapping, Sequence
 
-from layermem.intervals import Interval, holm, interval, p_value, paired
+from layermem.intervals import Interval, adjusted_p_values, interval, paired
 from layermem.report.page import Table
 from layermem.results.arms import Arms
 
@@ -27,7 +27,7 @@ def over_seeds_tables(
         for row, numbers in measured.items()
         for arm in others
     }
-    adjusted = dict(zip(differences, holm(list(map(p_value, differences.values()))), strict=True))
+    adjusted = adjusted_p_values(differences)
     rows = [
         [
             row,

@@ -6,9 +6,7 @@ did not diverge would be a mean over other seeds than the other arms'.
 It does not know: torch, pages, figures.
 """
 
-import math
-
-from layermem.intervals import Interval, holm, p_value, paired
+from layermem.intervals import Interval, adjusted_p_values, paired
 from layermem.results.comparison import Comparison, ComparisonSetting
 from layermem.results.run_record import LOSS, RunRecord
 
@@ -86,9 +84,7 @@ class Setting:
         Arms with fewer than two pairs of seeds have none.
         """
         differences = {arm: self.difference(arm, metric) for arm in self.arms}
-        p_values = {arm: p_value(value) for arm, value in differences.items() if value}
-        p_values = {arm: p for arm, p in p_values.items() if not math.isnan(p)}
-        return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+        return adjusted_p_values(differences)
 
     def left_out(self) -> list[RunRecord]:
         """Return the runs that neither count nor diverged."""

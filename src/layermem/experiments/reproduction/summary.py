@@ -136,6 +136,8 @@ def _verdict(
     excludes_0 = abs(difference.mean) > difference.half
     if not excludes_0:
         return _UNSAID, "within noise: the interval includes 0"
+    if not difference.half and p_value(difference) >= 0.05:
+        return _UNSAID, "all pairs differ by the same, so that how they vary is not known"
     if direction == "similar":
         return _NOT, "the interval excludes 0"
     claimed = (difference.mean > 0) == (direction == "higher")
@@ -149,7 +151,7 @@ def _with_holm(claims: Sequence[JudgedClaim]) -> list[JudgedClaim]:
     for claim in claims:
         if claim.p is not None:
             claim = replace(claim, p=next(adjusted))
-            if claim.p is not None and claim.p >= 0.05 and "excludes" in claim.reason:
+            if claim.p is not None and claim.p >= 0.05 and claim.verdict != _UNSAID:
                 claim = replace(
                     claim, reason=f"{claim.reason}; within noise among so many claims (Holm)"
                 )

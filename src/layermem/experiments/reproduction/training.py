@@ -11,7 +11,7 @@ from layermem.experiments.arms import losses_of_trials
 from layermem.experiments.comparison import check_test_problems
 from layermem.experiments.learning_rates import chosen_of, tried_rates
 from layermem.experiments.many_runs import train_missing
-from layermem.experiments.records import naming_damage, read_record, recorded_about
+from layermem.experiments.records import check_comparable, naming_damage, read_record
 from layermem.experiments.reproduction.artefact import Artefact, Study
 from layermem.experiments.reproduction.plans import PlannedRun, counting_runs, stages, trials
 from layermem.experiments.reproduction.recorded import RecordedRuns, run_state
@@ -92,12 +92,19 @@ def state_of(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunState
 
 
 def read_records(runs: Mapping[str, PlannedRun], recorded: RecordedRuns) -> Records:
-    """Return what runs that count and ended well recorded; refuse what cannot be compared."""
+    """Return what runs that count and ended well recorded; refuse what cannot be compared.
+
+    Runs that chose learning rates are compared with those that count, too.
+    """
     records: Records = {}
     of_study: dict[str, dict[str, RunRecord]] = {}
+    folders: dict[str, list[RunFolder]] = {}
     for name, planned in runs.items():
         folder = recorded.folder_of(name, planned.run)
-        if planned.trial is not None or run_state(folder, planned.run)[0] != "ended":
+        if run_state(folder, planned.run)[0] != "ended":
+            continue
+        folders.setdefault(planned.study.name, []).append(folder)
+        if planned.trial is not None:
             continue
         # A folder of this name may hold what an earlier version planned under it.
         check_same_run(folder, planned.run)
@@ -107,21 +114,9 @@ def read_records(runs: Mapping[str, PlannedRun], recorded: RecordedRuns) -> Reco
         of_study.setdefault(planned.study.name, {})[name] = record
     for members in of_study.values():
         check_test_problems(members)
-        _check_same_data(members)
+    for of_one_study in folders.values():
+        check_comparable(of_one_study)
     return records
-
-
-def _check_same_data(records: Mapping[str, RunRecord]) -> None:
-    """Raise where runs of one study read different data under the same config."""
-    by_digest: dict[str, str] = {}
-    for record in records.values():
-        if digest := recorded_about(RunFolder(record.folder)).get("data"):
-            by_digest.setdefault(digest, record.folder)
-    if len(by_digest) > 1:
-        raise ValueError(
-            f"{' and '.join(by_digest.values())} were trained on different data under one config, "
-            "so they cannot be compared; train one of them again in another --out"
-        )
 
 
 def train_planned(runs: Mapping[str, PlannedRun], recorded: RecordedRuns, jobs: int) -> str | None:
