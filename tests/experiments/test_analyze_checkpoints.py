@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from host_models import DECODERS, ENCODERS, make_host, shake_routers
 from safetensors.torch import load_file, save_file
 from small_run import a_run
 from tiny import TINY
@@ -10,6 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
+from layermem.experiments.analyze_checkpoints import Checkpoint, load_model
+from layermem.retrofit import attach
 from layermem.tasks import arithmetic
 from layermem.train.run import train
 
@@ -85,3 +88,26 @@ def test_tokenizers_that_use_one_vocabulary_in_two_ways_are_refused(run, folder,
         SystemExit, match="the tokenizers of ours and theirs have the same vocabulary, but split"
     ):
         cli.main(["analyze", str(ours), "--against", str(theirs), *options])
+
+
+def as_decoder(model, path, dtype=torch.float32):
+    """Save a model, and load it to predict the next token."""
+    model.save_pretrained(path)
+    checkpoint = Checkpoint(name="m", location=path, tokenizer=None, run=None)
+    return load_model(checkpoint, with_head=True, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_of_all_hosts_predict_the_next_token(name, tmp_path):
+    as_decoder(make_host(name), tmp_path / "bare")
+    as_decoder(shake_routers(attach(make_host(name))), tmp_path / "attached", torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", [n for n in ENCODERS if not n.startswith("deberta")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_encoders_are_not_taken_for_decoders(name, dtype, tmp_path):
+    # Both are classes of AutoModelForCausalLM, which lacks no weight of such a checkpoint.
+    with pytest.raises(ValueError, match="is no decoder"):
+        as_decoder(make_host(name), tmp_path / "bare", dtype)
+    with pytest.raises(ValueError, match="is no decoder"):
+        as_decoder(shake_routers(attach(make_host(name))), tmp_path / "attached", dtype)

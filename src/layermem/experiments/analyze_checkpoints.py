@@ -25,6 +25,9 @@ from layermem.retrofit.loading import (
 from layermem.runs import RunFolder, unique_names
 from layermem.train.run_config import recorded_run
 
+# Tokens by which a model is checked to be causal.
+_CHECKED_TOKENS = 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
@@ -72,7 +75,8 @@ def load_model(
 ) -> Any:
     """Load the model, in float32, to a GPU if there is one; raise if it lacks any weights.
 
-    Without ``with_head`` the head may be missing: nothing is predicted.
+    With ``with_head`` it is to predict the next token, so that an encoder is refused. Without it
+    the head may be missing: nothing is predicted.
     """
     if is_attached(checkpoint.location):
         model, names = load_reporting(checkpoint.location, dtype=dtype)
@@ -86,7 +90,32 @@ def load_model(
             f"{missing[0]}: it is damaged, or of another architecture than its config.json says; "
             "save it again"
         )
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if with_head:
+        check_causal(model)
+    return model
+
+
+@torch.no_grad()
+def check_causal(model: Any) -> None:
+    """Raise if a token changes what is predicted before it, as in an encoder.
+
+    ``AutoModelForCausalLM`` takes encoders such as RoBERTa too, without a weight that is missing.
+    """
+    was_training = model.training
+    model.eval()
+    ids = torch.arange(_CHECKED_TOKENS, device=model.device)
+    ids %= model.config.get_text_config().vocab_size
+    other = ids.clone()
+    other[-1] = ids[0]
+    logits = model(torch.stack([ids, other])).logits[:, :-1].float()
+    model.train(was_training)
+    tolerance = max(1e-5, torch.finfo(model.dtype).eps)
+    if (logits[0] - logits[1]).abs().max() > tolerance * logits.abs().max():
+        raise ValueError(
+            f"{type(model).__name__} is no decoder: a token changes what is predicted before it, "
+            "so that it cannot predict the next token; name a decoder"
+        )
 
 
 def load_final(location: Path) -> Any:

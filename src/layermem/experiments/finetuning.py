@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from layermem.config import Run
 from layermem.evals.solving import evaluate
+from layermem.experiments.analyze_checkpoints import check_causal
 from layermem.experiments.host_memory import check_same_memory, choose_trained
 from layermem.experiments.record_models import load_record_model
 from layermem.results.answers import Answers
@@ -28,9 +29,6 @@ from layermem.runs import RunFolder
 from layermem.train.host_inputs import load_host_config
 from layermem.train.run import train
 from layermem.train.setup import Prepared
-
-# Tokens by which a model is checked to be causal.
-_CHECKED_TOKENS = 8
 
 
 def finetune(run: Run, out: str | os.PathLike[str], *, resume: bool = False) -> RunFolder:
@@ -90,7 +88,7 @@ def load_host(run: Run, prepared: Prepared | None = None) -> Any:
     host = run.host
     _check_length(run)
     model = _load(run)
-    _check_causal(model)
+    check_causal(model)
     choose_trained(model, host)
     return model
 
@@ -116,21 +114,4 @@ def _check_length(run: Run) -> None:
         raise ValueError(
             f"data.block_size={run.data.block_size} is more than {run.host.model} reads, {longest} "
             "tokens (max_position_embeddings): lower it"
-        )
-
-
-@torch.no_grad()
-def _check_causal(model: Any) -> None:
-    """Raise if a token changes what is predicted before it, as in an encoder."""
-    was_training = model.training
-    model.eval()
-    ids = torch.arange(_CHECKED_TOKENS) % model.config.get_text_config().vocab_size
-    other = ids.clone()
-    other[-1] = ids[0]
-    logits = model(torch.stack([ids, other])).logits[:, :-1]
-    model.train(was_training)
-    if (logits[0] - logits[1]).abs().max() > 1e-5 * logits.abs().max():
-        raise ValueError(
-            f"{type(model).__name__} is no decoder: a token changes what is predicted before it, "
-            "so that it cannot be trained to predict the next token; name a decoder"
         )
