@@ -1,6 +1,7 @@
 """Saved routers: round trips, checkpoints, copies, and what is refused."""
 
 import copy
+import hashlib
 import json
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from layermem.retrofit import attach, detach, load_routers, router_parameters, save_routers
+from layermem.retrofit import adapter, attach, detach, load_routers, router_parameters, save_routers
 
 # Transformers tells of the routers that the bare model has no place for.
 ROUND_TRIP = """
@@ -131,13 +132,67 @@ def test_routers_of_another_base_are_refused(make_other, message, tmp_path):
     assert all(map(torch.equal, before, router_parameters(other)))
 
 
-def test_a_base_trained_along_is_another_base(tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers.3.self_attn.k_proj",
+        "layers.1.self_attn.q_proj",
+        "layers.2.mlp.up_proj",
+        "layers.0.input_layernorm",
+        "embed_tokens",
+    ],
+)
+def test_a_base_trained_along_is_another_base(name, tmp_path):
     model = make_attached("llama")
     with torch.no_grad():
-        model.model.layers[3].self_attn.k_proj.weight.mul_(1.1)
+        model.model.get_submodule(name).weight.mul_(1.1)
     save_routers(model, tmp_path)
     with pytest.raises(ValueError, match="whose weights are others"):
         load_routers(attach(make_host("llama")), tmp_path)
+
+
+def test_the_base_of_merged_lora_is_another_one_and_below_lora_it_is_the_same(tmp_path):
+    peft = pytest.importorskip("peft")
+    # PEFT's default projections of a LLaMA: none to keys.
+    names = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["router", "norm"]}
+    config = peft.LoraConfig(r=2, init_lora_weights=False, task_type="CAUSAL_LM", **names)
+    adapted = peft.get_peft_model(make_attached("llama"), config)
+    save_routers(adapted, tmp_path / "below")
+    load_routers(attach(make_host("llama")), tmp_path / "below")
+    save_routers(adapted.merge_and_unload(), tmp_path / "merged")
+    with pytest.raises(ValueError, match="whose weights are others"):
+        load_routers(attach(make_host("llama")), tmp_path / "merged")
+
+
+def test_samples_of_a_large_weight_are_of_all_its_columns(monkeypatch, tmp_path):
+    monkeypatch.setattr(adapter, "_SAMPLES", 128)
+    model = make_attached("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[:, 7].mul_(1.1)
+    save_routers(model, tmp_path)
+    with pytest.raises(ValueError, match="whose weights are others"):
+        load_routers(attach(make_host("llama")), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "fused"), [("llama", False), ("phi3", True)])
+def test_routers_of_format_1_are_loaded_with_a_warning(name, fused, tmp_path):
+    model, ids = make_attached(name), make_ids()
+    save_routers(model, tmp_path)
+    settings = json.loads((tmp_path / "routers.json").read_text())
+    keys = hashlib.sha256()
+    for layer in (0, 2, 3):
+        attention = model.model.layers[layer].self_attn
+        weight = (attention.qkv_proj if fused else attention.k_proj).weight.detach().bfloat16()
+        keys.update(weight.view(torch.int16).numpy().tobytes())
+    settings["format"], settings["base"]["fingerprint"] = 1, keys.hexdigest()
+    (tmp_path / "routers.json").write_text(json.dumps(settings))
+    again = attach(make_host(name))
+    with pytest.warns(UserWarning, match="know their base by a few of its weights alone"):
+        load_routers(again, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+    with pytest.raises(ValueError, match="whose weights are others"):
+        load_routers(attach(make_host(name, seed=3)), tmp_path)
 
 
 def test_damaged_files_are_named(tmp_path):
@@ -160,7 +215,11 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "routers.safetensors").write_bytes(b"\0" * 9)
     with pytest.raises(ValueError, match="cannot be read"):
         load_routers(model, tmp_path)
-    for text, message in (("{", "is damaged"), ("[]", "must have format 1"), ("{}", "got None")):
+    for text, message in (
+        ("{", "is damaged"),
+        ("[]", "must have format 1 or 2"),
+        ("{}", "got None"),
+    ):
         (tmp_path / "routers.json").write_text(text)
         with pytest.raises(ValueError, match=message):
             load_routers(model, tmp_path)

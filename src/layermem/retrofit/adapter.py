@@ -5,11 +5,12 @@
                            of the weights, so that the two files are of one saving
     README.md              a model card
 
-A base model is identified by its *fingerprint*, a hash of the projections to keys (or of the fused
-ones) of its first, middle and last layer, rounded to bfloat16. A name and a revision are written
-too, for people: the same weights may lie in another folder, and a name says nothing of weights that
-were trained since. Saving after ``trainable(model, "all")`` therefore gives an adapter of the
-trained base, which is saved with ``model.save_pretrained``.
+A base model is identified by its *fingerprint*, a hash of samples of every weight of the module
+that runs the layers, rounded to bfloat16. A name and a revision are written too, for people: the
+same weights may lie in another folder, and a name says nothing of weights that were trained since.
+Saving after ``trainable(model, "all")``, or after LoRA was merged, therefore gives an adapter of
+the trained base, which is saved with ``model.save_pretrained``. LoRA that is not merged is no part
+of the base. Format 1 had a hash of three projections alone; it is still read.
 
 It does not know: how routers are trained, the hub.
 """
@@ -17,6 +18,8 @@ It does not know: how routers are trained, the hub.
 import hashlib
 import json
 import os
+import warnings
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +28,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from layermem.retrofit.attachment import Attachment, attachment_of
+from layermem.retrofit.attachment import ROUTER, Attachment, attachment_of
 from layermem.retrofit.card import model_card
 from layermem.runs import write_atomically
 
 WEIGHTS, SETTINGS, CARD = "routers.safetensors", "routers.json", "README.md"
-_FORMAT = 1
+# Numbers of a weight that are hashed, at most, so that large models stay quick.
+_SAMPLES = 2**14
+# Where PEFT keeps a module that it wraps: below a LoRA, and beside a copy that trains.
+_WRAPPED = ("base_layer", "original_module")
 
 
 class NotAtHand(ValueError):
@@ -68,7 +74,14 @@ def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Load saved routers into a model that is attached as theirs was, all or none."""
     attachment, path = attachment_of(model), Path(folder)
     saved = read_settings(path)
-    _check(saved, _describe(attachment), path)
+    _check(saved, _describe(attachment, saved["format"]), path)
+    # A whole checkpoint holds the base itself.
+    if saved["format"] == 1 and not (path / "config.json").exists():
+        warnings.warn(
+            f"the routers in {path} know their base by a few of its weights alone (format 1 of "
+            f"{SETTINGS}): a base of which others were trained is not recognised; save them again",
+            stacklevel=2,
+        )
     weights = _weights(attachment)
     loaded, digest = read_weights(path / WEIGHTS)
     if loaded.keys() != weights.keys():
@@ -112,16 +125,16 @@ def _weights(attachment: Attachment) -> dict[str, Tensor]:
     return weights
 
 
-def _describe(attachment: Attachment) -> dict[str, Any]:
+def _describe(attachment: Attachment, format_number: int = 2) -> dict[str, Any]:
     """Return the contents of routers.json for a model as it is."""
     config = getattr(attachment.owner, "config", None)
     return {
-        "format": _FORMAT,
+        "format": format_number,
         "base": {
             "architecture": type(attachment.owner).__name__.removeprefix("FSDP"),
             "name": getattr(config, "_name_or_path", "") or "",
             "revision": getattr(config, "_commit_hash", None),
-            "fingerprint": fingerprint(attachment),
+            "fingerprint": _FINGERPRINTS[format_number](attachment),
         },
         "layers": len(attachment.layers),
         "heads": attachment.shape.heads,
@@ -130,27 +143,59 @@ def _describe(attachment: Attachment) -> dict[str, Any]:
     }
 
 
-def fingerprint(attachment: Attachment) -> str:
-    """Return a hash of a few weights of the base model."""
+def _hash_weights(attachment: Attachment) -> str:
+    """Return a hash of samples of all weights of the base model."""
+    digest = hashlib.sha256()
+    routers = {id(attention._modules.get(ROUTER)) for attention in attachment.attentions}
+    for name, weight in _base_weights(attachment.owner, "", routers):
+        # Odd, so that the samples are not of a few columns.
+        stride = (weight.numel() // _SAMPLES) | 1
+        digest.update(f"{list(weight.shape)}".encode())
+        digest.update(_bytes(weight, name, stride))
+    return digest.hexdigest()
+
+
+def _base_weights(
+    module: nn.Module, path: str, routers: Collection[int]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights below a module and their names, without routers and PEFT's adapters."""
+    for wrapped in _WRAPPED:
+        if isinstance(inner := module._modules.get(wrapped), nn.Module):
+            yield from _base_weights(inner, path, routers)
+            return
+    for name, weight in module._parameters.items():
+        if weight is not None:
+            yield f"{path}{name}", weight
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in routers:
+            yield from _base_weights(child, f"{path}{name}.", routers)
+
+
+def _hash_keys(attachment: Attachment) -> str:
+    """Return the hash that format 1 has: of the projections to keys, or of the fused ones, in the
+    first, middle and last layer."""
     digest, n = hashlib.sha256(), len(attachment.layers)
     for layer in sorted({0, n // 2, n - 1}):
         projection: Any = attachment.attentions[layer].get_submodule(attachment.host.projections[0])
         while isinstance(getattr(projection, "base_layer", None), nn.Module):
             # Below a LoRA.
             projection = projection.base_layer
-        digest.update(_bytes(projection, layer))
+        weight = getattr(projection, "weight", None)
+        digest.update(_bytes(weight, f"the projection to keys of layer {layer}"))
     return digest.hexdigest()
 
 
-def _bytes(projection: Any, layer: int) -> bytes:
-    weight = getattr(projection, "weight", None)
+_FINGERPRINTS = {1: _hash_keys, 2: _hash_weights}
+
+
+def _bytes(weight: Any, name: str, stride: int = 1) -> bytes:
     if not isinstance(weight, Tensor) or weight.is_meta or type(weight.data) is not Tensor:
         raise NotAtHand(
-            f"the weights of layer {layer} are not at hand ({type(projection).__name__}, "
-            "quantised, sharded or offloaded), so that the base model cannot be identified; "
-            "save and load routers with the base model whole and in memory"
+            f"the weights of the base are not at hand ({name} is quantised, sharded or offloaded), "
+            "so that the base model cannot be identified; save and load routers with the base "
+            "model whole and in memory"
         )
-    weight = weight.detach().cpu()
+    weight = weight.detach().flatten()[::stride].cpu()
     if weight.is_floating_point():
         # So that a model loaded in another precision is the same base.
         weight = weight.to(torch.bfloat16).view(torch.int16)
@@ -167,9 +212,11 @@ def read_settings(path: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise ValueError(f"{path / SETTINGS} is damaged ({error}); copy it again") from error
-    if not isinstance(saved, dict) or saved.get("format") != _FORMAT:
+    known = tuple(_FINGERPRINTS)
+    if not isinstance(saved, dict) or saved.get("format") not in known:
         found = saved.get("format") if isinstance(saved, dict) else saved
-        raise ValueError(f"{path / SETTINGS} must have format {_FORMAT}, got {found!r}")
+        expected = " or ".join(map(str, known))
+        raise ValueError(f"{path / SETTINGS} must have format {expected}, got {found!r}")
     return saved
 
 

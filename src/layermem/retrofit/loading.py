@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from layermem.retrofit.adapter import SETTINGS, WEIGHTS, load_routers, read_settings, read_weights
 from layermem.retrofit.attaching import attach
+from layermem.retrofit.attachment import attachment_of
 from layermem.retrofit.hosts import Host
 
 # How the name of a router's weight ends in a whole checkpoint.
@@ -58,7 +59,7 @@ def load_reporting(
     host: Host | None = None,
     **kwargs: Any,
 ) -> tuple[Any, list[str]]:
-    """Do the same, and return the names of missing weights in place of an error."""
+    """Do the same, and return the names of missing weights of a head in place of an error."""
     path = Path(folder)
     settings = read_settings(path)
     location, revision = find_base(path, base)
@@ -68,6 +69,8 @@ def load_reporting(
         model, info = auto_class.from_pretrained(location, output_loading_info=True, **kwargs)
     _check_unexpected(info["unexpected_keys"], location, is_whole=location == path)
     attach(model, router=settings["router"], window=settings["window"], host=host)
+    missing = sorted(info["missing_keys"])
+    _check_missing(model, missing, location)
     try:
         load_routers(model, path)
     except ValueError as error:
@@ -79,7 +82,7 @@ def load_reporting(
         raise
     if location == path:
         _check_same_routers(path, info["unexpected_keys"])
-    return model, sorted(info["missing_keys"])
+    return model, missing
 
 
 def is_attached(folder: str | os.PathLike[str]) -> bool:
@@ -152,6 +155,18 @@ def _check_unexpected(names: Iterable[str], location: str | Path, *, is_whole: b
         raise ValueError(
             f"{location} holds {len(others)} weights that its model has no place for, such as "
             f"{others[0]}; merge adapters before saving, or load it by the class it was saved as"
+        )
+
+
+def _check_missing(model: nn.Module, names: Iterable[str], location: str | Path) -> None:
+    """Raise if weights of the layers are missing: their random values would be another base's."""
+    owner = attachment_of(model).owner
+    path = next(name for name, module in model.named_modules() if module is owner)
+    lost = [name for name in names if name.startswith(f"{path}." if path else "")]
+    if lost:
+        raise ValueError(
+            f"{location} lacks {len(lost)} of the model's weights, such as {lost[0]}: it is "
+            "damaged, or of another architecture than its config.json says"
         )
 
 
