@@ -8,6 +8,7 @@ import pytest
 import torch
 from stories import FOLDER, needs_stories
 from tiny import SLOW, TINY, needs_compiler
+from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -16,12 +17,14 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerFast,
     RepetitionPenaltyLogitsProcessor,
 )
 
 from layermem.cli import main
 from layermem.models.registry import lookup
 from layermem.retrofit.converting import convert
+from layermem.serving.continuations import Decoder
 from layermem.serving.generation import TextGenerator, batches
 from layermem.serving.prompts import encode_prompts, prompts_of_texts
 from layermem.serving.sampling import NoiseOfPrompts, RepetitionPenalty
@@ -184,6 +187,32 @@ def test_ends(saved, tokenizer):
     (cut,) = run(folder, tokenizer, ["a b c"], stop=("never", word))
     assert (cut.reason, cut.tokens >= first + 1) == ("stop", True)
     assert cut.text == whole.text[: whole.text.index(word)]
+
+
+def test_a_special_token_ends_as_a_stop_text(saved, tokenizer):
+    folder = saved("lime")
+    (whole,) = run(folder, tokenizer, ["a b c"])
+    word = whole.text.split()[5]
+    # The same vocabulary, in which the word is left out of texts.
+    tokenizer.add_special_tokens({"additional_special_tokens": [word]})
+    (cut,) = run(folder, tokenizer, ["a b c"], stop=("never", word))
+    before = whole.text.split()[: whole.text.split().index(word)]
+    assert (cut.reason, cut.tokens) == ("stop", len(before) + 1)
+    assert cut.text.split() == before
+
+
+def test_a_stop_text_that_begins_with_a_space_ends_at_the_first_token():
+    pieces = ["<unk>", "</s>", "▁Q", "▁the", "▁END"]
+    raw = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>"))
+    # Llama-2's decoder, which strips the space of the first token.
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>")
+    decoder = Decoder(tokenizer, (" END",), [1])
+    for ids, text in (([4, 3], ""), ([3, 4, 3], " the"), ([3] * 9 + [4], " the" * 9)):
+        continuation = decoder.cut([2], ids)
+        assert (continuation.reason, continuation.text) == ("stop", text)
 
 
 def test_one_prompt_is_written_as_it_comes(saved, capsys, monkeypatch, caplog):

@@ -31,6 +31,11 @@ class Decoder:
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], ends: Sequence[int]) -> None:
         self.tokenizer, self.stop, self.ends = tokenizer, tuple(stop), frozenset(ends)
+        # Special tokens are left out of texts, so that one is found as a token alone.
+        added = tokenizer.get_added_vocab()
+        self.stop_ids = frozenset(
+            added[text] for text in stop if text in added and not self._decode([added[text]])
+        )
         # A token has a byte at least, so a stop text is in the last tokens, if it ends with them.
         self.window = max((len(text.encode()) for text in stop), default=0) + 4
 
@@ -44,7 +49,11 @@ class Decoder:
         """Return whether the text of tokens has a stop text, of which the last token is a part."""
         if not self.stop or not ids:
             return False
-        recent = self._decode(ids[-self.window :])
+        if ids[-1] in self.stop_ids:
+            return True
+        # A tokenizer may strip the space of the first token, unless the prompt is before it.
+        starts = len(ids) <= self.window
+        recent = self.text(prompt, ids) if starts else self._decode(ids[-self.window :])
         if not any(text in recent for text in self.stop):
             return False
         text = self.text(prompt, ids)
@@ -62,7 +71,8 @@ class Decoder:
                 break
         text = self.text(prompt, ids)
         if reason == "stop":
-            text = text[: min(text.index(stop) for stop in self.stop if stop in text)]
+            starts = (text.index(stop) for stop in self.stop if stop in text)
+            text = text[: min(starts, default=len(text))]
         return Continuation(text=text, tokens=len(ids), reason=reason)
 
     def shown(self, text: str) -> str:
