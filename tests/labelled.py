@@ -31,7 +31,8 @@ def rows_of(count, seed=0):
 
 
 def arguments(folder, *more, base="bert", steps=8):
-    records = ["--records", str(folder / "records.jsonl"), "--validation-share", "0.2"]
+    share = [] if "--validation" in more else ["--validation-share", "0.2"]
+    records = ["--records", str(folder / "records.jsonl"), *share]
     sizes = ["--batch-size", "8", "--micro-batch", "4", "--max-length", "16", "--lr", "1e-2"]
     often = ["--steps", str(steps), "--eval-every", "4", "--precision", "float32"]
     return ["finetune", str(folder / base), *records, *sizes, *often, *more]

@@ -230,7 +230,7 @@ def test_a_checkpoint_with_memory_is_gone_on_with(folder, tmp_path):
         (["--memory", "last", "--window", "0"], "host.window must be at least 1, got 0"),
         (["--block-size", "128"], "block_size=128 is more than .* reads, 64 tokens"),
         (["--task", "arithmetic"], "give one of .* got --text and --task"),
-        (["--task-options", "operands=2"], "are for a task"),
+        (["--task-options", "operands=2"], "operands=2 has no effect on text, it is for --task"),
     ],
 )
 def test_what_would_train_something_else_is_refused(options, message, folder, tmp_path):
@@ -239,6 +239,36 @@ def test_what_would_train_something_else_is_refused(options, message, folder, tm
     with pytest.raises(SystemExit, match=message):
         finetuned(folder, tmp_path / "out", *more, base=base)
     assert not list(tmp_path.glob("out/final"))
+
+
+@pytest.mark.parametrize(
+    ("data", "given", "kinds"),
+    [
+        ("task", {"validation": "v.jsonl"}, "--text and --records"),
+        ("task", {"validation_share": 0.3}, "--text and --records"),
+        ("task", {"max_documents": 5}, "--text"),
+        ("task", {"text_field": "body"}, "--text"),
+        ("task", {"eval_blocks": 3}, "--text"),
+        ("text", {"examples": 10}, "--task"),
+        ("text", {"test": 5}, "--task"),
+        ("text", {"validation_problems": 3}, "--task"),
+        ("records", {"examples": 10}, "--task"),
+        ("records", {"test": 5}, "--task"),
+        ("records", {"validation_problems": 3}, "--task"),
+    ],
+    ids=str,
+)
+def test_options_of_another_kind_of_data_are_refused(data, given, kinds):
+    source = {data: "arithmetic" if data == "task" else "data.jsonl"}
+    with pytest.raises(ValueError, match=f" has no effect on {data}, it is for {kinds}:"):
+        to_run(Finetune(model="x", **source, **given))
+
+
+@pytest.mark.parametrize("data", ["text", "records"])
+def test_a_share_beside_a_file_of_validation_is_refused(data):
+    given = {"validation": "v.jsonl", "validation_share": 0.3}
+    with pytest.raises(ValueError, match=r"--validation-share 0.3 has no effect beside"):
+        to_run(Finetune(model="x", **{data: "data.jsonl"}, **given))
 
 
 def test_lora_without_peft_is_refused(folder, tmp_path, monkeypatch):

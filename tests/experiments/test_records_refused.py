@@ -53,7 +53,7 @@ def test_what_would_train_something_else_is_refused(options, message, folder, tm
 
 
 def test_options_of_records_alone_are_refused(folder):
-    with pytest.raises(SystemExit, match="--label x is for records: add --records FILE"):
+    with pytest.raises(SystemExit, match="--label x has no effect on text, it is for --records"):
         cli.main(["finetune", str(folder / "llama"), "--text", "stdlib", "--label", "x"])
     with pytest.raises(SystemExit, match="give one of --text SOURCE, --task NAME, --records FILE"):
         cli.main(["finetune", str(folder / "llama")])

@@ -17,11 +17,20 @@ from layermem.host_config import VARIANT
 from layermem.named_options import merged
 
 logger = logging.getLogger(__name__)
-# Options of records alone: fields of their config under the same names, but for the source.
+# Options of records: fields of their config under the same names, but for the source.
 _OF_RECORDS = (
     *("kind", "fields", "label", "id_field", "max_length", "stride", "longest_answer"),
     *("unanswerable", "from_config"),
 )
+# Options that each kind of data takes; those of another kind would have no effect on it.
+_OF_DATA = {
+    "text": (
+        *("validation", "validation_share", "text_field", "block_size", "max_documents"),
+        *("eval_blocks", "cache"),
+    ),
+    "task": ("task_options", "examples", "test", "validation_problems"),
+    "records": (*_OF_RECORDS, "validation", "validation_share"),
+}
 _TOKENS_OF_QUESTIONS = 384
 
 
@@ -147,23 +156,23 @@ def _check_data(options: Finetune) -> None:
         raise ValueError(
             f"give one of {', '.join(given)}, got {' and '.join(named) if named else 'none'}"
         )
-    if options.task is None and options.task_options:
-        raise ValueError(
-            f"--task-options {' '.join(options.task_options)} are for a task: add --task NAME, or "
-            "leave them out"
-        )
-    for name in _OF_RECORDS:
-        if options.records is None and getattr(options, name) != getattr(Finetune, name):
-            raise ValueError(
-                f"--{name.replace('_', '-')} {getattr(options, name)} is for records: add "
-                "--records FILE, or leave it out"
+    kind = named[0].removeprefix("--")
+    for name in dict.fromkeys(name for names in _OF_DATA.values() for name in names):
+        value = getattr(options, name)
+        if name not in _OF_DATA[kind] and value != getattr(Finetune, name):
+            shown = " ".join(value) if isinstance(value, tuple) else value
+            others = " and ".join(
+                f"--{other}" for other, names in _OF_DATA.items() if name in names
             )
-    for name in ("text_field", "block_size", "max_documents", "eval_blocks", "cache"):
-        if options.records is not None and getattr(options, name) != getattr(Finetune, name):
             raise ValueError(
-                f"--{name.replace('_', '-')} {getattr(options, name)} has no effect on records: "
+                f"--{name.replace('_', '-')} {shown} has no effect on {kind}, it is for {others}: "
                 "leave it out"
             )
+    if options.validation is not None and options.validation_share is not None:
+        raise ValueError(
+            f"--validation-share {options.validation_share} has no effect beside --validation "
+            f"{options.validation}: leave one of them out"
+        )
 
 
 def _data(options: Finetune) -> Data:
