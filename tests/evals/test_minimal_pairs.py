@@ -116,6 +116,18 @@ def test_records_of_files_and_folders(write, tmp_path):
     ]
 
 
+def test_pairs_that_would_count_twice_are_refused(write, tmp_path):
+    plain = write(record(), name="a.jsonl")
+    write(record(UID="others"), name="b.jsonl")
+    for places in ([tmp_path, plain], [plain, tmp_path / "." / "a.jsonl"], [tmp_path, tmp_path]):
+        with pytest.raises(ValueError, match=r"a.jsonl and .*a.jsonl are one file, or have one"):
+            read_pairs(places)
+    with lzma.open(tmp_path / "a.jsonl.xz", "wt", encoding="utf-8") as file:
+        file.write(json.dumps(record()))
+    with pytest.raises(ValueError, match=r"a.jsonl and .*a.jsonl.xz are one file, or have one"):
+        read_pairs([tmp_path])
+
+
 @needs_records
 def test_the_real_records_are_67_paradigms():
     pairs = read_pairs([RECORDS], per_paradigm=3)

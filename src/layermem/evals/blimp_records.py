@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from layermem.data import compression
 from layermem.data.local_files import find_files, json_records
 
 _NAMES = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
@@ -49,7 +50,9 @@ def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> lis
     if per_paradigm is not None and per_paradigm < 1:
         raise ValueError(f"per_paradigm must be at least 1, got {per_paradigm}")
     counts, pairs = Counter[str](), []
-    for file in itertools.chain.from_iterable(map(_files, paths)):
+    files = list(itertools.chain.from_iterable(map(_files, paths)))
+    _check_distinct(files)
+    for file in files:
         for record, where in json_records(file):
             pair = _pair(record, where)
             counts[pair.paradigm] += 1
@@ -74,6 +77,23 @@ def _files(path: Path) -> Iterator[Path]:
             f"{path} does not exist; give BLiMP's JSON lines, a file or the folder data of "
             "github.com/alexwarstadt/blimp"
         )
+
+
+def _check_distinct(files: Sequence[Path]) -> None:
+    """Raise if a file is read twice, or beside a copy of another kind, compressed for example."""
+    seen: dict[Path, Path] = {}
+    for file in files:
+        name = file.name
+        for suffix in reversed(file.suffixes):
+            if suffix.lower() in (*compression.SUFFIXES, *_JSON_LINES):
+                name = name.removesuffix(suffix)
+        for place in {file.resolve(), file.parent.resolve() / name}:
+            if place in seen:
+                raise ValueError(
+                    f"{seen[place]} and {file} are one file, or have one name, so that their pairs "
+                    "would count twice: name one of them"
+                )
+            seen[place] = file
 
 
 def _pair(record: Any, where: str) -> Pair:
