@@ -26,6 +26,28 @@ def one_at_a_time(model, prompt):
     return ids[len(prompt) :]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"suppress_tokens": list(range(2, 30))},
+        {"min_new_tokens": 12},
+        {"num_beams": 3, "repetition_penalty": 1.7},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_what_the_models_own_generation_config_says_has_no_effect(fields):
+    model = a_model("plain").eval()
+    model.lm_head.weight[1] *= 3
+    prompts = [[5, 6, 7], [8], [9, 10]]
+    expected = greedy(model, prompts, SETTINGS)
+    own = model.generation_config
+    for name, value in fields.items():
+        setattr(own, name, value)
+    assert greedy(model, prompts, SETTINGS) == expected
+    assert model.generation_config is own
+
+
 @pytest.mark.parametrize("variant", ["plain", "lime"])
 @torch.no_grad()
 def test_batches_generate_what_prompts_alone_do(variant):

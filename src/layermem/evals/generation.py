@@ -47,18 +47,20 @@ def greedy(
         raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} has no tokens")
     order = _by_length(prompts)
     generated: list[list[int]] = [[] for _ in prompts]
+    own = model.generation_config
     config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         do_sample=False,
-        # Named, since a pretrained model's generation_config.json may have others.
-        num_beams=1,
-        repetition_penalty=1.0,
+        use_cache=own.use_cache,
         eos_token_id=settings.end,
         pad_token_id=settings.padding,
         bos_token_id=None,
     )
     was_training = model.training
     model.eval()
+    # transformers fills fields that are None from the model's own config, which may have others of
+    # a pretrained model: penalties, suppressed tokens.
+    model.generation_config = config
     try:
         for start in range(0, len(order), settings.batch_size):
             batch = order[start : start + settings.batch_size]
@@ -69,6 +71,7 @@ def greedy(
             if progress is not None:
                 progress(start + len(batch))
     finally:
+        model.generation_config = own
         model.train(was_training)
     return generated
 
