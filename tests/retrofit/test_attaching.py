@@ -31,6 +31,7 @@ from layermem.retrofit import (
     trainable,
 )
 from layermem.retrofit.attaching import attachment_of
+from layermem.retrofit.attachment import Attachment
 
 FAST = ("llama", "gpt2")
 
@@ -299,6 +300,52 @@ def test_a_mapping_that_matches_nothing_says_what_is_near(names, message):
         attach(model, host=Host(**names))
     assert _count_hooks(model) == _count_hooks(make_host("llama"))
     attach(model)
+
+
+class NestedProjections(nn.Module):
+    """An attention whose projections to keys and values lie in a module of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.kv = nn.ModuleDict({"k": nn.Linear(8, 8), "v": nn.Linear(8, 8)})
+
+    def forward(self, x):
+        return self.kv["k"](x) + 2 * self.kv["v"](x)
+
+
+class NestedModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"att": NestedProjections()}) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer["att"](x)
+        return x
+
+
+NESTED = {"layers": "layers", "attention": "att", "key": "kv.k", "value": "kv.v", "head_dim": 4}
+
+
+def test_projections_may_lie_deeper_in_an_attention():
+    model, x = NestedModel(), torch.ones(1, 3, 8)
+    with torch.no_grad():
+        before = model(x)
+        assert torch.equal(attach(model, host=Host(**NESTED))(x), before)
+        assert not torch.allclose(shake_routers(model)(x), before)
+        assert torch.equal(detach(model)(x), before)
+
+
+def test_an_attaching_that_fails_leaves_the_model_as_it_was(monkeypatch):
+    model, x = NestedModel(), torch.ones(1, 3, 8)
+    with torch.no_grad():
+        before = model(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(Attachment, "rearm", lambda self: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                attach(model, host=Host(**NESTED))
+        assert torch.equal(model(x), before)
+        assert torch.equal(attach(model, host=Host(**NESTED))(x), before)
 
 
 def test_a_mapping_is_of_two_projections_or_one():

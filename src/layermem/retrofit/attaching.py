@@ -60,10 +60,15 @@ def attach(
         sources=sources,
         settings={"router": router, "window": window},
     )
-    for i, attention in enumerate(attentions[1:], start=1):
-        memory = LimeRouter(shape.heads, (*sources[i], i), init=init)
-        attention.add_module(ROUTER, memory.to(**_placement(attention, model)))
-    attachment.install()
+    try:
+        for i, attention in enumerate(attentions[1:], start=1):
+            memory = LimeRouter(shape.heads, (*sources[i], i), init=init)
+            attention.add_module(ROUTER, memory.to(**_placement(attention, model)))
+        attachment.install()
+    except BaseException:
+        # Half a memory would break every forward, and could not be detached.
+        attachment.remove()
+        raise
     setattr(owner, ATTRIBUTE, attachment)
     save_routers_too(model, owner)
     _forget_compiled()

@@ -88,7 +88,7 @@ class Attachment:
         """Put hooks on the projections and layers as they are now."""
         for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
             for lane, name in enumerate(self.host.projections):
-                projection = attention._modules[name]
+                projection = attention.get_submodule(name)
                 if projection is not self.hooked[i][lane]:
                     self._move_hook(i, lane, projection)
             if _is_checkpointed(layer):
@@ -96,12 +96,11 @@ class Attachment:
                 if not isinstance(function, CheckpointedLayer):
                     setattr(layer, _CHECKPOINT, CheckpointedLayer(self, i, function))
 
-    def _move_hook(self, layer: int, lane: int, projection: nn.Module | None) -> None:
+    def _move_hook(self, layer: int, lane: int, projection: nn.Module) -> None:
         before = self.hooked[layer][lane]
         if before is not None:
             _remove_hooks(before, self)
-        if projection is not None:
-            projection.register_forward_hook(_Projected(self, layer, lane))
+        projection.register_forward_hook(_Projected(self, layer, lane))
         self.hooked[layer][lane] = projection
 
     def begin_forward(self) -> RunningForward:
