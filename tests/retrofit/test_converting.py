@@ -139,6 +139,13 @@ def test_nothing_is_replaced_unless_it_is_a_saved_model_and_asked_for(llama, tmp
         convert(str(llama), target)
     convert(str(llama), target, force=True)
     assert AutoModelForCausalLM.from_pretrained(target).config.model_type == "layermem_lime"
+    # A trainer's folder is a saved model and more.
+    for name in ("checkpoint-500", "notes.md"):
+        (target / name).mkdir() if name == "checkpoint-500" else (target / name).write_text("mine")
+        with pytest.raises(FileExistsError, match=f"holds {name} beside a saved model"):
+            convert(str(llama), target, force=True)
+        (target / name).rename(tmp_path / f"kept-{name}")
+    convert(str(llama), target, force=True)
     other = tmp_path / "letters"
     other.mkdir()
     (other / "letter.txt").write_text("dear")

@@ -9,6 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# What a saved model and its tokenizer are made of.
+_SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".jinja", ".tiktoken", ".py"}
+_NAMES = {
+    *("README.md", "LICENSE", ".gitattributes", "vocab.txt", "merges.txt"),
+    "additional_chat_templates",
+}
+
 
 def check_target(target: Path, source: Path | None, *, force: bool) -> Path:
     """Return where the folder ``target`` leads; raise if it must not be written.
@@ -36,7 +43,21 @@ def check_target(target: Path, source: Path | None, *, force: bool) -> Path:
                 f"{target} is no saved model (it has no config.json), so --force does not replace "
                 "it; name another folder, or delete it"
             )
+        if (other := _find_other(target)) is not None:
+            raise FileExistsError(
+                f"{target} holds {other.name} beside a saved model, so --force does not replace "
+                "it; name another folder, or move what is to be kept"
+            )
     return target
+
+
+def _find_other(folder: Path) -> Path | None:
+    """Return something in a folder that is no part of a saved model, or None."""
+    for path in sorted(folder.iterdir()):
+        is_part = path.name in _NAMES or (path.is_file() and path.suffix in _SUFFIXES)
+        if not is_part:
+            return path
+    return None
 
 
 @contextmanager
