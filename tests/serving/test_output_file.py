@@ -12,6 +12,7 @@ import torch
 from tiny import TINY
 
 from layermem.cli import main
+from layermem.experiments.analyze_checkpoints import Checkpoint
 from layermem.models.registry import lookup
 from layermem.serving.generation import TextGenerator
 from layermem.serving.output_file import OutputFile
@@ -168,6 +169,24 @@ def test_a_stopped_command_writes_the_same_file(asked, tmp_path, monkeypatch, ca
     os.utime(tmp_path / "model" / "model.safetensors", ns=(1, 1))
     with pytest.raises(SystemExit, match=r"another run: model.files.model.safetensors was"):
         main([*asked, "--out", str(out)])
+
+
+def test_another_commit_of_a_model_on_the_hub_is_another_run(asked, tmp_path, monkeypatch):
+    load_config = Checkpoint.load_config
+
+    def write_with(commit):
+        def load(self):
+            config = load_config(self)
+            config._commit_hash = commit
+            return config
+
+        monkeypatch.setattr(Checkpoint, "load_config", load)
+        main([*asked, "--out", str(tmp_path / "out.jsonl")])
+
+    write_with("a1")
+    write_with("a1")
+    with pytest.raises(SystemExit, match=r"another run: model.commit was 'a1', and is 'b2'"):
+        write_with("b2")
 
 
 def test_memory_that_does_not_suffice_is_a_sentence(asked, tmp_path, monkeypatch):

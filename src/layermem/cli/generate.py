@@ -69,9 +69,12 @@ def generate(options: Generate, command: str) -> None:
     if options.out is None:
         _to_screen(checkpoint, groups, options)
         return
-    about = describe(checkpoint.location, prompts, settings, options.dtype)
+    # An adapter lies in a folder, so that the commit is its base's.
+    commit = getattr(checkpoint.load_config(), "_commit_hash", None)
+    own = commit if checkpoint.base is None else None
+    about = describe(checkpoint.location, prompts, settings, options.dtype, own)
     if checkpoint.base is not None:
-        about["base"] = describe(checkpoint.base, prompts, settings, options.dtype)["model"]
+        about["base"] = describe(checkpoint.base, prompts, settings, options.dtype, commit)["model"]
     output = OutputFile(options.out, about, [[p.index for p in group] for group in groups])
     with output.locked():
         _to_file(checkpoint, groups, options, output)

@@ -22,11 +22,19 @@ _MODEL_FILES = ("*.json", "*.safetensors", "*.bin", "*.jinja")
 
 
 def describe(
-    location: Path | str, prompts: Sequence[Prompt], settings: GenerationSettings, dtype: str
+    location: Path | str,
+    prompts: Sequence[Prompt],
+    settings: GenerationSettings,
+    dtype: str,
+    commit: str | None = None,
 ) -> dict[str, Any]:
-    """Return what the rows of a run are of; two runs may be one if it is equal."""
+    """Return what the rows of a run are of; two runs may be one if it is equal.
+
+    ``commit``: that of a model on the hub, which has no files here.
+    """
+    model = {"location": _resolved(location), "files": _file_states(location), "dtype": dtype}
     return {
-        "model": {"location": _resolved(location), "files": _file_states(location), "dtype": dtype},
+        "model": model if commit is None else {**model, "commit": commit},
         "prompts": {"count": len(prompts), "sha256": digest(prompts)},
         "settings": asdict(settings),
         "device": "cuda" if torch.cuda.is_available() else "cpu",
