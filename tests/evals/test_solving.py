@@ -66,6 +66,25 @@ def test_an_answer_without_its_steps_is_no_right_step_of_its_level(name, monkeyp
     assert sum(shares.accuracy * shares.count for shares in levels.values()) == pytest.approx(20)
 
 
+@pytest.mark.parametrize("name", QUERIED)
+def test_a_special_token_at_a_query_leaves_the_other_answers_in_place(name, monkeypatch):
+    task, asked = get_task(name), Task(name=name, test=8, options=SMALL[name])
+    tokenizer = task.tokenizer(**asked.fields())
+    problems = task.problems("test", 8, 0, **asked.fields())
+    beyond = len(tokenizer)
+    first = [tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id, beyond]
+    answered = [tokenizer(problem.solution)["input_ids"] for problem in problems]
+    for number, ids in enumerate(answered):
+        ids[0] = first[number % len(first)]
+    monkeypatch.setattr(solving, "read_answers", lambda *args, **_: answered)
+    _, attempts = solving.evaluate(None, tokenizer, asked, "test")
+    for attempt in attempts:
+        assert attempt.grade.right == (False, *[True] * (len(attempt.answers) - 1))
+        assert (attempt.grade.fault, attempt.grade.at) == ("foreign", 1)
+    words = [attempt.text.split()[0] for attempt in attempts[:4]]
+    assert words == ["<end>", "<pad>", "<unknown>", f"<{beyond}>"]
+
+
 def test_no_problems():
     with pytest.raises(ValueError, match="no problems to solve"):
         solving.attempt(None, None, get_task("arithmetic"), [])

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +90,31 @@ def attempt(
     )
     if queried := select_queried(problems):
         queries = [problem.queries for problem in queried]
-        generated = read_answers(model, prompts, queries, settings, progress=progress)
-    elif shared:
-        generated = shared_greedy(model, prompts, settings)
+        answers = read_answers(model, prompts, queries, settings, progress=progress)
+        texts = _join_words(tokenizer, answers)
     else:
-        generated = greedy(model, prompts, settings, progress=progress)
-    texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
+        if shared:
+            generated = shared_greedy(model, prompts, settings)
+        else:
+            generated = greedy(model, prompts, settings, progress=progress)
+        texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
     return [
         Attempt(problem=p, text=text, grade=task.grade(p, text), level=task.level(p))
         for p, text in zip(problems, texts, strict=True)
     ]
+
+
+def _join_words(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
+    """Return each problem's answers, one word for every id, separated by spaces.
+
+    Answers are graded by position, so a special token stays a word of its own (``<end>``), and so
+    does an id that the tokenizer has no token for (``<132>``); decoding would leave both out.
+    """
+    words = {
+        token: "".join(tokenizer.decode([token]).split()) or f"<{token}>"
+        for token in set(chain.from_iterable(answers))
+    }
+    return [" ".join(words[token] for token in ids) for ids in answers]
 
 
 def score_attempts(
