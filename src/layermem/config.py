@@ -231,7 +231,8 @@ class Run:
     eval_blocks: int | None = None
     """Validation blocks used, from the first on; None: all."""
     save_every: int = 0
-    """Steps between two checkpoints; 0: none but the final model."""
+    """Steps between two checkpoints; 0: that of the last step alone, until the final model is
+    there."""
     keep: int = 2
     """Number of newest checkpoints that are kept. The one with the lowest validation loss is kept
     too, if the run saved at that step (it does at each validation where save_every divides

@@ -57,24 +57,20 @@ def small_disk():
     signal.signal(signal.SIGXFSZ, ignored)
 
 
-@pytest.mark.parametrize(
-    ("save_every", "size", "what"),
-    [(2, 40_000, "a checkpoint in .*/full/checkpoints"), (0, 20_000, "the final model, .*final,")],
-)
-def test_a_full_disk_is_said_and_leaves_nothing_half(
-    save_every, size, what, tmp_path, monkeypatch, small_disk
-):
+@pytest.mark.parametrize("save_every", [2, 0])
+def test_a_full_disk_is_said_and_leaves_nothing_half(save_every, tmp_path, monkeypatch, small_disk):
     run, out = a_run(tmp_path, save_every=save_every), tmp_path / "full"
     whole = train(run, tmp_path / "whole")
     append = RunFolder.append_row
 
     def filling(self, row):
         append(self, row)
-        small_disk(size) if row["step"] == 3 else None
+        small_disk(40_000) if row["step"] == 3 else None
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append_row", filling)
-        with pytest.raises(OSError, match=f"{what} could not be written .*make room, and --resume"):
+        what = "a checkpoint in .*/full/checkpoints could not be written"
+        with pytest.raises(OSError, match=f"{what} .*make room, and --resume"):
             train(run, out)
     small_disk(resource.RLIM_INFINITY)
     folder = RunFolder(out)
@@ -83,3 +79,22 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(
         ["checkpoint-2"] if save_every else []
     )
     assert curve(train(run, out, resume=True)) == curve(whole)
+
+
+def test_a_final_model_that_cannot_be_written_costs_no_training(tmp_path, monkeypatch, small_disk):
+    """Also of a run that asks for no checkpoints."""
+    run, out = a_run(tmp_path, save_every=0), tmp_path / "full"
+    whole = train(run, tmp_path / "whole")
+    assert not whole.complete_checkpoints()
+    with monkeypatch.context() as patch:
+        # The last that is done before the final model is written.
+        patch.setattr("layermem.train.run.merge_lora", lambda _: small_disk(20_000))
+        what = "the final model, .*final, could not be written"
+        with pytest.raises(OSError, match=f"{what} .*make room, and --resume"):
+            train(run, out)
+    small_disk(resource.RLIM_INFINITY)
+    assert not (out / ".final").exists() and not (out / "final").exists()
+    monkeypatch.setattr("layermem.train.trainer.Trainer.training_step", None)
+    folder = train(run, out, resume=True)
+    assert folder.final.exists() and curve(folder) == curve(whole)
+    assert not folder.complete_checkpoints()

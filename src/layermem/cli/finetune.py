@@ -83,7 +83,8 @@ class Finetune(HostOptions):
     log_every: int = 1
     """Steps between two rows of metrics."""
     save_every: int = 0
-    """Steps between two checkpoints; 0: none but the final model."""
+    """Steps between two checkpoints; 0: that of the last step alone, until the final model is
+    there."""
     out: Path | None = None
     """Folder of the run; default: runs/finetune-MODEL-TRAIN-MEMORY-sSEED."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

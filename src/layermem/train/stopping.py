@@ -38,12 +38,13 @@ class _WorkInterrupted(BaseException):
 class StopOnSignal(TrainerCallback):
     """On SIGTERM or Ctrl-C finish the step, save and stop; on a second Ctrl-C stop immediately.
 
-    With ``saves_last`` the last step is saved as well, because the work after it may fail.
+    The last step is saved as well, whatever the run asks for: the work after it (solving test
+    problems, the results of records, writing the final model) may fail.
     """
 
-    def __init__(self, *, saves_last: bool, processes: int) -> None:
+    def __init__(self, *, processes: int) -> None:
         self.signal_number: int | None = None
-        self._saves_last, self._interruptible = saves_last, False
+        self._interruptible = False
         # A terminal sends Ctrl-C to every process, and the launcher of several processes sends it
         # to them once more: there a second signal does not mean a second Ctrl-C.
         self._second_interrupts = processes == 1
@@ -51,7 +52,7 @@ class StopOnSignal(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if any_process(self.signal_number is not None, args):
             control.should_save = control.should_training_stop = True
-        elif self._saves_last and state.global_step >= state.max_steps:
+        elif state.global_step >= state.max_steps:
             control.should_save = True
         return control
 

@@ -75,7 +75,7 @@ class Trainer(transformers.Trainer):
     ) -> None:
         self.run, self.folder, self._solve_problems = run, folder, evaluate
         args = training_arguments(run, folder, validates=validation_data is not None)
-        self.stop = StopOnSignal(saves_last=evaluate is not None, processes=args.world_size)
+        self.stop = StopOnSignal(processes=args.world_size)
         self._finite = FiniteCheck(folder, args)
         self._sequence_losses: list[Tensor] = []
         self._timer, self._rates = StepTimer(), LearningRateRecorder()
