@@ -156,6 +156,19 @@ def test_what_learnt_other_data_under_the_same_config_is_not_compared(tmp_path, 
     assert list(arms_of(setting).values()) == [["a", "b", "d"]]
 
 
+def test_seeds_that_started_from_other_weights_are_no_arm(tmp_path):
+    runs = [
+        record(tmp_path / "a", about={"weights": "first"}),
+        record(tmp_path / "b", seed=1, about={"weights": "second"}),
+        # What an older version has not recorded stays with the others.
+        record(tmp_path / "c", seed=2),
+    ]
+    with pytest.raises(ValueError, match="a and b of lime started from different weights"):
+        compared(tmp_path, *runs)
+    (setting,) = compared(tmp_path, runs[0], runs[2]).settings
+    assert list(arms_of(setting).values()) == [["a", "c"]]
+
+
 def test_auto_is_the_precision_that_it_came_to(tmp_path):
     runs = [
         record(tmp_path / "a", about={"precision": "bfloat16"}),

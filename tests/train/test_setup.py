@@ -1,7 +1,10 @@
 """What a run starts from: a LLaMA, with memory or without, or what another run has left."""
 
+import shutil
+
 import pytest
 import torch
+import yaml
 from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -70,6 +73,30 @@ def test_what_a_run_cannot_start_from(llama, tmp_path):
     (llama / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="llama has no tokenizer that a run can start with"):
         started(tmp_path, llama, "plain", lr=1e-3)
+
+
+def test_weights_that_a_run_starts_from_are_part_of_what_it_records(llama, tmp_path):
+    def about(folder):
+        return yaml.safe_load(folder.config.read_text())["about"]
+
+    run = a_run(tmp_path, max_steps=2, save_every=1, keep=2, model={"pretrained": str(llama)})
+    first = train(run, tmp_path / "first")
+    again = train(run, tmp_path / "again")
+    model = LlamaForCausalLM.from_pretrained(llama)
+    torch.nn.init.normal_(model.lm_head.weight)
+    model.save_pretrained(llama)
+    changed = train(run, tmp_path / "changed")
+    assert about(first)["weights"] == about(again)["weights"] != about(changed)["weights"]
+    assert about(first)["run_id"] == about(changed)["run_id"] == run.id
+    # A run that has not ended does not go on as another one's.
+    first.final.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="llama does not hold the weights that .*checkpoint-2"):
+        train(run, first.path, resume=True)
+    # Without a checkpoint it begins again, from what is there now.
+    shutil.rmtree(first.checkpoints)
+    train(run, first.path, resume=True)
+    assert about(first)["weights"] == about(changed)["weights"]
+    assert "weights" not in about(train(a_run(tmp_path, max_steps=1), tmp_path / "new"))
 
 
 def test_a_run_on_a_task_starts_from_another(tmp_path):

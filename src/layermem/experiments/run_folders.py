@@ -93,7 +93,21 @@ def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
                 "does not count, such as how often they log); name one"
             )
         by_seed[seed] = name
+    for arm, by_seed in arms.items():
+        _check_same_start(arm, {name: runs[name][1] for name in by_seed.values()})
     return arms
+
+
+def _check_same_start(arm: str, folders: Mapping[str, RunFolder]) -> None:
+    """Raise where runs of an arm recorded different weights that they started from."""
+    about = {name: recorded_about(folder) for name, folder in folders.items()}
+    names = {told["weights"]: name for name, told in about.items() if told.get("weights")}
+    if len(names) > 1:
+        raise ValueError(
+            f"{' and '.join(names.values())} of {arm} started from different weights: the model "
+            "that their configs name has changed between them; train one of them again in another "
+            "--out"
+        )
 
 
 def _runs_at(path: Path) -> list[RunFolder]:

@@ -1,10 +1,11 @@
-"""Digests of training data: equal digests mean that two runs were trained on the same data.
+"""Digests of what a run learns from: equal digests mean the same data, or the same weights.
 
 A config names data by its place, and the contents of that place may change: a file is edited, a
-folder is mounted elsewhere, another Python has another standard library.
+folder is mounted elsewhere, another Python has another standard library. So may the weights of a
+saved model that a run starts from (``weights_digest``).
 
-There are two digests, both kept in files of recorded runs, so that neither can take the place of
-the other. ``data_digest`` (config.yaml) identifies whole splits by how they were prepared.
+There are two digests of data, both kept in files of recorded runs, so that neither can take the
+place of the other. ``data_digest`` (config.yaml) identifies whole splits by how they were prepared.
 ``sequences_digest`` (origin.json of a checkpoint) reads the sequences themselves, as the trainer
 gets them, and so notices a change of what cuts or encodes them too.
 
@@ -14,6 +15,7 @@ It does not know: runs, what is done where digests differ.
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -23,6 +25,8 @@ from layermem.train.problem_dataset import ProblemDataset
 from layermem.train.question_dataset import QuestionDataset
 from layermem.train.record_dataset import RecordDataset
 
+# Suffixes of files with weights.
+_WEIGHTS = (".safetensors", ".bin")
 # Sequences of a dataset that ``sequences_digest`` reads, spread evenly over it.
 _MAX_SEQUENCES = 4096
 
@@ -46,6 +50,20 @@ def data_digest(*splits: Blocks | ProblemDataset | RecordDataset | QuestionDatas
 def prompts_digest(prompts: Sequence[str]) -> str:
     """Return twelve hexadecimal digits that identify the solved problems, in their order."""
     return _short_digest(list(prompts))
+
+
+def weights_digest(source: str | None) -> str | None:
+    """Return twelve hexadecimal digits that identify the weights in a saved model's folder.
+
+    None: there is no such folder; a model on the hub is identified by its name and revision.
+    """
+    if source is None or not Path(source).is_dir():
+        return None
+    files = []
+    for path in sorted(p for p in Path(source).iterdir() if p.suffix in _WEIGHTS):
+        with path.open("rb") as file:
+            files.append([path.name, hashlib.file_digest(file, "sha256").hexdigest()])
+    return _short_digest(files)
 
 
 def _split_identity(split: Blocks | ProblemDataset | RecordDataset | QuestionDataset) -> object:

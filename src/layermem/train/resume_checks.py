@@ -1,7 +1,7 @@
 """Checks that a resumed run continues its own checkpoint, with the same data and model config.
 
 A checkpoint records its origin in ``origin.json``: the fields of the run that decide what it
-computes, and digests of its data.
+computes, and digests of its data and of the weights that it started from.
 
 It does not know: the trainer, how a checkpoint's model and optimizer are loaded.
 """
@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, TrainingArguments
 from layermem.config import Run, run_from_dict, to_dict
 from layermem.runs import RunFolder
 from layermem.train.checkpoints import logged_rows, process_layout
-from layermem.train.data_digest import SequenceDataset, sequences_digest
+from layermem.train.data_digest import SequenceDataset, sequences_digest, weights_digest
 
 logger = logging.getLogger(__name__)
 # Fields of a run that may differ when it is resumed: how it is carried out, not what it computes.
@@ -48,10 +48,11 @@ _IGNORED_MODEL_FIELDS = {
 
 
 def describe_origin(run: Run, data: Mapping[str, SequenceDataset | None]) -> dict[str, Any]:
-    """Return the fields of a run that decide what it computes, and the digests of its data."""
+    """Return the fields of a run that decide what it computes, and digests of what it reads."""
     decisive = {name: value for name, value in to_dict(run).items() if name not in FREE_FIELDS}
     digests = {name: sequences_digest(split) for name, split in data.items() if split is not None}
-    return {"run": decisive, "data": digests}
+    weights = weights_digest(run.model.pretrained or run.host.model)
+    return {"run": decisive, "data": digests, "weights": weights}
 
 
 def save_origin(checkpoint: Path, origin: Mapping[str, Any]) -> None:
@@ -92,6 +93,13 @@ def _check_run_and_data(
         raise ValueError(
             f"{checkpoint} was written by another run: {'; '.join(changes)}. Delete it to go "
             "on from the checkpoint before it, or choose another --out"
+        )
+    # Earlier versions recorded no weights.
+    if recorded.get("weights") not in (None, origin["weights"]):
+        start = origin["run"]["model"]["pretrained"] or origin["run"]["host"]["model"]
+        raise ValueError(
+            f"{start} does not hold the weights that {checkpoint} was trained from: put them back, "
+            "or begin again in another --out"
         )
     for split, digest in recorded["data"].items():
         if origin["data"].get(split) != digest:

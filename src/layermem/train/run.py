@@ -20,12 +20,12 @@ from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder, temporary_folder, write_atomically
 from layermem.train.arguments import training_arguments
-from layermem.train.data_digest import data_digest, prompts_digest
+from layermem.train.data_digest import data_digest, prompts_digest, weights_digest
 from layermem.train.divergence import NotFiniteError
 from layermem.train.lora import merge_lora
 from layermem.train.model_card import write_model_card
 from layermem.train.processes import wait_for_all
-from layermem.train.run_config import claim_folder, record_data_and_precision
+from layermem.train.run_config import claim_folder, record_beginning
 from layermem.train.setup import Prepared, build_model, prepare_run
 from layermem.train.sharded import ShardedTrainer
 from layermem.train.trainer import Trainer
@@ -90,9 +90,12 @@ def _claim_and_prepare(
         return None
     prepared = prepare_run(run)
     if is_first:
-        digest = data_digest(prepared.train_data, prepared.validation_data)
-        precision = "bfloat16" if args.bf16 else "float32"
-        record_data_and_precision(folder, run, digest, precision)
+        beginning = {
+            "data": data_digest(prepared.train_data, prepared.validation_data),
+            "precision": "bfloat16" if args.bf16 else "float32",
+            "weights": weights_digest(run.model.pretrained or run.host.model),
+        }
+        record_beginning(folder, run, beginning)
     return prepared
 
 

@@ -74,15 +74,16 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
         _write(folder, run, {**_read(folder.config)[1], "run_id": run.id})
 
 
-def record_data_and_precision(folder: RunFolder, run: Run, data: str, precision: str) -> None:
-    """Record the digest of the data and the precision, which the fields alone do not determine.
+def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:
+    """Record digests of the data and weights, and the precision: what fields do not determine.
 
-    A run that is resumed keeps what was recorded when it began, or lacks it if an earlier version
-    began it.
+    A run that goes on from a checkpoint keeps what was recorded when it began, or lacks it if an
+    earlier version began it. What is None is not recorded.
     """
-    if not (folder.rows() or folder.complete_checkpoints()):
-        about = _read(folder.config)[1]
-        _write(folder, run, {**about, "data": data, "precision": precision})
+    if not folder.complete_checkpoints():
+        about = {k: v for k, v in _read(folder.config)[1].items() if k not in beginning}
+        known = {name: value for name, value in beginning.items() if value is not None}
+        _write(folder, run, {**about, **known})
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
