@@ -72,5 +72,6 @@ def training_arguments(run: Run, folder: RunFolder, *, validates: bool) -> Train
 def uses_bfloat16(precision: str) -> bool:
     """Return whether a run of this ``compute.precision`` computes in bfloat16 on this machine."""
     if precision == "auto":
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        # Older GPUs emulate bfloat16, slower than they compute in float32.
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     return precision == "bfloat16"
