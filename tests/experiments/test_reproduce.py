@@ -184,6 +184,7 @@ def test_damage_is_refused(tmp_path, begun, use, caplog):
     [
         ("data", "ab", "lime-lr0.001-s0", "on different data"),
         ("precision", ("float32", "bfloat16"), "lime-lr0.001-s0", "in other precisions"),
+        ("weights", "ab", "plain-lr0.01-s1", "from different weights"),
         # Of one that chose a learning rate, and of another that counts.
         ("data", "ab", "rates/lime-lr0.01-s1000", "on different data"),
     ],

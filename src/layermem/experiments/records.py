@@ -31,6 +31,7 @@ from layermem.results.run_record import (
 )
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder
+from layermem.train.run_config import recorded_run
 from layermem.typed_dicts import from_dict
 
 _VALIDATION_FIELDS = [field.name for field in fields(Validation)]
@@ -129,20 +130,28 @@ def read_solved(folder: RunFolder, run_id: str) -> Solved | None:
 
 
 def check_comparable(folders: Iterable[RunFolder]) -> None:
-    """Raise where runs of one config were trained on different data, or in other precisions.
+    """Raise where runs of one config learnt different data, from other weights or otherwise.
 
-    A config says where data lay, and may leave the precision to the machine. What has not recorded
-    them (older versions did not) is taken to agree.
+    A config says where data and the weights of a start lay, and may leave the precision to the
+    machine. What has not recorded them (older versions did not) is taken to agree.
     """
-    abouts = [(folder, recorded_about(folder)) for folder in folders]
-    for recorded, what in (("data", "on different data"), ("precision", "in other precisions")):
-        by_value: dict[str, Path] = {}
-        for folder, about in abouts:
-            if value := about.get(recorded):
-                by_value.setdefault(str(value), folder.path)
+    found: dict[str, dict[str, Path]] = {}
+    for folder in folders:
+        about, run = recorded_about(folder), recorded_run(folder)
+        start = run.model.pretrained or run.host.model
+        said = {
+            "on different data": about.get("data"),
+            "in other precisions": about.get("precision"),
+            # Seeds may start from models of their own.
+            f"from different weights of {start}": about.get("weights"),
+        }
+        for how, value in said.items():
+            if value:
+                found.setdefault(how, {}).setdefault(str(value), folder.path)
+    for how, by_value in found.items():
         if len(by_value) > 1:
             raise ValueError(
-                f"{' and '.join(map(str, by_value.values()))} were trained {what} under one config "
+                f"{' and '.join(map(str, by_value.values()))} were trained {how} under one config "
                 f"({', '.join(by_value)}), so they cannot be compared; train one of them again in "
                 "another --out"
             )
