@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from host_models import DECODERS, make_host
 from tiny import CASES, TINY, make
 
+import layermem
 from layermem.analysis.capture import capture, sequences_at_once
 from layermem.models.registry import lookup, variants
 from layermem.models.seams import OwnLayerMemory, WeightsUnknown
@@ -121,6 +123,37 @@ def test_decoders_of_transformers(name):
         for i in range(4):
             np.testing.assert_array_equal(captured.values[i], captured.routed[i])
             np.testing.assert_allclose(captured.values[i], seen[i].detach(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_identity_routers_of_attached_memory_leave_all_as_it_was(name):
+    model = make_host(name)
+    bare = next(capture(model, batches()[:1]))
+    attached = next(capture(layermem.attach(model), batches()[:1]))
+    for kind in ("hidden", "values", "routed"):
+        arrays = zip(getattr(bare, kind), getattr(attached, kind), strict=True)
+        for before, after in arrays:
+            np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["bare", "lora"])
+def test_attached_memory_routes_the_values(lora):
+    model = layermem.attach(make_host("llama"))
+    routers = [layer.self_attn.router for layer in model.model.layers[1:]]
+    for router in routers:
+        torch.nn.init.normal_(router.weight)
+    if lora:
+        # The projection is another one than that which the attachment has its hook on.
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(target_modules=["v_proj"], init_lora_weights=False)
+        model = peft.get_peft_model(model, config).eval().base_model.model
+    (captured,) = capture(model, batches()[:1])
+    np.testing.assert_array_equal(captured.values[0], captured.routed[0])
+    for i, router in enumerate(routers, start=1):
+        raw = torch.stack([torch.from_numpy(captured.values[j]) for j in range(i + 1)])
+        weights = router.weight.detach().unflatten(1, (i + 1, 2))
+        expected = torch.einsum("rsq,sbtqe->btre", weights, raw.unflatten(-1, (2, -1))).flatten(2)
+        np.testing.assert_allclose(captured.routed[i], expected, rtol=1e-4, atol=1e-5)
 
 
 FALCON = {

@@ -1,8 +1,8 @@
 """Capture hidden states, values and routed values of every layer of a decoder, batch by batch.
 
-Works with our variants and with Hugging Face's decoders. Forward hooks copy the activations to the
-CPU; those of a batch are dropped when the next one starts, so memory is bounded by one batch. The
-model's outputs are not altered.
+Works with our variants and with Hugging Face's decoders, bare or with attached memory. Forward
+hooks copy the activations to the CPU; those of a batch are dropped when the next one starts, so
+memory is bounded by one batch. The model's outputs are not altered.
 
 Letters: B batch, T tokens, D model width, G key-value heads, E head width.
 It does not know: what is computed from the arrays.
@@ -11,6 +11,7 @@ It does not know: what is computed from the arrays.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from layermem.models.decoder import Attention
 from layermem.models.memories import active_memories
 
 Kind = Literal["hidden", "values", "routed"]
@@ -111,24 +113,57 @@ def _register_hooks(
         yield layer.register_forward_hook(copy_hidden)
     if not {"values", "routed"} & set(kinds):
         return
-    memory = next(iter(active_memories(layer)), None)
-    if memory is not None:
-        # A memory is called with (query, key, value, slots) and returns (key, value).
-        def copy_values_and_routed(module: nn.Module, inputs: Any, output: Any) -> None:
-            if "values" in kinds:
-                activations["values", index] = _to_array(_concatenate_heads(inputs[2]))
-            if "routed" in kinds:
-                activations["routed", index] = _to_array(_concatenate_heads(output[1]))
+    if any(isinstance(module, Attention) for module in layer.modules()):
+        yield _hook_memory(active_memories(layer)[0], index, kinds, activations)
+    else:
+        yield from _hook_projection(layer, index, config, kinds, activations)
 
-        yield memory.register_forward_hook(copy_values_and_routed)
-        return
+
+def _hook_memory(
+    memory: nn.Module, index: int, kinds: Sequence[Kind], activations: dict[tuple[str, int], Array]
+) -> Any:
+    """Register the hook that copies what the memory of a layer of ours is given and returns."""
+
+    # A memory is called with (query, key, value, slots) and returns (key, value).
+    def copy_values_and_routed(module: nn.Module, inputs: Any, output: Any) -> None:
+        if "values" in kinds:
+            activations["values", index] = _to_array(_concatenate_heads(inputs[2]))
+        if "routed" in kinds:
+            activations["routed", index] = _to_array(_concatenate_heads(output[1]))
+
+    return memory.register_forward_hook(copy_values_and_routed)
+
+
+def _hook_projection(
+    layer: nn.Module,
+    index: int,
+    config: Any,
+    kinds: Sequence[Kind],
+    activations: dict[tuple[str, int], Array],
+) -> Iterator[Any]:
+    """Register the hooks that copy the values of another decoder's layer; yield their handles.
+
+    Memory that is attached to it replaces what the projection returns, by a forward hook: own
+    values are read before that hook, routed values after it.
+    """
     projection, select_values = _find_value_projection(layer, index, config)
 
-    def copy_values(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        array = _to_array(select_values(output))
-        activations.update({(kind, index): array for kind in ("values", "routed") if kind in kinds})
+    def copy_values(kind: Kind, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        activations[kind, index] = _to_array(select_values(output))
 
-    yield projection.register_forward_hook(copy_values)
+    if "values" in kinds:
+        yield projection.register_forward_hook(partial(copy_values, "values"), prepend=True)
+    if "routed" in kinds:
+        after = projection.register_forward_hook(partial(copy_values, "routed"))
+        yield after
+
+        # An attachment moves its hook to a projection that is new (as LoRA's) only when a forward
+        # begins, which is before the layer runs.
+        def stay_last(module: nn.Module, inputs: Any) -> None:
+            hooks = projection._forward_hooks
+            hooks[after.id] = hooks.pop(after.id)
+
+        yield layer.register_forward_pre_hook(stay_last)
 
 
 def _find_value_projection(
