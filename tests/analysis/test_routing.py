@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from host_models import make_host, shake_routers
 from tiny import TINY, make
 
 import layermem
 from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem.models.registry import lookup
+from layermem.retrofit.attachment import attachment_of
 
 
 def a_model(name="lime", **fields):
@@ -49,6 +51,23 @@ def test_keys_and_values_that_read_differently():
     weight = model.model.layers[3].self_attn.memory.weight.detach().abs().double().numpy()
     expected = np.array([weight[0], 0, 0, weight[1]]) / weight.sum()
     np.testing.assert_allclose(mean_heatmap(model, "value")[3], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("options", [{}, {"router": "last", "window": 1}], ids=["all", "one"])
+def test_attached_memory(name, options):
+    model = layermem.attach(make_host(name), **options)
+    np.testing.assert_array_equal(mean_heatmap(model), np.eye(4))
+    routers = attachment_of(shake_routers(model)).routers
+    heatmap, heads = mean_heatmap(model), head_heatmaps(model)
+    np.testing.assert_array_equal(heatmap[0], [1, 0, 0, 0])
+    for layer, router in routers.items():
+        sizes = router.weight.detach().abs().double().unflatten(1, (len(router.sources), -1)).sum(2)
+        expected = np.zeros((len(sizes), 4))
+        expected[:, list(router.sources)] = sizes / sizes.sum(1, keepdim=True)
+        np.testing.assert_allclose(heads[layer], expected, rtol=1e-6)
+        of_all = sizes.sum(0) / sizes.sum()
+        np.testing.assert_allclose(heatmap[layer, list(router.sources)], of_all, rtol=1e-6)
 
 
 def test_own_layer_only_is_a_diagonal():

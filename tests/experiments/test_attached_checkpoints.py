@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from host_models import make_host, shake_routers
@@ -10,9 +11,11 @@ from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from layermem import cli
+from layermem.analysis.routing import mean_heatmap
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals.perplexity import perplexity
 from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
+from layermem.experiments.analyze_model import _analyze_routing
 from layermem.experiments.answers import checkpoint_digest
 from layermem.results.files import read_result
 from layermem.results.minimal_pairs import MinimalPairsResult
@@ -51,6 +54,13 @@ def test_perplexity_is_that_of_the_model_in_memory(folder, model, tmp_path):
     expected = perplexity(model, load_tokenizer("bytes"), TEXTS, context=24, stride=12)
     assert measured["adapter"].loss == measured["whole"].loss == expected.loss
     assert abs(measured["base"].loss - expected.loss) > 0.01
+
+
+def test_analysis_shows_what_attached_routers_read(model):
+    routing, unknown = _analyze_routing(model, "attached")
+    assert unknown is None
+    np.testing.assert_allclose(routing.heatmap, mean_heatmap(model))
+    assert [reading.off_layer_share > 0 for reading in routing.readings] == [False] + [True] * 3
 
 
 def test_judged_pairs_are_those_of_the_model_in_memory(folder, model, tmp_path):

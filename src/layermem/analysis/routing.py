@@ -1,7 +1,8 @@
 """What routers read: shares of their absolute weights by target layer and source layer.
 
 Each row of a heatmap is absolute weights divided by their sum. A layer without a router reads
-itself alone. If PEFT keeps several adapters, the weights are those that a forward uses now.
+itself alone, as the first layer of a model with attached memory does. If PEFT keeps several
+adapters, the weights are those that a forward uses now.
 
 Letters: L layers, R key-value heads.
 It does not know: any particular variant, figures.
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from layermem.models.memories import unadapted_memories
+from layermem.models.routers import StaticRouter
 from layermem.models.seams import OwnLayerMemory, Part
 from layermem.results.analysis import Circuit, Reading
 
@@ -84,13 +86,16 @@ def _weight_sizes(model: nn.Module, part: Part | None = None) -> np.ndarray:
     memories = unadapted_memories(model)
     if not memories:
         raise ValueError(
-            f"{type(model).__name__} has no memories: expected a model of this library"
+            f"{type(model).__name__} has no memories: expected a model of this library, or one "
+            "with attached memory"
         )
-    depth = len(memories)
-    by_layer: list[np.ndarray] = []
-    for layer, memory in enumerate(memories):
+    # Attached memory has a router in each layer after the first, and there alone.
+    attached = isinstance(memories[0], StaticRouter) and memories[0].sources[-1] == 1
+    first = 1 if attached else 0
+    depth = first + len(memories)
+    by_layer = [np.eye(depth)[layer : layer + 1] for layer in range(depth)]
+    for layer, memory in enumerate(memories, start=first):
         if isinstance(memory, OwnLayerMemory):
-            by_layer.append(np.eye(depth)[layer : layer + 1])
             continue
         of_part = memory.static_weights_by_part()
         chosen = of_part.values() if part is None else [of_part[part]]
@@ -103,6 +108,6 @@ def _weight_sizes(model: nn.Module, part: Part | None = None) -> np.ndarray:
             raise ValueError(f"all weights of the router of layer {layer} are zero")
         over_all_layers = np.zeros((len(sizes), depth))
         over_all_layers[:, list(sources)] = sizes
-        by_layer.append(over_all_layers)
+        by_layer[layer] = over_all_layers
     heads = max(map(len, by_layer))
     return np.stack([np.broadcast_to(sizes, (heads, depth)) for sizes in by_layer])

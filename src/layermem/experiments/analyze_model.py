@@ -22,7 +22,7 @@ from layermem.analysis.occurrences import Occurrence
 from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem.analysis.separability import separability
 from layermem.experiments.analyze_checkpoints import Checkpoint
-from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.memories import active_memories
 from layermem.models.seams import Part, WeightsUnknown
 from layermem.results.analysis import (
     AnalysisOptions,
@@ -176,7 +176,7 @@ def _fit_probes(
 
 def _analyze_routing(model: Any, name: str) -> tuple[Routing | None, str | None]:
     """Return what the routers read, and why that is not known; both are None without routers."""
-    if not isinstance(model, DecoderForCausalLM):
+    if not active_memories(model):
         return None, None
     try:
         heatmap = mean_heatmap(model)
