@@ -324,3 +324,11 @@ def test_a_stored_state_cannot_be_changed_in_place():
         second.mul_(3)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_scores_are_wide_under_autocast():
+    states, vectors = [torch.randn(2, 3, 8) for _ in range(2)], torch.randn(2, 8)
+    expected = naive.score(states, vectors)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = naive.score(states, vectors)
+    assert scores.dtype == torch.float32 and torch.equal(scores, expected)

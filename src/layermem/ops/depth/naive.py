@@ -33,7 +33,9 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
 def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     """Return vectors[c] . states[j] for every token, [B, T, C, S], in float32 at least."""
     wide = torch.promote_types(common_dtype(states), torch.float32)
-    return torch.stack([x.to(wide) @ vectors.to(wide).t() for x in states], dim=-1)
+    # Autocast would compute the products in half precision.
+    with torch.autocast(vectors.device.type, enabled=False):
+        return torch.stack([x.to(wide) @ vectors.to(wide).t() for x in states], dim=-1)
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
