@@ -28,3 +28,8 @@ def test_few_vectors_and_bad_arguments():
         embed(np.eye(2))
     with pytest.raises(ValueError, match="vector 1 holds a number that is not finite"):
         embed(np.array([[1.0, 2], [np.nan, 1], [0, 1]]))
+
+
+def test_an_unknown_embedding_is_refused():
+    with pytest.raises(ValueError, match="by must be one of tsne, pca, got 'umap'"):
+        embed(np.eye(4), by="umap")

@@ -62,3 +62,8 @@ def test_the_random_state_is_left_alone():
 def test_arrays_that_cannot_be_probed_are_refused(features, labels, message):
     with pytest.raises(ValueError, match=message):
         separability(features, labels)
+
+
+def test_an_unknown_probe_is_refused():
+    with pytest.raises(ValueError, match="probe must be one of paper, converged, got 'linear'"):
+        separability(np.eye(20), np.arange(20) % 2, probe="linear")

@@ -62,6 +62,11 @@ def test_the_overhead_of_routers_grows_with_depth():
     assert share(64) > 6 * share(8) > 0
 
 
+def test_an_unknown_counting_is_refused():
+    with pytest.raises(ValueError, match="counting must be one of honest, paper, got 'Honest'"):
+        count_costs(["plain"], TINY, 8, "Honest")
+
+
 def test_zero_tokens_are_refused():
     with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
         count_costs(["plain"], TINY, 0)

@@ -3,17 +3,19 @@
 It does not know: models, figures.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
+By = Literal["tsne", "pca"]
+
 
 def embed(
     vectors: np.ndarray,
     *,
-    by: Literal["tsne", "pca"] = "tsne",
+    by: By = "tsne",
     seed: int = 0,
     perplexity: float = 30.0,
 ) -> np.ndarray:
@@ -21,6 +23,8 @@ def embed(
 
     ``perplexity`` is that of t-SNE, lowered if there are too few vectors for it.
     """
+    if by not in get_args(By):
+        raise ValueError(f"by must be one of {', '.join(get_args(By))}, got {by!r}")
     vectors = np.asarray(vectors, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) < 3:
         raise ValueError(f"expected at least 3 vectors [N, F], got shape {vectors.shape}")

@@ -11,7 +11,7 @@ It does not know: models, where arrays come from.
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -63,6 +63,8 @@ def separability(
     ``groups`` [N]: occurrences of one group are in one fold, and the control shuffles labels within
     each group; None: every occurrence is by itself.
     """
+    if probe not in get_args(Probe):
+        raise ValueError(f"probe must be one of {', '.join(get_args(Probe))}, got {probe!r}")
     features, labels = np.asarray(features, dtype=np.float32), np.asarray(labels)
     _check_arrays(features, labels, folds)
     classes, labels = np.unique(labels, return_inverse=True)

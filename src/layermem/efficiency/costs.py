@@ -28,6 +28,8 @@ def cost(
 
     ``variant`` None: the plain decoder.
     """
+    if counting not in COUNTINGS:
+        raise ValueError(f"counting must be one of {', '.join(COUNTINGS)}, got {counting!r}")
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}")
     # layermem.counting counts two FLOPs a multiply-add and attention to all keys.

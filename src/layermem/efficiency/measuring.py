@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -52,6 +52,9 @@ class Shape:
         for name in ("batch", "tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.precision not in get_args(Precision):
+            known = ", ".join(get_args(Precision))
+            raise ValueError(f"precision must be one of {known}, got {self.precision!r}")
 
     @property
     def warm_up(self) -> int:
