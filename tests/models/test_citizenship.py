@@ -113,8 +113,16 @@ def test_packed_documents_keep_apart(model, ids):
         expected = torch.cat([model(row[:, :5]).logits, model(row[:, 5:]).logits], 1)
         masked = model(row, position_ids=positions, attention_mask=mask).logits
         told = model(row, position_ids=positions, use_cache=False).logits
+        # By the defaults too, which make a cache of other forwards.
+        by_default = model(row, position_ids=positions)
+        assert model(row, position_ids=torch.arange(11)[None]).past_key_values is not None
     torch.testing.assert_close(masked, expected, **CLOSE)
     torch.testing.assert_close(told, expected, **CLOSE)
+    torch.testing.assert_close(by_default.logits, expected, **CLOSE)
+    assert by_default.past_key_values is None
+    trained = model.train()(row, position_ids=positions)
+    torch.testing.assert_close(trained.logits, expected, **CLOSE)
+    assert model(row).past_key_values is None
 
 
 def test_embeddings_in_place_of_ids(model, ids):

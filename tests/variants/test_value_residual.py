@@ -41,11 +41,25 @@ def test_the_sparse_form_mixes_in_the_last_quarter(layers, first):
 
 def test_without_a_value_projection_a_llama_is_refused():
     llama = layermem.build("plain", **TINY)
-    weights = {"first_weight": 0.5, "own_weight": 0.5}
     with pytest.raises(
         ValueError, match=r"3 weights .* such as model\.layers\.1\.self_attn\.v_proj"
     ):
-        ENTRY.causal_lm.from_llama(llama, form="svformer", **weights)
+        ENTRY.causal_lm.from_llama(llama, form="svformer")
+
+
+@pytest.mark.parametrize(
+    ("form", "as_the_llama"),
+    [("learnable", True), ("dense", True), ("identity", False), ("constant", False)],
+)
+def test_from_a_llama_only_learned_weights_start_without_effect(form, as_the_llama, ids):
+    """Constants without effect would never have any."""
+    llama = layermem.build("plain", **TINY).eval()
+    model = ENTRY.causal_lm.from_llama(llama, form=form).eval()
+    with torch.no_grad():
+        same = torch.allclose(model(ids).logits, llama(ids).logits, atol=1e-5)
+    assert same == as_the_llama
+    given = ENTRY.causal_lm.from_llama(llama, form="sparse", first_weight=0.25)
+    assert (given.config.first_weight, given.config.own_weight) == (0.25, 0.5)
 
 
 @pytest.mark.parametrize("form", ["identity", "svformer"])

@@ -106,7 +106,8 @@ class DecoderConfig(PreTrainedConfig):
     rms_norm_eps: float = 1e-6
     """Epsilon of the norms, added to the mean square."""
     use_cache: bool = True
-    """Whether a forward outside training returns a cache of keys and values."""
+    """Whether a forward outside training returns a cache of keys and values; one of documents that
+    ``position_ids`` keep apart returns none."""
     pad_token_id: int | None = None
     """Id of the padding token."""
     bos_token_id: int | None = 1

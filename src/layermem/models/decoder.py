@@ -259,6 +259,20 @@ class Decoder(PreTrainedDecoder):
         for j, layer in enumerate(layers):
             layer.is_source = j in last_reader
 
+    def _has_no_use_for_cache(
+        self, attention_mask: Tensor | None, position_ids: Tensor | None
+    ) -> bool:
+        """Return whether a forward is one of training, or of packed documents.
+
+        With a cache, positions that begin anew would not keep documents apart: tokens of one would
+        be followed by those of another.
+        """
+        if self.training:
+            return True
+        if attention_mask is not None or position_ids is None or torch.compiler.is_compiling():
+            return False
+        return bool((position_ids.diff(dim=-1) < 0).any())
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -273,7 +287,11 @@ class Decoder(PreTrainedDecoder):
     ) -> BaseModelOutputWithPast:
         """Run the decoder on token ids or embeddings; see transformers for the arguments."""
         embeds = self._embed(input_ids, inputs_embeds)
-        if use_cache and past_key_values is None:
+        if (
+            use_cache
+            and past_key_values is None
+            and not self._has_no_use_for_cache(attention_mask, position_ids)
+        ):
             past_key_values = DynamicCache(config=self.config)
         mask = create_mask(self.config, embeds, attention_mask, position_ids, past_key_values)
         if position_ids is None:

@@ -108,12 +108,13 @@ class PreTrainedDecoder(PreTrainedModel):
         The new model computes what the LLaMA computes, because the variant's own parameters start
         without effect (``Variant.plain_fields``; for LIMe ``router_init="identity"``). Keyword
         arguments that are fields of the config are set there (``router="last",
-        router_window=4``), the others (``revision``, ``subfolder``, ``dtype``, ``device_map``...)
-        are passed to ``from_pretrained``.
+        router_window=4``), and some begin otherwise, with an effect at once (``router="average"``,
+        or weights that are constants); the others (``revision``, ``subfolder``, ``dtype``,
+        ``device_map``...) are passed to ``from_pretrained``.
         """
         names = {"num_labels", *(field.name for field in dataclass_fields(cls.config_class))}
         given = {name: kwargs.pop(name) for name in sorted(names & kwargs.keys() - {"dtype"})}
-        fields = {**(cls.variant.plain_fields or {}), **given}
+        fields = {**cls.variant.plain_fields_beside(given), **given}
         _refuse_gguf(cls, kwargs)
         # The older name of dtype, which transformers ignores if both are given.
         if "torch_dtype" in kwargs:

@@ -192,6 +192,11 @@ class Variant(Generic[ConfigT]):
     plain_fields: ClassVar[Mapping[str, Any] | None] = {}
 
     @classmethod
+    def plain_fields_beside(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return those of ``plain_fields`` that hold beside fields that are given."""
+        return cls.plain_fields or {}
+
+    @classmethod
     def sources(cls, config: ConfigT, layer_idx: int) -> tuple[int, ...]:
         """Return the earlier layers whose slots the memory of ``layer_idx`` reads, ascending."""
         return ()

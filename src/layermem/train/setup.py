@@ -20,6 +20,7 @@ from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
 from layermem.models.registry import build, lookup
 from layermem.tasks import registry as tasks
+from layermem.train.earlier_stages import check_earlier_stages
 from layermem.train.prepared_records import PreparedRecords
 from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
 from layermem.train.question_dataset import QuestionDataset
@@ -42,6 +43,7 @@ class Prepared:
 
 def prepare_run(run: Run) -> Prepared:
     """Return the tokenizer and the data of a run; text is tokenized, unless it has been before."""
+    check_earlier_stages(run)
     if run.records.source is not None:
         of_records = prepare_records(run)
         return Prepared(

@@ -28,7 +28,7 @@ It does not know: how layers are computed, rope, caches.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 import torch
@@ -156,6 +156,12 @@ class ValueResidual(Variant[ValueResidualConfig]):
     source = "2410.17897"
     overrides = (ParameterOverride(pattern=r"\.memory\.weight$", weight_decay=0.0),)
     plain_fields = {"form": "learnable", "first_weight": 0.0, "own_weight": 1.0}
+
+    @classmethod
+    def plain_fields_beside(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        # Constant weights without effect would stay so: the model would be the plain decoder.
+        learned = given.get("form", "learnable") in ("learnable", "dense")
+        return cls.plain_fields if learned else {}
 
     @classmethod
     def sources(cls, config: ValueResidualConfig, layer_idx: int) -> tuple[int, ...]:
