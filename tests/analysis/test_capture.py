@@ -1,5 +1,7 @@
 """Test that capture alters no output and copies what layers compute, for ours and for others."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from host_models import DECODERS, make_host
 from tiny import CASES, TINY, make
 
 import layermem
-from layermem.analysis.capture import capture, sequences_at_once
+from layermem.analysis.capture import capture, decoder_layers, sequences_at_once
 from layermem.models.registry import lookup, variants
 from layermem.models.seams import OwnLayerMemory, WeightsUnknown
 
@@ -255,3 +257,24 @@ def test_a_batch_holds_as_many_sequences_as_memory_allows():
     assert sequences_at_once(Large, 128) == 4
     assert sequences_at_once(Large, 128, memory=2**30) == 32
     assert sequences_at_once(Large, 100_000) == 1
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_lists_inside_a_layer_are_not_the_layers(layers):
+    """A layer of MUDD has four norms of its own, as many as there are layers or more."""
+    model = layermem.build(
+        "mudd", **{**TINY, "num_hidden_layers": layers}, pre_post_norm=True
+    ).eval()
+    assert decoder_layers(model) is model.model.layers
+    (captured,) = capture(model, batches()[:1], kinds=("hidden", "values"))
+    assert len(captured.hidden) == len(captured.values) == layers
+
+
+def test_a_host_with_longer_lists_in_its_layers():
+    host = torch.nn.Module()
+    host.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(2))
+    for layer in host.layers:
+        layer.experts = torch.nn.ModuleList(torch.nn.Identity() for _ in range(8))
+    text = SimpleNamespace(num_hidden_layers=2)
+    host.config = SimpleNamespace(get_text_config=lambda: text)
+    assert decoder_layers(host) is host.layers

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from layermem.models.decoder import Attention
+from layermem.models.decoder import Attention, Decoder
 from layermem.models.memories import active_memories
 
 Kind = Literal["hidden", "values", "routed"]
@@ -90,11 +90,19 @@ def sequences_at_once(model: PreTrainedModel, length: int, memory: int = 2**27) 
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the layers of a decoder: its longest ``ModuleList``."""
+    """Return the layers of a decoder: of another library's the first ``ModuleList`` of its depth.
+
+    A layer may have longer lists inside, such as experts; without a depth it is the longest list.
+    """
+    for module in model.modules():
+        if isinstance(module, Decoder):
+            return module.layers
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     if not lists:
         raise ValueError(f"{type(model).__name__} has no list of layers; give a decoder")
-    return max(lists, key=len)
+    config = getattr(model, "config", None)
+    depth = getattr(config and config.get_text_config(), "num_hidden_layers", None)
+    return next((each for each in lists if len(each) == depth), max(lists, key=len))
 
 
 def _register_hooks(
