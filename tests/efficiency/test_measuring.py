@@ -33,6 +33,14 @@ def test_rounds_take_each_in_turn_and_leave_the_warm_up_out():
     assert len(time_interleaved({"a": lambda: None}, 2, "cpu", warm_up=3)["a"]) == 2
 
 
+def test_a_step_is_computed_as_its_shape_says():
+    kept = measuring.build("plain", **TINY)
+    measuring.step_of(kept, Shape(batch=1, tokens=4, checkpoint_activations=True))()
+    assert kept.is_gradient_checkpointing
+    with pytest.raises(ValueError, match="mode must be one of eager, default, .*, got 'compile'"):
+        Shape(batch=1, tokens=4, mode="compile")
+
+
 def test_a_slower_model_takes_longer_and_threads_are_left_as_they_were(monkeypatch):
     monkeypatch.setattr(measuring, "measure_peak_memory", lambda *_: None)
     before = torch.get_num_threads()

@@ -319,8 +319,12 @@ def test_steps_are_timed_as_runs_are_trained():
     assert step_times.shape_of(BASE, 8).mode == "eager"
     shape = step_times.shape_of(half, 8)
     assert (shape.precision, shape.mode, shape.warm_up) == ("bfloat16", "default", 3)
-    exact = replace(BASE, compute=replace(BASE.compute, precision="float32"))
+    assert not shape.checkpoint_activations
+    exact = replace(
+        BASE, compute=replace(BASE.compute, precision="float32", checkpoint_activations=True)
+    )
     assert step_times.shape_of(exact, 8).precision == "float32"
+    assert step_times.shape_of(exact, 8).checkpoint_activations
 
 
 def test_an_arm_that_has_no_equal_parameters_is_refused_first():

@@ -39,6 +39,22 @@ def test_runs_end_as_alone_and_are_not_run_again(tmp_path, monkeypatch):
     assert many_runs.train_missing(runs, tmp_path / "out").keys() == runs.keys()
 
 
+def test_a_start_that_has_changed_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    started = [train(a_run(tmp_path, seed=9, max_steps=n), tmp_path / f"{n}") for n in (1, 2)]
+    model = {"pretrained": str(tmp_path / "start")}
+    shutil.copytree(started[0].final, tmp_path / "start")
+    runs = {f"s{seed}": a_run(tmp_path, seed=seed, max_steps=2, model=model) for seed in (0, 1)}
+    many_runs.train_missing({"s0": runs["s0"]}, tmp_path / "out")
+    shutil.rmtree(tmp_path / "start")
+    shutil.copytree(started[1].final, tmp_path / "start")
+    with monkeypatch.context() as patched:
+        patched.setattr(many_runs, "_start_process", None)
+        with pytest.raises(ValueError, match="s0 began with other weights of .*start .* now"):
+            many_runs.train_missing(runs, tmp_path / "out")
+        # What has all ended is read as it is.
+        many_runs.train_missing({"s0": runs["s0"]}, tmp_path / "out")
+
+
 def test_a_failed_run_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     good, bad = a_run(tmp_path, max_steps=2), a_run(tmp_path, variant="lame")
     said = (

@@ -89,12 +89,30 @@ def test_plain_logits_equal_llamas(fields, implementation, ids):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_plain_logits_equal_llamas_in_other_dtypes(dtype, ids):
     llama, plain = llama_and_plain({})
+    # A cast rounds the frequencies of theirs, which a checkpoint loaded in this dtype has not.
+    rotary = copy.deepcopy(llama.model.rotary_emb)
+    llama.to(dtype).model.rotary_emb = rotary
     with torch.no_grad():
-        ours, theirs = plain.to(dtype)(ids).logits, llama.to(dtype)(ids).logits
+        ours, theirs = plain.to(dtype)(ids).logits, llama(ids).logits
     assert ours.dtype == dtype
     # Theirs falls to float32 inside norms and softmax, ours does not.
     close = 1e-6 if dtype == torch.float64 else 0
     torch.testing.assert_close(ours, theirs, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("cast", [torch.nn.Module.bfloat16, torch.nn.Module.half])
+def test_a_cast_model_is_the_model_loaded_in_that_dtype(cast, tmp_path, ids):
+    """Its rotary frequencies are not rounded; at position 900 that would be a radian or more."""
+    model = make(LimeForCausalLM, LimeConfig(**TINY))
+    model.save_pretrained(tmp_path)
+    ours = cast(model)
+    loaded = LimeForCausalLM.from_pretrained(tmp_path, dtype=ours.dtype).eval()
+    positions = torch.arange(900, 900 + ids.shape[1])[None].expand_as(ids)
+    with torch.no_grad():
+        got, expected = (m(ids, position_ids=positions).logits for m in (ours, loaded))
+    assert torch.equal(got, expected)
+    rotary = ours.double().model.rotary_emb
+    assert torch.equal(rotary.inv_freq, rotary.compute_default_rope_parameters(ours.config)[0])
 
 
 def test_float64_is_float64_throughout(ids):

@@ -109,6 +109,21 @@ def test_slots_that_lie_otherwise(layout, device):
     assert_close(got, [tensor.double() for tensor in expected], torch.float32)
 
 
+@pytest.mark.parametrize("slot", [1, 2], ids=["one launch", "two launches"])
+def test_slots_that_are_not_alike_are_refused(slot, device, monkeypatch):
+    """A kernel would read the bits of one as numbers of the other's dtype."""
+    from layermem.ops.route import launches
+
+    monkeypatch.setattr(launches, "_MAX_SLOTS", 2)
+    slots, weight, _ = inputs((3, 1, 2, 2, 5, 4), torch.bfloat16, device)
+    key, value = slots[slot]
+    with using("triton"):
+        for other in (value.float(), value[:, :, :4]):
+            mixed = [*slots[:slot], (key, other), *slots[slot + 1 :]]
+            with pytest.raises(ValueError, match="must be alike, got torch.bfloat16"):
+                route(mixed, weight)
+
+
 def test_more_slots_than_one_launch_takes(device, monkeypatch):
     from layermem.ops.route import launches
 

@@ -99,6 +99,11 @@ def test_weights_that_a_run_starts_from_are_part_of_what_it_records(llama, tmp_p
     assert "weights" not in about(train(a_run(tmp_path, max_steps=1), tmp_path / "new"))
 
 
+def test_a_misspelt_option_is_named_as_it_is_for_a_new_model(llama, tmp_path):
+    with pytest.raises(TypeError, match="no field 'routers'; did you mean router?"):
+        started(tmp_path, llama, "lime", "routers=last")
+
+
 def test_a_run_on_a_task_starts_from_another(tmp_path):
     options = ("operands=2", "operand_max=9", "value_max=20")
     task = Task(name="arithmetic", examples=30, validation=5, test=6, options=options)

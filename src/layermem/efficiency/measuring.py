@@ -47,14 +47,18 @@ class Shape:
     """Precision of the computation; parameters are float32 in both."""
     mode: Mode = "eager"
     """Eager, or the mode of torch.compile."""
+    checkpoint_activations: bool = False
+    """Whether layers are computed again in the backward pass."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.precision not in get_args(Precision):
-            known = ", ".join(get_args(Precision))
-            raise ValueError(f"precision must be one of {known}, got {self.precision!r}")
+        for name, choices in (("precision", get_args(Precision)), ("mode", get_args(Mode))):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
 
     @property
     def warm_up(self) -> int:
@@ -131,6 +135,8 @@ def make_training_step(spec: ModelSpec, shape: Shape) -> Callable[[], None]:
 def step_of(model: Any, shape: Shape) -> Callable[[], None]:
     """Return a function that takes one training step of a model, of what has gradients in it."""
     model.to(shape.device).train()
+    if shape.checkpoint_activations:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     vocabulary = model.config.get_text_config().vocab_size
     ids = torch.randint(vocabulary, (shape.batch, shape.tokens), device=shape.device)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

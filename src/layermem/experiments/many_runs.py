@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +19,10 @@ import torch
 import yaml
 
 from layermem.config import Run, to_dict
-from layermem.experiments.records import read_divergence, read_metrics
+from layermem.experiments.records import read_divergence, read_metrics, recorded_about
 from layermem.results.run_record import LOSS
 from layermem.runs import RunFolder, write_atomically
+from layermem.train.data_digest import weights_digest
 from layermem.train.progress import SweepProgress
 from layermem.train.run_config import check_same_run
 
@@ -41,10 +42,11 @@ def train_missing(
     """Train every run that has not ended, each in its own process and its own folder of ``out``.
 
     Returns the folders by name. A folder that holds another run, or has lost what it recorded, is
-    an error before the first step. A run that another process is training is waited for. A run that
-    fails leaves its error in ``error.txt`` in its folder; the others go on, and the failures are
-    raised together at the end. A failed run is tried again the next time; one that diverged would
-    do so again, and is left as it is: an error too, unless it ``may_diverge``.
+    an error before the first step, and so is a saved model to start from whose weights are not
+    those that the ended runs began with. A run that another process is training is waited for. A
+    run that fails leaves its error in ``error.txt`` in its folder; the others go on, and the
+    failures are raised together at the end. A failed run is tried again the next time; one that
+    diverged would do so again, and is left as it is: an error too, unless it ``may_diverge``.
     """
     folders = {name: RunFolder(out / name) for name in runs}
     for name, folder in folders.items():
@@ -53,6 +55,7 @@ def train_missing(
         if folder.final.exists():
             read_metrics(folder, runs[name])
     missing = [name for name, folder in folders.items() if not _is_finished(runs[name], folder)]
+    _check_starts(runs, folders, missing)
     logger.info("%d of %d runs are to be done", len(missing), len(runs))
     out.mkdir(parents=True, exist_ok=True)
     failed = _train_all(runs, folders, missing, jobs)
@@ -68,6 +71,28 @@ def train_missing(
     if diverged and not may_diverge:
         raise RuntimeError(f"{len(diverged)} of {len(runs)} runs diverged: {'; '.join(diverged)}")
     return folders
+
+
+def _check_starts(
+    runs: Mapping[str, Run], folders: Mapping[str, RunFolder], missing: Sequence[str]
+) -> None:
+    """Raise if missing runs would start from other weights than ended ones did, by one name.
+
+    They could not be compared once they were trained.
+    """
+    starts = {runs[name].model.pretrained or runs[name].host.model for name in missing} - {None}
+    for start in starts:
+        now = weights_digest(start)
+        for name, folder in folders.items():
+            if start not in (runs[name].model.pretrained, runs[name].host.model):
+                continue
+            then = recorded_about(folder).get("weights") if folder.final.exists() else None
+            if now and then and now != then:
+                raise ValueError(
+                    f"{folder.path} began with other weights of {start} ({then}) than lie there "
+                    f"now ({now}), so that runs trained now could not be compared with it; put "
+                    "those weights back, or train all runs again in another --out"
+                )
 
 
 def _train_all(

@@ -74,13 +74,14 @@ def measured_steps(
 
 def shape_of(base: Run, tokens: int) -> Shape:
     """Return a step's input, a run's micro-batch of sequences of so many tokens, and how it is
-    computed: as the run is, but that activations are kept."""
+    computed: as the run is."""
     return Shape(
         batch=min(base.compute.micro_batch, base.optim.batch_size),
         tokens=tokens,
         device=_device(),
         precision="bfloat16" if uses_bfloat16(base.compute.precision) else "float32",
         mode="default" if base.compute.compile else "eager",
+        checkpoint_activations=base.compute.checkpoint_activations,
     )
 
 

@@ -4,7 +4,8 @@ Letters: B batch, T tokens, D width, H query heads, G key-value heads, E head wi
 It does not know: depth, slots, variants.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,11 @@ class RMSNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosines and sines of the positions, for every rope type that transformers has."""
+    """Cosines and sines of the positions, for every rope type that transformers has.
+
+    Its frequencies stay in float32 where the model is cast (``model.bfloat16()``): rounded to
+    half precision they would turn by whole radians more or less at positions beyond some hundred.
+    """
 
     inv_freq: Tensor
     original_inv_freq: Tensor
@@ -56,6 +61,15 @@ class RotaryEmbedding(nn.Module):
         """Return the unscaled inverse frequencies [E / 2] and a factor of one."""
         steps = torch.arange(0, config.head_dim, 2, dtype=torch.float, device=device)
         return 1.0 / config.rope_parameters["rope_theta"] ** (steps / config.head_dim), 1.0
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype != old.dtype and not old.is_meta:
+                self._buffers[name] = old.to(new.device)
+        return self
 
     @torch.no_grad()
     @dynamic_rope_update

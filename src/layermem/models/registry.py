@@ -9,6 +9,7 @@ It does not know: which variants there are.
 import difflib
 import sys
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -193,6 +194,15 @@ def _is_pair(name: str) -> bool:
     return "+" in name
 
 
+def check_names(entry: RegisteredVariant, names: Iterable[str]) -> None:
+    """Raise ``TypeError`` if the variant's config has no field of one of these names."""
+    known = {field.name for field in dataclass_fields(entry.config)}
+    for name in sorted(set(names) - known):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise TypeError(f"{entry.config.__name__} has no field {name!r}{hint}")
+
+
 def build(name: str, **fields: Any) -> DecoderForCausalLM:
     """Return a causal LM of the named variant with newly initialised weights.
 
@@ -201,10 +211,6 @@ def build(name: str, **fields: Any) -> DecoderForCausalLM:
     variants the same shared weights.
     """
     entry = lookup(name)
-    names = {field.name for field in dataclass_fields(entry.config)}
-    for field in fields.keys() - names - {"attn_implementation", "output_attentions"}:
-        close = difflib.get_close_matches(field, names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise TypeError(f"{entry.config.__name__} has no field {field!r}{hint}")
+    check_names(entry, fields.keys() - {"attn_implementation", "output_attentions"})
     check_dtype(fields.get("dtype"))
     return entry.causal_lm._from_config(entry.config(**fields))

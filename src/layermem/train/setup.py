@@ -18,7 +18,7 @@ from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
-from layermem.models.registry import build, lookup
+from layermem.models.registry import build, check_names, lookup
 from layermem.tasks import registry as tasks
 from layermem.train.earlier_stages import check_earlier_stages
 from layermem.train.prepared_records import PreparedRecords
@@ -98,6 +98,7 @@ def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
     if source_type != entry.config.model_type:
         if source_type in LLAMA_MODEL_TYPES:
             fields = run.model.variant_fields()
+            check_names(entry, fields)
             return entry.causal_lm.from_llama(source, dtype=torch.float32, **fields)
         raise ValueError(
             f"{source} is a {source_type} model; a run of {run.variant} starts from one of its "

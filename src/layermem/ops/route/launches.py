@@ -49,7 +49,7 @@ def gather(weight: Tensor, parts: Sequence[Slot], start: Slot | None = None) -> 
         dtype = key.dtype if is_last else sum_dtype(key.dtype)
         outs = [torch.empty(shape, dtype=dtype, device=key.device) for _ in range(2)]
         sizes = kernel_sizes(key, weight.shape[0])
-        pointers, count = _pointers(chunk)
+        pointers, count = _pointers(chunk, parts[0][0])
         block = weight[:, first * heads :]
         kernels.gather[triton.cdiv(batch * tokens, sizes["BLOCK"]), 2](
             pointers,
@@ -86,8 +86,8 @@ def gather_group(weight: Tensor, parts: Sequence[Slot]) -> list[Slot]:
         range(0, len(outs), _MAX_GROUP), range(0, len(parts), _MAX_SLOTS)
     ):
         block = weight[layer * heads : (layer + _MAX_GROUP) * heads, first * heads :]
-        pointers, count = _pointers(parts[first : first + _MAX_SLOTS])
-        out_pointers, out_count = _pointers(outs[layer : layer + _MAX_GROUP])
+        pointers, count = _pointers(parts[first : first + _MAX_SLOTS], key)
+        out_pointers, out_count = _pointers(outs[layer : layer + _MAX_GROUP], outs[0][0])
         sizes = group_sizes(key, block.shape[0])
         blocks = triton.cdiv(block.shape[0], sizes["M_PADDED"])
         kernels.gather_group[blocks * triton.cdiv(batch * tokens, sizes["BLOCK"]), 2](
@@ -117,7 +117,7 @@ def spread(columns: Tensor, grads: Slot) -> list[Slot]:
     outs = [(grads[0].new_empty(shape), grads[1].new_empty(shape)) for _ in range(n_parts)]
     sizes = kernel_sizes(grads[0], heads_out, heads)
     for start in range(0, n_parts, _MAX_SLOTS):
-        pointers, count = _pointers(outs[start : start + _MAX_SLOTS])
+        pointers, count = _pointers(outs[start : start + _MAX_SLOTS], outs[0][0])
         block = columns[start:]
         grid = (min(_MAX_SLOTS, n_parts - start), triton.cdiv(batch * tokens, sizes["BLOCK"]), 2)
         kernels.spread[grid](
@@ -137,7 +137,7 @@ def gram(grads: Slot, parts: Sequence[Slot]) -> Tensor:
     blocks = []
     for start in range(0, len(parts), _MAX_SLOTS):
         chunk = parts[start : start + _MAX_SLOTS]
-        pointers, count = _pointers(chunk)
+        pointers, count = _pointers(chunk, parts[0][0])
         shape = (2 * n_pieces, heads_out, len(chunk) * heads)
         pieces = torch.empty(shape, dtype=sum_dtype(grads[0].dtype), device=grads[0].device)
         kernels.gram[len(chunk), n_pieces, 2](
@@ -156,8 +156,8 @@ def gram_group(grads: Sequence[Slot], parts: Sequence[Slot]) -> Tensor:
     ):
         some_grads, some = grads[layer : layer + _MAX_GROUP], parts[first : first + _MAX_SLOTS]
         n_out, n_columns = len(some_grads) * heads, len(some) * heads
-        grad_pointers, out_count = _pointers(some_grads)
-        pointers, count = _pointers(some)
+        grad_pointers, out_count = _pointers(some_grads, grads[0][0])
+        pointers, count = _pointers(some, parts[0][0])
         sizes = gram_sizes(parts[0][0], n_out, n_columns)
         tiles = triton.cdiv(n_out, sizes["M_PADDED"]) * triton.cdiv(n_columns, sizes["K_PADDED"])
         # Of many tiles few pieces are enough for all multiprocessors.
@@ -265,11 +265,19 @@ def _padded(heads: int) -> int:
     return max(16, triton.next_power_of_2(heads))
 
 
-def _pointers(parts: Sequence[Slot]) -> tuple[tuple[Tensor, ...], int]:
+def _pointers(parts: Sequence[Slot], like: Tensor) -> tuple[tuple[Tensor, ...], int]:
     """Return the keys, then the values, and how many there are of each.
 
     Each list is filled up to a power of two, so that one compiled kernel serves several depths.
+    A kernel takes dtype and shape of ``like`` for those of all: raise if one has another.
     """
+    for part in parts:
+        for x in part:
+            if x.dtype != like.dtype or x.shape != like.shape:
+                raise ValueError(
+                    f"all keys and values of one route must be alike, got {like.dtype} "
+                    f"{list(like.shape)} and {x.dtype} {list(x.shape)}; cast them to one dtype"
+                )
     count = triton.next_power_of_2(len(parts))
     filled = [*parts, *[parts[0]] * (count - len(parts))]
     keys, values = zip(*filled, strict=True)
