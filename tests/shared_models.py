@@ -177,7 +177,7 @@ def _begin(rank, work, world, folder, *args):
         init_method=f"file://{folder}/meet",
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=300),
     )
     torch.save(work(rank, world, folder, *args), f"{folder}/{rank}.pt")
     # As in test_distributed.py: taking the group apart may wait for ever.

@@ -59,7 +59,7 @@ def work(rank, variant, name, how, folder):
         init_method=f"file://{folder}/meet",
         rank=rank,
         world_size=WORLD,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=300),
     )
     model = a_model(variant).train()
     if "checkpointed" in how:

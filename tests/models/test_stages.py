@@ -146,7 +146,7 @@ def work(rank, world, folder):
         init_method=f"file://{folder}/meet-{world}",
         rank=rank,
         world_size=world,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=300),
     )
     found = {}
     for case, (name, fields) in CASES.items():
