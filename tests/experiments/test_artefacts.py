@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from layermem.experiments import arena_boards, artefacts, model_sizes, presets, reproduce
+from layermem.experiments.arms import parse_arms
 from layermem.experiments.artefacts import table9
 from layermem.experiments.preset_costs import preset_costs
 from layermem.experiments.presets import get_preset
 from layermem.experiments.reproduction import estimates
 from layermem.experiments.reproduction.artefact import SCALES, Trained
 from layermem.experiments.reproduction.plans import plan
+from layermem.models.registry import lookup
 from layermem.results.costs import Measurement
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
@@ -156,6 +158,34 @@ def test_the_papers_numbers_are_in_its_text():
         kind, window = "".join(p[0] for p in parts), "".join(p[1] for p in parts)
         label = arms.get(kind, f"LIME {kind}-{window}")
         assert by_label["LLaMA" if number.arm == "plain" else label] == f"{number.value:.4f}"
+
+
+def _sources(arm, layers):
+    """Return what decides an arm of table 7: whether it learns weights, and over which sources."""
+    variant, options = parse_arms(arm)[arm]
+    fields = dict(option.split("=") for option in options)
+    if "router_window" in fields:
+        fields["router_window"] = int(fields["router_window"])
+    entry = lookup(variant)
+    config = entry.config(num_hidden_layers=layers, **fields)
+    sources = (
+        () if variant == "plain" else [entry.variant.sources(config, at) for at in range(layers)]
+    )
+    return variant, fields.get("router") == "average", tuple(sources)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_arms_of_table_7_are_models_that_differ(scale):
+    artefact = artefacts.get_artefact("table7")
+    for study in artefact.studies(scale):
+        layers = study.base.model.num_hidden_layers
+        models = {_sources(name, layers) for name in study.arms}
+        assert len(models) == len(study.arms), study.name
+        full = _sources("lime", layers)
+        for left_out in {number.arm for number in artefact.numbers} - set(study.arms):
+            assert _sources(left_out, layers) == full, left_out
+    claimed = {claim.against for claim in artefact.claims(scale)} - {"plain"}
+    assert claimed <= {arm for study in artefact.studies(scale) for arm in study.arms}
 
 
 def test_what_a_step_costs_is_relative_to_plains_of_the_same_repeat(monkeypatch, tmp_path):

@@ -112,3 +112,12 @@ def test_ids_of_two_drawings_do_not_meet():
     for svg in drawn().values():
         used = set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg))
         assert used <= set(re.findall(r'\bid="([^"]+)"', svg))
+
+
+def test_long_names_are_whole_on_a_narrow_screen(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "24")
+    arms = [f"lime:router=last:router_window={window}" for window in (2, 4)]
+    show(page.Table(header=["arm"], rows=[[arm] for arm in arms]))
+    printed = capsys.readouterr().out.splitlines()
+    assert max(map(len, printed)) <= 24
+    assert "".join(line.strip() for line in printed[1:]) == "".join(arms)

@@ -50,9 +50,11 @@ def progress(first: str) -> Iterator[Callable[[str, int | None, int | None], Non
 def show(table: "Table") -> None:
     """Print a page's table."""
     from rich.markup import escape
+    from rich.table import Column
     from rich.table import Table as RichTable
 
-    printed = RichTable(*map(escape, table.header), box=None)
+    # A long name without spaces is broken over lines: cut, two arms could look alike.
+    printed = RichTable(*(Column(escape(h), overflow="fold") for h in table.header), box=None)
     for row in table.texts():
         printed.add_row(*map(escape, row))
     console = screen()

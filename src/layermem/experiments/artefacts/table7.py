@@ -32,24 +32,38 @@ _PERPLEXITIES = {
 }
 _PRESETS: dict[Scale, str] = {"tiny": "tiny-lm", "small": "small-30m", "paper": "paper-150m"}
 _PERPLEXITY, _ANSWERS = "validation perplexity", "right answers, 4 operands"
-# At 4 layers a window of 4 or 6 is the full router.
-_ARMS_AT_4_LAYERS = (
-    "plain",
-    "lime:router=average",
-    "lime:router=last:router_window=2",
-    "lime:router=first:router_window=2",
-    "lime",
-)
+_WINDOWS = (2, 4, 6)
+
+
+def _arms(layers: int) -> tuple[str, ...]:
+    """Return the arms without those that are the full router at this depth.
+
+    The last layer reads ``layers`` sources. "last" counts its own among them; "first" reads the
+    layer before and the own beside its window.
+    """
+    at_most = {"last": layers - 1, "first": layers - 3}
+    full = {
+        f"lime:router={kind}:router_window={window}"
+        for kind, most in at_most.items()
+        for window in _WINDOWS
+        if window > most
+    }
+    return tuple(arm for arm in _PERPLEXITIES if arm not in full)
 
 
 def _studies(scale: Scale) -> tuple[Study, ...]:
-    text = get_preset(_PRESETS[scale])
-    on_text = Study(name=text.preset, base=text, arms=tuple(_PERPLEXITIES), rates=RATES[scale])
-    if scale != "tiny":
-        return (on_text,)
-    aet = get_preset("tiny-aet-4")
-    arms = _ARMS_AT_4_LAYERS
-    return on_text, Study(name=aet.preset, base=aet, arms=arms, rates=AET_RATES[scale])
+    bases = [get_preset(_PRESETS[scale])]
+    if scale == "tiny":
+        bases.append(get_preset("tiny-aet-4"))
+    return tuple(
+        Study(
+            name=base.preset,
+            base=base,
+            arms=_arms(base.model.num_hidden_layers),
+            rates=(AET_RATES if base.task.name else RATES)[scale],
+        )
+        for base in bases
+    )
 
 
 def _observe(trained: Trained) -> Iterator[Observed]:
@@ -58,17 +72,17 @@ def _observe(trained: Trained) -> Iterator[Observed]:
 
 
 def _claims(scale: Scale) -> tuple[Claim, ...]:
+    on_text, *on_answers = (study.arms for study in _studies(scale))
     full = (
         Claim(quantity=_PERPLEXITY, arm="lime", against=arm, direction="lower")
-        for arm in _PERPLEXITIES
+        for arm in on_text
         if arm != "lime"
     )
     average = Claim(quantity=_PERPLEXITY, arm="lime:router=average", direction="similar")
-    if scale != "tiny":
-        return (*full, average)
     answers = (
         Claim(quantity=_ANSWERS, arm="lime", against=arm, direction="higher")
-        for arm in _ARMS_AT_4_LAYERS
+        for arms in on_answers
+        for arm in arms
         if arm != "lime"
     )
     return (*full, average, *answers)
@@ -90,5 +104,7 @@ ARTEFACT = Artefact(
     notes=(
         "The paper says neither width, depth nor tokens of its 150M: the preset's are assumed.",
         "Right answers of 4 operands are not in the paper's table.",
+        "A window that reaches every layer is the full router and no arm of its own: the first 6 "
+        "of 8 layers, as each also reads the layer before; the first 2 and the last 4 of 4.",
     ),
 )
