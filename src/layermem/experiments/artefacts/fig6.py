@@ -57,7 +57,8 @@ def _observe(trained: Trained) -> Iterator[Observed]:
 
 def _claims(scale: Scale) -> tuple[Claim, ...]:
     depths = _DEPTHS[scale]
-    pairs = [(depth, depth) for depth in depths] + list(pairwise(depths))
+    # The deepest first, as half of it against all of it is what the figure is known for.
+    pairs = [*reversed(list(pairwise(depths))), *((depth, depth) for depth in reversed(depths))]
     return tuple(
         Claim(
             quantity=_LOSS, arm=_at("lime", ours), against=_at("plain", theirs), direction="lower"
