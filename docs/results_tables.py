@@ -208,7 +208,9 @@ def arena_table(name: str, metric: str, records: Path) -> list[list[str]]:
     chosen |= {of.arm: format_choice(of) for of in result.tried.get(ranking.board, ())}
     table = arena.table(ranking, result)
     rows = [[row[0], f"`{row[1]}`", chosen.get(row[1], ""), *row[2:]] for row in table.texts()]
-    return [["", "arm", "learning rate", *table.header[2:]], *rows]
+    page = [["", "arm", "learning rate", *table.header[2:]], *rows]
+    # Shapes are of several boards, each with rates of its own.
+    return page if chosen else [row[:2] + row[3:] for row in page]
 
 
 def over_seeds_table(name: str, metric: str, records: Path) -> list[list[str]]:

@@ -259,7 +259,8 @@ def test_rankings_of_the_arena_are_shown_with_their_rates(script, tmp_path):
     assert "| 80 | 0 | 10 |" in page and "| 2 | `plain` | 0.001 |" in page
     assert script.with_tables(page, tmp_path) == page
     shapes = script.with_tables("<!-- arena: one, shapes of lime, equal parameters -->\n", tmp_path)
-    assert "| 1 | `lime` |  | 1.6250" in shapes and "| 70 |" in shapes
+    assert "| 1 | `lime` | 1.6250" in shapes and "| 70 |" in shapes
+    assert "learning rate" not in shapes, "shapes are of boards with rates of their own"
     with pytest.raises(SystemExit, match="no ranking 'three, equal tokens'; it has one, equal tok"):
         script.with_tables("<!-- arena: three, equal tokens -->\n", tmp_path)
 
