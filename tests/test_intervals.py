@@ -61,6 +61,19 @@ def test_p_values_are_those_of_the_tables():
     assert math.isnan(p_value(interval([1.0])))
 
 
+def test_rounding_is_not_taken_for_how_pairs_vary():
+    # Each pair differs by 0.1, in floats by 0.0999... and 0.1000...: t would be 1e15.
+    same = paired([1.7, 1.6, 1.65, 1.5], [1.6, 1.5, 1.55, 1.4])
+    assert (same.half, p_value(same)) == (0, 2**-3)
+    assert pairs_to_settle(same) == 6
+    # Equal means that were summed in another order.
+    none = paired([0.1 + 0.2, 0.3, 0.3], [0.3, 0.3, 0.1 + 0.2])
+    assert (none.mean, none.half, p_value(none)) == (0, 0, 1)
+    # What is small but not rounding stays: losses of a converged model.
+    small = paired([2.0e-6, 3.0e-6], [1.0e-6, 1.5e-6])
+    assert small.mean == pytest.approx(1.25e-6) and small.half > 1e-6
+
+
 def test_p_values_equal_those_of_scipy():
     from scipy import stats
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _DRAWN_AT_ONCE = 2**22
 # So many pairs of one sign have a p-value below 5% by their signs alone.
 _PAIRS_OF_ONE_SIGN = 6
+# Of values, relative: some units of a float64's last digit, as where they are means themselves.
+_ROUNDING = 1e-12
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -57,8 +59,18 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Return the interval of the differences, pair by pair."""
-    return interval([a - b for a, b in zip(ours, theirs, strict=True)])
+    """Return the interval of the differences, pair by pair.
+
+    A mean or a half width no larger than the rounding of the values is 0: 0.7 - 0.6 and 0.81 - 0.71
+    are the same difference, and their last digits say nothing about how pairs vary.
+    """
+    differences = interval([a - b for a, b in zip(ours, theirs, strict=True)])
+    rounding = _ROUNDING * max(map(abs, (*ours, *theirs)))
+    return Interval(
+        mean=differences.mean if abs(differences.mean) > rounding else 0.0,
+        half=differences.half if differences.half > rounding else 0.0,
+        count=differences.count,
+    )
 
 
 def p_value(difference: Interval) -> float:
