@@ -16,7 +16,7 @@ SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
     {"host_config", "import_hooks", "named_options", "records_config", "typed_dicts"},
     {"task_config"},
-    {"config", "counting", "intervals", "results", "runs", "text_hash"},
+    {"config", "counting", "intervals", "processor", "results", "runs", "text_hash"},
     {"ops", "data", "tasks"},
     {"models"},
     {"variants"},

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import TINY
 
+from layermem import processor, variants
 from layermem.efficiency import measuring
 from layermem.efficiency.measuring import Shape, measure, measure_peak_memory, time_interleaved
 
@@ -39,6 +40,44 @@ def test_a_step_is_computed_as_its_shape_says():
     assert kept.is_gradient_checkpointing
     with pytest.raises(ValueError, match="mode must be one of eager, default, .*, got 'compile'"):
         Shape(batch=1, tokens=4, mode="compile")
+
+
+@pytest.mark.slow
+def test_each_of_many_variants_is_compiled(monkeypatch):
+    # torch.compile keeps eight versions of one code, and would run the ninth model uncompiled.
+    compiled, running = [], []
+
+    def backend(graph, inputs):
+        compiled.append(running[-1])
+        return graph.forward
+
+    def named(name, step):
+        def work():
+            running.append(name)
+            step()
+
+        return work
+
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, mode: compile_with(model, backend=backend))
+    shape = Shape(batch=1, tokens=4, mode="default")
+    steps = {
+        name: named(name, measuring.make_training_step((name, TINY), shape)) for name in variants()
+    }
+    assert len(steps) > 8
+    time_interleaved(steps, 1, "cpu")
+    assert set(compiled) == set(steps)
+    torch.compiler.reset()
+
+
+def test_measurements_name_the_processor_and_its_instructions(monkeypatch, tmp_path):
+    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Abacus  5 @ 1 Hz\n")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "BEADS")
+    here = measuring.describe_machine("cpu")
+    assert here == f"Abacus 5 @ 1 Hz (BEADS), 1 thread; torch {torch.__version__}"
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\n")
+    assert processor.processor_name() in (platform.processor(), platform.machine())
 
 
 def test_a_slower_model_takes_longer_and_threads_are_left_as_they_were(monkeypatch):

@@ -11,13 +11,12 @@ It does not know: any particular variant, tables.
 import ctypes
 import gc
 import multiprocessing
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,10 +26,13 @@ import torch
 
 from layermem.counting import count_parameters
 from layermem.models.registry import build, lookup
+from layermem.processor import processor_name
 from layermem.results.costs import Measurement, Mode, Precision
 
 # mallopt's number for the size from which on a block is mapped, and unmapped when it is freed.
 _MMAP_THRESHOLD = -3
+# Of the compiled code of one model: with and without gradients, another length.
+_VERSIONS_OF_A_MODEL = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +84,6 @@ def measure(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        # Drop what was compiled for another shape or mode.
-        torch.compiler.reset()
         steps = {name: make_training_step(model, shape) for name, model in models.items()}
         seconds = time_interleaved(steps, repeats, shape.device, warm_up=shape.warm_up)
     finally:
@@ -160,12 +160,37 @@ def time_interleaved(
 ) -> dict[str, list[float]]:
     """Run each step once in every round; return the seconds of the rounds after the warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repeats + warm_up):
-        for name, step in steps.items():
-            start = read_clock(device)
-            step()
-            seconds[name].append(read_clock(device) - start)
+    with _room_to_compile(len(steps)):
+        for _ in range(repeats + warm_up):
+            for name, step in steps.items():
+                start = read_clock(device)
+                step()
+                seconds[name].append(read_clock(device) - start)
     return {name: values[warm_up:] for name, values in seconds.items()}
+
+
+@contextmanager
+def _room_to_compile(models: int) -> Iterator[None]:
+    """Let each of so many models be compiled, in place of what was compiled before.
+
+    All models are of one code. Of one code torch.compile keeps eight versions, and runs what comes
+    after them uncompiled, with a warning in the log: an arm would look slow. What still does not
+    fit is an error.
+    """
+    # It is imported where anything is to be compiled.
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    from torch._dynamo import config
+
+    torch.compiler.reset()
+    versions = max(config.recompile_limit, _VERSIONS_OF_A_MODEL * models)
+    with config.patch(
+        recompile_limit=versions,
+        accumulated_recompile_limit=max(config.accumulated_recompile_limit, 32 * versions),
+        fail_on_recompile_limit_hit=True,
+    ):
+        yield
 
 
 def read_clock(device: str) -> float:
@@ -241,8 +266,11 @@ def read_memory(device: str, when: Literal["now", "peak"]) -> int:
 
 
 def describe_machine(device: str) -> str:
-    """Return the kind of device and the version of torch, for captions."""
-    where = f"{platform.machine()} CPU, 1 thread"
+    """Return the device, the instructions that its kernels use, and the version of torch.
+
+    For captions, and for telling measurements of different machines apart.
+    """
+    where = f"{processor_name()} ({torch.backends.cpu.get_cpu_capability()}), 1 thread"
     if device != "cpu":
         where = torch.cuda.get_device_name(device)
     return f"{where}; torch {torch.__version__}"

@@ -10,6 +10,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from layermem.processor import processor_name
+
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
 _PACKAGE_FOLDER = Path(__file__).parents[1]
 
@@ -22,6 +24,7 @@ def describe_environment() -> dict[str, str]:
         **{name: package_version(name) for name in _PACKAGES},
         "commit": commit_of(_PACKAGE_FOLDER / "__init__.py"),
         "machine": platform.machine(),
+        "processor": processor_name(),
     }
 
 
