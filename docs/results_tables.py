@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import get_args
 
 from layermem.experiments.artefacts import get_artefact, names
+from layermem.experiments.reproduction.artefact import SEEDS
 from layermem.intervals import interval
 from layermem.report import arena, minimal_pairs, perplexity, retrofit
 from layermem.report.artefacts import claim_numbers, claims, numbers
@@ -85,33 +86,44 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
 def verdicts_table(folder: Path) -> list[list[str]]:
     """Return a table of verdicts: how many differences came to each, and of which artefacts.
 
-    Of an artefact that was recorded at several scales, the largest counts.
+    Beside it, how many still would with the p-values that are adjusted for the differences of an
+    artefact; what is counted has none and stays. An artefact of fewer seeds than its scale's is
+    marked. Of one that was recorded at several scales, the largest counts.
     """
     by_verdict: dict[str, dict[str, int]] = {verdict: {} for verdict in get_args(Verdict)}
-    totals, not_run = Counter[str](), list[str]()
+    adjusted = Counter[str]()
+    totals, few, not_run = Counter[str](), dict[str, str](), list[str]()
     for name in names():
         results = _results(folder, name)
         for claim in results[0].claims if results else ():
             of_verdict = by_verdict[claim.verdict]
             of_verdict[name] = of_verdict.get(name, 0) + 1
+            adjusted[claim.verdict] += claim.p is None or claim.p < 0.05
             totals[name] += 1
         if not totals[name]:
             not_run.append(f"`{name}`")
+        elif results[0].runs and len(results[0].seeds) < SEEDS[results[0].scale]:
+            few[name] = f"{len(results[0].seeds)} seeds"
+
+    def named(name: str, count: int) -> str:
+        part = f"{count} of {totals[name]}" if count < totals[name] else ""
+        inside = "; ".join(filter(None, (part, few.get(name, ""))))
+        return f"`{name}` ({inside})" if inside else f"`{name}`"
+
     rows = [
         [
             verdict,
             str(sum(counts.values())),
-            ", ".join(
-                f"`{name}`" if count == totals[name] else f"`{name}` ({count} of {totals[name]})"
-                for name, count in counts.items()
-            ),
+            # Within noise it stays, whatever it is adjusted for.
+            "" if verdict.startswith("cannot") else str(adjusted[verdict]),
+            ", ".join(named(name, count) for name, count in counts.items()),
         ]
         for verdict, counts in by_verdict.items()
     ]
     return [
-        ["", "differences", "tables and figures"],
+        ["", "differences", "after Holm's adjustment", "tables and figures"],
         *rows,
-        *([["not run", "", ", ".join(not_run)]] if not_run else []),
+        *([["not run", "", "", ", ".join(not_run)]] if not_run else []),
     ]
 
 
@@ -251,6 +263,11 @@ def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:
     (setting,) = settings_of(comparison)
     if metric not in setting.metrics:
         raise SystemExit(f"{name} has no metric {metric!r}; there are {', '.join(setting.metrics)}")
+    unfinished = [run.name for run in comparison.runs.values() if not (run.ended or run.diverged)]
+    if unfinished:
+        raise SystemExit(
+            f"{name} was recorded before {', '.join(unfinished)} had ended; repeat its command"
+        )
     share = setting.metrics[metric]
     rates = {tried.arm: format_choice(tried) for tried in comparison.learning_rates}
     taken = _taken(records / f"{name}-costs.json", setting)

@@ -1,7 +1,6 @@
 """The tables of docs/results.md are those of the records beside it."""
 
 import importlib.util
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,16 +77,29 @@ def test_the_first_table_says_what_came_of_each_claim(script, tmp_path):
 
 
 def test_verdicts_are_counted_by_artefact(script, tmp_path):
-    both = [claim("loss", "holds"), claim("time", "cannot be said at this scale")]
+    both = [claim("loss", "holds", p=0.05), claim("time", "cannot be said at this scale", p=0.5)]
+    # With 3 seeds of the 5 that its scale has.
     write(tmp_path / "table7-tiny.json", result(claims=both))
-    write(tmp_path / "fig6-small.json", result(name="fig6", scale="small", claims=both[:1]))
+    sure = [claim("loss", "holds", p=0.01), claim("parameters", "holds")]
+    write(tmp_path / "fig6-small.json", result(name="fig6", scale="small", claims=sure))
     # Of two scales the larger counts.
     write(tmp_path / "fig6-tiny.json", result(name="fig6", claims=[claim("l", "does not hold")]))
     rows = {row[0]: row[1:] for row in script.verdicts_table(tmp_path)}
-    assert rows["holds"] == ["2", "`fig6`, `table7` (1 of 2)"]
-    assert rows["does not hold"] == ["0", ""]
-    assert rows["cannot be said at this scale"] == ["1", "`table7` (1 of 2)"]
-    assert len(rows["not run"][1].split(", ")) == len(artefacts.names()) - 2
+    assert rows["holds"] == ["3", "2", "`fig6`, `table7` (1 of 2; 3 seeds)"]
+    assert rows["does not hold"] == ["0", "0", ""]
+    assert rows["cannot be said at this scale"] == ["1", "", "`table7` (1 of 2; 3 seeds)"]
+    assert len(rows["not run"][2].split(", ")) == len(artefacts.names()) - 2
+
+
+def test_runs_that_have_not_ended_are_in_no_table(script, tmp_path):
+    runs = [
+        record(tmp_path / f"{variant}{seed}", variant=variant, seed=seed, ended=seed == 0)
+        for variant, seed in (("plain", 0), ("plain", 1), ("lime", 0))
+    ]
+    compare_runs(runs, tmp_path / "out")
+    (tmp_path / "out" / "report.json").rename(tmp_path / "early.json")
+    with pytest.raises(SystemExit, match="early was recorded before plain1 had ended; repeat its"):
+        script.with_tables("<!-- early: validation loss -->\n", tmp_path)
 
 
 def test_every_difference_has_a_row(script, tmp_path):
@@ -178,10 +190,9 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
     page = script.with_tables(before, tmp_path)
     # Two seeds: 12.706 times half their distance; a difference that is always the same has none.
     assert "| `plain` | 0.01 | 35.0% +- 63.5% |  |  |\n" in page
-    assert "| `lime` | 0.01 | 55.0% +- 63.5% | +20.0% +- 0.0% |" in page
-    assert re.search(
-        r"`mudd` \| 0.01 \(the highest\) \| 40.0% \+- 127.1% \| \+5.0% \+- 63.5% \| 0.5\d\d, ", page
-    )
+    # Its p-value is that of two equal signs, 0.5, as is mudd's by t; of two such, Holm's are 1.
+    assert "| `lime` | 0.01 | 55.0% +- 63.5% | +20.0% +- 0.0% | 1.000, within noise |" in page
+    assert "`mudd` | 0.01 (the highest) | 40.0% +- 127.1% | +5.0% +- 63.5% | 1.000, " in page
     assert "| chance |  | 10.0% |" in page
     assert "| old |" not in page and page.endswith("\n\nMore.\n")
     assert script.with_tables(page, tmp_path) == page

@@ -57,11 +57,11 @@ def test_the_rule_of_verdicts(ours, direction, verdict, reason):
     ("plain", "lime", "chance", "verdict", "reason"),
     [
         # Ahead on every seed, and both no better than a guess.
-        ((0.45, 0.46, 0.47), (0.48, 0.49, 0.50), 0.5, "cannot be said at this scale", "neither is"),
-        ((0.48, 0.49, 0.50), (0.45, 0.46, 0.47), 0.5, "cannot be said at this scale", "neither is"),
-        ((0.45, 0.46, 0.47), (0.58, 0.59, 0.60), 0.5, "holds", "the interval excludes 0"),
-        ((0.58, 0.59, 0.60), (0.45, 0.46, 0.47), 0.5, "does not hold", "the other way round"),
-        ((0.45, 0.46, 0.47), (0.48, 0.49, 0.50), None, "holds", "the interval excludes 0"),
+        ((0.45, 0.46, 0.47), (0.48, 0.49, 0.51), 0.5, "cannot be said at this scale", "neither is"),
+        ((0.48, 0.49, 0.51), (0.45, 0.46, 0.47), 0.5, "cannot be said at this scale", "neither is"),
+        ((0.45, 0.46, 0.47), (0.58, 0.59, 0.61), 0.5, "holds", "the interval excludes 0"),
+        ((0.58, 0.59, 0.61), (0.45, 0.46, 0.47), 0.5, "does not hold", "the other way round"),
+        ((0.45, 0.46, 0.47), (0.48, 0.49, 0.51), None, "holds", "the interval excludes 0"),
         ((0.45,), (0.48,), 0.5, "cannot be said at this scale", "one pair has no interval"),
     ],
 )

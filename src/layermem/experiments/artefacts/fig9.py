@@ -25,7 +25,8 @@ def _spread(heads: np.ndarray) -> float:
 
 
 def _observe(trained: Trained) -> Iterator[Observed]:
-    yield from router_shares(trained, full_attention(trained.scale).name, {_SPREAD: _spread})
+    study = full_attention(trained.scale).name
+    yield from router_shares(trained, study, {_SPREAD: _spread}, by_head=True)
 
 
 def _claims(scale: Scale) -> tuple[Claim, ...]:

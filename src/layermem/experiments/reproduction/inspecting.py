@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from layermem.results.artefact import Scale, Unit
 from layermem.results.files import read_result
 from layermem.results.run_record import RunRecord
 from layermem.runs import RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
 
 logger = logging.getLogger(__name__)
 # The standard library has less than 200 of the rarest of the four words.
@@ -105,18 +109,28 @@ def same_as_nearest(layout: Layout, layer: int = -1) -> float:
 
 
 def router_shares(
-    trained: Trained, study: str, shares: Mapping[str, Callable[[np.ndarray], float]]
+    trained: Trained,
+    study: str,
+    shares: Mapping[str, Callable[[np.ndarray], float]],
+    *,
+    by_head: bool,
 ) -> Iterator[Observed]:
-    """Yield numbers of the heatmap [L, R, L] of LIMe's routers, trained and at their start.
+    """Yield numbers of a heatmap of LIMe's routers, trained and at their start.
 
-    ``shares``: name of each quantity, and what it is of a heatmap by target head.
+    ``shares``: name of each quantity, and what it is of the heatmap: [L, R, L] by target head, each
+    head's weights divided by their sum, or [L, L], where weights are averaged over heads and
+    then divided by the sum of their layer. The two orders differ where one head has larger weights.
     """
+    from layermem.analysis.routing import head_heatmaps, mean_heatmap
+
     records = trained.records.get(study, {}).get("lime", {})
+    heatmap_of = head_heatmaps if by_head else mean_heatmap
     heatmaps = {
-        "lime": {seed: _heatmap(record, trained=True) for seed, record in records.items()},
-        "lime at its start": {
-            seed: _heatmap(record, trained=False) for seed, record in records.items()
-        },
+        arm: {
+            seed: heatmap_of(_model_of(record, trained=is_trained))
+            for seed, record in records.items()
+        }
+        for arm, is_trained in (("lime", True), ("lime at its start", False))
     }
     for quantity, share in shares.items():
         for arm, by_seed in heatmaps.items():
@@ -128,22 +142,21 @@ def router_shares(
             )
 
 
-def _heatmap(record: RunRecord, *, trained: bool) -> np.ndarray:
-    """Return what the routers of a run's final model read, or those of a new model of its seed."""
+def _model_of(record: RunRecord, *, trained: bool) -> "nn.Module":
+    """Return a run's final model, or a new model of its seed."""
     from transformers import set_seed
 
-    from layermem.analysis.routing import head_heatmaps
     from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
     from layermem.train.run_config import recorded_run
     from layermem.train.setup import build_model
 
     (checkpoint,) = open_checkpoints([record.folder])
     if trained:
-        return head_heatmaps(load_model(checkpoint))
+        return load_model(checkpoint)
     # As training builds it: a field that is left out, such as the vocabulary's size, would draw
     # other random numbers, and the routers would be of another start than the run's.
     set_seed(record.seed)
-    return head_heatmaps(build_model(recorded_run(RunFolder(record.folder)), checkpoint.tokenizer))
+    return build_model(recorded_run(RunFolder(record.folder)), checkpoint.tokenizer)
 
 
 def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path) -> Analysis:
