@@ -46,6 +46,9 @@ def begun(monkeypatch):
         ends = runs.ends(run)
         if ends == "interrupted":
             raise KeyboardInterrupt
+        if ends == "diverges":
+            record(folder.path, run=run, rows=1, diverged=5)
+            return SimpleNamespace(poll=lambda: 1, terminate=int, wait=int)
         if ends:
             noise = 0.01 * (run.seed % 7) * (-1) ** len(run.variant)
             record(folder.path, run=run, rows=1)
@@ -196,6 +199,31 @@ def test_a_failed_arm_has_no_rank(tmp_path, begun):
     assert [run.state for run in result.runs].count("failed") == 2
 
 
+def test_an_arm_that_diverged_at_every_rate_has_no_rank(tmp_path, begun):
+    begun.ends = lambda run: "diverges" if run.variant == "lime" else True
+    boards = ("board@4x32", "board@8x16")
+    result, failure = arena.compete(options(boards=boards, seeds=2), tmp_path)
+    assert failure is None
+    for ranking in result.rankings:
+        *others, last = ranking.standings
+        assert {other.rank for other in others} == {1, 2} and not any(s.note for s in others)
+        assert (last.arm, last.rank, last.by_seed, last.mean) == ("lime", None, {}, None)
+        assert last.note == "diverged at every learning rate that was tried"
+    assert result.rates["board-4x32"].keys() == {"plain", "hyper_connections"}
+    # Nothing of it was trained but the runs that tried rates.
+    assert {run.seed for run in begun if run.variant == "lime"} == {CHOOSING_SEED}
+    assert not any("lime" in run.name for run in result.runs if "/rates/" not in run.name)
+    (of_lime,) = (ranking for ranking in result.shapes if ranking.board.endswith("shapes of lime"))
+    assert all(standing.note == last.note for standing in of_lime.standings)
+    row = report.table(result.rankings[0], result).rows[-1]
+    assert row[:2] == ["", "lime"] and last.note in row[2]
+    *_, steps, tried = report.build(result).sections[0].tables
+    assert [row[-1] for row in steps.texts()] == ["0.01", "none", "0.01"]
+    begun.ends = lambda run: "diverges"
+    with pytest.raises(RuntimeError, match="every arm diverged at every learning rate on board"):
+        arena.compete(options(), tmp_path / "other")
+
+
 def test_arms_are_added(tmp_path, begun, monkeypatch):
     """What was timed stays as it was, and its runs with it."""
     before, _ = arena.compete(options(variants="plain,lime"), tmp_path)
@@ -236,9 +264,13 @@ def test_steps_that_do_not_compare_are_refused(tmp_path, begun, monkeypatch):
         arena.compete(options(variants="lime,plain", rates=(5e-3,)), tmp_path)
     assert len(begun) == count
     file = tmp_path / "arena" / "board" / "steps.json"
+    time = re.escape(str(tmp_path / "board" / "time"))
     measured = json.loads(file.read_text())
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(ValueError, match=rf"{file} is not what .*; delete it, and {time} with it"):
+        arena.compete(options(variants="plain,lime"), tmp_path)
     file.write_text(json.dumps({**measured, "base": "0" * 12}))
-    with pytest.raises(ValueError, match=r"another model, data or sizes.*delete it to measure"):
+    with pytest.raises(ValueError, match=rf"another model, data or sizes.*delete it, and {time}"):
         arena.compete(options(variants="plain,lime"), tmp_path)
     # Arms of two machines would stand side by side; without a new arm nothing is measured here.
     file.write_text(json.dumps({**measured, "machine": "an abacus"}))
@@ -301,16 +333,19 @@ def test_memory_is_measured_once_and_again_for_other_sizes(tmp_path, monkeypatch
     measured.clear()
     measure("plain,lime", wider)
     assert measured == ["plain", "lime"]
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(ValueError, match=rf"{file} is not what .*; delete it: it is measured"):
+        measure("plain,lime", wider)
 
 
 def test_steps_are_timed_in_turn(tmp_path):
     """Without made-up seconds."""
     study = arena.studies(options(boards=("tiny-lm",), variants="plain,lime"))[0]
     small = replace(study, base=replace(BASE, optim=replace(BASE.optim, batch_size=2)))
-    steps = arena._measured_steps(small, tmp_path / "steps.json")
+    steps = arena._measured_steps(small, tmp_path / "steps.json", tmp_path / "time")
     assert set(steps.ratios) == {"plain", "lime"} and steps.ratios["plain"] == 1
     assert steps.ratios["lime"] > 0.5 and steps.rounds == 9
-    assert arena._measured_steps(small, tmp_path / "steps.json") == steps
+    assert arena._measured_steps(small, tmp_path / "steps.json", tmp_path / "time") == steps
 
 
 def test_steps_are_timed_as_runs_are_trained():
@@ -362,6 +397,12 @@ def test_ranks_by_what_is_better():
         (["--board", "tiny-lm@4x20,tiny-lm"], "width 20 is no whole number of heads of width 8"),
         (["--board", "aet-44"], "unknown preset 'aet-44'; did you mean aet-4"),
         (["--variants", "plain,lame"], "unknown variant 'lame'"),
+        (["--variants", "plain,lime:foo=1", "--dry-run"], "LimeConfig has no field 'foo'"),
+        (
+            ["--board", "tiny-lm", "--variants", "plain,lime:router=lst", "--dry-run"],
+            "lime:router=lst: Field 'router' expected one of",
+        ),
+        (["--board", "tiny-lm", "--runs", "nowhere", "--dry-run"], "nowhere is no folder"),
         (["--seeds", "1001", "--board", "tiny-lm", "--dry-run"], "seed 1000 is kept for choosing"),
     ],
 )

@@ -33,7 +33,7 @@ def test_every_artefact_is_planned_at_every_scale(name, scale, tmp_path, monkeyp
     monkeypatch.setattr(model_sizes, "vocabulary_and_length", _vocabulary_and_length)
     artefact = artefacts.get_artefact(name)
     studies = reproduce.estimate(name, scale, None, tmp_path)
-    runs = plan(artefact, scale, reproduce.seeds_at(scale, None))
+    runs = plan(artefact, scale, reproduce.seeds_at(artefact, scale, None))
     assert sum(study.runs for study in studies) == len(runs)
     assert len({planned.run.id for planned in runs.values()}) <= len(runs)
     assert (not runs) == (name in ("table8", "table9"))
@@ -58,9 +58,12 @@ def test_the_deepest_tiny_models_are_those_of_the_arenas_board():
 
 @pytest.mark.parametrize("name", artefacts.names())
 def test_scale_paper_is_the_papers_configuration(name):
-    for study in artefacts.get_artefact(name).studies("paper"):
+    artefact = artefacts.get_artefact(name)
+    for study in artefact.studies("paper"):
         assert study.base == get_preset(study.base.preset)
         assert study.base.preset.startswith("paper-") and not study.rates
+    runs = plan(artefact, "paper", reproduce.seeds_at(artefact, "paper", None))
+    assert all(planned.run.seed == planned.study.base.seed for planned in runs.values())
 
 
 def test_the_fixed_names():

@@ -84,7 +84,7 @@ def test_an_arm_with_options_is_counted_as_itself():
 
 
 def test_a_misspelt_option_is_not_counted_as_nothing():
-    with pytest.raises(ValueError, match="LimeConfig has no field ruoter_window"):
+    with pytest.raises(TypeError, match="has no field 'ruoter_window'; did you mean router_window"):
         count_costs(["tiny-aet-4"], "plain,lime:ruoter_window=2")
 
 

@@ -19,7 +19,12 @@ from small_run import a_run, curve
 
 from layermem.config import Compute, Optim, Run, to_dict
 from layermem.experiments import arms, many_runs
-from layermem.experiments.learning_rates import best_learning_rate, best_rate_and_decay
+from layermem.experiments.learning_rates import (
+    best_learning_rate,
+    best_rate_and_decay,
+    tried_with_decays,
+)
+from layermem.experiments.records import recorded_about
 from layermem.models.registry import variants
 from layermem.runs import RunFolder
 from layermem.train.run import train
@@ -261,6 +266,14 @@ def test_each_arm_takes_its_best_rate_and_decay(tmp_path, fake):
     assert folder.path.name == "plain-lr0.01-wd0-s3"
     run = load_run(folder.path / "config.yaml")
     assert (run.optim.lr, run.optim.weight_decay) == (0.01, 0.0)
+    # An arm that diverges at every rate with one decay takes another, and has none where there is
+    # no other.
+    fake.does = lambda run: "diverges" if run.optim.weight_decay == 0.5 else "ends"
+    losses = arms.try_rates_and_decays(RUN, "lime", (0.01,), (0.5, 0.0), tmp_path, 2)
+    assert losses == {"lime": {0.5: {0.01: math.inf}, 0.0: {0.01: 2.0}}}
+    assert best_rate_and_decay(losses["lime"]) == (0.01, 0.0)
+    with pytest.raises(RuntimeError, match="lime diverged at every learning rate"):
+        arms.try_rates_and_decays(RUN, "lime", (0.01,), (0.5,), tmp_path, 1)
     with pytest.raises(ValueError, match=r"weight decays must differ in six digits, got 0.1, 0.1"):
         arms.try_rates_and_decays(RUN, "plain", rates, (0.1, 0.1), tmp_path, 1)
 
@@ -268,6 +281,11 @@ def test_each_arm_takes_its_best_rate_and_decay(tmp_path, fake):
 def test_the_best_of_all_pairs_is_taken():
     losses = {0.0: {0.01: 2.0, 0.1: 1.5}, 0.1: {0.01: 1.25, 0.1: math.inf}, 0.2: {0.01: 1.75}}
     assert best_rate_and_decay(losses) == (0.01, 0.1)
+    # At one decay the arm diverged at every rate.
+    all_lost = dict.fromkeys((0.01, 0.1), math.inf)
+    assert best_rate_and_decay({0.5: all_lost, **losses}) == (0.01, 0.1)
+    *_, lost = tried_with_decays({"plain": {**losses, 0.5: all_lost}})
+    assert (lost.decay, lost.losses, lost.chosen) == (0.5, (None, None), None)
 
 
 @pytest.mark.parametrize(
@@ -343,6 +361,33 @@ def test_what_has_lost_its_records_is_said_before_anything_is_run(tmp_path, fake
     assert not fake.names
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"val_loss": 1.0}', "a validation must have a number as its step .* got None and 1.0"),
+        ('{"step": 40, "val_loss": null}', "as its val_loss, got 40 and None"),
+        ("12", "has a row that is no object"),
+    ],
+)
+def test_a_damaged_row_is_named_with_its_folder(row, message, tmp_path, fake):
+    path = record(tmp_path / "one", run=RUN)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(f"{row}\n")
+    with pytest.raises(ValueError, match=rf"metrics.jsonl.*{message}.*; delete {path} to run it"):
+        many_runs.train_missing({"one": RUN}, tmp_path)
+    assert not fake.names
+
+
+def test_an_ended_run_without_its_config_is_named(tmp_path, fake):
+    path = record(tmp_path / "one", run=RUN)
+    (path / "config.yaml").unlink()
+    with pytest.raises(FileNotFoundError, match=f"{path} holds a run, but no config.yaml"):
+        many_runs.train_missing({"one": RUN}, tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"{path} holds a run, but no config.yaml"):
+        recorded_about(RunFolder(path))
+    assert not fake.names
+
+
 def test_a_run_that_another_command_was_quicker_to_begin_is_waited_for(tmp_path, fake):
     folder, hands = RunFolder(tmp_path / "one"), ExitStack()
     naps = []
@@ -372,9 +417,29 @@ def test_no_run_stands_for_another(tmp_path, fake):
         arms.try_learning_rates(RUN, "plain", (0.01, 0.01), tmp_path, 1)
     with pytest.raises(ValueError, match=r"would have one folder, plain-lr0.01-s1000"):
         arms.try_learning_rates(RUN, "plain", (0.01, 0.01000000001), tmp_path, 1)
-    with pytest.raises(ValueError, match="would have one folder, lime-router_init="):
-        arms.train_arms(RUN, "lime:router_init=a+b,lime:router_init=a*b", [0], tmp_path, 1, {})
+    with pytest.raises(ValueError, match="would have one folder, lime-rms_norm_eps="):
+        names = "lime:rms_norm_eps=1e-5,lime:rms_norm_eps=1e+5"
+        arms.train_arms(RUN, names, [0], tmp_path, 1, {})
     assert not fake.names
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("lime:routr=last", "LimeConfig has no field 'routr'; did you mean router?"),
+        ("lime:router=lst", "lime:router=lst: Field 'router' expected one of .*, got lst"),
+        ("lime:router_window=4", r'lime:router_window=4: router="full" has no window'),
+        ("lime:router_sources=[[]]", "a list for each of the 2 layers, got 1 list"),
+        ("lime:hidden_size=8", "model.options name hidden_size, which .*: --model.hidden-size"),
+        ("lime:router", "model.options must be NAME=VALUE each, got 'router'"),
+    ],
+)
+def test_an_arm_of_wrong_options_is_refused_before_others_are_trained(arm, message, tmp_path, fake):
+    with pytest.raises((TypeError, ValueError), match=message):
+        arms.train_arms(RUN, f"plain,{arm}", [0], tmp_path, 1, {})
+    with pytest.raises((TypeError, ValueError), match=message):
+        arms.try_learning_rates(RUN, f"plain,{arm}", (0.01,), tmp_path, 1)
+    assert not fake.names and not any(tmp_path.iterdir())
 
 
 def test_arms():

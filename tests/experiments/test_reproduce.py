@@ -282,6 +282,40 @@ def test_the_list_says_what_is_recorded(tmp_path, begun, monkeypatch, capsys):
     assert "layermem reproduce table7" in shown
 
 
+def test_the_list_says_what_a_result_is_good_for(tmp_path, begun, use, monkeypatch, caplog):
+    monkeypatch.setattr(reproduce, "names", lambda: ["table7"])
+    use(made_up())
+
+    def state(count=None):
+        return reproduce.list_artefacts(tmp_path, count=count)["table7"][1][0].state
+
+    begun.does = lambda run: "fails" if (run.variant, run.seed) == ("lime", 1) else "ends"
+    reproduce.reproduce("table7", "tiny", 3, tmp_path)
+    file = tmp_path / "artefacts" / "table7-tiny" / "artefact.json"
+    lacks_a_run = file.read_text()
+    assert (state(), state(3)) == ("5 of 10 runs, 1 failed", "5 of 6 runs, 1 failed")
+    begun.does = lambda run: "ends"
+    reproduce.reproduce("table7", "tiny", 3, tmp_path)
+    of_three = file.read_text()
+    assert (state(), state(3), state(2)) == ("done with 3 of 5 seeds", "done", "done with 3 seeds")
+    reproduce.reproduce("table7", "tiny", 5, tmp_path)
+    assert state() == "done"
+    # The runs of all five seeds are recorded; the result is of three.
+    file.write_text(of_three)
+    assert state() == "done with 3 of 5 seeds"
+    file.write_text(lacks_a_run)
+    assert state() == state(3) == "out of date: run it again"
+    file.write_text(of_three[:-20])
+    with caplog.at_level(logging.WARNING):
+        assert state() == f"damaged: delete {file}"
+    assert f"{file} is not what layermem reproduce writes" in caplog.text
+    # The plan has another arm since.
+    file.write_text(of_three)
+    record(tmp_path / "study" / "mudd-s0", run=replace(BASE, variant="mudd"))
+    use(made_up(arms=("plain", "lime", "mudd")))
+    assert state(3) == "out of date: run it again"
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -297,6 +331,26 @@ def test_the_list_says_what_is_recorded(tmp_path, begun, monkeypatch, capsys):
 def test_what_is_asked_wrongly(argv, message, tmp_path):
     with pytest.raises(SystemExit, match=re.escape(message)):
         cli.main(["reproduce", *argv, "--out", str(tmp_path)])
+
+
+@pytest.mark.parametrize("inner", ["", "deeper"])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["reproduce", "table7"],
+        ["reproduce", "--list"],
+        ["arena", "--board", "tiny-lm", "--variants", "plain,lime", "--dry-run"],
+        ["sweep", "tiny-lm"],
+        ["report", "run"],
+    ],
+)
+def test_a_file_is_no_folder_of_results(argv, inner, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / "run")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SystemExit, match="file is a file, not a folder; choose another --out"):
+        cli.main([*argv, "--out", str(tmp_path / "file" / inner)])
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_scale_that_needs_a_gpu_is_refused_without_one(tmp_path, monkeypatch):

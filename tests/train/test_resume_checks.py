@@ -133,7 +133,7 @@ def test_a_run_without_its_config_or_rows_is_a_run(kept, run, whole, tmp_path):
         train(other, folder.path)
     folder.config.unlink()
     for resume in (False, True):
-        with pytest.raises(FileExistsError, match="no config.yaml that says of what"):
+        with pytest.raises(FileNotFoundError, match="no config.yaml that says of what"):
             train(other, folder.path, resume=resume)
 
 

@@ -66,8 +66,10 @@ def arena(options: Arena, command: str) -> None:
 
 def _estimate(asked: "ArenaOptions", options: Arena) -> None:
     from layermem.experiments.arena import estimate
+    from layermem.experiments.reproduction.recorded import check_folders
     from layermem.report.page import Table
 
+    check_folders(options.out, options.runs)
     rows = [
         [at.board, f"{at.trials}", f"{at.counting}", f"{at.flops:.2e}", f"{at.hours:.3g}"]
         for at in estimate(asked)

@@ -28,7 +28,7 @@ class Reproduce:
     scale: Scale = "tiny"
     """Size of the runs: "tiny" for CPUs, "small" for one GPU, "paper" exactly as in the paper."""
     seeds: int | None = None
-    """Seeds, from 0 on; None: 5 (tiny), 3 (small) or 1 (paper)."""
+    """Seeds, from 0 on (of fig6 at scale paper from 42); None: 5 (tiny), 3 (small) or 1 (paper)."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print what would be run, its parameters, tokens and FLOPs, and how long it would take here;
     train nothing but some timed steps."""

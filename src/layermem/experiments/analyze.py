@@ -23,7 +23,7 @@ from layermem.experiments.analyze_model import analyze_model
 from layermem.experiments.analyze_texts import choose_words, find_words, read_texts
 from layermem.results.analysis import Analysis, AnalysisOptions
 from layermem.results.files import to_json
-from layermem.runs import write_atomically
+from layermem.runs import create_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,6 @@ def analyze(
         sequences=len(sequences),
         models=analyses,
     )
-    out.mkdir(parents=True, exist_ok=True)
+    create_folder(out)
     write_atomically(out / "analysis.json", to_json(analysis))
     return analysis

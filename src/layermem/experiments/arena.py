@@ -5,7 +5,8 @@
                        schedule of its own
     equal parameters   an arm with more parameters than the first has a narrower mlp
 
-Learning rates are chosen at equal tokens, and kept.
+Learning rates are chosen at equal tokens, and kept. An arm that diverged at every one of them is
+not trained further, and has no rank.
 
 It does not know: how runs are trained, tables, pages.
 """
@@ -126,24 +127,36 @@ def compete(
     for study in studies(options):
         # First, as steps that cannot be compared with are refused before hours of training.
         measured = out / "arena" / study.name
-        steps[study.name] = _measured_steps(study, measured / "steps.json")
+        steps[study.name] = _measured_steps(
+            study, measured / "steps.json", out / study.name / "time"
+        )
         memory[study.name] = _measured_memory(study, measured / "memory.json")
         attempts = trials(study)
         if failure := train_planned(attempts, recorded, jobs):
             raise RuntimeError(failure)
-        tried[study.name] = tried_rates_of(study, recorded)
-        rates = chosen_of(tried[study.name])
+        tried[study.name] = tried_rates_of(study, recorded, may_diverge=True)
+        rates, lost = chosen_of(tried[study.name]), _arms_without_rate(tried[study.name])
+        if len(lost) == len(study.arms):
+            raise RuntimeError(
+                f"every arm diverged at every learning rate on {study.name}; try lower ones"
+            )
         at_equal_tokens = counting_runs(study, seeds, rates, recorded.path_of)
         by_condition = {
             condition: at_condition(study, at_equal_tokens, condition, steps[study.name])
             for condition in CONDITIONS
         }
-        counting = {name: run for planned in by_condition.values() for name, run in planned.items()}
+        counting = {
+            name: run
+            for planned in by_condition.values()
+            for name, run in planned.items()
+            if run.arm not in lost
+        }
         if failure := train_planned(counting, recorded, jobs):
             failures.append(failure)
         for condition, planned in by_condition.items():
-            records = read_records(attempts | planned, recorded)
-            rankings.append(rank(study, condition, planned, records, seeds))
+            of_condition = {name: run for name, run in planned.items() if name in counting}
+            records = read_records(attempts | of_condition, recorded)
+            rankings.append(rank(study, condition, planned, records, seeds, lost))
         planned_runs |= attempts | counting
     result = ArenaResult(
         command=command,
@@ -158,6 +171,11 @@ def compete(
     )
     write_atomically(folder / "arena.json", to_json(result))
     return result, "; ".join(failures) or None
+
+
+def _arms_without_rate(tried: Sequence[TriedRates]) -> tuple[str, ...]:
+    """Return the arms that diverged at every learning rate."""
+    return tuple(of_arm.arm for of_arm in tried if of_arm.chosen is None)
 
 
 def _seeds(options: ArenaOptions) -> tuple[int, ...]:
@@ -195,13 +213,13 @@ def _at_equal_time(run: Run, ratio: float) -> Run:
     return replace(run, max_steps=max(1, round(run.max_steps / ratio)))
 
 
-def _measured_steps(study: Study, file: Path) -> MeasuredSteps:
+def _measured_steps(study: Study, file: Path, runs: Path) -> MeasuredSteps:
     models, length = _models(study)
 
     def prepare(shape: Shape) -> dict[str, Callable[[], None]]:
         return {arm: make_training_step(model, shape) for arm, model in models.items()}
 
-    return measured_steps(file, study.base, study.arms, length, prepare)
+    return measured_steps(file, study.base, study.arms, length, prepare, runs)
 
 
 def _measured_memory(study: Study, file: Path) -> MeasuredMemory:
@@ -226,8 +244,12 @@ def rank(
     planned: Mapping[str, PlannedRun],
     records: Records,
     seeds: Sequence[int],
+    lost: Sequence[str] = (),
 ) -> Ranking:
-    """Return the arms of one board under one condition, best first."""
+    """Return the arms of one board under one condition, best first.
+
+    ``lost``: arms that diverged at every learning rate. Their planned runs say only their sizes.
+    """
     metric = RIGHT_ANSWERS if study.base.task.name else LOSS
     values: dict[str, dict[int, float]] = {arm: {} for arm in study.arms}
     for arm, by_seed in records.get(study.name, {}).items():
@@ -254,6 +276,7 @@ def rank(
                 for arm, r in runs.items()
             },
             higher_is_better=metric == RIGHT_ANSWERS,
+            notes=dict.fromkeys(lost, "diverged at every learning rate that was tried"),
         ),
     )
 

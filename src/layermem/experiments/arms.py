@@ -9,15 +9,19 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from layermem.config import Run
+from huggingface_hub.errors import StrictDataclassError
+
+from layermem.config import Model, Run
 from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import check_comparable, read_divergence, read_metrics
-from layermem.models.registry import lookup, variants
+from layermem.models.registry import BUILT_WITH, check_names, lookup, variants
 from layermem.results.run_record import LOSS
 from layermem.runs import RunFolder
+from layermem.train.setup import check_no_size_repeated
 
 CHOOSING_SEED = 1000
 """Seed that learning rates are chosen with; results must be of other seeds."""
@@ -29,7 +33,8 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return variant and options of each arm in ``plain,lime,lime:router_init=identity``.
 
     A comma within brackets belongs to an option: ``lime:router_sources=[[],[0]]``. ``all`` stands
-    for every variant, the plain decoder first.
+    for every variant, the plain decoder first. An option that the variant has no field for is
+    refused here, before any arm is trained.
     """
     arms: dict[str, tuple[str, tuple[str, ...]]] = {}
     depth, arm = 0, ""
@@ -42,7 +47,8 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         if variant == "all" and not options:
             arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *variants()))}
         else:
-            lookup(variant)
+            fields = Model(options=tuple(options)).variant_fields()
+            check_names(lookup(variant), fields.keys() - BUILT_WITH)
             arms[arm.strip()] = variant, tuple(options)
         arm = ""
     if depth:
@@ -51,20 +57,30 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def try_learning_rates(
-    base: Run, names: str, learning_rates: Sequence[float], out: Path, jobs: int
+    base: Run,
+    names: str,
+    learning_rates: Sequence[float],
+    out: Path,
+    jobs: int,
+    *,
+    may_diverge: bool = False,
 ) -> dict[str, dict[float, float]]:
     """Train every arm with every learning rate on ``CHOOSING_SEED``; return validation losses.
 
     The loss is infinite where a run diverged: that a learning rate is too high for an arm is a
-    result. A run that failed in any other way is an error, and nothing is chosen: the choice would
-    be without that learning rate by accident.
+    result. That every one is too high is an error, unless an arm ``may_diverge``. A run that failed
+    in any other way is an error, and nothing is chosen: the choice would be without that learning
+    rate by accident.
     """
     runs = rate_trials(base, names, learning_rates)
     labels = {key: label for label, (key, _) in runs.items()}
     folders = train_missing(
         {label: run for label, (_, run) in runs.items()}, out / "rates", jobs, may_diverge=True
     )
-    return losses_of_trials({key: (run, folders[labels[key]]) for key, run in runs.values()})
+    losses = losses_of_trials({key: (run, folders[labels[key]]) for key, run in runs.values()})
+    if not may_diverge:
+        check_some_end(losses)
+    return losses
 
 
 def rate_trials(
@@ -93,13 +109,17 @@ def losses_of_trials(
         diverged = read_divergence(folder, run.id) is not None
         loss = math.inf if diverged else read_metrics(folder, run)[LOSS].value
         losses.setdefault(arm, {})[rate] = loss
+    return losses
+
+
+def check_some_end(losses: Mapping[str, Mapping[float, float]]) -> None:
+    """Raise if an arm diverged at every learning rate, so that it has none to choose."""
     for arm, by_rate in losses.items():
         if not any(map(math.isfinite, by_rate.values())):
             raise RuntimeError(
                 f"{arm} diverged at every learning rate "
                 f"({', '.join(f'{rate:g}' for rate in by_rate)}); try lower ones"
             )
-    return losses
 
 
 def try_rates_and_decays(
@@ -110,7 +130,10 @@ def try_rates_and_decays(
     out: Path,
     jobs: int,
 ) -> dict[str, dict[float, dict[float, float]]]:
-    """Do the same with every weight decay; return validation losses by arm, decay and rate."""
+    """Do the same with every weight decay; return validation losses by arm, decay and rate.
+
+    An arm may diverge at every rate of one decay, where it does not at another.
+    """
     folders = {out / f"decay-{decay:g}" for decay in decays}
     if len(folders) < len(decays):
         raise ValueError(
@@ -123,10 +146,15 @@ def try_rates_and_decays(
             learning_rates,
             out / f"decay-{decay:g}",
             jobs,
+            may_diverge=True,
         )
         for decay in decays
     }
-    return {arm: {decay: by_decay[decay][arm] for decay in decays} for arm in parse_arms(names)}
+    losses = {arm: {decay: by_decay[decay][arm] for decay in decays} for arm in parse_arms(names)}
+    for arm, of_arm in losses.items():
+        lowest = {rate: min(of_arm[decay][rate] for decay in decays) for rate in learning_rates}
+        check_some_end({arm: lowest})
+    return losses
 
 
 def train_arms(
@@ -182,7 +210,7 @@ def runs_of_arms(
 
 
 def _run_of_each_arm(base: Run, names: str, seed: int) -> dict[str, Run]:
-    return {
+    runs = {
         arm: replace(
             base,
             variant=variant,
@@ -191,6 +219,26 @@ def _run_of_each_arm(base: Run, names: str, seed: int) -> dict[str, Run]:
         )
         for arm, (variant, options) in parse_arms(names).items()
     }
+    for arm, run in runs.items():
+        # The sizes of a saved model, or of a host, are not the run's own.
+        if run.model.pretrained is None and run.host.model is None:
+            _check_values(arm, run.variant, run.model)
+    return runs
+
+
+@cache
+def _check_values(arm: str, variant: str, model: Model) -> None:
+    """Raise, naming the arm, unless its options have values that go with each other and the sizes;
+    its model is built only when its turn comes, which may be after hours of training others."""
+    entry, fields = lookup(variant), model.variant_fields()
+    check_names(entry, fields.keys() - BUILT_WITH)
+    check_no_size_repeated(model)
+    sizes = {name: value for name, value in model.sizes().items() if value is not None}
+    options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
+    try:
+        entry.config(**sizes | options)
+    except StrictDataclassError as error:
+        raise ValueError(f"{arm}: {error.__cause__ or error}") from error
 
 
 def _folder_name(

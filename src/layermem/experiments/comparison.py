@@ -25,7 +25,7 @@ from layermem.results.files import Result, read_result, to_json
 from layermem.results.minimal_pairs import MinimalPairsResult
 from layermem.results.perplexity import PerplexityResult
 from layermem.results.run_record import RunRecord
-from layermem.runs import write_atomically
+from layermem.runs import create_folder, write_atomically
 
 _R = TypeVar("_R", bound=Result)
 
@@ -70,7 +70,7 @@ def compare_runs(
         minimal_pairs=_read_all(MinimalPairsResult, evaluations),
         evaluations=_read_all(EvalResult, evaluations),
     )
-    out.mkdir(parents=True, exist_ok=True)
+    create_folder(out)
     write_atomically(out / "report.json", to_json(comparison))
     return comparison
 

@@ -15,7 +15,7 @@ from layermem.experiments.eval_scores import differences, score_answers
 from layermem.experiments.eval_tasks import PreparedTask, prepare_tasks
 from layermem.results.eval import AnswersKey, EvalOptions, EvalResult, TaskAnswers, TaskFacts
 from layermem.results.files import to_json
-from layermem.runs import write_atomically
+from layermem.runs import create_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def evaluate_checkpoints(
             name: differences(of_model, first) for name, of_model in list(answers.items())[1:]
         },
     )
-    out.mkdir(parents=True, exist_ok=True)
+    create_folder(out)
     write_atomically(out / "eval.json", to_json(result))
     return result
 

@@ -19,8 +19,14 @@ def best_learning_rate(losses: Mapping[float, float]) -> float:
 
 def best_rate_and_decay(losses: Mapping[float, Mapping[float, float]]) -> tuple[float, float]:
     """Return the learning rate and the weight decay of the lowest loss, by decay and rate."""
-    rates = {decay: best_learning_rate(by_rate) for decay, by_rate in losses.items()}
-    decay = min(losses, key=lambda decay: losses[decay][rates[decay]])
+    rates = {
+        decay: best_learning_rate(by_rate)
+        for decay, by_rate in losses.items()
+        if any(map(math.isfinite, by_rate.values()))
+    }
+    if not rates:
+        raise ValueError(f"no weight decay can be chosen: no loss is finite in {losses}")
+    decay = min(rates, key=lambda decay: losses[decay][rates[decay]])
     return rates[decay], decay
 
 
@@ -31,7 +37,9 @@ def tried_rates(losses: Mapping[str, Mapping[float, float]]) -> tuple[TriedRates
             arm=arm,
             rates=tuple(by_rate),
             losses=_finite_or_none(by_rate.values()),
-            chosen=best_learning_rate(by_rate),
+            chosen=best_learning_rate(by_rate)
+            if any(map(math.isfinite, by_rate.values()))
+            else None,
         )
         for arm, by_rate in losses.items()
     )

@@ -21,7 +21,7 @@ import yaml
 from layermem.config import Run, to_dict
 from layermem.experiments.records import read_divergence, read_metrics, recorded_about
 from layermem.results.run_record import LOSS
-from layermem.runs import RunFolder, write_atomically
+from layermem.runs import RunFolder, create_folder, write_atomically
 from layermem.train.data_digest import weights_digest
 from layermem.train.progress import SweepProgress
 from layermem.train.run_config import check_same_run
@@ -57,7 +57,7 @@ def train_missing(
     missing = [name for name, folder in folders.items() if not _is_finished(runs[name], folder)]
     _check_starts(runs, folders, missing)
     logger.info("%d of %d runs are to be done", len(missing), len(runs))
-    out.mkdir(parents=True, exist_ok=True)
+    create_folder(out)
     failed = _train_all(runs, folders, missing, jobs)
     if failed:
         what = "; ".join(f"{name} {reason}" for name, reason in failed.items())

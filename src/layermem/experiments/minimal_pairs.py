@@ -23,7 +23,7 @@ from layermem.results.minimal_pairs import (
     MinimalPairsResult,
     PairComparison,
 )
-from layermem.runs import write_atomically
+from layermem.runs import create_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def measure_minimal_pairs(
         probes=probes,
         arms=arms,
     )
-    out.mkdir(parents=True, exist_ok=True)
+    create_folder(out)
     write_atomically(out / "blimp.json", to_json(result))
     return result
 

@@ -26,7 +26,7 @@ from layermem.results.perplexity import (
     PerplexityOptions,
     PerplexityResult,
 )
-from layermem.runs import write_atomically
+from layermem.runs import create_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def measure_perplexity(
         differences={name: compare(other, first[1]) for name, other in others},
         arms=arms,
     )
-    out.mkdir(parents=True, exist_ok=True)
+    create_folder(out)
     write_atomically(out / "perplexity.json", to_json(result))
     return result
 

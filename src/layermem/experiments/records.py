@@ -31,7 +31,7 @@ from layermem.results.run_record import (
 )
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder
-from layermem.train.run_config import recorded_run
+from layermem.train.run_config import check_has_config, recorded_run
 from layermem.typed_dicts import from_dict
 
 _VALIDATION_FIELDS = [field.name for field in fields(Validation)]
@@ -67,6 +67,7 @@ def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
 
 def recorded_about(folder: RunFolder) -> dict[str, Any]:
     """Return what a run recorded beside its options: versions, commit, command, data."""
+    check_has_config(folder)
     with naming_damage(folder):
         config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
         return dict(config.get("about") or {})
@@ -171,7 +172,19 @@ def naming_damage(folder: RunFolder) -> Iterator[None]:
 
 def _validation_rows(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the rows that validations wrote, which must be in the order of their steps."""
-    rows = [row for row in folder.rows() if "val_loss" in row]
+    rows = folder.rows()
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError(
+            f"{folder.metrics} has a row that is no object; delete {folder.path} to run it again"
+        )
+    rows = [row for row in rows if "val_loss" in row]
+    for row in rows:
+        step, loss = row.get("step"), row["val_loss"]
+        if not isinstance(step, int) or not isinstance(loss, int | float):
+            raise ValueError(
+                f"{folder.metrics}: a validation must have a number as its step and as its "
+                f"val_loss, got {step} and {loss}; delete {folder.path} to run it again"
+            )
     for before, row in zip(rows, rows[1:], strict=False):
         if row["step"] < before["step"]:
             raise ValueError(

@@ -33,7 +33,7 @@ from layermem.experiments.reproduction.recorded import RecordedRuns
 from layermem.experiments.reproduction.summary import summarise
 from layermem.experiments.reproduction.training import Outcome, state_of, train, tried_rates_of
 from layermem.results.artefact import ArtefactResult, RunState, Scale
-from layermem.results.files import to_json
+from layermem.results.files import read_result, to_json
 from layermem.runs import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,9 @@ class ListedScale:
     """Runs that have ended, or diverged."""
     failed: int
     """Runs whose last attempt failed, or whose record cannot be read."""
-    written: bool
-    """Whether the result is there."""
+    result: str
+    """What the recorded result is good for, in a few words; empty: there is none, or not all of its
+    runs are recorded."""
     needs: str
     """What it needs; empty: nothing but this machine."""
 
@@ -60,8 +61,8 @@ class ListedScale:
     def state(self) -> str:
         """Return where it stands, in a few words."""
         failed = f", {self.failed} failed" if self.failed else ""
-        if self.written and self.recorded == self.runs:
-            return "done"
+        if self.result:
+            return self.result
         if not self.runs:
             return "not begun (no runs)"
         if not self.recorded:
@@ -92,11 +93,15 @@ class EstimatedStudy:
         return self.missing_flops / self.speed.flops_per_second / 3600
 
 
-def seeds_at(scale: Scale, count: int | None) -> tuple[int, ...]:
-    """Return the seeds of a scale: ``count``, None: as many as the scale has by itself."""
+def seeds_at(artefact: Artefact, scale: Scale, count: int | None) -> tuple[int, ...]:
+    """Return the seeds of a scale, from that of its presets on, which is 0 but for the paper's 42.
+
+    ``count``: how many; None: as many as the scale has by itself.
+    """
     if count is not None and count < 1:
         raise ValueError(f"--seeds must be at least 1, got {count}")
-    return tuple(range(SEEDS[scale] if count is None else count))
+    first = max((study.base.seed for study in artefact.studies(scale)), default=0)
+    return tuple(range(first, first + (SEEDS[scale] if count is None else count)))
 
 
 def tasks_to_answer(
@@ -131,15 +136,60 @@ def list_artefacts(
 def _list_scale(
     name: str, artefact: Artefact, scale: Scale, recorded: RecordedRuns, count: int | None
 ) -> ListedScale:
-    states = [state for _, state in planned_states(artefact, scale, count, recorded).values()]
+    planned = planned_states(artefact, scale, count, recorded)
+    states = [state for _, state in planned.values()]
+    folder = result_folder(recorded.out, name, scale)
     return ListedScale(
         scale=scale,
         runs=len(states),
-        recorded=sum(state.state in ("ended", "diverged") for state in states),
+        recorded=sum(map(_is_recorded, states)),
         failed=sum(state.state == "failed" for state in states),
-        written=(result_folder(recorded.out, name, scale) / "artefact.json").exists(),
+        result=_result_state(folder, seeds_at(artefact, scale, count), list(planned.values())),
         needs="; ".join(filter(None, (artefact.needs.get(scale), artefact.missing))),
     )
+
+
+def _result_state(
+    folder: Path, seeds: Sequence[int], planned: Sequence[tuple[PlannedRun, RunState]]
+) -> str:
+    """Return what the result in a folder is good for, beside where its planned runs stand now."""
+    file = folder / "artefact.json"
+    if not file.exists():
+        return ""
+    try:
+        result = read_result(ArtefactResult, file)
+    except (ValueError, OSError) as error:
+        # One result of many: the others are listed all the same.
+        logger.warning("%s", error)
+        return f"damaged: delete {file}"
+    then = {state.name: state for state in result.runs}
+    now = [
+        (run, state)
+        for run, state in planned
+        if run.trial is not None or run.run.seed in result.seeds
+    ]
+    if any(
+        _is_recorded(state) and _differs(then.get(state.name), state, run) for run, state in now
+    ):
+        return "out of date: run it again"
+    if not all(_is_recorded(state) for _, state in now):
+        return ""
+    if planned and len(result.seeds) != len(seeds):
+        of = f" of {len(seeds)}" if len(result.seeds) < len(seeds) else ""
+        return f"done with {len(result.seeds)}{of} seeds"
+    return "done"
+
+
+def _differs(then: RunState | None, now: RunState, run: PlannedRun) -> bool:
+    """Return whether a run that is recorded now was missing in a result, or was another run."""
+    if then is None or not _is_recorded(then):
+        return True
+    # The id of one that starts from another study's model changes with the path of its folder.
+    return run.study.starts_from is None and then.run_id != now.run_id
+
+
+def _is_recorded(state: RunState) -> bool:
+    return state.state in ("ended", "diverged")
 
 
 def planned_states(
@@ -157,7 +207,7 @@ def planned_states(
                 rates[study.name] = chosen
             elif states:
                 unknown.add(study.name)
-    planned = plan(artefact, scale, seeds_at(scale, count), rates, recorded.path_of)
+    planned = plan(artefact, scale, seeds_at(artefact, scale, count), rates, recorded.path_of)
     result = {}
     for name, run in planned.items():
         if run.study.name in unknown and run.trial is None:
@@ -177,7 +227,7 @@ def _chosen_rates(
         return {}
     try:
         return chosen_of(tried_rates_of(study, recorded))
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         # One study of many: the others are listed all the same.
         logger.warning("%s chose no learning rates: %s", study.name, error)
         return {}
@@ -211,7 +261,7 @@ def estimate(
         sizes = model_sizes(first)
         runs_of_arms = {planned.arm: planned.run for planned, _ in members}
         by_arm = {arm: run_cost(run, sizes) for arm, run in runs_of_arms.items()}
-        missing = [p for p, state in members if state.state not in ("ended", "diverged")]
+        missing = [p for p, state in members if not _is_recorded(state)]
         estimated.append(
             EstimatedStudy(
                 study=study,
@@ -242,7 +292,8 @@ def reproduce(
     ``task_records``: of evaluation tasks, as ``layermem eval`` takes them. ``without``: tasks of a
     table that are left out.
     """
-    artefact, seeds = leave_out(get_artefact(name), without), seeds_at(scale, count)
+    artefact = leave_out(get_artefact(name), without)
+    seeds = seeds_at(artefact, scale, count)
     if scale in artefact.on_gpu and not torch.cuda.is_available():
         raise ValueError(
             f"{name} at scale {scale} needs {artefact.needs[scale]}, and there is no GPU here; "
@@ -275,14 +326,13 @@ def reproduce(
         notes=(*artefact.notes, *_size_notes(outcome)),
         missing=artefact.missing,
     )
-    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "artefact.json", to_json(result))
     return result, outcome.failure
 
 
 def _size_notes(outcome: Outcome) -> list[str]:
     """Say which runs are in no mean."""
-    lost = [state.name for state in outcome.states if state.state not in ("ended", "diverged")]
+    lost = [state.name for state in outcome.states if not _is_recorded(state)]
     diverged = [
         state.name
         for state in outcome.states

@@ -108,7 +108,7 @@ def compare_retrofits(
         load_host(study.run(way, study.rates_of(way)[0], CHOOSING_SEED))
     trials = _try_rates(study, out, jobs)
     rates = {trial.arm: trial.rate for trial in trials if trial.chosen}
-    steps, trained = _measured_steps(study, rates, out / "steps.json")
+    steps, trained = _measured_steps(study, rates, out)
     peaks = _measured_memory(study, rates, out / "memory.json")
     seeds = tuple(range(study.seeds))
     runs: dict[str, Run] = {}
@@ -177,7 +177,7 @@ def _planned(
 
 
 def _measured_steps(
-    study: RetrofitStudy, rates: Mapping[str, float], file: Path
+    study: RetrofitStudy, rates: Mapping[str, float], out: Path
 ) -> tuple[MeasuredSteps, dict[str, int]]:
     """Return how long a step of each way takes, and the number of parameters that each trains."""
     models = {way: load_host(study.run(way, rates[way], 0)) for way in WAYS}
@@ -189,7 +189,10 @@ def _measured_steps(
     def prepare(shape: Shape) -> dict[str, Callable[[], None]]:
         return {way: step_of(model, shape) for way, model in models.items()}
 
-    return measured_steps(file, study.base, WAYS, _tokens(study.base), prepare), trained
+    steps = measured_steps(
+        out / "steps.json", study.base, WAYS, _tokens(study.base), prepare, out / "time"
+    )
+    return steps, trained
 
 
 def _measured_memory(

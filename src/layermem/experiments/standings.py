@@ -20,10 +20,12 @@ def standings(
     sizes: Mapping[str, Sizes],
     *,
     higher_is_better: bool,
+    notes: Mapping[str, str] | None = None,
 ) -> tuple[Standing, ...]:
     """Return the arms, best first; those with a seed missing come last and have no rank.
 
-    ``values``: of each arm by seed, the first is what the others are compared with.
+    ``values``: of each arm by seed, the first is what the others are compared with. ``notes``: what
+    is said of an arm in place of which seeds are missing.
     """
     first = next(iter(values))
     whole = [arm for arm in values if set(seeds) <= set(values[arm])]
@@ -47,7 +49,7 @@ def standings(
             steps=sizes[arm][0],
             width_of_mlp=sizes[arm][1],
             parameters=sizes[arm][2],
-            note=_note(values[arm], seeds),
+            note=(notes or {}).get(arm, _note(values[arm], seeds)),
         )
         for i, arm in enumerate(order, 1)
     )

@@ -37,7 +37,10 @@ def measured_memory(
     machine = describe_machine(shape.device)
     memory = MeasuredMemory(machine=machine, base=base.id, peaks={})
     if file.exists():
-        known = read_result(MeasuredMemory, file)
+        try:
+            known = read_result(MeasuredMemory, file)
+        except ValueError as error:
+            raise ValueError(f"{error}; delete it: it is measured again") from error
         if (known.machine, known.base) == (machine, base.id):
             memory = known
     missing = [arm for arm in steps if arm not in memory.peaks]

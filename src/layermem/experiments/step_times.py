@@ -29,15 +29,17 @@ def measured_steps(
     arms: Sequence[str],
     tokens: int,
     prepare: Callable[[Shape], Mapping[str, Callable[[], None]]],
+    runs: Path,
 ) -> MeasuredSteps:
     """Return how long a step of each arm takes: as in ``file``, else measured and written there.
 
     The first arm is what the others are compared with. ``base`` is the run whose batch is taken,
     ``tokens`` the length of its sequences; ``prepare`` returns a step of each arm. Arms that the
-    file lacks are measured against the first arm and added; what it has stays as it is.
+    file lacks are measured against the first arm and added; what it has stays as it is. ``runs``
+    is the folder of the runs whose lengths follow, which errors name.
     """
     device = _device()
-    known = _read(file, base, arms, device) if file.exists() else None
+    known = _read(file, base, arms, device, runs) if file.exists() else None
     first = arms[0]
     missing = [arm for arm in arms if known is None or arm not in known.ratios]
     if known is not None and not missing:
@@ -89,9 +91,13 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _read(file: Path, base: Run, arms: Sequence[str], device: str) -> MeasuredSteps:
+def _read(file: Path, base: Run, arms: Sequence[str], device: str, runs: Path) -> MeasuredSteps:
     """Return what was measured; refuse what does not compare with a measurement of today."""
-    steps = read_result(MeasuredSteps, file)
+    again = f"delete it, and {runs} with it, whose runs have the lengths that followed from it"
+    try:
+        steps = read_result(MeasuredSteps, file)
+    except ValueError as error:
+        raise ValueError(f"{error}; {again}: it is measured again") from error
     wanted = {
         "model, data or sizes": (steps.base, base.id),
         "first arm": (next(iter(steps.ratios), ""), arms[0]),
@@ -101,8 +107,7 @@ def _read(file: Path, base: Run, arms: Sequence[str], device: str) -> MeasuredSt
     for what, (there, here) in wanted.items():
         if there != here:
             raise ValueError(
-                f"{file} was measured with another {what} ({there}, and this is {here}); delete it "
-                "to measure again (runs at equal time then have other lengths), or choose another "
-                "--out"
+                f"{file} was measured with another {what} ({there}, and this is {here}); "
+                f"{again}, to measure again, or choose another --out"
             )
     return steps

@@ -52,6 +52,8 @@ class RegisteredVariant:
     question_answering: type[PreTrainedDecoder]
 
 
+BUILT_WITH = frozenset({"attn_implementation", "output_attentions"})
+"""What a model may be built with beside the fields of its config."""
 _REGISTERED: dict[str, RegisteredVariant] = {}
 _PREFIX = "layermem_"
 
@@ -211,6 +213,6 @@ def build(name: str, **fields: Any) -> DecoderForCausalLM:
     variants the same shared weights.
     """
     entry = lookup(name)
-    check_names(entry, fields.keys() - {"attn_implementation", "output_attentions"})
+    check_names(entry, fields.keys() - BUILT_WITH)
     check_dtype(fields.get("dtype"))
     return entry.causal_lm._from_config(entry.config(**fields))

@@ -101,6 +101,8 @@ def _p(p: float | None) -> str:
 
 def _steps_table(result: ArenaResult, board: str) -> Table:
     steps, rates = result.steps[board], result.rates.get(board, {})
+    lost = {tried.arm for tried in result.tried.get(board, ()) if tried.chosen is None}
+    otherwise = {arm: "none" if arm in lost else "the preset's" for arm in steps.seconds}
     peaks = result.memory[board].peaks if board in result.memory else {}
     # The file of steps may have arms of earlier arenas too.
     here = {
@@ -114,7 +116,7 @@ def _steps_table(result: ArenaResult, board: str) -> Table:
                 format_number(seconds, "number"),
                 f"{steps.ratios[arm]:.3f}",
                 in_bytes(peak) if (peak := peaks.get(arm)) else "",
-                f"{rates[arm]:g}" if arm in rates else "the preset's",
+                f"{rates[arm]:g}" if arm in rates else otherwise[arm],
             ]
             for arm, seconds in steps.seconds.items()
             if arm in here

@@ -17,6 +17,7 @@ class TriedRates:
     losses: tuple[float | None, ...]
     """Validation loss at each; None: the run diverged."""
     chosen: float | None
-    """Learning rate of the lowest loss; None: that is at another weight decay."""
+    """Learning rate of the lowest loss; None: that is at another weight decay, or the arm
+    diverged at every one."""
     decay: float | None = None
     """Weight decay they were tried with; None: no others were tried."""

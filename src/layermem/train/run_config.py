@@ -28,6 +28,7 @@ def load_run(path: str | os.PathLike[str]) -> Run:
 
 def recorded_run(folder: RunFolder) -> Run:
     """Return the run that a folder holds; a config edited since it was written is refused."""
+    check_has_config(folder)
     fields, about = _read(folder.config)
     if about.get("digest", _digest(fields)) != _digest(fields):
         raise ValueError(
@@ -36,6 +37,15 @@ def recorded_run(folder: RunFolder) -> Run:
             "may change when it goes on (compute, save_every, ...) is given as an option"
         )
     return run_from_dict(fields)
+
+
+def check_has_config(folder: RunFolder) -> None:
+    """Raise if a folder that holds a run has lost the file that says of what."""
+    if not folder.config.exists():
+        raise FileNotFoundError(
+            f"{folder.path} holds a run, but no config.yaml that says of what: put it back, or "
+            "choose another --out"
+        )
 
 
 def check_same_run(folder: RunFolder, run: Run) -> None:
@@ -59,11 +69,7 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
         about = {"run_id": run.id, "command": command_line(), **describe_environment()}
         _write(folder, run, about)
         return
-    if not folder.config.exists():
-        raise FileExistsError(
-            f"{folder.path} holds a run, but no config.yaml that says of what: put it back, or "
-            "choose another --out"
-        )
+    check_has_config(folder)
     if not resume:
         raise FileExistsError(
             f"{folder.path} holds a run already; add --resume to go on with it, or choose another "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from layermem.config import Run
+from layermem.config import Model, Run
 from layermem.data.blocks import Blocks
 from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
@@ -113,14 +113,19 @@ def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
     return model
 
 
-def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
-    """Return the fields of the config of a run's new model."""
-    sizes = run.model.sizes()
-    if repeated := sorted(sizes.keys() & run.model.variant_fields()):
+def check_no_size_repeated(model: Model) -> None:
+    """Raise if an option of a variant is a size, which the config has a field for."""
+    if repeated := sorted(model.sizes().keys() & model.variant_fields()):
         raise ValueError(
             f"model.options name {', '.join(repeated)}, which the config has a field for: "
             f"--model.{repeated[0].replace('_', '-')}"
         )
+
+
+def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
+    """Return the fields of the config of a run's new model."""
+    check_no_size_repeated(run.model)
+    sizes = run.model.sizes()
     if sizes["vocab_size"] is None:
         sizes["vocab_size"] = len(tokenizer)
     elif sizes["vocab_size"] < len(tokenizer):

@@ -11,7 +11,7 @@ from layermem.config import Run
 from layermem.experiments.many_runs import read_failure
 from layermem.experiments.records import read_divergence
 from layermem.results.artefact import State
-from layermem.runs import RunFolder
+from layermem.runs import RunFolder, check_no_file
 from layermem.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
@@ -25,9 +25,8 @@ class RecordedRuns:
     def __init__(self, out: Path, others: Iterable[Path] = ()) -> None:
         self.out = out
         self._ended: dict[str, RunFolder] = {}
+        check_folders(out, others := tuple(others))
         for root in (out, *others):
-            if root != out and not root.is_dir():
-                raise FileNotFoundError(f"{root} is no folder; name one that holds runs")
             for folder in _run_folders(root):
                 self._add(folder)
 
@@ -53,6 +52,14 @@ class RecordedRuns:
             return
         if folder.final.exists() or folder.diverged.exists():
             self._ended.setdefault(run.id, folder)
+
+
+def check_folders(out: Path, others: Iterable[Path]) -> None:
+    """Raise unless runs may lie in these folders: ``out`` need not exist, the others must."""
+    check_no_file(out)
+    for root in others:
+        if root != out and not root.is_dir():
+            raise FileNotFoundError(f"{root} is no folder; name one that holds runs")
 
 
 def run_state(folder: RunFolder, run: Run) -> tuple[State, str]:

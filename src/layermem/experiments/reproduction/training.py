@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from layermem.experiments.arms import losses_of_trials
+from layermem.experiments.arms import check_some_end, losses_of_trials
 from layermem.experiments.comparison import check_test_problems
 from layermem.experiments.learning_rates import chosen_of, tried_rates
 from layermem.experiments.many_runs import train_missing
@@ -71,15 +71,23 @@ def train(
     )
 
 
-def tried_rates_of(study: Study, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
+def tried_rates_of(
+    study: Study, recorded: RecordedRuns, *, may_diverge: bool = False
+) -> tuple[TriedRates, ...]:
     """Return the learning rates that each arm tried and its choice, that of the lowest validation
-    loss; all trials must be recorded, and there are none where no rates are tried."""
+    loss; all trials must be recorded, and there are none where no rates are tried.
+
+    An arm that diverged at every rate is an error, unless it ``may_diverge``; it has no choice.
+    """
     by_key = {
         (planned.arm, planned.trial): (planned.run, recorded.folder_of(name, planned.run))
         for name, planned in trials(study).items()
         if planned.trial is not None
     }
-    return tried_rates(losses_of_trials(by_key))
+    losses = losses_of_trials(by_key)
+    if not may_diverge:
+        check_some_end(losses)
+    return tried_rates(losses)
 
 
 def state_of(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunState:
