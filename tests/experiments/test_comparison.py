@@ -385,3 +385,23 @@ def test_folders_of_one_name_have_longer_names(tmp_path):
     runs = [record(tmp_path / str(seed) / "run", seed=seed) for seed in (0, 1)]
     found = compared(tmp_path, *runs)
     assert list(found.runs) == ["0/run", "1/run"]
+
+
+def test_an_ended_run_that_lost_its_validations_is_refused(tmp_path):
+    path = record(tmp_path / "runs" / "plain-s0", variant="plain")
+    metrics = path / "metrics.jsonl"
+    rows = [row for row in metrics.read_text().splitlines() if "val_loss" not in row]
+    metrics.write_text("\n".join(rows[:1]) + "\n")
+    with pytest.raises(ValueError, match=r"plain-s0 has ended, but .*: there is none at all; del"):
+        compared(tmp_path, tmp_path / "runs")
+
+
+def test_an_arm_that_no_model_can_have_does_not_stop_the_others(tmp_path):
+    record(tmp_path / "runs" / "plain-s0", variant="plain")
+    # As its folder is left where a start is refused.
+    impossible = replace(SIZES, options=("router=lasst",))
+    path = record(tmp_path / "runs" / "lime-s0", model=impossible, ended=False)
+    (path / "metrics.jsonl").unlink()
+    (setting,) = compared(tmp_path, tmp_path / "runs").settings
+    (point,) = setting.costs.points
+    assert point.counted.keys() == {"plain"} and len(setting.arms) == 2

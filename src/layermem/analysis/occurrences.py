@@ -89,7 +89,7 @@ def find_occurrences(
         if count < each:
             raise ValueError(
                 f"{name!r} occurs {count} times in {where}, {each} were asked for; give more text "
-                "or ask for fewer"
+                f"or ask for fewer (--each {count})"
             )
     return occurrences
 

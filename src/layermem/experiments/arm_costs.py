@@ -24,9 +24,11 @@ _WIDTH_FACTORS = (1, 2, 4, 8)
 def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     """Return closed-form costs of the arms at their sizes, and of the first size's at others.
 
-    There are none of models of transformers.
+    There are none of models of transformers, nor of arms that have not trained a step: their
+    options may be such as no model can have.
     """
-    if any(run.host.model is not None for run, _ in arms.values()):
+    arms = {arm: (run, folder) for arm, (run, folder) in arms.items() if folder.rows()}
+    if not arms or any(run.host.model is not None for run, _ in arms.values()):
         # Closed forms are of our own decoder.
         return SettingCosts(points=(), layers=(), width=())
     models: dict[str, ModelSpec] = {}

@@ -80,7 +80,7 @@ ARTEFACT = Artefact(
         ),
     ),
     claims=_claims,
-    needs={"paper": "days of a CPU, or hours of a GPU"},
+    needs={"paper": "most of a day of a CPU thread, or a GPU"},
     notes=(
         "The paper states neither the range of its numbers nor the batch: the presets' are "
         "assumed; its level at 6 operands was lower than ours, so its setting was probably harder.",
