@@ -251,3 +251,22 @@ def test_a_tracker_gets_the_same_rows(tmp_path):
     assert dict(losses) == pytest.approx(dict(rows))
     assert [e.step for e in written.Scalars("train/val_loss")] == [4, 8]
     assert not list(folder.checkpoints.glob("runs*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("routr=last",), "has no field 'routr'; did you mean router"),
+        (("router=lasst",), "expected one of .*, got lasst"),
+        (("hidden_size=64",), "model.options name hidden_size, which the config has a field for"),
+    ],
+)
+def test_options_that_no_model_has_are_refused_before_the_data_are_read(
+    options, message, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("layermem.train.run.prepare_run", None)
+    run = a_run(tmp_path, variant="lime", model={"options": options})
+    with pytest.raises((TypeError, ValueError), match=message):
+        train(run, tmp_path / "run")
+    # A corrected command finds no folder of another run.
+    assert not (tmp_path / "run").exists()

@@ -9,11 +9,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
-
-from huggingface_hub.errors import StrictDataclassError
 
 from layermem.config import Model, Run
 from layermem.experiments.many_runs import train_missing
@@ -21,7 +18,7 @@ from layermem.experiments.records import check_comparable, read_divergence, read
 from layermem.models.registry import BUILT_WITH, check_names, lookup, variants
 from layermem.results.run_record import LOSS
 from layermem.runs import RunFolder
-from layermem.train.setup import check_no_size_repeated
+from layermem.train.setup import check_options
 
 CHOOSING_SEED = 1000
 """Seed that learning rates are chosen with; results must be of other seeds."""
@@ -222,23 +219,11 @@ def _run_of_each_arm(base: Run, names: str, seed: int) -> dict[str, Run]:
     for arm, run in runs.items():
         # The sizes of a saved model, or of a host, are not the run's own.
         if run.model.pretrained is None and run.host.model is None:
-            _check_values(arm, run.variant, run.model)
+            try:
+                check_options(run.variant, run.model)
+            except ValueError as error:
+                raise ValueError(f"{arm}: {error}") from error
     return runs
-
-
-@cache
-def _check_values(arm: str, variant: str, model: Model) -> None:
-    """Raise, naming the arm, unless its options have values that go with each other and the sizes;
-    its model is built only when its turn comes, which may be after hours of training others."""
-    entry, fields = lookup(variant), model.variant_fields()
-    check_names(entry, fields.keys() - BUILT_WITH)
-    check_no_size_repeated(model)
-    sizes = {name: value for name, value in model.sizes().items() if value is not None}
-    options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
-    try:
-        entry.config(**sizes | options)
-    except StrictDataclassError as error:
-        raise ValueError(f"{arm}: {error.__cause__ or error}") from error
 
 
 def _folder_name(

@@ -5,10 +5,11 @@ It does not know: the trainer, the run folder.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -18,7 +19,7 @@ from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
-from layermem.models.registry import build, check_names, lookup
+from layermem.models.registry import BUILT_WITH, build, check_names, lookup
 from layermem.tasks import registry as tasks
 from layermem.train.earlier_stages import check_earlier_stages
 from layermem.train.prepared_records import PreparedRecords
@@ -113,7 +114,22 @@ def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
     return model
 
 
-def check_no_size_repeated(model: Model) -> None:
+@cache
+def check_options(variant: str, model: Model) -> None:
+    """Raise unless a new model can have its options: their names, their values, and the two with
+    its sizes. The model is built only once the data are prepared, or other models are trained."""
+    entry, fields = lookup(variant), model.variant_fields()
+    check_names(entry, fields.keys() - BUILT_WITH)
+    _check_no_size_repeated(model)
+    sizes = {name: value for name, value in model.sizes().items() if value is not None}
+    options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
+    try:
+        entry.config(**sizes | options)
+    except StrictDataclassError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+
+
+def _check_no_size_repeated(model: Model) -> None:
     """Raise if an option of a variant is a size, which the config has a field for."""
     if repeated := sorted(model.sizes().keys() & model.variant_fields()):
         raise ValueError(
@@ -124,7 +140,7 @@ def check_no_size_repeated(model: Model) -> None:
 
 def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
     """Return the fields of the config of a run's new model."""
-    check_no_size_repeated(run.model)
+    _check_no_size_repeated(run.model)
     sizes = run.model.sizes()
     if sizes["vocab_size"] is None:
         sizes["vocab_size"] = len(tokenizer)
