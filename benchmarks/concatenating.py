@@ -15,6 +15,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
+from layermem.models.keywords import CACHE, only_cache
+
 
 class KVBuffer:
     """The keys and values of all layers so far, as one tensor."""
@@ -54,6 +56,7 @@ class ConcatenatingAttention(LlamaAttention):
         hidden_states,
         position_embeddings=None,
         attention_mask=None,
+        cache=None,
         past_key_values=None,
         kv_buffer=None,
         **kwargs,
@@ -70,8 +73,9 @@ class ConcatenatingAttention(LlamaAttention):
             key, value = routed.permute(1, 2, 0, 3, 4)
 
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        cache = only_cache(cache, past_key_values)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         y, weights = attend(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0, **kwargs
@@ -121,5 +125,5 @@ def _results(model, ids):
     model.zero_grad(set_to_none=True)
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        parts = [model(part, past_key_values=cache).logits for part in ids.split([64, 1, 1], 1)]
+        parts = [model(part, **{CACHE: cache}).logits for part in ids.split([64, 1, 1], 1)]
     return {"logits": output.logits.detach(), "decoded logits": torch.cat(parts, 1), **results}

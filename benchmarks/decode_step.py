@@ -25,7 +25,7 @@ PROMPT, STEPS = 64, 16
 def read_prompt(model, prompt):
     """Return the cache of a prompt."""
     cache = DynamicCache(config=model.config)
-    model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(prompt, cache=cache, use_cache=True, logits_to_keep=1)
     return cache
 
 
@@ -33,7 +33,7 @@ def read_prompt(model, prompt):
 def extend_cache(model, token, cache):
     """Decode tokens greedily."""
     for _ in range(STEPS):
-        logits = model(token, past_key_values=cache, use_cache=True).logits
+        logits = model(token, cache=cache, use_cache=True).logits
         token = logits[:, -1:].argmax(-1)
 
 

@@ -59,13 +59,13 @@ def make_decoder(setup, model, prompt, count):
     # last one ended.
     length = prompt.shape[1] + 4 + count * (setup.repeats + 2)
     cache = StaticCache(config=model.config, max_cache_len=length)
-    model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(prompt, cache=cache, use_cache=True, logits_to_keep=1)
     token = prompt[:, -1:].clone()
     positions = torch.full_like(token, prompt.shape[1])
 
     @torch.no_grad()
     def decode_token():
-        return model(token, position_ids=positions, past_key_values=cache, use_cache=True).logits
+        return model(token, position_ids=positions, cache=cache, use_cache=True).logits
 
     return decode_token
 

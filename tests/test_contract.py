@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
 
 from layermem import counting
+from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
 
 # Plain arithmetic in two orders: rounding of float32 and no more.
@@ -69,8 +70,8 @@ def test_one_token_at_a_time_equals_the_full_forward(case, ids):
     with torch.no_grad():
         full, past, steps = model(ids).logits, None, []
         for t in range(ids.shape[1]):
-            out = model(ids[:, t : t + 1], past_key_values=past, use_cache=True)
-            past = out.past_key_values
+            out = model(ids[:, t : t + 1], cache=past, use_cache=True)
+            past = getattr(out, CACHE)
             steps.append(out.logits)
     torch.testing.assert_close(torch.cat(steps, 1), full, **CLOSE)
 

@@ -8,6 +8,7 @@ from tiny import MOST_SLOW, TINY, make, needs_compiler
 from torch import nn
 from transformers import DynamicCache
 
+from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -52,8 +53,8 @@ def test_generation_from_embeddings(model, ids):
 def test_generation_goes_on_from_a_cache(model, ids):
     expected = model.generate(ids, **{**GREEDY, "max_new_tokens": 6})
     cache = DynamicCache(config=model.config)
-    first = model.generate(ids, **{**GREEDY, "max_new_tokens": 2}, past_key_values=cache)
-    rest = model.generate(first, **{**GREEDY, "max_new_tokens": 4}, past_key_values=cache)
+    first = model.generate(ids, **{**GREEDY, "max_new_tokens": 2, CACHE: cache})
+    rest = model.generate(first, **{**GREEDY, "max_new_tokens": 4, CACHE: cache})
     assert torch.equal(rest, expected)
 
 

@@ -87,13 +87,13 @@ def test_a_second_part_of_a_prompt_has_a_mask(model, ids, monkeypatch, compiled)
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         expected = model(ids).logits
-        first = model(ids[:, :6], past_key_values=cache).logits
+        first = model(ids[:, :6], cache=cache).logits
         if compiled:
             calls, forward = record_compiled_attention(model)
         else:
             calls, forward = record_eager_attention(monkeypatch), model
-        second = forward(ids[:, 6:10], past_key_values=cache).logits
-        last = forward(ids[:, 10:], past_key_values=cache).logits
+        second = forward(ids[:, 6:10], cache=cache).logits
+        last = forward(ids[:, 10:], cache=cache).logits
     assert calls == [MASKED] * N_LAYERS + [ONE_QUERY] * N_LAYERS
     torch.testing.assert_close(torch.cat([first, second, last], 1), expected, **CLOSE)
 
@@ -102,9 +102,9 @@ def test_a_compiled_static_cache_has_a_mask(model, ids):
     with torch.no_grad():
         expected = model(ids).logits
         cache = StaticCache(config=model.config, max_cache_len=16)
-        first = model(ids[:, :10], past_key_values=cache).logits
+        first = model(ids[:, :10], cache=cache).logits
         calls, compiled = record_compiled_attention(model)
-        last = compiled(ids[:, 10:], past_key_values=cache).logits
+        last = compiled(ids[:, 10:], cache=cache).logits
     assert calls == [MASKED] * N_LAYERS
     torch.testing.assert_close(torch.cat([first, last], 1), expected, **CLOSE)
 

@@ -89,7 +89,7 @@ def test_cached_logits_equal_those_of_a_forward(ids):
     with torch.no_grad():
         expected = model(ids).logits
         cache = StaticCache(model.config, max_cache_len=11)
-        parts = [model(part, past_key_values=cache).logits for part in ids.split([4, 1, 5, 1], 1)]
+        parts = [model(part, cache=cache).logits for part in ids.split([4, 1, 5, 1], 1)]
         torch.testing.assert_close(torch.cat(parts, 1), expected)
 
 

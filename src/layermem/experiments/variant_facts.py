@@ -69,6 +69,6 @@ def _run(model: Decoder) -> tuple[float, float]:
         # With a hook on a memory, layers hand their slots on one by one, not in one buffer.
         layer.self_attn.memory.register_forward_pre_hook(lambda *_: None)
     cache = DynamicCache(config=model.config)
-    model(torch.zeros(1, _TOKENS, dtype=torch.long), past_key_values=cache, use_cache=True)
+    model(torch.zeros(1, _TOKENS, dtype=torch.long), cache=cache, use_cache=True)
     cached = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     return sum(counts) / _TOKENS, cached / _TOKENS

@@ -17,6 +17,7 @@ from transformers.utils.generic import can_return_tuple
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
+from layermem.models.keywords import CACHE, CONTRACT, LOSS, names, only_cache
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.ops.loss import IGNORE_INDEX, chunked_cross_entropy
 
@@ -53,27 +54,30 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         loss_chunk: int = 0,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Return logits, and the loss if labels are given; see transformers for the arguments.
 
         ``loss_chunk``: with labels, compute the loss from the logits of this many tokens at a time
         and return it without logits (``LossOutput``). 0 means all tokens.
+        ``past_key_values`` is the older name of ``cache``.
         """
+        cache = only_cache(cache, past_key_values)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            **kwargs,
+            **{CACHE: cache},
+            **(kwargs if labels is None else self._without_loss_keywords(kwargs)),
         )
         if labels is not None and loss_chunk:
             return self._chunked_loss(outputs, labels, loss_chunk, **kwargs)
@@ -86,10 +90,18 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{CACHE: getattr(outputs, CACHE)},
         )
+
+    def _without_loss_keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the keywords that are not for the loss alone."""
+        return {
+            name: value
+            for name, value in kwargs.items()
+            if name in CONTRACT or not (name in LOSS or names(self.loss_function, name))
+        }
 
     def _chunked_loss(
         self,
@@ -127,9 +139,9 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         return LossOutput(
             loss=total / count,
             token_losses=losses.view_as(targets),
-            past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **{CACHE: getattr(outputs, CACHE)},
         )
 
 

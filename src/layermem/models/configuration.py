@@ -51,7 +51,7 @@ except ImportError as error:
 class DecoderConfig(PreTrainedConfig):
     """The fields that the configs of all variants have."""
 
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
     # Fields without which the weights cannot be interpreted, even where their shapes agree: two
     # heads of width 8 and one of width 16 have weights of one shape. Loading a checkpoint with
     # another value of one of them is refused.

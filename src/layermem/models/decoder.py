@@ -28,6 +28,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig, padding_alone
+from layermem.models.keywords import CACHE, only_cache, refuse_lost_boundaries, refuse_unknown
 from layermem.models.layers import (
     MLP,
     AbsentLinear,
@@ -81,6 +82,7 @@ class Attention(nn.Module):
         slots: tuple[Slot, ...] | SlotBuffer,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor | None, ...]:
@@ -110,8 +112,9 @@ class Attention(nn.Module):
             if self.hands_on == "read":
                 own_slot = (key, value)
         query, key = rotate_both(query, key, *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        cache = only_cache(cache, past_key_values)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
 
         # vLLM finds these two lines in the source of the forward, and reads ``scaling`` off them.
         implementation = self.config._attn_implementation
@@ -280,29 +283,36 @@ class Decoder(PreTrainedDecoder):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Run the decoder on token ids or embeddings; see transformers for the arguments."""
+        """Run the decoder on token ids or embeddings; see transformers for the arguments.
+
+        ``past_key_values`` is the older name of ``cache``.
+        """
+        cache = only_cache(cache, past_key_values)
+        self._check_keywords(kwargs, position_ids)
         embeds = self._embed(input_ids, inputs_embeds)
         if (
             use_cache
-            and past_key_values is None
+            and cache is None
             and not self._has_no_use_for_cache(attention_mask, position_ids)
         ):
-            past_key_values = DynamicCache(config=self.config)
-        mask = create_mask(self.config, embeds, attention_mask, position_ids, past_key_values)
+            cache = DynamicCache(config=self.config)
+        mask = create_mask(self.config, embeds, attention_mask, position_ids, cache)
         if position_ids is None:
-            start = past_key_values.get_seq_length() if past_key_values is not None else 0
+            start = cache.get_seq_length() if cache is not None else 0
             position_ids = torch.arange(embeds.shape[1], device=embeds.device)[None] + start
 
         layer_kwargs = {
             "attention_mask": mask,
             "position_embeddings": self.rotary_emb(embeds, position_ids),
             "position_ids": position_ids,
-            "past_key_values": past_key_values,
+            # Under the name that transformers' checkpointing of layers looks for.
+            CACHE: cache,
             **kwargs,
         }
         state = self.stream.begin(embeds)
@@ -327,8 +337,15 @@ class Decoder(PreTrainedDecoder):
             state = (x, *state[1:], *new) if self.stream.grows else (x, *new)
 
         return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(self.stream.end(state)), past_key_values=past_key_values
+            last_hidden_state=self.norm(self.stream.end(state)), **{CACHE: cache}
         )
+
+    def _check_keywords(self, kwargs: dict[str, Any], position_ids: Tensor | None) -> None:
+        """Raise if a keyword would be lost, or what keeps the texts of a row apart."""
+        implementation = self.config._attn_implementation
+        backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+        refuse_unknown(type(self).__name__, kwargs, backend)
+        refuse_lost_boundaries(implementation, kwargs, position_ids)
 
     def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:
         """Return the buffer that the layers of this forward share, if they may and do."""

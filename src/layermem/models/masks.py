@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
 
 from layermem.models.configuration import DecoderConfig
+from layermem.models.keywords import CACHE
 
 
 def create_mask(
@@ -21,21 +22,21 @@ def create_mask(
     embeds: Tensor,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
-    past_key_values: Cache | None,
+    cache: Cache | None,
 ) -> Tensor | None:
     """Return the mask that the attention backend is given, for embeddings [B, T, D].
 
     ``attention_mask`` and ``position_ids`` are those of the caller. Positions that begin anew
     separate the documents of a row, so positions that the decoder counts itself are not passed.
     """
-    if attention_mask is None and _is_causal_alone(config, embeds, position_ids, past_key_values):
+    if attention_mask is None and _is_causal_alone(config, embeds, position_ids, cache):
         return None
     mask: Tensor | None = create_causal_mask(
         config=config,
         inputs_embeds=embeds,
         attention_mask=attention_mask,
-        past_key_values=past_key_values,
         position_ids=position_ids,
+        **{CACHE: cache},
     )
     return mask
 
@@ -44,15 +45,15 @@ def _is_causal_alone(
     config: DecoderConfig,
     embeds: Tensor,
     position_ids: Tensor | None,
-    past_key_values: Cache | None,
+    cache: Cache | None,
 ) -> bool:
     """Return whether sdpa without a mask computes the right thing, if nothing is padded."""
     if config._attn_implementation != "sdpa":
         return False
-    if past_key_values is None:
+    if cache is None:
         return position_ids is None
     # A dynamic cache holds what has been computed and nothing else (other caches have places that
     # are not yet filled, or an offset): a first forward sees its own tokens, one token sees all.
-    if type(past_key_values) is not DynamicCache:
+    if type(cache) is not DynamicCache:
         return False
-    return embeds.shape[1] == 1 or past_key_values.get_seq_length() == 0
+    return embeds.shape[1] == 1 or cache.get_seq_length() == 0

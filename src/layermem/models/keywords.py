@@ -1,0 +1,92 @@
+"""The keywords of a forward: a cache under either of transformers' names, and none without effect.
+
+transformers 5.24 renamed ``past_key_values`` to ``cache``. Our forwards take both names and pass on
+the one that the installed release uses. A keyword that nothing takes is an error, so that a cache
+under a third name cannot be lost.
+
+It does not know: what any of the keywords does.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+CACHE_NAMES = ("cache", "past_key_values")
+CACHE = next(n for n in CACHE_NAMES if n in {f.name for f in fields(BaseModelOutputWithPast)})
+"""What the installed transformers calls the cache, in its arguments and outputs."""
+
+CONTRACT: Mapping[str, str] = MappingProxyType(
+    {
+        "output_attentions": "read by transformers' decorators around the forward",
+        "output_hidden_states": "read by transformers' decorators around the forward",
+        "return_dict": "read by transformers' decorators around the forward",
+        "debug_io": "read by transformers' decorators around the forward",
+        "debug_io_dir": "read by transformers' decorators around the forward",
+        "prune_layers": "read by transformers' decorators around the forward",
+        "num_items_in_batch": "read by the loss; Trainer passes it to decoders without one too",
+        "is_causal": "read by the mask and by attention",
+        "cu_seq_lens_q": "read by flash attention; other backends separate texts by position_ids",
+        "cu_seq_lens_k": "read by flash attention; other backends separate texts by position_ids",
+        "max_length_q": "read by flash attention",
+        "max_length_k": "read by flash attention",
+    }
+)
+"""Keywords of every transformers model that our forwards pass on, with who reads them."""
+NOT_OURS: Mapping[str, str] = MappingProxyType(
+    {
+        "output_router_logits": "for mixtures of experts",
+        "seq_idx": "for state-space models",
+    }
+)
+"""Keywords of transformers' contract that our decoder refuses, because nothing reads them."""
+LOSS = frozenset({"num_items_in_batch", "shift_labels", "ignore_index"})
+"""What transformers' loss of a causal LM takes beside logits, labels and vocab_size."""
+
+
+def only_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    """Return the cache, under whichever of its two names it was passed."""
+    if cache is not None and past_key_values is not None and cache is not past_key_values:
+        raise ValueError(
+            "got both cache and past_key_values, two names of one argument; pass one, to generate "
+            f"as {CACHE}="
+        )
+    return past_key_values if cache is None else cache
+
+
+def refuse_unknown(model: str, kwargs: Mapping[str, Any], *readers: Callable[..., Any]) -> None:
+    """Raise ``TypeError`` for a keyword that is neither in ``CONTRACT`` nor named by a reader.
+
+    ``readers`` are the functions that the keywords are passed to: attention and the loss. A keyword
+    that is None was not given.
+    """
+    for name, value in kwargs.items():
+        if name in CONTRACT or value is None or any(names(reader, name) for reader in readers):
+            continue
+        why = f" ({NOT_OURS[name]})" if name in NOT_OURS else ""
+        raise TypeError(
+            f"{model} got the keyword {name!r}{why}, which no part of its forward reads: leave it "
+            "out, or correct its name"
+        )
+
+
+def refuse_lost_boundaries(
+    implementation: str | None, kwargs: Mapping[str, Any], position_ids: Tensor | None
+) -> None:
+    """Raise ``ValueError`` if attention would not read what tells the texts of a row apart."""
+    given = kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None
+    if given and position_ids is None and "flash" not in (implementation or ""):
+        raise ValueError(
+            f"attention {implementation!r} does not read cu_seq_lens_q, so that the texts of a row "
+            "would attend to each other: pass position_ids that begin anew with each text"
+        )
+
+
+def names(reader: Callable[..., Any], name: str) -> bool:
+    """Return whether a function has a parameter of this name."""
+    return name in inspect.signature(reader).parameters

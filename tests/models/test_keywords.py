@@ -1,0 +1,204 @@
+"""The keywords of a forward: a cache under either name, and no keyword that has no effect."""
+
+import inspect
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import TINY, make
+from transformers import AttentionInterface, DynamicCache, LlamaForCausalLM
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.utils import generic
+from transformers.utils.generic import TransformersKwargs
+
+from layermem.models.decoder import Decoder
+from layermem.models.keywords import CACHE, CONTRACT, LOSS, NOT_OURS
+from layermem.models.layers import eager_attention
+from layermem.models.registry import lookup
+from layermem.variants.lime import LimeConfig, LimeForCausalLM
+from layermem.variants.plain import PlainConfig, PlainForCausalLM
+
+KINDS = (
+    "decoder",
+    "causal_lm",
+    "sequence_classification",
+    "token_classification",
+    "question_answering",
+)
+# What models of other years and families call a cache, and what they take beside.
+ELSEWHERE = (
+    "past",
+    "past_key_value",
+    "past_kv",
+    "kv_cache",
+    "layer_past",
+    "mems",
+    "cache_params",
+    "cache_position",
+    "caches",
+    "token_type_ids",
+    "head_mask",
+    "encoder_hidden_states",
+    *NOT_OURS,
+)
+
+
+@pytest.fixture
+def model():
+    return make(LimeForCausalLM, LimeConfig(**TINY))
+
+
+def test_a_cache_is_used_under_either_name(model, ids):
+    with torch.no_grad():
+        expected = model(ids).logits
+        for name in ("cache", "past_key_values"):
+            cache = DynamicCache(config=model.config)
+            first = model(ids[:, :6], **{name: cache})
+            assert getattr(first, CACHE) is cache
+            second = model(ids[:, 6:], **{name: cache})
+            assert cache.get_seq_length() == ids.shape[1]
+            got = torch.cat([first.logits, second.logits], 1)
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_neither_name_is_deprecated(model, ids, caplog):
+    """Warnings are errors in these tests; transformers logs its own."""
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        model(ids, past_key_values=DynamicCache(config=model.config))
+        model(ids, cache=DynamicCache(config=model.config))
+        model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0)
+    assert not [r for r in caplog.records if "deprecated" in r.getMessage()]
+
+
+def test_two_caches_are_refused(model, ids):
+    caches = {name: DynamicCache(config=model.config) for name in ("cache", "past_key_values")}
+    for one in (model, model.model):
+        with pytest.raises(ValueError, match="past_key_values"):
+            one(ids, **caches)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keywords_of_other_models_are_refused(entry, kind, ids):
+    model = make(getattr(entry, kind), entry.config(**TINY))
+    for name in ELSEWHERE:
+        for value in (DynamicCache(config=model.config), torch.ones_like(ids), True):
+            with pytest.raises(TypeError, match=f"'{name}'"):
+                model(ids, **{name: value})
+        # None is how callers leave a keyword out.
+        model(ids[:1], **{name: None})
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=st.from_regex(r"[a-z_]{1,16}", fullmatch=True), with_labels=st.booleans())
+def test_no_keyword_is_swallowed(name, with_labels):
+    model = make(LimeForCausalLM, LimeConfig(**{**TINY, "num_hidden_layers": 1}))
+    known = {*inspect.signature(model.forward).parameters, *CONTRACT, *LOSS, "kwargs", "self"}
+    backend = model.config._attn_implementation
+    assert backend == "sdpa"
+    known |= {"module", "query", "key", "value", "dropout", "scaling"}
+    ids = torch.ones(1, 3, dtype=torch.long)
+    if name not in known:
+        with pytest.raises(TypeError, match=name):
+            model(ids, labels=ids if with_labels else None, **{name: 1})
+
+
+def test_transformers_contract_is_read_or_refused():
+    """A keyword that a new release adds has to be put into one of the lists."""
+    taken = set(inspect.signature(Decoder.forward).parameters)
+    assert set(TransformersKwargs.__annotations__) <= taken | CONTRACT.keys() | NOT_OURS.keys()
+    assert not CONTRACT.keys() & NOT_OURS.keys()
+    # The others are read by transformers' decorators, whose source names them.
+    source = inspect.getsource(generic)
+    for name in CONTRACT.keys() - set(TransformersKwargs.__annotations__):
+        assert f'"{name}"' in source, name
+    loss = set(inspect.signature(ForCausalLMLoss).parameters)
+    assert loss >= LOSS
+
+
+def test_a_loss_keyword_without_labels_is_refused(model, ids):
+    with pytest.raises(TypeError, match="shift_labels"):
+        model(ids, shift_labels=ids)
+    with pytest.raises(TypeError, match="shift_labels"):
+        model.model(ids, shift_labels=ids)
+    shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    with torch.no_grad():
+        got = model(ids, labels=ids, shift_labels=shifted).loss
+        assert got == model(ids, labels=ids).loss
+
+
+def test_a_keyword_of_the_loss_reaches_it(model, ids):
+    def doubled(logits, labels, vocab_size, factor=1.0, **kwargs):
+        return factor * ForCausalLMLoss(logits, labels, vocab_size)
+
+    with torch.no_grad():
+        once = model(ids, labels=ids).loss
+        model.loss_function = doubled
+        assert model(ids, labels=ids, factor=2.0).loss == 2 * once
+    with pytest.raises(TypeError, match="faktor"):
+        model(ids, labels=ids, faktor=2.0)
+
+
+def test_a_keyword_of_attention_reaches_it(model, ids):
+    seen = []
+
+    def recording(module, query, key, value, mask, scaling, dropout=0.0, note=None, **kwargs):
+        seen.append(note)
+        return eager_attention(module, query, key, value, mask, scaling, dropout)
+
+    AttentionInterface.register("recording", recording)
+    model.set_attn_implementation("recording")
+    with torch.no_grad():
+        model(ids, note="read")
+    assert seen == ["read"] * model.config.num_hidden_layers
+    with pytest.raises(TypeError, match="notes"):
+        model(ids, notes="read")
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_attention_to_later_tokens_is_that_of_llama(ids, implementation):
+    plain = make(PlainForCausalLM, PlainConfig(**TINY, attn_implementation=implementation))
+    values = {**plain.config.to_dict(), "model_type": "llama"}
+    llama = LlamaForCausalLM(LlamaForCausalLM.config_class(**values)).eval()
+    llama.load_state_dict(plain.state_dict())
+    llama.set_attn_implementation(implementation)
+    with torch.no_grad():
+        expected = llama(ids, is_causal=False, use_cache=False).logits
+        got = plain(ids, is_causal=False, use_cache=False).logits
+        causal = plain(ids, use_cache=False).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(got, causal)
+
+
+def test_texts_that_attention_would_not_keep_apart_are_refused(model, ids):
+    boundaries = torch.tensor([0, 5, 11], dtype=torch.int32)
+    given = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
+    with pytest.raises(ValueError, match="position_ids"):
+        model(ids[:1], **given)
+    positions = torch.cat([torch.arange(5), torch.arange(6)])[None]
+    with torch.no_grad():
+        got = model(ids[:1], position_ids=positions, **given).logits
+        expected = torch.cat([model(ids[:1, :5]).logits, model(ids[:1, 5:]).logits], 1)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpointed_layer_writes_no_cache(model, ids):
+    """Run twice, it would write every token twice."""
+    model.train().gradient_checkpointing_enable()
+    cache = DynamicCache(config=model.config)
+    model(ids, labels=ids, **{CACHE: cache}).loss.backward()
+    assert cache.get_seq_length() == 0
+
+
+def test_the_older_name_reaches_the_heads(ids):
+    """Those of transformers hand it on, under the name of their release."""
+    entry = lookup("lime")
+    model = make(entry.token_classification, entry.config(**TINY))
+    with torch.no_grad():
+        expected = model(ids).logits[:, 6:]
+        cache = DynamicCache(config=model.config)
+        model(ids[:, :6], **{CACHE: cache})
+        got = model(ids[:, 6:], **{CACHE: cache}).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert isinstance(getattr(model.model(ids), CACHE), DynamicCache)
