@@ -18,6 +18,8 @@ from measure import (
 )
 from transformers import DynamicCache
 
+from layermem.models.keywords import CACHE
+
 PROMPT, STEPS = 64, 16
 
 
@@ -25,7 +27,7 @@ PROMPT, STEPS = 64, 16
 def read_prompt(model, prompt):
     """Return the cache of a prompt."""
     cache = DynamicCache(config=model.config)
-    model(prompt, cache=cache, use_cache=True, logits_to_keep=1)
+    model(prompt, **{CACHE: cache}, use_cache=True, logits_to_keep=1)
     return cache
 
 
@@ -33,7 +35,7 @@ def read_prompt(model, prompt):
 def extend_cache(model, token, cache):
     """Decode tokens greedily."""
     for _ in range(STEPS):
-        logits = model(token, cache=cache, use_cache=True).logits
+        logits = model(token, **{CACHE: cache}, use_cache=True).logits
         token = logits[:, -1:].argmax(-1)
 
 

@@ -11,6 +11,7 @@ from measure import forcing
 from transformers import StaticCache
 
 from layermem.efficiency.measuring import read_clock
+from layermem.models.keywords import CACHE
 
 PROMPT = 256
 SIZES = ("64 layers", "1B, 8 kv heads")
@@ -59,13 +60,13 @@ def make_decoder(setup, model, prompt, count):
     # last one ended.
     length = prompt.shape[1] + 4 + count * (setup.repeats + 2)
     cache = StaticCache(config=model.config, max_cache_len=length)
-    model(prompt, cache=cache, use_cache=True, logits_to_keep=1)
+    model(prompt, **{CACHE: cache}, use_cache=True, logits_to_keep=1)
     token = prompt[:, -1:].clone()
     positions = torch.full_like(token, prompt.shape[1])
 
     @torch.no_grad()
     def decode_token():
-        return model(token, position_ids=positions, cache=cache, use_cache=True).logits
+        return model(token, position_ids=positions, **{CACHE: cache}, use_cache=True).logits
 
     return decode_token
 

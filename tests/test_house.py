@@ -14,7 +14,7 @@ from layermem.models.registry import lookup
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
-    {"host_config", "import_hooks", "named_options", "records_config", "typed_dicts"},
+    {"host_config", "auto_classes", "named_options", "records_config", "typed_dicts"},
     {"task_config"},
     {"config", "counting", "intervals", "processor", "results", "runs", "text_hash"},
     {"ops", "data", "tasks"},

@@ -10,16 +10,15 @@
     variants   one file for each architecture that fills the seams
     retrofit   layer memory for models we do not own
 
-Importing this package makes its models known to transformers' Auto classes. It imports neither
-torch nor transformers: a public name is imported when it is used, and the variants are imported at
-the end of ``import transformers``, whichever of the two packages a program imports first.
+Importing this package makes its models known to transformers' Auto classes, whichever of the two
+packages a program imports first. It imports neither torch nor transformers: a public name is
+imported when it is used, and the variants when an Auto class looks one of their model types up.
 """
 
 import importlib
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from layermem.import_hooks import call_after_import
+from layermem.auto_classes import wait_for_transformers
 
 if TYPE_CHECKING:
     # At run time ``variants`` is the package, which can be called; a type checker sees a function.
@@ -93,7 +92,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_PACKAGES})
 
 
-# At the end of ``import transformers`` none of its modules is half imported, so that the variants
-# can import what they need; later, a program may already have asked the Auto classes. Transformers'
-# own tables of models that it imports when asked for cannot be used: they name its modules alone.
-call_after_import("transformers", partial(importlib.import_module, f"{__name__}.variants"))
+wait_for_transformers()

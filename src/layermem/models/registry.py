@@ -29,8 +29,8 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
 )
 from transformers.models.auto import modeling_auto as tables
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from layermem.auto_classes import PREFIX
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.decoder import Decoder
@@ -55,24 +55,6 @@ class RegisteredVariant:
 BUILT_WITH = frozenset({"attn_implementation", "output_attentions"})
 """What a model may be built with beside the fields of its config."""
 _REGISTERED: dict[str, RegisteredVariant] = {}
-_PREFIX = "layermem_"
-
-
-class _ConfigsOnDemand(dict[str, Any]):
-    """The configs registered with transformers; a pair is made when its model type is looked up."""
-
-    def __contains__(self, model_type: object) -> bool:
-        if super().__contains__(model_type):
-            return True
-        name = str(model_type).removeprefix(_PREFIX)
-        if name == model_type or not _is_pair(name):
-            return False
-        lookup(name)
-        return super().__contains__(model_type)
-
-
-# Otherwise AutoConfig would know a pair only after a program had named it.
-CONFIG_MAPPING._extra_content = _ConfigsOnDemand(CONFIG_MAPPING._extra_content)
 # transformers' tables of class names, to which ``AutoModel.register`` adds nothing.
 _CLASS_NAME_TABLES: dict[Any, dict[str, str]] = {
     AutoModel: tables.MODEL_MAPPING_NAMES,
@@ -112,7 +94,7 @@ def declare(
         setattr(sys.modules[config.__module__], cls.__name__, cls)
         return cls
 
-    config.model_type = f"{_PREFIX}{name}"
+    config.model_type = f"{PREFIX}{name}"
     attributes = {"variant": variant, "__annotations__": {"config": config}}
     root = make_class("PreTrained", (base,), "Base of the variant's model classes.", **attributes)
     decoder = make_class("Model", (root, Decoder), "Token ids to hidden states.")

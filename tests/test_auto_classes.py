@@ -8,7 +8,7 @@ import pytest
 from tiny import TINY
 
 import layermem
-from layermem.import_hooks import call_after_import
+from layermem.auto_classes import call_after_import
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,19 @@ print(type(model) is layermem.LimeForCausalLM, type(model.config) is layermem.Li
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_a_model_of_transformers_costs_no_import_of_ours():
+    code = """
+import layermem, sys, transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 8}
+AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", intermediate_size=8, **sizes))
+assert not [name for name in sys.modules if name.startswith("layermem.models")]
+assert type(AutoConfig.for_model("layermem_lime")) is layermem.LimeConfig
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_names_of_the_package_are_imported_when_used():

@@ -1,13 +1,52 @@
-"""``call_after_import`` calls a function once another package has been imported.
+"""How transformers' Auto classes come to know our models: at the first look-up of one of them.
 
-It does not know: which package is waited for, and what is done then.
+Until then nothing of ours is imported. ``wait_for_transformers`` puts a dictionary of its own into
+transformers' table of configs, once that table exists. When a model type of ours is looked up in
+it, it imports the variants, which register themselves with every Auto class.
 """
 
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
+
+PREFIX = "layermem_"
+"""What the model types of our configs begin with."""
+_TABLE = "transformers.models.auto.configuration_auto"
+
+
+def wait_for_transformers() -> None:
+    """Let the Auto classes find our models, now or once transformers' table of configs exists."""
+    call_after_import(_TABLE, _replace_extra_configs)
+    # Whoever looks a variant up by its name finds all of them.
+    registry = f"{__package__}.models.registry"
+    call_after_import(registry, lambda: importlib.import_module(f"{__package__}.variants"))
+
+
+def _replace_extra_configs() -> None:
+    table = sys.modules[_TABLE].CONFIG_MAPPING
+    table._extra_content = _ConfigsOnDemand(table._extra_content)
+
+
+class _ConfigsOnDemand(dict[str, Any]):
+    """The configs registered with transformers; ours are imported when one is looked up.
+
+    A pair of variants (``layermem_lime+mudd``) is made then, by its name.
+    """
+
+    def __contains__(self, model_type: object) -> bool:
+        if super().__contains__(model_type):
+            return True
+        name = str(model_type).removeprefix(PREFIX)
+        if name == model_type:
+            return False
+        registry = importlib.import_module(f"{__package__}.models.registry")
+        if "+" in name:
+            registry.lookup(name)
+        return super().__contains__(model_type)
 
 
 def call_after_import(name: str, function: Callable[[], object]) -> None:
