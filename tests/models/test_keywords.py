@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TINY, make
-from transformers import AttentionInterface, DynamicCache, LlamaForCausalLM
+from transformers import AttentionInterface, DynamicCache, GenerationConfig, LlamaForCausalLM
+from transformers.generation.continuous_batching.input_outputs import PagedAttentionArgs
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.utils import generic
 from transformers.utils.generic import TransformersKwargs
 
 from layermem.models.decoder import Decoder
-from layermem.models.keywords import CACHE, CONTRACT, LOSS, NOT_OURS
+from layermem.models.keywords import CACHE, CONTRACT, LOSS, NOT_OURS, PAGED
 from layermem.models.layers import eager_attention
 from layermem.models.registry import lookup
 from layermem.variants.lime import LimeConfig, LimeForCausalLM
@@ -181,6 +182,29 @@ def test_texts_that_attention_would_not_keep_apart_are_refused(model, ids):
         got = model(ids[:1], position_ids=positions, **given).logits
         expected = torch.cat([model(ids[:1, :5]).logits, model(ids[:1, 5:]).logits], 1)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["sdpa", "paged|eager"])
+@pytest.mark.filterwarnings("ignore")
+def test_continuous_batching_equals_greedy(model, ids, implementation):
+    options = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **options)[:, ids.shape[1] :].tolist()
+    model.set_attn_implementation(implementation)
+    done = model.generate_batch(
+        ids.tolist(),
+        generation_config=GenerationConfig(**options, eos_token_id=-1),
+        warmup=False,
+        progress_bar=False,
+    )
+    assert [request.generated_tokens for request in done.values()] == expected
+
+
+def test_what_continuous_batching_passes_is_known(model, ids):
+    taken = set(inspect.signature(Decoder.forward).parameters)
+    assert set(PagedAttentionArgs.__annotations__) <= taken | CONTRACT.keys() | PAGED
+    with pytest.raises(TypeError, match="read_index"):
+        model(ids, read_index=[ids])
 
 
 def test_a_checkpointed_layer_writes_no_cache(model, ids):

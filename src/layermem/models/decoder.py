@@ -28,7 +28,13 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig, padding_alone
-from layermem.models.keywords import CACHE, only_cache, refuse_lost_boundaries, refuse_unknown
+from layermem.models.keywords import (
+    CACHE,
+    only_cache,
+    refuse_lost_boundaries,
+    refuse_unknown,
+    update_cache,
+)
 from layermem.models.layers import (
     MLP,
     AbsentLinear,
@@ -113,8 +119,7 @@ class Attention(nn.Module):
                 own_slot = (key, value)
         query, key = rotate_both(query, key, *position_embeddings)
         cache = only_cache(cache, past_key_values)
-        if cache is not None:
-            key, value = cache.update(key, value, self.layer_idx)
+        key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
 
         # vLLM finds these two lines in the source of the forward, and reads ``scaling`` off them.
         implementation = self.config._attn_implementation
@@ -294,7 +299,7 @@ class Decoder(PreTrainedDecoder):
         ``past_key_values`` is the older name of ``cache``.
         """
         cache = only_cache(cache, past_key_values)
-        self._check_keywords(kwargs, position_ids)
+        self._check_keywords(kwargs, cache, position_ids)
         embeds = self._embed(input_ids, inputs_embeds)
         if (
             use_cache
@@ -340,11 +345,13 @@ class Decoder(PreTrainedDecoder):
             last_hidden_state=self.norm(self.stream.end(state)), **{CACHE: cache}
         )
 
-    def _check_keywords(self, kwargs: dict[str, Any], position_ids: Tensor | None) -> None:
+    def _check_keywords(
+        self, kwargs: dict[str, Any], cache: Cache | None, position_ids: Tensor | None
+    ) -> None:
         """Raise if a keyword would be lost, or what keeps the texts of a row apart."""
         implementation = self.config._attn_implementation
         backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
-        refuse_unknown(type(self).__name__, kwargs, backend)
+        refuse_unknown(type(self).__name__, kwargs, cache, backend)
         refuse_lost_boundaries(implementation, kwargs, position_ids)
 
     def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers.cache_utils import Cache
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 CACHE_NAMES = ("cache", "past_key_values")
@@ -45,6 +46,14 @@ NOT_OURS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Keywords of transformers' contract that our decoder refuses, because nothing reads them."""
+PAGED = frozenset(
+    {
+        *("block_table", "read_index", "write_index", "logits_indices", "logits_processor_args"),
+        # Before transformers 5.23.
+        *("max_seqlen_q", "max_seqlen_k"),
+    }
+)
+"""What continuous batching passes beside its cache, which reads some of it."""
 LOSS = frozenset({"num_items_in_batch", "shift_labels", "ignore_index"})
 """What transformers' loss of a causal LM takes beside logits, labels and vocab_size."""
 
@@ -59,14 +68,40 @@ def only_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | No
     return past_key_values if cache is None else cache
 
 
-def refuse_unknown(model: str, kwargs: Mapping[str, Any], *readers: Callable[..., Any]) -> None:
-    """Raise ``TypeError`` for a keyword that is neither in ``CONTRACT`` nor named by a reader.
+def update_cache(
+    cache: Cache | PagedAttentionCache | None,
+    key: Tensor,
+    value: Tensor,
+    layer_idx: int,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """Write a layer's keys and values into the cache; return those of all its tokens.
 
-    ``readers`` are the functions that the keywords are passed to: attention and the loss. A keyword
-    that is None was not given.
+    ``kwargs`` are those of attention, which the cache of continuous batching reads and changes.
     """
+    if cache is None:
+        return key, value
+    if not isinstance(cache, PagedAttentionCache):
+        key, value = cache.update(key, value, layer_idx)
+    elif CACHE == "cache":
+        key, value = cache.update(key, value, layer_idx, kwargs=kwargs)
+    else:
+        # Before transformers 5.24 attention itself writes into it.
+        kwargs["cache"] = cache
+    return key, value
+
+
+def refuse_unknown(
+    model: str, kwargs: Mapping[str, Any], cache: Any, attention: Callable[..., Any]
+) -> None:
+    """Raise ``TypeError`` for a keyword that no part of a forward reads.
+
+    They are those of ``CONTRACT``, those that the attention function names, and with the cache of
+    continuous batching those of ``PAGED``. A keyword that is None was not given.
+    """
+    paged = PAGED if isinstance(cache, PagedAttentionCache) else frozenset()
     for name, value in kwargs.items():
-        if name in CONTRACT or value is None or any(names(reader, name) for reader in readers):
+        if value is None or name in CONTRACT or name in paged or names(attention, name):
             continue
         why = f" ({NOT_OURS[name]})" if name in NOT_OURS else ""
         raise TypeError(
