@@ -212,7 +212,7 @@ def test_against_the_best_is_of_all_pairs():
 def test_the_best_of_equal_arms_is_seldom_better(deviations):
     """7 arms that do not differ, 5 seeds that they share: 1 table in 20 may say that two do.
 
-    Adjusted for the 6 differences from the best alone, 1 in 10 of equally varied arms does.
+    Adjusted for the 6 differences from the best alone, it is 1 in 11 where arms vary alike.
     """
     generator, wrong, tables = random.Random(0), 0, 250
     for _ in range(tables):

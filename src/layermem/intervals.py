@@ -8,9 +8,10 @@ How p-values are adjusted, of what is compared at once and of what is looked at 
                                      from the numbers compared, so any pair could have been it
     more seeds than at a first look  all of them times 2^looks, from the second look on
 
-Holm needs nothing of how arms vary together: arms of one seed share its data and its first
-weights, and some arms vary ten times as much as others. Tukey's range test has more power where
-all differences vary alike, and more than 5% false positives where they do not.
+Holm's method needs nothing of how arms vary together: arms of one seed share its data and its first
+weights, and intervals of recorded differences are up to ten times as wide as others. Tukey's range
+test has more power where all differences vary alike. With one arm of seven that varies ten times as
+much as the others, and 5 seeds, it tells equal arms apart in 17% of tables, and Holm's in 4%.
 
 scipy.stats has the distributions. It takes a second to import, so it is imported where an interval
 is computed, and commands that compute none do not wait for it; so is numpy.

@@ -120,7 +120,9 @@ def _compare(runs: Runs, against: str | None, before: Comparison | None) -> Comp
 def _looks(runs: Runs, before: Comparison | None) -> Looks:
     """Return the looks at the runs of a setting that have ended, this one last."""
     now = {run.id: run.seed for run, folder in runs.values() if folder.final.exists()}
-    for setting in before.settings if before else ():
+    if before is None:
+        return looks_at((), (), now, {*now.values()})
+    for setting in before.settings:
         of_setting = [before.runs[name] for names in setting.arms.values() for name in names]
         seen = {run.run_id: run.seed for run in of_setting if run.ended}
         if not now.keys().isdisjoint(seen):
