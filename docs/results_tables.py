@@ -6,7 +6,9 @@ docs/records/NAME-costs.json, which ``layermem costs --measure --out`` wrote, wh
 Of a record that ``layermem retrofit`` wrote, METRIC is "equal tokens" or "equal training time"; of
 ``layermem arena``, "BOARD, equal tokens" and so on; of ``layermem perplexity``, "loss over seeds",
 and of ``layermem blimp``, "right pairs over seeds". "right answers by statements" (or "by
-operands": what a task calls its levels) is a table of the levels of a sweep's task.
+operands": what a task calls its levels) is a table of the levels of a sweep's task. "METRIC with
+the choosing seed" is for a sweep that tried one learning rate: where nothing was chosen, the runs
+on the seed that is kept for choosing are pairs like the others.
 ``<!-- verdicts -->`` stands before the table of what came of the paper's claims in short, and
 ``<!-- claims -->`` before that of the claims, from the artefact.json that
 ``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json; ``<!-- differences -->``
@@ -24,10 +26,11 @@ from typing import get_args
 
 from layermem.experiments.artefacts import get_artefact, names
 from layermem.experiments.reproduction.artefact import SEEDS
-from layermem.intervals import interval
+from layermem.intervals import adjusted_p_values, interval, paired
 from layermem.report import arena, minimal_pairs, perplexity, retrofit
 from layermem.report.artefacts import claim_numbers, claims, numbers
 from layermem.report.learning_rates import format_choice
+from layermem.report.numbers import format_p
 from layermem.report.settings import Setting, settings_of
 from layermem.results.arena import ArenaResult
 from layermem.results.artefact import ArtefactResult, Verdict
@@ -37,7 +40,7 @@ from layermem.results.files import read_result
 from layermem.results.minimal_pairs import MinimalPairsResult
 from layermem.results.perplexity import PerplexityResult
 from layermem.results.retrofit import RetrofitResult
-from layermem.results.run_record import RIGHT_ANSWERS
+from layermem.results.run_record import LOSS, RIGHT_ANSWERS
 
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
@@ -45,6 +48,7 @@ VERDICTS, CLAIMS, DIFFERENCES = "verdicts", "claims", "differences"
 BY_LEVEL = f"{RIGHT_ANSWERS} by "
 NUMBERS = "numbers"
 LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
+CHOOSING = " with the choosing seed"
 RANKINGS = tuple(f", {title}" for title in arena.TITLES.values())
 _CLAIMS_PLACE = re.compile(
     rf"(?m)^<!-- (?P<which>{VERDICTS}|{CLAIMS}|{DIFFERENCES}) -->\n(\|.*\n)*"
@@ -64,6 +68,8 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
         find: Callable[[str, str, Path], list[list[str]]] = metric_table
         if metric in retrofit.TITLES.values():
             find = retrofit_table
+        elif metric.endswith(CHOOSING):
+            find = all_pairs_table
         elif metric.endswith(RANKINGS):
             find = arena_table
         elif metric in (LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS):
@@ -281,12 +287,40 @@ def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:
         cells += [
             _mean(list(setting.values(arm, metric).values()), share),
             _signed(difference.mean, difference.half, share) if difference else "",
-            _p_value(p_values[arm]) if arm in p_values else "",
+            format_p(p_values.get(arm)),
             *taken.get(_bare(arm), ["", ""] if taken else []),
         ]
         note = setting.divergence_note(arm, metric)
         rows.append([*cells[:-1], f"{cells[-1]} ({note})"] if note else cells)
     return [header, *rows, *_chance(setting, metric, len(header), bool(rates))]
+
+
+def all_pairs_table(name: str, metric: str, records: Path) -> list[list[str]]:
+    """Return the validation losses of a sweep with those of the seed that is kept for choosing."""
+    comparison = read_result(Comparison, records / f"{name}.json")
+    (setting,) = settings_of(comparison)
+    if metric != f"{LOSS}{CHOOSING}" or any(len(t.losses) != 1 for t in comparison.learning_rates):
+        raise SystemExit(f"{name} has no {metric!r}: that is of {LOSS}, where one rate was tried")
+    values = {_bare(arm): list(setting.values(arm, LOSS).values()) for arm in setting.arms}
+    for tried in comparison.learning_rates:
+        values[tried.arm] += [loss for loss in tried.losses if loss is not None]
+    first, *others = values
+    differences = {arm: paired(values[arm], values[first]) for arm in others}
+    # To count this seed too is one more look.
+    p_values = adjusted_p_values(differences, 1 + max(1, len(setting.looks)))
+    return [
+        ["", LOSS, f"against {first}", "p (Holm)"],
+        [f"`{first}`", _mean(values[first], False), "", ""],
+        *(
+            [
+                f"`{arm}`",
+                _mean(values[arm], False),
+                _signed(of.mean, of.half, False),
+                format_p(p_values[arm]),
+            ]
+            for arm, of in differences.items()
+        ),
+    ]
 
 
 def _chance(setting: Setting, metric: str, width: int, has_rates: bool) -> list[list[str]]:
@@ -341,10 +375,6 @@ def _signed(mean: float, half: float, share: bool) -> str:
 
 def _number(value: float, share: bool) -> str:
     return f"{value:.1%}" if share else f"{value:.4f}"
-
-
-def _p_value(p: float) -> str:
-    return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < 0.05 else ', within noise'}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from layermem.experiments import artefacts
 from layermem.experiments.comparison import compare_runs
 from layermem.experiments.learning_rates import tried_rates
 from layermem.experiments.standings import standings
+from layermem.intervals import p_value, paired
 from layermem.results.arena import ArenaResult, MeasuredMemory, MeasuredSteps, Ranking
 from layermem.results.artefact import ArtefactResult, ArtefactRow, JudgedClaim, Mean, RunState
 from layermem.results.files import to_json
@@ -204,6 +205,30 @@ def test_a_table_is_written_from_its_record(script, tmp_path):
         script.metric_table("made-up", "taste", tmp_path)
 
 
+def test_the_choosing_seed_is_a_pair_where_one_rate_was_tried(script, tmp_path):
+    losses = {"plain": (2.0, 2.5, 2.25), "lime": (1.0, 1.75, 1.5)}
+    runs = [
+        record(tmp_path / f"{variant}{seed}", variant=variant, seed=seed, final=loss)
+        for variant, values in losses.items()
+        for seed, loss in enumerate(values)
+    ]
+    compare_runs(runs, tmp_path, learning_rates={"plain": {0.01: 2.0}, "lime": {0.01: 2.5}})
+    (tmp_path / "report.json").rename(tmp_path / "made-up.json")
+    asked = "validation loss with the choosing seed"
+    header, plain, lime = script.all_pairs_table("made-up", asked, tmp_path)
+    assert header[1] == "validation loss" and plain[0] == "`plain`"
+    pairs = paired([1.0, 1.75, 1.5, 2.5], [2.0, 2.5, 2.25, 2.0])
+    assert lime[2] == f"{pairs.mean:.4f} +- {pairs.half:.4f}"
+    # These pairs were looked at before without it.
+    assert lime[3] == f"{min(1.0, 4 * p_value(pairs)):.3f}, within noise"
+    page = script.with_tables(f"<!-- made-up: {asked} -->\n", tmp_path)
+    assert "| `lime` | 1.6875 +- " in page
+    compare_runs(runs, tmp_path, learning_rates={"plain": {0.01: 2.0, 0.1: 3.0}})
+    (tmp_path / "report.json").rename(tmp_path / "chosen.json")
+    with pytest.raises(SystemExit, match="where one rate was tried"):
+        script.all_pairs_table("chosen", asked, tmp_path)
+
+
 def test_arms_at_rates_of_their_own_are_named_without_them(script, tmp_path):
     base = Run(preset="made-up", max_steps=40, model=SIZES)
     runs = [
@@ -229,16 +254,16 @@ def ranking(condition, values, steps, board="base"):
     lengths = {arm: (steps[arm], 0, 10) for arm in values}
     return Ranking(
         board=board, condition=condition, metric="validation loss", is_share=False,
-        first="plain", standings=standings(values, (0, 1), lengths, higher_is_better=False),
+        first="plain", standings=standings(values, (0, 1, 2), lengths, higher_is_better=False),
     )  # fmt: skip
 
 
 def test_rankings_of_the_arena_are_shown_with_their_rates(script, tmp_path):
-    values = {"plain": {0: 2.0, 1: 2.5}, "lime": {0: 1.5, 1: 1.75}}
+    values = {"plain": {0: 2.0, 1: 2.5, 2: 2.25}, "lime": {0: 1.5, 1: 1.75, 2: 1.625}}
     ratios = {"plain": 1.0, "lime": 1.25}
     steps = MeasuredSteps(machine="", base="", rounds=1, seconds={}, ratios=ratios)
     made = ArenaResult(
-        command="layermem arena", seeds=(0, 1), steps={"one": steps, "two": steps}, runs=(),
+        command="layermem arena", seeds=(0, 1, 2), steps={"one": steps, "two": steps}, runs=(),
         rankings=(
             ranking("tokens", values, {"plain": 100, "lime": 100}, "one"),
             ranking("time", values, {"plain": 100, "lime": 80}, "one"),
@@ -266,7 +291,7 @@ def test_rankings_of_the_arena_are_shown_with_their_rates(script, tmp_path):
     assert "| | arm | learning rate | validation loss | against plain |" in page.replace(
         "|  |", "| |"
     )
-    assert "| 1 | `lime` | 0.003 | 1.6250 +- 1.5883 | -0.6250 +- 1.5883 |" in page
+    assert "| 1 | `lime` | 0.003 | 1.6250 +- 0.3105 | -0.6250 +- 0.3105 |" in page
     assert "| 80 | 0 | 10 |" in page and "| 2 | `plain` | 0.001 |" in page
     assert script.with_tables(page, tmp_path) == page
     shapes = script.with_tables("<!-- arena: one, shapes of lime, equal parameters -->\n", tmp_path)
@@ -277,9 +302,9 @@ def test_rankings_of_the_arena_are_shown_with_their_rates(script, tmp_path):
 
 
 def test_ways_of_going_on_training_are_shown_under_each_condition(script, tmp_path):
-    values = {"plain": {0: 2.0, 1: 2.5}, "all": {0: 1.5, 1: 1.75}}
+    values = {"plain": {0: 2.0, 1: 2.5, 2: 2.25}, "all": {0: 1.5, 1: 1.75, 2: 1.625}}
     made = RetrofitResult(
-        command="layermem retrofit base", model="base", memory="full", before=3.0, seeds=(0, 1),
+        command="layermem retrofit base", model="base", memory="full", before=3.0, seeds=(0, 1, 2),
         rankings=(
             ranking("tokens", values, {"plain": 100, "all": 100}),
             ranking("time", values, {"plain": 100, "all": 80}),
@@ -295,8 +320,8 @@ def test_ways_of_going_on_training_are_shown_under_each_condition(script, tmp_pa
     )  # fmt: skip
     write(tmp_path / "retrofit-base.json", made)
     page = script.with_tables("<!-- retrofit-base: equal training time -->\n", tmp_path)
-    assert "| 1 | all | memory, all weights | 10 | 0.001 | 80 | 1.6250 +- 1.5883 |" in page
-    assert "-0.6250 +- 1.5883" in page and "| 2 | plain | all weights, no memory | 10 |" in page
+    assert "| 1 | all | memory, all weights | 10 | 0.001 | 80 | 1.6250 +- 0.3105 |" in page
+    assert "-0.6250 +- 0.3105" in page and "| 2 | plain | all weights, no memory | 10 |" in page
     assert script.with_tables(page, tmp_path) == page
 
 

@@ -1,6 +1,18 @@
 """95% confidence intervals of means and proportions, and p-values of differences.
 
 Means are by Student's t, proportions by Wilson's method, ratios of sums by the bootstrap.
+How p-values are adjusted, of what is compared at once and of what is looked at more than once:
+
+    a table against a fixed arm      Holm over the arms compared with it
+    a table against its best arm     Holm over all pairs of arms: which arm is the best was picked
+                                     from the numbers compared, so any pair could have been it
+    more seeds than at a first look  all of them times 2^looks, from the second look on
+
+Holm's method needs nothing of how arms vary together: arms of one seed share its data and its first
+weights, and intervals of recorded differences are up to ten times as wide as others. Tukey's range
+test has more power where all differences vary alike. With one arm of seven that varies ten times as
+much as the others, and 5 seeds, it tells equal arms apart in 17% of tables, and Holm's in 4%.
+
 scipy.stats has the distributions. It takes a second to import, so it is imported where an interval
 is computed, and commands that compute none do not wait for it; so is numpy.
 
@@ -9,8 +21,9 @@ It does not know: what was measured.
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -73,6 +86,14 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     )
 
 
+def paired_by_seed(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval | None:
+    """Return the interval of the differences over the seeds that both have; None: there is none."""
+    common = [seed for seed in ours if seed in theirs]
+    if not common:
+        return None
+    return paired([ours[seed] for seed in common], [theirs[seed] for seed in common])
+
+
 def p_value(difference: Interval) -> float:
     """Return the two-sided p-value of a mean difference by Student's t; NaN of a single pair.
 
@@ -90,30 +111,70 @@ def p_value(difference: Interval) -> float:
     return float(2 * stats.t.sf(abs(t), degrees))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for their number by Holm's method.
+def holm(p_values: Sequence[float], looks: int = 1) -> list[float]:
+    """Return p-values adjusted for their number by Holm's method, and for ``looks`` at them.
 
     With m values, the smallest is multiplied by m, the next by m - 1 and so on; none becomes
     smaller than one before it, or larger than 1. To call those below 0.05 different is wrong about
-    any of them at most once in twenty such tables.
+    any of them at most once in twenty such tables. What ``looks`` costs: ``price_of_looks``.
     """
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p-values must be between 0 and 1, got {', '.join(map(str, p_values))}")
+    price = price_of_looks(looks)
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        largest = max(largest, min(1.0, price * (len(p_values) - rank) * p_values[i]))
         adjusted[i] = largest
     return adjusted
 
 
-def adjusted_p_values(differences: Mapping[_Key, Interval | None]) -> dict[_Key, float]:
+def price_of_looks(looks: int) -> int:
+    """Return what p-values are multiplied by at the last of so many looks: 1, 4, 8, 16, ...
+
+    Seeds are planned before the first look, which alone costs nothing. To add seeds to a result
+    that was within noise is another chance of a false positive: two looks at 5% each, at 5 and at
+    10 seeds, find a difference that is not there in 8.7%, four (at 20 and 40 too) in 15%. So look
+    k has the share 2^-k of the 5%. Shares add up to the whole at any number of looks, which need
+    not be known before. Only a first look that nobody adds to has the whole, so that whoever stops
+    where a first look is below 5%, and goes on otherwise, is wrong in 5.7% with two of the looks
+    above and in 6.3% with four.
+    """
+    if looks < 1:
+        raise ValueError(f"a p-value is of at least one look, got {looks}")
+    return 1 if looks == 1 else 2**looks
+
+
+def further_looks(
+    earlier: Iterable[tuple[int, ...]], seeds: Iterable[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the seeds of each look, that at ``seeds`` last; the same seeds again are no other."""
+    now = tuple(sorted(seeds))
+    return (*(look for look in earlier if look != now), now)
+
+
+def adjusted_p_values(
+    differences: Mapping[_Key, Interval | None], looks: int = 1
+) -> dict[_Key, float]:
     """Return the p-value of each difference, adjusted by Holm's method for how many there are.
 
     A single pair has none, and is not counted; nor is None.
     """
     p_values = {key: p_value(each) for key, each in differences.items() if each is not None}
     p_values = {key: p for key, p in p_values.items() if not math.isnan(p)}
-    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    return dict(zip(p_values, holm(list(p_values.values()), looks), strict=True))
+
+
+def p_values_to(
+    best: _Key, values: Mapping[_Key, Mapping[int, float]], looks: int = 1
+) -> dict[_Key, float]:
+    """Return the p-value of every arm's difference from ``best``, one picked by these ``values``.
+
+    ``values``: numbers of each arm by seed. p-values are adjusted by Holm's method for all pairs of
+    arms, as any could have come to be that of the best and another.
+    """
+    differences = {(a, b): paired_by_seed(values[a], values[b]) for a, b in combinations(values, 2)}
+    adjusted = adjusted_p_values(differences, looks)
+    return {b if a == best else a: p for (a, b), p in adjusted.items() if best in (a, b)}
 
 
 def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:

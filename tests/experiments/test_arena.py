@@ -15,6 +15,7 @@ from layermem.experiments.arms import CHOOSING_SEED
 from layermem.experiments.presets import get_preset
 from layermem.experiments.reproduction import estimates
 from layermem.experiments.standings import standings
+from layermem.intervals import p_values_to
 from layermem.models.registry import variants
 from layermem.report import arena as report
 from layermem.results.arena import ArenaResult
@@ -95,7 +96,7 @@ def test_three_rankings(tmp_path, begun):
     assert hyper.p > 0.05 and hyper.p_to_best < 0.05
     assert read_result(ArenaResult, tmp_path / "arena" / "board") == result
     text = [" ".join(map(str, row)) for row in report.table(result.rankings[0], result).rows]
-    assert "within noise" in text[1] + text[2] and "the best" in text[0]
+    assert "within noise" in text[1] + text[2] and "best mean" in text[0]
     of_tokens, of_time, of_parameters, of_steps, tried = report.build(result).sections[0].tables
     for shown in (of_tokens, of_time):
         assert shown.header[-2:] == ["time", "memory"]
@@ -202,7 +203,7 @@ def test_a_failed_arm_has_no_rank(tmp_path, begun):
 def test_an_arm_that_diverged_at_every_rate_has_no_rank(tmp_path, begun):
     begun.ends = lambda run: "diverges" if run.variant == "lime" else True
     boards = ("board@4x32", "board@8x16")
-    result, failure = arena.compete(options(boards=boards, seeds=2), tmp_path)
+    result, failure = arena.compete(options(boards=boards), tmp_path)
     assert failure is None
     for ranking in result.rankings:
         *others, last = ranking.standings
@@ -372,14 +373,60 @@ def test_an_arm_that_has_no_equal_parameters_is_refused_first():
 
 def test_ranks_by_what_is_better():
     sizes = dict.fromkeys("ab", (1, 1, 1))
-    values = {"a": {0: 0.5, 1: 0.6}, "b": {0: 0.7, 1: 0.75}}
-    higher = standings(values, (0, 1), sizes, higher_is_better=True)
+    values = {"a": {0: 0.5, 1: 0.6, 2: 0.4}, "b": {0: 0.7, 1: 0.75, 2: 0.65}}
+    higher = standings(values, (0, 1, 2), sizes, higher_is_better=True)
     assert [s.arm for s in higher] == ["b", "a"]
-    assert higher[0].difference.mean == pytest.approx(0.175)
-    lower = standings(values, (0, 1), sizes, higher_is_better=False)
+    assert higher[0].difference.mean == pytest.approx(0.2)
+    lower = standings(values, (0, 1, 2), sizes, higher_is_better=False)
     assert [(s.arm, s.rank) for s in lower] == [("a", 1), ("b", 2)]
-    alone = standings({"a": {}, "b": {0: 1.0}}, (0,), sizes, higher_is_better=True)
+    three = {"a": {}, "b": {0: 1.0, 1: 2.0, 2: 3.0}}
+    alone = standings(three, (0, 1, 2), sizes, higher_is_better=True)
     assert [(s.arm, s.rank, s.difference) for s in alone] == [("b", 1, None), ("a", None, None)]
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_fewer_than_three_seeds_rank_no_arm(seeds):
+    """Of two seeds 12.5% and 98.2% the mean is the highest, +- 544%."""
+    values = {"a": (0.125, 0.982), "b": (0.5, 0.52), "c": (0.51, 0.5)}
+    found = standings(
+        {arm: {seed: of_arm[seed] for seed in seeds} for arm, of_arm in values.items()},
+        seeds,
+        dict.fromkeys("abc", (1, 1, 1)),
+        higher_is_better=True,
+    )
+    assert {s.rank for s in found} == {s.p_to_best for s in found} == {None}
+    assert all(s.note == "" and s.mean.count == len(seeds) for s in found)
+
+
+def test_an_arm_as_good_as_the_best_is_seldom_told_from_it():
+    """A pair's p-value is that among all pairs: any could have been the best and another."""
+    arms = {"a": (1.0, 1.2, 0.9, 1.1), "b": (1.1, 1.5, 1.3, 1.2), "c": (1.4, 1.3, 1.5, 1.7)}
+    values = {arm: dict(enumerate(of_arm)) for arm, of_arm in arms.items()}
+    sizes = dict.fromkeys("abc", (1, 1, 1))
+    found = {s.arm: s for s in standings(values, range(4), sizes, higher_is_better=False, looks=1)}
+    adjusted = p_values_to("a", values)
+    assert {arm: s.p_to_best for arm, s in found.items()} == {"a": None, **adjusted}
+    assert found["c"].p_to_best > found["c"].p
+    again = standings(values, range(4), sizes, higher_is_better=False, looks=2)
+    assert {s.arm: s.p_to_best for s in again if s.p_to_best} == {
+        arm: pytest.approx(min(1.0, 4 * p)) for arm, p in adjusted.items()
+    }
+
+
+def test_more_seeds_are_another_look(tmp_path, begun):
+    three, _ = arena.compete(options(), tmp_path)
+    again, _ = arena.compete(options(), tmp_path)
+    assert again == three and {r.looks for r in three.rankings} == {((0, 1, 2),)}
+    five, _ = arena.compete(options(seeds=5), tmp_path)
+    assert {r.looks for r in five.rankings} == {((0, 1, 2), (0, 1, 2, 3, 4))}
+    fresh, _ = arena.compete(options(seeds=5), tmp_path / "fresh", [tmp_path])
+    p, of_fresh = ({s.arm: s.p for s in result.rankings[0].standings} for result in (five, fresh))
+    assert p["lime"] == pytest.approx(4 * of_fresh["lime"]) and of_fresh["lime"] > 0
+    assert "Looked at with 3, then 5 seeds" in report.table(five.rankings[0], five).caption
+    assert "Looked at" not in report.table(fresh.rankings[0], fresh).caption
+    # Other learning rates make other runs, which were not looked at.
+    other, _ = arena.compete(options(seeds=3, rates=(3e-3,)), tmp_path)
+    assert {r.looks for r in other.rankings} == {((0, 1, 2),)}
 
 
 @pytest.mark.parametrize(

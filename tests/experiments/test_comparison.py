@@ -139,6 +139,28 @@ def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):
     }
 
 
+def test_seeds_that_are_added_are_another_look(tmp_path):
+    def runs_of(count):
+        return [
+            record(tmp_path / f"{variant}{seed}", variant=variant, seed=seed)
+            if not (tmp_path / f"{variant}{seed}").exists()
+            else tmp_path / f"{variant}{seed}"
+            for variant in ("plain", "lime")
+            for seed in range(count)
+        ]
+
+    def looks(*runs):
+        return compared(tmp_path, *runs).settings[0].looks
+
+    assert looks(*runs_of(2)) == looks(*runs_of(2)) == ((0, 1),)
+    assert looks(*runs_of(4)) == ((0, 1), (0, 1, 2, 3))
+    # A seed that has not ended was not looked at.
+    begun = record(tmp_path / "begun", seed=4, ended=False)
+    assert looks(*runs_of(4), begun) == ((0, 1), (0, 1, 2, 3))
+    other = [record(tmp_path / f"other{seed}", seed=seed, optim=Optim(lr=0.5)) for seed in range(3)]
+    assert looks(*other) == ((0, 1, 2),)
+
+
 def test_what_learnt_other_data_under_the_same_config_is_not_compared(tmp_path, caplog):
     runs = [
         record(tmp_path / "a", about={"data": "first"}),

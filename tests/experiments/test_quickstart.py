@@ -5,10 +5,14 @@ import json
 import re
 import shutil
 from contextlib import redirect_stdout
+from dataclasses import replace
 
 import pytest
 
 from layermem import cli
+from layermem.report import quickstart as report
+from layermem.results.files import read_result
+from layermem.results.quickstart import QuickstartResult
 from layermem.runs import RunFolder
 
 
@@ -34,7 +38,7 @@ def test_it_trains_prints_and_writes_a_page(done):
     for said in (
         "How they learn",
         "first three that LIMe failed",
-        "learn faster",
+        "neither is seen ahead",
         results[1]["run_id"],
     ):
         assert said in text
@@ -43,6 +47,26 @@ def test_it_trains_prints_and_writes_a_page(done):
     assert len(text) < 1_000_000
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    ("right", "first"),
+    [((0.47, 0.31), "lime"), ((0.31, 0.47), "plain"), ((0.47, 0.46), None), ((0.4, 0.4), None)],
+)
+def test_what_is_said_follows_from_the_figures(done, right, first):
+    result = read_result(QuickstartResult, done[1])
+    solved = {
+        variant: replace(
+            result.results[variant], accuracy=share, interval=(share - 0.02, share + 0.02)
+        )
+        for variant, share in zip(("lime", "plain"), right, strict=True)
+    }
+    result = replace(result, results=solved)
+    assert report.ahead(result) == first
+    said = report.meaning(result)
+    assert ("LIMe has learnt faster" in said) == (first == "lime")
+    assert ("decoder has learnt faster" in said) == (first == "plain")
+    assert report.build(result).sections[0].paragraphs == [said]
 
 
 def test_what_is_trained_is_not_trained_again(done, capsys):

@@ -24,7 +24,7 @@ from layermem.experiments.presets import get_preset
 from layermem.experiments.reproduction import estimates, step_costs
 from layermem.experiments.reproduction.recorded import RecordedRuns
 from layermem.report import artefacts as report
-from layermem.results.artefact import ArtefactResult
+from layermem.results.artefact import ArtefactResult, ArtefactRow
 from layermem.results.files import read_result
 from layermem.runs import RunFolder
 from layermem.train.run import train
@@ -100,6 +100,48 @@ def test_rates_are_chosen_and_recorded_runs_are_not_run_again(tmp_path, begun, u
     third, _ = reproduce.reproduce("table7", "tiny", 3, tmp_path / "new", [tmp_path / "sweep"])
     assert begun[8:] == ["study/plain-lr0.01-s2", "study/lime-lr0.001-s2"]
     assert [run.state for run in third.runs] == ["ended"] * 10
+
+
+def test_seeds_that_are_added_are_another_look(tmp_path, begun, use):
+    use(made_up())
+
+    def result_of(seeds, out="out"):
+        return reproduce.reproduce("table7", "tiny", seeds, tmp_path / out, [tmp_path / "out"])[0]
+
+    three, again, five = result_of(3), result_of(3), result_of(5)
+    assert three.looks == again.looks == ((0, 1, 2),)
+    assert five.looks == ((0, 1, 2), (0, 1, 2, 3, 4)) and len(begun) == 10
+    fresh = result_of(5, "fresh")
+    assert fresh.looks == ((0, 1, 2, 3, 4),) and len(begun) == 10
+    assert five.claims[0].p == pytest.approx(4 * fresh.claims[0].p)
+    assert "Looked at with 3, then 5 seeds" in report.claims(five).caption
+    # A result without looks, as older ones are, is one at its seeds.
+    path = tmp_path / "out" / "artefacts" / "table7-tiny" / "artefact.json"
+    older = {key: value for key, value in json.loads(path.read_text()).items() if key != "looks"}
+    path.write_text(json.dumps(older))
+    assert result_of(3).looks == ((0, 1, 2, 3, 4), (0, 1, 2))
+    # What cannot be read is said, and no reason to train for nothing.
+    path.write_text("{")
+    assert result_of(3).looks == ((0, 1, 2),)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (509_120.0, "number", "counted: 509,120"),
+        (7.0, "number", "counted: 7"),
+        (1_076_072_448.0, "number", "counted: 1.07607B"),
+        (2.5, "number", "counted: 2.5000"),
+        (0.0008, "share", "counted: 0.08%"),
+    ],
+)
+def test_whole_numbers_that_are_counted_have_no_decimals(value, unit, shown):
+    row = ArtefactRow(
+        quantity="parameters", arm="lime", unit=unit, paper=value, where="Table 8",
+        by_seed={0: value}, mean=None, counted=True,
+    )  # fmt: skip
+    assert report._ours(row) == shown
+    assert report._number_row(row)[2] == shown.removeprefix("counted: ")
 
 
 def test_an_interrupted_artefact_goes_on(tmp_path, begun, use):

@@ -15,6 +15,7 @@ from layermem.experiments.reproduction.artefact import (
     Trained,
 )
 from layermem.experiments.reproduction.summary import summarise
+from layermem.intervals import interval, p_value, price_of_looks
 from layermem.results.analysis import Layout
 from layermem.results.run_record import Validation
 
@@ -99,6 +100,26 @@ def test_one_pair_says_nothing_and_many_claims_are_corrected():
     refuted = judged([-1.0, -2.0, -3.0, -1.0], 5)[0]
     assert refuted.verdict == "does not hold" and refuted.p > 0.05
     assert refuted.reason.endswith("within noise among so many claims (Holm)")
+
+
+def test_a_claim_after_a_further_look_needs_the_level_that_is_left():
+    artefact = made_up(claims=lambda scale: (Claim(quantity="q", arm="lime", direction="higher"),))
+    ours = (1.0, 1.6, 0.7, 2.4)
+    observed = [
+        Observed(quantity="q", arm=arm, by_seed=dict(enumerate(values)))
+        for arm, values in (("lime", ours), ("plain", (0.0,) * 4))
+    ]
+    p = p_value(interval(ours))
+    assert 0.0125 < p < 0.05
+    for looks, verdict in ((1, "holds"), (2, "cannot be said at this scale")):
+        _, (claim,) = summarise(artefact, observed, "tiny", range(4), looks)
+        assert claim.verdict == verdict
+        assert claim.p == pytest.approx(p * price_of_looks(looks))
+    assert claim.reason.startswith("within noise at look 2")
+    # What is far beyond noise still is.
+    far = [observed[0], Observed(quantity="q", arm="plain", by_seed=dict.fromkeys(range(4), -9.0))]
+    _, (claim,) = summarise(artefact, far, "tiny", range(4), 3)
+    assert claim.verdict == "holds" and claim.p < 0.05
 
 
 def test_tokens_saved_are_at_the_higher_last_loss():

@@ -49,8 +49,8 @@ def test_means_intervals_and_paired_differences(tmp_path, four):
     ]
     # Two seeds: 12.706 times half their distance.
     assert right.texts() == [
-        ["plain", "35.0% ± 63.5%", "30.0% 40.0%", ""],
-        ["lime", "56.0% ± 50.8%", "52.0% 60.0%", "+21.0% ± 12.7%"],
+        ["plain", "35.0% ± 63.5%", "30.0% 40.0%", "", ""],
+        ["lime", "56.0% ± 50.8%", "52.0% 60.0%", "+21.0% ± 12.7%", "0.030"],
     ]
     assert loss.texts()[1][3] == "+0.0000 ± 0.0000"
 
@@ -106,6 +106,7 @@ def test_a_seed_that_diverged_is_in_no_mean_and_said(tmp_path, four, capsys):
         "56.0% ± 50.8% (diverged in 1 of 3 seeds: mean of the others)",
         "52.0% 60.0% diverged",
         "+21.0% ± 12.7% (over 2 of 3 seeds)",
+        "0.030",
     ]
     # The other way around it is the first arm that lacks a seed.
     turned = report.tables(compared(tmp_path, *runs, against="lime"))[1].texts()
@@ -137,9 +138,11 @@ def test_several_differences_have_adjusted_p_values(tmp_path):
     cells = {row[0]: row[-1] for row in right.texts()}
     assert cells == {"plain": "", "lime": "< 0.001", "mudd": "0.423, within noise", "dca": ""}
     assert "the 2 differences" in right.caption
-    # One difference has its interval.
-    alone = report.tables(compared(tmp_path, *runs[:6]))[1]
-    assert "p (Holm)" not in alone.header
+    # One difference has its own; none of a single pair.
+    alone = report.tables(compared(tmp_path / "two", *runs[:6]))[1]
+    assert [row[-1] for row in alone.texts()] == ["", "< 0.001"]
+    one_pair = report.tables(compared(tmp_path / "pair", runs[0], runs[3]))[1]
+    assert one_pair.header[-1] == "against plain"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -37,4 +37,4 @@ def quickstart(options: Quickstart, command: str) -> None:
     path = out / "index.html"
     show(report.table(result))
     write_page(report.build(result), path)
-    logger.info("\n%s\n\nthe page: %s", report.MEANING, path.resolve())
+    logger.info("\n%s\n\nthe page: %s", report.meaning(result), path.resolve())

@@ -23,6 +23,7 @@ from layermem.experiments.arena_boards import at_equal_parameters, open_boards, 
 from layermem.experiments.arena_shapes import shape_rankings
 from layermem.experiments.arms import CHOOSING_SEED, parse_arms
 from layermem.experiments.learning_rates import chosen_of
+from layermem.experiments.looks import Looks, looks_at_board, replaced_result
 from layermem.experiments.model_sizes import model_sizes
 from layermem.experiments.reproduction.artefact import Study
 from layermem.experiments.reproduction.estimates import measure_speed, run_cost
@@ -118,6 +119,7 @@ def compete(
 ) -> tuple[ArenaResult, str | None]:
     """Train what is missing and rank; return the result, and what failed (None: nothing)."""
     recorded, seeds, folder = RecordedRuns(out, runs), _seeds(options), result_folder(options, out)
+    before = replaced_result(ArenaResult, folder / "arena.json")
     rankings: list[Ranking] = []
     tried: dict[str, tuple[TriedRates, ...]] = {}
     steps: dict[str, MeasuredSteps] = {}
@@ -156,7 +158,9 @@ def compete(
         for condition, planned in by_condition.items():
             of_condition = {name: run for name, run in planned.items() if name in counting}
             records = read_records(attempts | of_condition, recorded)
-            rankings.append(rank(study, condition, planned, records, seeds, lost))
+            of_plan = [each.run for each in planned.values()]
+            looks = looks_at_board(before, study.name, of_plan, seeds)
+            rankings.append(rank(study, condition, planned, records, looks, lost))
         planned_runs |= attempts | counting
     result = ArenaResult(
         command=command,
@@ -243,11 +247,12 @@ def rank(
     condition: Condition,
     planned: Mapping[str, PlannedRun],
     records: Records,
-    seeds: Sequence[int],
+    looks: Looks,
     lost: Sequence[str] = (),
 ) -> Ranking:
     """Return the arms of one board under one condition, best first.
 
+    ``looks``: the seeds of each look at these runs, this one last.
     ``lost``: arms that diverged at every learning rate. Their planned runs say only their sizes.
     """
     metric = RIGHT_ANSWERS if study.base.task.name else LOSS
@@ -268,15 +273,17 @@ def rank(
         metric=metric,
         is_share=metric == RIGHT_ANSWERS,
         first=study.arms[0],
+        looks=looks,
         standings=standings(
             values,
-            seeds,
+            looks[-1],
             {
                 arm: (r.max_steps, r.model.intermediate_size, parameters(r))
                 for arm, r in runs.items()
             },
             higher_is_better=metric == RIGHT_ANSWERS,
             notes=dict.fromkeys(lost, "diverged at every learning rate that was tried"),
+            looks=len(looks),
         ),
     )
 

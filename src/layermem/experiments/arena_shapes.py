@@ -60,5 +60,6 @@ def _rank(
             {name: (e.steps, e.width_of_mlp, e.parameters) for name, e in entries.items()},
             higher_is_better=like.is_share,
             notes={name: entry.note for name, entry in entries.items()},
+            looks=max(1, len(like.looks)),
         ),
     )

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from layermem.experiments.arm_costs import costs_of_arms
 from layermem.experiments.learning_rates import tried_rates, tried_with_decays
+from layermem.experiments.looks import Looks, looks_at, replaced_result
 from layermem.experiments.records import read_record, recorded_about
 from layermem.experiments.run_folders import (
     Runs,
@@ -52,7 +53,8 @@ def compare_runs(
     _check_evaluations(evaluations)
     runs = find_runs(paths)
     settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
-    compared = tuple(_compare(setting, against) for setting in settings)
+    before = replaced_result(Comparison, out / "report.json")
+    compared = tuple(_compare(setting, against, before) for setting in settings)
     arms = dict.fromkeys(arm for setting in compared for arm in setting.arms)
     if against is not None and against not in arms:
         raise ValueError(f"no arm is called {against!r}; there are {', '.join(arms)}")
@@ -92,8 +94,11 @@ def _read_all(kind: type[_R], folders: Sequence[Path]) -> tuple[_R, ...]:
     return tuple(read_result(kind, folder) for folder in found)
 
 
-def _compare(runs: Runs, against: str | None) -> ComparisonSetting:
-    """Return one setting: its arms in the order of their runs, and what they cost."""
+def _compare(runs: Runs, against: str | None, before: Comparison | None) -> ComparisonSetting:
+    """Return one setting: its arms in the order of their runs, and what they cost.
+
+    ``before``: the comparison that is replaced.
+    """
     arms = group_into_arms(runs)
     if against in arms:
         arms = {against: arms.pop(against), **arms}
@@ -108,7 +113,22 @@ def _compare(runs: Runs, against: str | None) -> ComparisonSetting:
         },
         arms={arm: tuple(by[seed] for seed in sorted(by)) for arm, by in arms.items()},
         costs=costs_of_arms({arm: runs[by[min(by)]] for arm, by in arms.items()}),
+        looks=_looks(runs, before),
     )
+
+
+def _looks(runs: Runs, before: Comparison | None) -> Looks:
+    """Return the looks at the runs of a setting that have ended, this one last."""
+    now = {run.id: run.seed for run, folder in runs.values() if folder.final.exists()}
+    if before is None:
+        return looks_at((), (), now, {*now.values()})
+    for setting in before.settings:
+        of_setting = [before.runs[name] for names in setting.arms.values() for name in names]
+        seen = {run.run_id: run.seed for run in of_setting if run.ended}
+        if not now.keys().isdisjoint(seen):
+            earlier = setting.looks or (tuple(sorted({*seen.values()})),)
+            return looks_at(earlier, seen, now, {*now.values()})
+    return looks_at((), (), now, {*now.values()})
 
 
 def check_test_problems(records: Mapping[str, RunRecord]) -> None:

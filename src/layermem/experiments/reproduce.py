@@ -18,6 +18,7 @@ import torch
 
 from layermem.experiments.artefacts import get_artefact, names
 from layermem.experiments.learning_rates import chosen_of
+from layermem.experiments.looks import looks_at_artefact, replaced_result
 from layermem.experiments.model_sizes import model_sizes
 from layermem.experiments.reproduction.artefact import SCALES, SEEDS, Artefact, Study, Trained
 from layermem.experiments.reproduction.estimates import (
@@ -310,7 +311,9 @@ def reproduce(
         out=folder,
         task_records=tuple(task_records),
     )
-    rows, claims = summarise(artefact, artefact.observe(trained), scale, seeds)
+    before = replaced_result(ArtefactResult, folder / "artefact.json")
+    looks = looks_at_artefact(before, outcome.states, seeds)
+    rows, claims = summarise(artefact, artefact.observe(trained), scale, seeds, len(looks))
     result = ArtefactResult(
         command=command,
         name=name,
@@ -325,6 +328,7 @@ def reproduce(
         runs=outcome.states,
         notes=(*artefact.notes, *_size_notes(outcome)),
         missing=artefact.missing,
+        looks=looks,
     )
     write_atomically(folder / "artefact.json", to_json(result))
     return result, outcome.failure

@@ -28,6 +28,7 @@ from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency.measuring import Shape, step_of
 from layermem.experiments.arms import CHOOSING_SEED
 from layermem.experiments.finetuning import load_host
+from layermem.experiments.looks import Looks, looks_at_board, replaced_result
 from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import (
     check_comparable,
@@ -113,11 +114,13 @@ def compare_retrofits(
     seeds = tuple(range(study.seeds))
     runs: dict[str, Run] = {}
     rankings: list[Ranking] = []
+    before = replaced_result(RetrofitResult, out / "retrofit.json")
     conditions: tuple[Condition, ...] = ("tokens", "time")
     for condition in conditions:
         planned = _planned(study, rates, steps if condition == "time" else None)
         train_missing(planned, out, jobs, may_diverge=True)
-        rankings.append(_rank(study, condition, planned, out, trained))
+        looks = looks_at_board(before, str(study.base.host.model), planned.values(), seeds)
+        rankings.append(_rank(study, condition, planned, out, trained, looks))
         runs |= planned
     tried = [f"rates/{trial.arm}-lr{trial.rate:g}" for trial in trials]
     check_comparable([RunFolder(out / name) for name in (*tried, *runs)])
@@ -220,6 +223,7 @@ def _rank(
     planned: Mapping[str, Run],
     out: Path,
     trained: Mapping[str, int],
+    looks: Looks,
 ) -> Ranking:
     metric = RIGHT_ANSWERS if study.base.task.name else LOSS
     values: dict[str, dict[int, float]] = {way: {} for way in WAYS}
@@ -245,7 +249,9 @@ def _rank(
             tuple(range(study.seeds)),
             {way: (lengths[way], 0, trained[way]) for way in WAYS},
             higher_is_better=metric == RIGHT_ANSWERS,
+            looks=len(looks),
         ),
+        looks=looks,
     )
 
 

@@ -5,7 +5,7 @@ It does not know: torch, run folders, how anything was trained or measured.
 
 from layermem.report import learning_rates
 from layermem.report.artefacts import format_mean, format_number, format_pairs
-from layermem.report.numbers import in_bytes
+from layermem.report.numbers import format_p, in_bytes, looks_note
 from layermem.report.page import Page, Section, Table
 from layermem.report.prices import Prices, prices
 from layermem.results.arena import ArenaResult, Condition, Ranking, Standing
@@ -28,7 +28,6 @@ _SHAPES = (
     "One preset in several shapes, LAYERSxWIDTH, of equally many parameters: all arms and shapes "
     "together, then the shapes of each arm. Each arm in each shape has a learning rate of its own."
 )
-_NOISE = 0.05
 
 
 def build(result: ArenaResult) -> Page:
@@ -71,9 +70,17 @@ def table(ranking: Ranking, result: ArenaResult) -> Table:
         header=["", *header, *taken.header],
         rows=[[*_row(each, unit), *taken.of(each.arm)] for each in ranking.standings],
         caption=f"{_HOW[ranking.condition]}{taken.caption} 95% intervals over seeds by Student's "
-        "t, differences pair by pair, p-values adjusted by Holm's method for the arms of this "
-        "table; from 0.05 on a difference is within noise.",
+        "t, differences pair by pair; from a p-value of 0.05 on one is within noise. p-values are "
+        f"adjusted by Holm's method: against {first} for the arms compared with it, against the "
+        "best for all pairs of arms, as which is best was picked from these numbers."
+        f"{looks_note(ranking.looks)}{_unranked(ranking)}",
     )
+
+
+def _unranked(ranking: Ranking) -> str:
+    if any(standing.rank for standing in ranking.standings):
+        return ""
+    return " No arm is ranked: too few seeds say which is best."
 
 
 def _row(standing: Standing, unit: Unit) -> list[str]:
@@ -84,19 +91,13 @@ def _row(standing: Standing, unit: Unit) -> list[str]:
         standing.arm,
         f"{format_mean(standing.mean, unit)}{note}",
         format_mean(standing.difference, unit, sign=True),
-        _p(standing.p),
-        "the best" if standing.rank == 1 else _p(standing.p_to_best),
+        format_p(standing.p),
+        "best mean" if standing.rank == 1 else format_p(standing.p_to_best),
         format_pairs(standing.difference, standing.pairs_to_settle),
         f"{standing.steps:,}",
         str(standing.width_of_mlp),
         f"{standing.parameters:,}",
     ]
-
-
-def _p(p: float | None) -> str:
-    if p is None:
-        return ""
-    return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < _NOISE else ', within noise'}"
 
 
 def _steps_table(result: ArenaResult, board: str) -> Table:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from layermem.report import learning_rates
-from layermem.report.numbers import with_unit
+from layermem.report.numbers import looks_note, with_unit
 from layermem.report.page import Page, Section, Table
 from layermem.results.artefact import (
     RULE,
@@ -63,7 +63,7 @@ def claims(result: ArtefactResult) -> Table:
         rows=[_claim_row(result, claim) for claim in result.claims],
         caption=f"{_intervals(result)} p-values are adjusted by Holm's method for the number of "
         "claims. Seeds to settle it: pairs with which a difference as observed would be told from "
-        "0 in four of five repetitions.",
+        f"0 in four of five repetitions.{looks_note(result.looks)}",
     )
 
 
@@ -132,10 +132,11 @@ def format_pairs(difference: Mean | None, pairs: int | None) -> str:
 
 def _number_row(row: ArtefactRow) -> list[str]:
     values = [format_number(value, row.unit) for value in row.by_seed.values()]
+    write = _counted if row.counted else format_number
     return [
         row.quantity,
         row.arm,
-        "" if row.paper is None else format_number(row.paper, row.unit),
+        "" if row.paper is None else write(row.paper, row.unit),
         row.where,
         _ours(row),
         "" if row.counted else ", ".join(values),
@@ -145,8 +146,15 @@ def _number_row(row: ArtefactRow) -> list[str]:
 
 def _ours(row: ArtefactRow) -> str:
     if row.counted:
-        return f"counted: {format_number(next(iter(row.by_seed.values())), row.unit)}"
+        return f"counted: {_counted(next(iter(row.by_seed.values())), row.unit)}"
     return format_mean(row.mean, row.unit)
+
+
+def _counted(value: float, unit: Unit) -> str:
+    """Write what is counted: a whole number without decimals, a large one with its unit."""
+    if unit == "number" and float(value).is_integer() and abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return format_number(value, unit)
 
 
 def format_mean(mean: Mean | None, unit: Unit, *, sign: bool = False) -> str:

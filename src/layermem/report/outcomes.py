@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from layermem.intervals import Interval, interval
 from layermem.report import figures
+from layermem.report.numbers import format_p, looks_note
 from layermem.report.page import Card, Cell, Figure, Link, Section, Table
 from layermem.report.settings import Setting
 from layermem.results.run_record import LOSS, RIGHT_ANSWERS, RunRecord
@@ -34,7 +35,7 @@ def outcome_section(setting: Setting, title_suffix: str) -> Section:
 def metric_tables(setting: Setting) -> list[Table]:
     """Return a table of each metric: mean, every seed as a link, difference to the first arm.
 
-    With several arms to compare, p-values say which differences are more than noise.
+    p-values say which differences are more than noise, wherever there are two pairs of seeds.
     """
     tables = []
     for metric, is_share in setting.metrics.items():
@@ -42,21 +43,20 @@ def metric_tables(setting: Setting) -> list[Table]:
         rows = [_metric_row(setting, arm, metric, is_share) for arm in setting.arms]
         p_values = setting.adjusted_p_values(metric)
         caption = ""
-        if len(p_values) > 1:
+        if p_values:
             header.append("p (Holm)")
             for arm, row in zip(setting.arms, rows, strict=True):
-                row.append(_format_p_value(p_values[arm]) if arm in p_values else "")
+                row.append(format_p(p_values.get(arm)))
+            count = len(p_values)
             caption = (
-                f"p-values of the {len(p_values)} differences by Student's t over pairs of seeds, "
-                "adjusted for their number by Holm's method. From 0.05 on a difference is within "
-                "noise."
+                f"p-values of the {count} differences by Student's t over pairs of seeds, adjusted "
+                "for their number by Holm's method."
+                if count > 1
+                else "p-value of the difference by Student's t over pairs of seeds."
             )
+            caption += f" From 0.05 on a difference is within noise.{looks_note(setting.looks)}"
         tables.append(Table(header=header, rows=rows, caption=caption))
     return tables
-
-
-def _format_p_value(p: float) -> str:
-    return f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < 0.05 else ', within noise'}"
 
 
 def run_mark(run: RunRecord) -> str:
@@ -83,6 +83,7 @@ def _cards(setting: Setting) -> list[Card]:
     if metric is None:
         return []
     is_share, cards = setting.metrics[metric], []
+    p_values = setting.adjusted_p_values(metric)
     for arm in setting.arms:
         values = setting.values(arm, metric)
         divergence = setting.divergence_note(arm, metric)
@@ -98,6 +99,7 @@ def _cards(setting: Setting) -> list[Card]:
             over = setting.seed_count(arm, metric)
             against = _format_interval(difference, is_share, "+", over)
             note += f"; against {setting.first} {against}"
+            note += f", p {format_p(p_values[arm])}" if arm in p_values else ""
         runs = [*setting.ended[arm].values(), *setting.diverged[arm].values()]
         cards.append(Card(name=arm, value=value, note=f"{note}.", sources=run_links({arm: runs})))
     return cards

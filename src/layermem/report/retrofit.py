@@ -5,7 +5,7 @@ It does not know: torch, run folders, how anything was trained or measured.
 
 from layermem.report.artefacts import format_mean, format_number, format_pairs
 from layermem.report.learning_rates import format_choice
-from layermem.report.numbers import in_bytes
+from layermem.report.numbers import format_p, in_bytes, looks_note
 from layermem.report.page import Page, Section, Table
 from layermem.report.prices import prices
 from layermem.results.arena import Ranking, Standing
@@ -26,7 +26,6 @@ _HOW = {
     "time": "Every way has as many steps as take the time of the first one's, in a whole schedule "
     "of that length.",
 }
-_NOISE = 0.05
 
 
 def build(result: RetrofitResult) -> Page:
@@ -62,7 +61,7 @@ def table(result: RetrofitResult, ranking: Ranking) -> Table:
         caption=f"{_HOW[ranking.condition]}{taken.caption} 95% intervals over seeds by Student's "
         "t, differences pair by pair, p-values adjusted by Holm's method; from 0.05 on a "
         "difference is within noise. Before the first step the validation loss is "
-        f"{result.before:.4f}.",
+        f"{result.before:.4f}.{looks_note(ranking.looks)}",
     )
 
 
@@ -81,7 +80,6 @@ def _tried(result: RetrofitResult) -> list[TriedRates]:
 
 def _row(standing: Standing, unit: Unit, rate: str) -> list[str]:
     note = f" ({standing.note})" if standing.note else ""
-    p = standing.p
     return [
         "" if standing.rank is None else str(standing.rank),
         standing.arm,
@@ -91,9 +89,7 @@ def _row(standing: Standing, unit: Unit, rate: str) -> list[str]:
         f"{standing.steps:,}",
         f"{format_mean(standing.mean, unit)}{note}",
         format_mean(standing.difference, unit, sign=True),
-        ""
-        if p is None
-        else f"{'< 0.001' if p < 0.001 else f'{p:.3f}'}{'' if p < _NOISE else ', within noise'}",
+        format_p(standing.p),
         format_pairs(standing.difference, standing.pairs_to_settle),
     ]
 

@@ -6,7 +6,7 @@ did not diverge would be a mean over other seeds than the other arms'.
 It does not know: torch, pages, figures.
 """
 
-from layermem.intervals import Interval, adjusted_p_values, paired
+from layermem.intervals import Interval, adjusted_p_values, paired_by_seed
 from layermem.results.comparison import Comparison, ComparisonSetting
 from layermem.results.run_record import LOSS, RunRecord
 
@@ -17,6 +17,7 @@ class Setting:
     def __init__(self, setting: ComparisonSetting, name: str, comparison: Comparison) -> None:
         self.name = name
         self.costs = setting.costs
+        self.looks = setting.looks
         self.arms: dict[str, dict[int, RunRecord]] = {
             arm: {comparison.runs[run].seed: comparison.runs[run] for run in runs}
             for arm, runs in setting.arms.items()
@@ -72,19 +73,17 @@ class Setting:
 
     def difference(self, arm: str, metric: str) -> Interval | None:
         """Return the difference to the first arm over the seeds both have; None: there is none."""
-        ours, theirs = self.values(arm, metric), self.values(self.first, metric)
-        common = [seed for seed in ours if seed in theirs]
-        if arm == self.first or not common:
+        if arm == self.first:
             return None
-        return paired([ours[seed] for seed in common], [theirs[seed] for seed in common])
+        return paired_by_seed(self.values(arm, metric), self.values(self.first, metric))
 
     def adjusted_p_values(self, metric: str) -> dict[str, float]:
         """Return the p-value of each arm's difference, adjusted by Holm's method for their number.
 
-        Arms with fewer than two pairs of seeds have none.
+        And for the looks at the runs. Arms with fewer than two pairs of seeds have none.
         """
         differences = {arm: self.difference(arm, metric) for arm in self.arms}
-        return adjusted_p_values(differences)
+        return adjusted_p_values(differences, max(1, len(self.looks)))
 
     def left_out(self) -> list[RunRecord]:
         """Return the runs that neither count nor diverged."""

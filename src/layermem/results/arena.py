@@ -62,7 +62,7 @@ class Standing:
     arm: str
     """The arm."""
     rank: int | None
-    """Its rank by the mean; None: a seed is missing, so it has none."""
+    """Its rank by the mean; None: a seed is missing or there are too few, so it has none."""
     by_seed: Mapping[int, float]
     """Its number by seed."""
     mean: Mean | None
@@ -72,8 +72,8 @@ class Standing:
     p: float | None
     """p-value of that, adjusted by Holm's method for the arms of the ranking."""
     p_to_best: float | None
-    """p-value of the paired difference from the best arm, adjusted likewise; None: it is the
-    best."""
+    """p-value of the paired difference from the arm of the best mean, adjusted by Holm's method for
+    all pairs of ranked arms; None: it is that arm, or has no rank."""
     pairs_to_settle: int | None
     """Paired seeds that would settle a difference from the first arm as large as observed."""
     steps: int
@@ -102,6 +102,8 @@ class Ranking:
     """What the others are compared with."""
     standings: tuple[Standing, ...]
     """The arms, best first."""
+    looks: tuple[tuple[int, ...], ...] = ()
+    """Seeds of each look at these runs, this one last; older records do not say."""
 
 
 @dataclass(frozen=True, kw_only=True)

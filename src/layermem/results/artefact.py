@@ -24,7 +24,8 @@ RULE = (
     "excludes 0 in the claim's direction, does not hold if it excludes 0 in the other, and cannot "
     "be said at this scale otherwise, or where a planned run diverged, failed or is missing, or "
     "where there is a chance level and neither arm's own interval lies above it, or where fewer "
-    "than six pairs all differ by the same, which has no interval. That two are "
+    "than six pairs all differ by the same, which has no interval. Where seeds were added to a "
+    "result, the interval is that of the level which is left after so many looks. That two are "
     "similar does not hold if the interval excludes 0, and is never shown by one that "
     "includes it. A counted number equals the paper's if both are the same in the digits that the "
     "paper prints; that is said at the paper's sizes alone."
@@ -146,3 +147,5 @@ class ArtefactResult:
     """What was not evaluated and why; None: nothing."""
     tried: Mapping[str, tuple[TriedRates, ...]] = field(default_factory=dict)
     """Study to the learning rates that each arm tried; older records do not say."""
+    looks: tuple[tuple[int, ...], ...] = ()
+    """Seeds of each look at these runs, this one last; older records do not say."""

@@ -54,6 +54,8 @@ class ComparisonSetting:
     first."""
     costs: SettingCosts
     """What the arms cost."""
+    looks: tuple[tuple[int, ...], ...] = ()
+    """Seeds of each look at these runs, this one last; older records do not say."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from layermem.experiments.reproduction.artefact import Artefact, Claim, Observed, PaperNumber
-from layermem.intervals import Interval, holm, interval, p_value, paired, pairs_to_settle
+from layermem.intervals import (
+    Interval,
+    holm,
+    interval,
+    p_value,
+    paired_by_seed,
+    pairs_to_settle,
+    price_of_looks,
+)
 from layermem.results.artefact import ArtefactRow, Direction, JudgedClaim, Mean, Scale, Verdict
 
 _HOLDS: Verdict = "holds"
@@ -17,15 +25,22 @@ _UNSAID: Verdict = "cannot be said at this scale"
 
 
 def summarise(
-    artefact: Artefact, observed: Iterable[Observed], scale: Scale, seeds: Sequence[int]
+    artefact: Artefact,
+    observed: Iterable[Observed],
+    scale: Scale,
+    seeds: Sequence[int],
+    looks: int = 1,
 ) -> tuple[tuple[ArtefactRow, ...], tuple[JudgedClaim, ...]]:
-    """Return the rows of an artefact, the paper's numbers among them, and its claims judged."""
+    """Return the rows of an artefact, the paper's numbers among them, and its claims judged.
+
+    ``looks``: how many of these results there were, each with other seeds.
+    """
     ours = {(row.quantity, row.arm): row for row in observed}
     papers = {(number.quantity, number.arm): number for number in artefact.numbers}
     keys = [key for key in papers if key not in ours]
     rows = tuple(_row(key, ours.get(key), papers.get(key)) for key in (*ours, *keys))
-    judged = [_judge(claim, ours, papers, scale, seeds) for claim in artefact.claims(scale)]
-    return rows, tuple(_with_holm(judged))
+    judged = [_judge(claim, ours, papers, scale, seeds, looks) for claim in artefact.claims(scale)]
+    return rows, tuple(_with_holm(judged, looks))
 
 
 def _row(key: tuple[str, str], ours: Observed | None, paper: PaperNumber | None) -> ArtefactRow:
@@ -58,6 +73,7 @@ def _judge(
     papers: dict[tuple[str, str], PaperNumber],
     scale: Scale,
     seeds: Sequence[int],
+    looks: int,
 ) -> JudgedClaim:
     row = ours.get((claim.quantity, claim.arm))
     paper = papers.get((claim.quantity, claim.arm))
@@ -79,12 +95,11 @@ def _judge(
     theirs = papers.get((claim.quantity, claim.against))
     if paper and theirs:
         judged = replace(judged, paper=paper.value - theirs.value)
-    common = sorted(set(row.by_seed) & set(other.by_seed)) if row and other else []
-    if row is None or other is None or not common:
+    difference = paired_by_seed(row.by_seed, other.by_seed) if row and other else None
+    if row is None or other is None or difference is None:
         return judged
-    difference = paired([row.by_seed[s] for s in common], [other.by_seed[s] for s in common])
-    missing = sorted(set(seeds) - set(common))
-    verdict, reason = _verdict(difference, claim.direction, missing)
+    missing = sorted(set(seeds) - (row.by_seed.keys() & other.by_seed.keys()))
+    verdict, reason = _verdict(difference, claim.direction, missing, looks)
     if verdict != _UNSAID and not (_is_above_chance(row) or _is_above_chance(other)):
         verdict, reason = _UNSAID, "neither is above a guess"
     p = p_value(difference)
@@ -126,7 +141,7 @@ def _judge_counted(
 
 
 def _verdict(
-    difference: Interval, direction: Direction, missing: Sequence[int]
+    difference: Interval, direction: Direction, missing: Sequence[int], looks: int
 ) -> tuple[Verdict, str]:
     """Return what came of a claimed difference, by ``results.artefact.RULE``."""
     if missing:
@@ -136,17 +151,20 @@ def _verdict(
     excludes_0 = abs(difference.mean) > difference.half
     if not excludes_0:
         return _UNSAID, "within noise: the interval includes 0"
-    if not difference.half and p_value(difference) >= 0.05:
+    p = price_of_looks(looks) * p_value(difference)
+    if not difference.half and p >= 0.05:
         return _UNSAID, "all pairs differ by the same, so that how they vary is not known"
+    if looks > 1 and p >= 0.05:
+        return _UNSAID, f"within noise at look {looks}: p {p:.3f}"
     if direction == "similar":
         return _NOT, "the interval excludes 0"
     claimed = (difference.mean > 0) == (direction == "higher")
     return (_HOLDS, "the interval excludes 0") if claimed else (_NOT, "the other way round")
 
 
-def _with_holm(claims: Sequence[JudgedClaim]) -> list[JudgedClaim]:
-    """Return the claims with their p-values adjusted for how many there are."""
-    adjusted = iter(holm([claim.p for claim in claims if claim.p is not None]))
+def _with_holm(claims: Sequence[JudgedClaim], looks: int) -> list[JudgedClaim]:
+    """Return the claims with their p-values adjusted for how many there are, and for looks."""
+    adjusted = iter(holm([claim.p for claim in claims if claim.p is not None], looks))
     judged = []
     for claim in claims:
         if claim.p is not None:
