@@ -16,7 +16,6 @@ from layermem.ops.streams import naive as streams_naive
 from layermem.variants.lime import LimeRouter
 
 WIDTH, LAYERS = 5, 5
-KERNELS = [needs_kernels]
 
 
 def an_input():
@@ -150,7 +149,7 @@ WITH_KERNELS = {
 @pytest.fixture(
     params=[
         *(pytest.param(pair, id=name) for name, pair in PAIRS.items()),
-        *(pytest.param(pair, id=name, marks=KERNELS) for name, pair in WITH_KERNELS.items()),
+        *(pytest.param(pair, id=name, marks=needs_kernels) for name, pair in WITH_KERNELS.items()),
     ]
 )
 def pair(request):
@@ -192,15 +191,17 @@ def test_retained_gradients_and_hooks(pair):
         seen = {}
         for i, tensor in enumerate(stored):
             tensor.retain_grad()
-            tensor.register_hook(lambda grad, i=i: seen.setdefault(i, []).append(grad) or 2 * grad)
+            tensor.register_hook(
+                lambda grad, i=i, seen=seen: seen.setdefault(i, []).append(grad) or 2 * grad
+            )
         loss.backward()
-        assert [len(grads) for grads in seen.values()] == [1] * len(stored)
-        results.append([*(seen[i][0] for i in range(len(stored)))])
-        results[-1] += [tensor.grad for tensor in (*stored, *inputs)]
+        assert [len(seen[i]) for i in range(len(stored))] == [1] * len(stored)
+        grads = [*(seen[i][0] for i in range(len(stored)))]
+        results.append([*grads, *(tensor.grad for tensor in (*stored, *inputs))])
     assert_same(*results)
 
 
-def test_second_derivatives_with_respect_to_stored_tensors(pair, request):
+def test_second_derivatives_with_respect_to_stored_tensors(pair):
     grads = []
     for run in pair:
         loss, stored, inputs = run()

@@ -50,9 +50,9 @@ class Backend(ABC):
     """The memory layout of slots, and the products that routing and its backward are made of.
 
     A *flat* slot (or pair of gradients) is a slot in the shape that the products take; each backend
-    has its own. A *node* is the autograd node that gathers for a slot, None if there is none. It has
-    a dictionary ``scratch``, in which a backend may keep what several routes share of the slot; it
-    is emptied when the gradient of the slot has been computed.
+    has its own. A *node* is the autograd node that gathers for a slot, None if there is none. A
+    node has a dictionary ``scratch``, in which a backend may keep what several routes share of the
+    slot; it is emptied when the gradient of the slot has been computed.
     """
 
     @abstractmethod
@@ -100,7 +100,8 @@ def route(backend: Backend, slots: Sequence[Slot], weight: Tensor) -> Slot:
     if torch._C._are_functorch_transforms_active():
         return naive.route(slots, weight)
     if torch.is_grad_enabled():
-        return _Route.apply(backend, weight, *(readable(tensor) for slot in slots for tensor in slot))
+        tensors = (readable(tensor) for slot in slots for tensor in slot)
+        return _Route.apply(backend, weight, *tensors)
     with autocast_disabled(weight):
         return backend.route(weight, slots, [None] * len(slots))
 

@@ -6,8 +6,9 @@ D = [d out_a; ...; d out_(b-1)], [(b - a) R, C] for the layers a to b - 1. What 
     begin of the group    after all of its routes. The gradients of its routers in one product,
                           D @ [slot_0; ...; slot_(b-1)]^T, of which router l has the first
                           (l + 1) R columns
-    slot j of the group   after all of its readers, which read an alias of it (``ops/stored.py``). Its gradient from later groups is computed for
-                          the whole group at once, by its first slot to come:
+    slot j of the group   after all of its readers, which read an alias of it (``ops/stored.py``).
+                          Its gradient from later groups is computed for the whole group at once,
+                          by its first slot to come:
                           sum over later groups g of W_g[:, slots a to b - 1]^T @ D_g
                           To this each slot adds what its own group sends, W[:, slot j]^T @ D
 
@@ -207,9 +208,7 @@ class _Gather(torch.autograd.Function):
     """Return the alias of a slot; in the backward, its gradient from all of its readers."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tape: Tape, group: Group, layer: int, key: Tensor, value: Tensor
-    ) -> Slot:
+    def forward(ctx: Any, tape: Tape, group: Group, layer: int, key: Tensor, value: Tensor) -> Slot:
         ctx.set_materialize_grads(False)
         ctx.tape, ctx.group, ctx.layer = tape, group, layer
         return key.detach(), value.detach()
