@@ -176,6 +176,31 @@ def test_every_parameter_gets_a_gradient(case, ids):
         assert parameter.grad.abs().sum() > 0, name
 
 
+def test_second_derivatives_are_those_of_the_formulas(case, ids):
+    """Of a penalty on the gradient of the embeddings: torch.func differentiates the formulas."""
+    model = causal_lm(case).double()
+    model.config._attn_implementation = "eager"
+    embeds = model.get_input_embeddings()(ids).detach()
+
+    def loss(parameters, embeds):
+        return torch.func.functional_call(
+            model, parameters, kwargs={"inputs_embeds": embeds, "labels": ids}
+        ).loss
+
+    def penalty(parameters):
+        return torch.func.grad(loss, argnums=1)(parameters, embeds).square().sum()
+
+    parameters = {name: p for name, p in model.named_parameters() if "embed_tokens" not in name}
+    (gradient,) = torch.autograd.grad(
+        model(inputs_embeds=embeds.requires_grad_(), labels=ids).loss, embeds, create_graph=True
+    )
+    got = torch.autograd.grad(gradient.square().sum(), list(parameters.values()))
+    embeds = embeds.detach()
+    expected = torch.func.grad(penalty)({name: p.detach() for name, p in parameters.items()})
+    for (name, wanted), grad in zip(expected.items(), got, strict=True):
+        torch.testing.assert_close(grad, wanted, **CLOSE, msg=name)
+
+
 @pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
 def test_activation_checkpointing_equals_none(case, ids, reentrant):
     model = causal_lm(case).train()

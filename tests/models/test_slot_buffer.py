@@ -181,8 +181,8 @@ def a_hook_after_a_memory(model):
     model.model.layers[4].self_attn.memory.register_forward_hook(double)
 
 
-def pruned(model):
-    model.prune_routers(4)
+def pruned_to_few(model):
+    model.prune_routers(2)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def pruned(model):
         one_forward_replaced,
         a_hook_before_a_memory,
         a_hook_after_a_memory,
-        pruned,
+        pruned_to_few,
     ],
 )
 def test_what_cannot_share_does_not_and_is_right(change, ids, begun):
@@ -212,13 +212,44 @@ def test_what_cannot_share_does_not_and_is_right(change, ids, begun):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"router": "last", "router_window": 3},
+        {"router": "last", "router_window": 4},
         {"router": "first", "router_window": 2},
-        {"router_sources": [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [0]]},
+        {"router_sources": [[], [0], [1], [0, 2], [0, 1, 3], [0, 1, 2, 3, 4], [0]]},
     ],
     ids=["last", "first", "chosen"],
 )
-def test_routers_that_do_not_read_all_layers_do_not_share(fields, ids, begun):
+def test_routers_that_read_most_layers_share(fields, ids, begun):
+    model = a_model(**fields)
+    got = gradients(model, ids)
+    assert begun == [7]
+    with using("naive"):
+        assert_same(got, gradients(model, ids))
+
+
+def test_pruned_routers_share(ids, begun):
+    """What they no longer read has no weight, and its gradients lack what they sent."""
+    model = a_model()
+    model.prune_routers(0.7)
+    assert any(
+        len(layer.self_attn.memory.sources) < i
+        for i, layer in enumerate(model.model.layers, 1)
+        if i > 1
+    )
+    got = gradients(model, ids)
+    assert begun == [7]
+    with using("naive"):
+        assert_same(got, gradients(model, ids))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"router": "last", "router_window": 2},
+        {"router_sources": [[], [0], [], [], [], [], [0]]},
+    ],
+    ids=["last", "chosen"],
+)
+def test_routers_that_read_few_layers_do_not_share(fields, ids, begun):
     model = a_model(**fields)
     got = gradients(model, ids)
     assert not begun

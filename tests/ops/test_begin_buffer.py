@@ -5,7 +5,8 @@ import torch
 from chain import HEADS, Depth, an_input, assert_same, outcome
 from torch import nn
 
-from layermem.ops.route import SlotBuffer, begin_buffer, using
+from layermem.ops import route as room
+from layermem.ops.route import SlotBuffer, begin_buffer, route, using
 from layermem.ops.route.traced import TracedBuffer
 
 
@@ -71,6 +72,53 @@ def test_weights_that_are_not_at_hand_have_no_buffer(change):
     like, (_, first, second) = torch.randn(2), weights_of()
     assert begin_buffer([None, first, change(second)], like) is None
     assert begin_buffer([None, first, second], like) is not None
+
+
+SOURCES = [(0,), (1,), (0, 2), (0, 1, 3), (2, 3, 4), (0, 1, 2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("few", [0, 10**6])
+def test_routers_that_read_some_slots_equal_naive(requires_grad, few, monkeypatch):
+    """With zeros for the slots that they do not read."""
+    monkeypatch.setattr(room, "_FEW", few)
+    monkeypatch.setattr(room, "_GROUP_SIZE", 2)
+    results = []
+    for with_buffer in (True, False):
+        noise = torch.Generator().manual_seed(0)
+
+        def draw(*shape, noise=noise):
+            return torch.randn(shape, generator=noise, dtype=torch.float64)
+
+        x = draw(2, HEADS, 7, 5).requires_grad_(requires_grad)
+        weights = [draw(HEADS, HEADS * len(own)).requires_grad_() for own in SOURCES]
+        with torch.set_grad_enabled(requires_grad):
+            buffer, slots, out = begin_buffer(weights, x, SOURCES), [], x
+            assert buffer is not None
+            for own, weight in zip(SOURCES, weights, strict=True):
+                slots.append((out.sin(), out * 2))
+                buffer.append(*slots[-1])
+                read = buffer if with_buffer else [slots[j] for j in own]
+                out = out + sum(route(read, weight)).tanh()
+            # A weight that was not announced.
+            other = draw(HEADS, HEADS * len(SOURCES[-1]))
+            results.append([out.detach(), *route(buffer if with_buffer else slots, other)])
+        if requires_grad:
+            results[-1] = [t.detach() for t in results[-1]]
+            results[-1] += torch.autograd.grad(out.square().sum(), [x, *weights])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(("depth", "window"), [(12, 2), (8, 7)], ids=["few", "shallow"])
+def test_routers_that_read_few_slots_have_no_buffer(depth, window):
+    """Nor those of one group, which a buffer makes no faster."""
+    like = torch.randn(2)
+    sources = [range(max(0, layer + 1 - window), layer + 1) for layer in range(depth)]
+    weights = [torch.randn(HEADS, HEADS * len(own)) for own in sources]
+    assert begin_buffer(weights, like, sources) is None
+    with torch.no_grad():
+        assert begin_buffer(weights, like, sources) is None
 
 
 def test_freed_weights_have_no_buffer():

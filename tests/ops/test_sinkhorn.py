@@ -23,6 +23,17 @@ def test_fused_equals_the_formula(count, n, rounds):
     torch.testing.assert_close(ours, theirs)
 
 
+def test_second_derivatives_are_those_of_the_formula():
+    results = []
+    for function in (sinkhorn, naive.sinkhorn):
+        logits = draw(5, 4)
+        (first,) = torch.autograd.grad(
+            function(logits, 3).square().sum(), logits, create_graph=True
+        )
+        results.append([first.detach(), *torch.autograd.grad(first.square().sum(), logits)])
+    torch.testing.assert_close(*results)
+
+
 def test_two_by_two_by_hand():
     logits = torch.tensor([[[4.0, 1.0], [1.0, 4.0]]]).log()
     torch.testing.assert_close(sinkhorn(logits, 1), torch.tensor([[[0.8, 0.2], [0.2, 0.8]]]))

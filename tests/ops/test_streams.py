@@ -112,9 +112,16 @@ def test_outputs_do_not_read_memory_that_was_not_written(monkeypatch):
     assert all(x.isfinite().all() for x in (*got, *grads))
 
 
-def test_second_derivatives_are_refused():
-    inputs = tensors((7, 4, 5), torch.float64)
-    x = ops.read(ops.hold(inputs[0]), inputs[2])
-    (first,) = torch.autograd.grad(x.square().sum(), inputs[2], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+@pytest.mark.parametrize("held", [True, False], ids=["held", "alone"])
+@pytest.mark.parametrize("by_stream", [True, False], ids=["by-stream", "together"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_second_derivatives_are_those_of_the_formulas(shape, by_stream, held):
+    results = []
+    for functions, hold in ((FUSED, ops.hold if held else lambda x: x), (NAIVE, lambda x: x)):
+        inputs = tensors(shape, torch.float64, by_stream=by_stream)
+        outputs = run(functions, [hold(inputs[0]), *inputs[1:]])
+        loss = sum(out.square().sum() for out in outputs)
+        first = torch.autograd.grad(loss, inputs, create_graph=True)
+        second = torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
+        results.append([*(grad.detach() for grad in first), *second])
+    torch.testing.assert_close(*results)

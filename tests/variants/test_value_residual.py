@@ -39,22 +39,27 @@ def test_the_sparse_form_mixes_in_the_last_quarter(layers, first):
     assert mixing == ([] if first is None else list(range(first, layers)))
 
 
-def test_without_a_value_projection_a_llama_is_refused():
+@pytest.mark.parametrize("name", ["value_residual", "value_residual+mudd"])
+@pytest.mark.parametrize("saved", [False, True], ids=["model", "folder"])
+def test_without_a_value_projection_a_llama_is_refused(name, saved, tmp_path):
+    """Before any weight is read: no class that loads the weights would be the wanted one."""
     llama = layermem.build("plain", **TINY)
-    with pytest.raises(
-        ValueError, match=r"3 weights .* such as model\.layers\.1\.self_attn\.v_proj"
-    ):
-        ENTRY.causal_lm.from_llama(llama, form="svformer")
+    if saved:
+        llama.save_pretrained(tmp_path)
+        (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"form='svformer'.* 3 of the 4 layers"):
+        lookup(name).causal_lm.from_llama(tmp_path if saved else llama, form="svformer")
 
 
 @pytest.mark.parametrize(
     ("form", "as_the_llama"),
     [("learnable", True), ("dense", True), ("identity", False), ("constant", False)],
 )
-def test_from_a_llama_only_learned_weights_start_without_effect(form, as_the_llama, ids):
+@pytest.mark.parametrize("name", ["value_residual", "value_residual+denseformer"])
+def test_from_a_llama_only_learned_weights_start_without_effect(name, form, as_the_llama, ids):
     """Constants without effect would never have any."""
     llama = layermem.build("plain", **TINY).eval()
-    model = ENTRY.causal_lm.from_llama(llama, form=form).eval()
+    model = lookup(name).causal_lm.from_llama(llama, form=form).eval()
     with torch.no_grad():
         same = torch.allclose(model(ids).logits, llama(ids).logits, atol=1e-5)
     assert same == as_the_llama

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import sys
 import types
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -130,7 +131,10 @@ def _join_variants(memory: type[Variant[Any]], stream: type[Variant[Any]]) -> ty
     def extra_flops(config: DecoderConfig) -> int:
         return memory.extra_flops(config) + stream.extra_flops(config)
 
-    joined = (init_weights, metrics, extra_parameters, extra_flops)
+    def plain_fields_beside(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**memory.plain_fields_beside(given), **stream.plain_fields_beside(given)}
+
+    joined = (init_weights, metrics, extra_parameters, extra_flops, plain_fields_beside)
     body = {
         "__module__": __name__,
         "__doc__": f"{inspect.getdoc(memory)}\n\n{inspect.getdoc(stream)}",

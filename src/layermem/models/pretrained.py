@@ -132,6 +132,7 @@ class PreTrainedDecoder(PreTrainedModel):
             kwargs.setdefault("dtype", "auto")
 
         config = _config_from_llama(cls, llama, fields)
+        _check_value_projections(cls, config, fields)
         with _without_load_report():
             model, info = super().from_pretrained(
                 path, config=config, **{**kwargs, "output_loading_info": True}
@@ -172,6 +173,21 @@ def _config_from_llama(
                 f"weights cannot be used with another value: leave {name} out"
             )
     return cls.config_class(**{**values, **fields})
+
+
+def _check_value_projections(
+    cls: type[PreTrainedDecoder], config: DecoderConfig, fields: Mapping[str, Any]
+) -> None:
+    """Raise ``ValueError`` if a layer would have no place for the LLaMA's value projection."""
+    layers = range(config.num_hidden_layers)
+    absent = sum(not cls.variant.projects_value(config, layer) for layer in layers)
+    if absent:
+        given = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        raise ValueError(
+            f"with {given} {absent} of the {len(layers)} layers of {cls.__name__} have no value "
+            "projection, which all layers of a LLaMA have, so that it cannot begin as the LLaMA; "
+            "choose fields with which every layer has one, or train a new model (layermem.build)"
+        )
 
 
 def _refuse_config_and_state_dict(kwargs: Mapping[str, Any]) -> None:

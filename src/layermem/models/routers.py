@@ -178,9 +178,10 @@ class RouterMethods(PreTrainedDecoder):
         removes whole source layers, never the own one; ``by="entry"`` sets single weights to zero
         (further training would change them again) and removes the layers that have none left.
 
-        The model computes what it would with these weights set to zero, in less time. The config
-        holds the layers that are left, so that the model saves and loads. The routers become new
-        parameters: prune before creating an optimiser.
+        The model computes what it would with these weights set to zero, in no more time, and in
+        less where it is deep and reads less than half. The config holds the layers that are left,
+        so that the model saves and loads. The routers become new parameters: prune before creating
+        an optimiser.
         """
         check_options(keep, by)
         if self.config.router == "average":

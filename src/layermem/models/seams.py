@@ -232,8 +232,9 @@ class Variant(Generic[ConfigT]):
 
         ``memories`` are those of the layers that the forward runs, none with hooks, and ``embeds``
         is its input. Each layer then appends its slot to the buffer (``store`` is not called), and
-        its memory gets the buffer as ``slots``, which holds own slots whatever ``hands_on`` says.
-        With None, slots are handed from layer to layer as single tensors.
+        its memory gets the buffer as ``slots``: the own slots of all layers so far, whatever
+        ``sources`` and ``hands_on`` say. With None, slots are handed from layer to layer as single
+        tensors.
         """
         return None
 

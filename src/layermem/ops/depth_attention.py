@@ -9,10 +9,11 @@ nothing as large as all keys is made: sources are added one after the other.
 
 The gradient of a key or value is a sum over its readers of weight[..., s] * x, where x is the query
 of a score or the gradient of a mixture. A reader leaves the two factors with the autograd node that
-stored the tensor, and this node, which autograd runs after all readers, adds the products in place.
-A tensor that no node of ours stored (under re-entrant checkpointing, behind FSDP's wrappers, where
-a caller does not use ``store``) or that has hooks gets its gradient from each reader. Under
-torch.compile and torch.func the equations are differentiated as written.
+gathers for the tensor, and this node, which autograd runs after all readers, adds the products in
+place. Readers read an alias of the tensor, which the node has made (``ops/stored.py``). A tensor
+without such a node (under re-entrant checkpointing, behind FSDP's wrappers, where a caller does not
+use ``store``) gets its gradient from each reader. Under torch.compile and torch.func the equations
+are differentiated as written.
 
 Letters: B batch, G heads, T tokens, E head width, S sources.
 It does not know: softmax, layers, rope.
@@ -24,13 +25,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layermem.ops.stored import readable, set_alias
+
 
 def score(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
     """Return the products [B, T, G, S] of a query with S keys, [B, G, T, E] each.
 
     They are computed in float32 at least. In memory the last dimension comes first.
     """
-    return score_naive(query, keys) if _is_traced() else _Score.apply(query, *keys)
+    return score_naive(query, keys) if _is_traced() else _Score.apply(query, *map(readable, keys))
 
 
 def mix(weight: Tensor, values: Sequence[Tensor]) -> Tensor:
@@ -38,12 +41,17 @@ def mix(weight: Tensor, values: Sequence[Tensor]) -> Tensor:
 
     It is computed in float32 at least and rounded to the values' dtype once.
     """
-    return mix_naive(weight, values) if _is_traced() else _Mix.apply(weight, *values)
+    return mix_naive(weight, values) if _is_traced() else _Mix.apply(weight, *map(readable, values))
 
 
 def store(x: Tensor) -> Tensor:
     """Return the same key or value, whose gradient is computed once for all its readers."""
-    return _Store.apply(x) if torch.is_grad_enabled() and not _is_traced() else x
+    if not torch.is_grad_enabled() or _is_traced():
+        return x
+    stored = x.view_as(x)
+    if stored.requires_grad:
+        set_alias(stored, _Gather.apply(stored))
+    return stored
 
 
 def score_naive(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
@@ -62,15 +70,16 @@ def mix_naive(weight: Tensor, values: Sequence[Tensor]) -> Tensor:
     return total.to(dtype)
 
 
-class _Store(torch.autograd.Function):
-    """The identity; in the backward, sum the gradients that the readers have left."""
+class _Gather(torch.autograd.Function):
+    """Return the alias of a stored tensor; in the backward, sum what the readers have left."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         # What readers leave: (id of the backward pass, column of weights, x).
         ctx.pending = []
-        return x.view_as(x)
+        ctx.stored = x.grad_fn
+        return x.detach()
 
     @staticmethod
     def backward(ctx: Any, direct: Tensor | None) -> Tensor | None:
@@ -88,14 +97,14 @@ class _Store(torch.autograd.Function):
         return total if direct is None else direct + total
 
 
-_StoreNode = _Store._backward_cls
+_GatherNode = _Gather._backward_cls
 
 
 class _Score(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, *keys: Tensor) -> Tensor:
         ctx.save_for_backward(query, *keys)
-        ctx.nodes = [_find_store_node(key) for key in keys]
+        ctx.nodes = [_find_node(key) for key in keys]
         batch, heads, tokens, width = query.shape
         query = query.transpose(1, 2).to(_wide(query))
         out = query.new_empty(len(keys), batch * tokens * heads)
@@ -120,7 +129,7 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, *values: Tensor) -> Tensor:
         ctx.save_for_backward(weight, *values)
-        ctx.nodes = [_find_store_node(value) for value in values]
+        ctx.nodes = [_find_node(value) for value in values]
         wide = _wide(values[0])
         out = torch.zeros_like(values[0], dtype=wide)
         for w, value in zip(_columns(weight.to(wide)), values, strict=True):
@@ -146,18 +155,17 @@ def _hand_back(
     pass_id = torch._C._current_graph_task_id()
     gradients: list[Tensor | None] = []
     for w, source, node, is_needed in zip(_columns(weight), sources, nodes, needs, strict=True):
-        # A hook sees only gradients that pass through autograd, and so does a second derivative.
-        is_watched = source.retains_grad or source._backward_hooks or torch.is_grad_enabled()
-        if is_needed and node is not None and not is_watched:
+        # A second derivative sees only gradients that pass through autograd.
+        if is_needed and node is not None and not torch.is_grad_enabled():
             node.pending.append((pass_id, w, x))
             is_needed = False
         gradients.append((w * x).to(source.dtype) if is_needed else None)
     return gradients
 
 
-def _find_store_node(x: Tensor) -> Any | None:
-    """Return the autograd node that stored a tensor; None if there is none."""
-    return x.grad_fn if isinstance(x.grad_fn, _StoreNode) else None
+def _find_node(x: Tensor) -> Any | None:
+    """Return the autograd node that gathers for a tensor; None if there is none."""
+    return x.grad_fn if isinstance(x.grad_fn, _GatherNode) else None
 
 
 def _columns(weight: Tensor) -> list[Tensor]:

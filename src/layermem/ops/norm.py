@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layermem.ops.differentiable import equation_gradients
+
 # In which torch's norm on a CPU computes the formula bit for bit.
 _EQUAL_TO_TORCH = (torch.float32, torch.float64)
 
@@ -56,11 +58,11 @@ class _RMSNorm(torch.autograd.Function):
         needs_x, needs_weight, _ = ctx.needs_input_grad
         if torch.is_grad_enabled():
             # Under create_graph=True: the gradients of the formula, which can be differentiated.
-            inputs = [t for t, need in ((x, needs_x), (weight, needs_weight)) if need]
-            y, _ = _formula(x, weight, ctx.eps)
-            gradients = iter(torch.autograd.grad(y, inputs, d_y, create_graph=True))
-            d_x = next(gradients) if needs_x else None
-            return d_x, next(gradients) if needs_weight else None, None
+            def formula(x: Tensor, weight: Tensor) -> Tensor:
+                return _formula(x, weight, ctx.eps)[0]
+
+            needs = (needs_x, needs_weight)
+            return *equation_gradients(formula, (x, weight), needs, (d_y,)), None
 
         unit = x * scale
         product = d_y * unit

@@ -230,15 +230,17 @@ class Lime(Variant[LimeConfig]):
     @classmethod
     def begin_buffer(cls, memories: Sequence[Memory], embeds: Tensor) -> SlotBuffer | None:
         weights: list[Tensor | None] = []
+        sources: list[Sequence[int]] = []
         for layer, memory in enumerate(memories):
-            if type(memory) is LimeRouter and len(memory.sources) == layer + 1:
+            if type(memory) is LimeRouter:
                 weights.append(memory.weight)
+                sources.append(memory.sources)
             elif layer == 0:
                 weights.append(None)
+                sources.append((layer,))
             else:
-                # A router that reads only some of the earlier layers.
                 return None
-        return begin_buffer(weights, embeds)
+        return begin_buffer(weights, embeds, sources)
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:
@@ -254,7 +256,10 @@ class Lime(Variant[LimeConfig]):
 
     @classmethod
     def extra_flops(cls, config: LimeConfig) -> int:
-        """Return 4 E for each weight, which multiplies E numbers of a key and E of a value."""
+        """Return 4 E for each weight, which multiplies E numbers of a key and E of a value.
+
+        Not counted: zeros that a buffer multiplies for slots that a router does not read.
+        """
         return 4 * config.head_dim * cls._count_weights(config)
 
     @classmethod

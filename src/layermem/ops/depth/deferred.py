@@ -2,17 +2,18 @@
 
 A state is read by the mixtures and scores of all later layers. Left to autograd, each would compute
 a gradient as large as the state, and autograd would add them. Here the backward of a reader leaves
-its incoming gradient and its weights with the autograd node that stored the state, and this node,
-which autograd runs after all readers, accumulates them in place:
+its incoming gradient and its weights with the autograd node that gathers for the state, and this
+node, which autograd runs after all readers, accumulates them in place. Readers read an alias of the
+state, which the node has made (``ops/stored.py``):
 
     d x_j = sum over mixtures m, sums c of weights_m[c, j] d out_mc
           + sum over scores p, c of d scores_p[c, j] vectors_p[c] one product for all scores
           + the gradient of its inverse root mean square, likewise a sum
 
 Nothing is saved but the states themselves, once, and the weights. What readers leave belongs to one
-backward pass, so that partial, repeated and nested passes do not mix. A state that no node of ours
-stored gets its gradient from each reader: under re-entrant checkpointing, behind FSDP's wrappers
-and hooks, and where a caller does not use ``store``. Under torch.compile, torch.func and
+backward pass, so that partial, repeated and nested passes do not mix. A state without such a
+node gets its gradient from each reader: under re-entrant checkpointing, behind FSDP's wrappers, and
+where a caller does not use ``store``. Under torch.compile, torch.func and
 ``create_graph=True`` the equations of naive.py are differentiated.
 
 Letters: S states, C sums, B batch, T tokens, D width.
@@ -29,6 +30,8 @@ from torch import Tensor
 
 from layermem.ops.depth import naive, products
 from layermem.ops.depth.naive import Weights, column
+from layermem.ops.differentiable import equation_gradients
+from layermem.ops.stored import readable, set_alias
 
 Grads = tuple[Tensor | None, ...]
 
@@ -82,12 +85,15 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1) -> Tensor:
         return x
     buffer = None
     if after:
-        buffer = getattr(_find_store_node(after[-1]), "buffer", None)
+        buffer = getattr(_find_node(readable(after[-1])), "buffer", None)
     elif room > 1 and x.requires_grad and type(x) is Tensor:
         buffer = _Buffer(x, room)
     if buffer is not None and not buffer.has_room_for(x, len(after)):
         buffer = None
-    return _Store.apply(x, buffer)
+    stored: Tensor = x.view_as(x) if buffer is None else _Append.apply(x, buffer)
+    if stored.requires_grad:
+        set_alias(stored, _Gather.apply(stored, buffer))
+    return stored
 
 
 def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
@@ -95,7 +101,7 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
     if _traced():
         return naive.mix(states, weights)
     if torch.is_grad_enabled():
-        return list(_Mix.apply(weights, *states))
+        return list(_Mix.apply(weights, *map(readable, states)))
     with _autocast_disabled(weights):
         return products.mix(states, weights)
 
@@ -105,7 +111,7 @@ def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     if _traced():
         return naive.score(states, vectors)
     if torch.is_grad_enabled():
-        scores: Tensor = _Score.apply(vectors, *states)
+        scores: Tensor = _Score.apply(vectors, *map(readable, states))
         return scores
     with _autocast_disabled(vectors):
         return products.score(states, vectors)
@@ -116,21 +122,34 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
     if _traced():
         return naive.inverse_rms(x, eps)
     if torch.is_grad_enabled():
-        inverse: Tensor = _InverseRms.apply(x, eps)
+        inverse: Tensor = _InverseRms.apply(readable(x), eps)
         return inverse
     with _autocast_disabled(x):
         return products.inverse_rms(x, eps)
 
 
-class _Store(torch.autograd.Function):
-    """The same state, in a buffer if there is one; in the backward, what readers have left."""
+class _Append(torch.autograd.Function):
+    """Copy a state into a buffer; in the backward, the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, buffer: _Buffer) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return buffer.append(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    """Return the alias of a stored state; in the backward, add up what readers have left."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, buffer: _Buffer | None) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.dtype, ctx.buffer = x.dtype, buffer
+        ctx.dtype, ctx.buffer, ctx.stored = x.dtype, buffer, x.grad_fn
         ctx.pending = {}
-        return x.view_as(x) if buffer is None else buffer.append(x)
+        return x.detach()
 
     @staticmethod
     def backward(ctx: Any, direct: Tensor | None) -> tuple[Tensor | None, None]:
@@ -146,7 +165,7 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Weights, *states: Tensor) -> Grads:
         ctx.save_for_backward(weights, *states)
-        ctx.nodes = [_find_store_node(x) for x in states]
+        ctx.nodes = [_find_node(x) for x in states]
         with _autocast_disabled(weights):
             return tuple(products.mix(states, weights))
 
@@ -166,7 +185,7 @@ class _Mix(torch.autograd.Function):
                 terms = [(grad, column(wide, c, j)) for c, grad in enumerate(grads)]
                 if not needs[j]:
                     continue
-                if node is not None and not _is_watched(x):
+                if node is not None:
                     _pending_of(node).sums.extend(terms)
                 else:
                     d_states[j] = products.accumulate(None, terms).to(x.dtype)
@@ -177,7 +196,7 @@ class _Score(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, *states: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, *states)
-        ctx.nodes = [_find_store_node(x) for x in states]
+        ctx.nodes = [_find_node(x) for x in states]
         with _autocast_disabled(vectors):
             return products.score(states, vectors)
 
@@ -196,7 +215,7 @@ class _Score(torch.autograd.Function):
             for j, (x, node) in enumerate(zip(states, ctx.nodes, strict=True)):
                 if not needs[j]:
                     continue
-                if node is not None and not _is_watched(x):
+                if node is not None:
                     _pending_of(node).scores.append((grads[..., j], wide))
                 else:
                     d_states[j] = (grads[..., j] @ wide).to(x.dtype)
@@ -209,7 +228,7 @@ class _InverseRms(torch.autograd.Function):
         with _autocast_disabled(x):
             inverse = products.inverse_rms(x, eps)
         ctx.save_for_backward(x, inverse)
-        ctx.eps, ctx.node = eps, _find_store_node(x)
+        ctx.eps, ctx.node = eps, _find_node(x)
         return inverse
 
     @staticmethod
@@ -222,7 +241,7 @@ class _InverseRms(torch.autograd.Function):
         if torch.is_grad_enabled():
             return (factor[..., None] * x).to(x.dtype), None
         term = x, factor[..., None]
-        if ctx.node is not None and not _is_watched(x):
+        if ctx.node is not None:
             _pending_of(ctx.node).sums.append(term)
             return None, None
         with _autocast_disabled(x):
@@ -261,17 +280,12 @@ def _pending_of(node: Any) -> _Pending:
     return by_pass[pass_id]
 
 
-_StoreNode = _Store._backward_cls
+_GatherNode = _Gather._backward_cls
 
 
-def _find_store_node(x: Tensor) -> Any | None:
-    """Return the autograd node that stored a state, None if another operation made it."""
-    return x.grad_fn if isinstance(x.grad_fn, _StoreNode) else None
-
-
-def _is_watched(x: Tensor) -> bool:
-    """Whether a state retains its gradient or has hooks, which see what passes through autograd."""
-    return bool(x.retains_grad or x._backward_hooks)
+def _find_node(x: Tensor) -> Any | None:
+    """Return the autograd node that gathers for a state, None if there is none."""
+    return x.grad_fn if isinstance(x.grad_fn, _GatherNode) else None
 
 
 def _traced() -> bool:
@@ -280,13 +294,12 @@ def _traced() -> bool:
 
 def _differentiable_gradients(ctx: Any, equation: Any, grads: Sequence[Tensor]) -> Grads:
     """Return gradients that can themselves be differentiated (``create_graph=True``)."""
-    # Aliases: one input may depend on another, and that way must not be counted here.
-    first, *states = aliases = [tensor.view_as(tensor) for tensor in ctx.saved_tensors]
-    needs = ctx.needs_input_grad
-    inputs = [t for t, need in zip(aliases, needs, strict=True) if need]
-    outs = equation(states, first)
-    gradients = iter(torch.autograd.grad(outs, inputs, grads, create_graph=True))
-    return tuple(next(gradients) if need else None for need in needs)
+
+    def of_all(first: Tensor, *states: Tensor) -> list[Tensor]:
+        outs: list[Tensor] = equation(states, first)
+        return outs
+
+    return tuple(equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, grads))
 
 
 def _autocast_disabled(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
+from layermem.ops.route.widening import Sources
 
 
 class SlotBuffer(Sequence[Slot]):
@@ -28,6 +29,14 @@ class SlotBuffer(Sequence[Slot]):
     def __init__(self, weights: Sequence[Tensor | None]) -> None:
         self._weights = weights
         self._slots: list[Slot] = []
+        self.announce(weights, [range(layer + 1) for layer in range(len(weights))])
+
+    def announce(self, weights: Sequence[Tensor | None], sources: Sources) -> None:
+        """Say by which weights layers will call ``route``, and which slots each reads.
+
+        They are those that the buffer has, or narrower ones, without the columns of other slots.
+        """
+        self._announced, self._sources = weights, sources
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -55,12 +64,13 @@ class SlotBuffer(Sequence[Slot]):
         return slot
 
     def route(self, weight: Tensor) -> Slot:
-        """Compute ``naive.route`` of all slots so far, with the router of the last slot's layer."""
+        """Compute ``naive.route`` of the sources of the last slot's layer, with its router."""
         layer = len(self._slots) - 1
-        if weight is not self._weights[layer]:
+        wide = self._weights[layer]
+        if wide is None or weight is not self._announced[layer]:
             # Another weight than was announced when the forward began.
-            return naive.route(self._slots, weight)
-        return self._route(layer, weight)
+            return naive.route([self._slots[j] for j in self._sources[layer]], weight)
+        return self._route(layer, wide)
 
     @abstractmethod
     def _begin(self, key: Tensor) -> None:

@@ -2,8 +2,9 @@
 
 A slot is read by the routers of all later layers. Left to autograd, each of these routes would
 compute a gradient for the slot, and autograd would add them one after the other. Here the backward
-of a route only hands its incoming gradient to the autograd nodes that stored the slots, and each of
-these nodes sums over all its readers when autograd reaches it.
+of a route only hands its incoming gradient to the autograd nodes that gather for the slots, and
+each of these nodes sums over all its readers when autograd reaches it. Routes read an alias of a
+slot, which such a node has made: see ``ops/stored.py``.
 
 An example with L = 3 layers and R = 2 heads. Layers 1 and 2 have routers W_1 [2, 4], W_2 [2, 6]:
 
@@ -13,15 +14,15 @@ An example with L = 3 layers and R = 2 heads. Layers 1 and 2 have routers W_1 [2
 The backward runs these nodes in this order:
 
     route 2    adds (W_2[:, 2j:2j+2]^T, d out_2) to the pending gradients of slots j = 0, 1, 2
-    store 2    d slot_2 = W_2[:, 4:6]^T d out_2
+    gather 2   d slot_2 = W_2[:, 4:6]^T d out_2
     route 1    adds (W_1[:, 2j:2j+2]^T, d out_1) to the pending gradients of slots j = 0, 1
-    store 1    d slot_1 = W_2[:, 2:4]^T d out_2 + W_1[:, 2:4]^T d out_1
-    store 0    d slot_0 = W_2[:, 0:2]^T d out_2 + W_1[:, 0:2]^T d out_1
+    gather 1   d slot_1 = W_2[:, 2:4]^T d out_2 + W_1[:, 2:4]^T d out_1
+    gather 0   d slot_0 = W_2[:, 0:2]^T d out_2 + W_1[:, 0:2]^T d out_1
 
-Autograd guarantees the part of this order that matters: the node that stored a slot runs after the
-nodes of all routes that read it.
+Autograd guarantees the part of this order that matters: the node that gathers for a slot runs after
+the nodes of all routes that read it.
 
-A slot that no node of ours stored gets its gradient from the route itself, as autograd would have
+A slot without such a node gets its gradient from the route itself, as autograd would have
 it: under re-entrant checkpointing, behind FSDP's wrappers, under torch.compile, and where a caller
 does not use ``store``.
 
@@ -40,6 +41,7 @@ from torch import Tensor
 from layermem.ops.route import naive
 from layermem.ops.route.differentiable import route_gradients
 from layermem.ops.route.naive import Slot
+from layermem.ops.stored import readable, set_alias
 
 Grads = tuple[Tensor | None, ...]
 
@@ -48,9 +50,9 @@ class Backend(ABC):
     """The memory layout of slots, and the products that routing and its backward are made of.
 
     A *flat* slot (or pair of gradients) is a slot in the shape that the products take; each backend
-    has its own. A *node* is the autograd node that stored a slot, None if there is none. A node has
-    a dictionary ``scratch``, in which a backend may keep what several routes share of the slot; it
-    is emptied when the gradient of the slot has been computed.
+    has its own. A *node* is the autograd node that gathers for a slot, None if there is none. A
+    node has a dictionary ``scratch``, in which a backend may keep what several routes share of the
+    slot; it is emptied when the gradient of the slot has been computed.
     """
 
     @abstractmethod
@@ -63,7 +65,7 @@ class Backend(ABC):
 
     @abstractmethod
     def route(self, weight: Tensor, slots: Sequence[Slot], nodes: Sequence[Any]) -> Slot:
-        """Compute ``naive.route``; ``nodes[i]`` is the node that stored ``slots[i]``."""
+        """Compute ``naive.route``; ``nodes[i]`` is the node of ``slots[i]``."""
 
     @abstractmethod
     def gather(self, columns: Sequence[Tensor], grads: Sequence[Slot], shape: torch.Size) -> Slot:
@@ -83,9 +85,14 @@ class Backend(ABC):
 
 def store(backend: Backend, key: Tensor, value: Tensor) -> Slot:
     """Return a slot in the backend's layout, whose gradient is computed once for all readers."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return _Store.apply(backend, key, value)
-    return backend.lay_out(key, value)
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if traced or not torch.is_grad_enabled():
+        return backend.lay_out(key, value)
+    slot: Slot = _Store.apply(backend, key, value)
+    if slot[0].requires_grad:
+        for stored, alias in zip(slot, _Gather.apply(backend, *slot), strict=True):
+            set_alias(stored, alias)
+    return slot
 
 
 def route(backend: Backend, slots: Sequence[Slot], weight: Tensor) -> Slot:
@@ -93,25 +100,40 @@ def route(backend: Backend, slots: Sequence[Slot], weight: Tensor) -> Slot:
     if torch._C._are_functorch_transforms_active():
         return naive.route(slots, weight)
     if torch.is_grad_enabled():
-        return _Route.apply(backend, weight, *(tensor for slot in slots for tensor in slot))
+        tensors = (readable(tensor) for slot in slots for tensor in slot)
+        return _Route.apply(backend, weight, *tensors)
     with autocast_disabled(weight):
         return backend.route(weight, slots, [None] * len(slots))
 
 
 class _Store(torch.autograd.Function):
-    """Lay out a slot; in the backward, sum the gradients that the routes reading it have left."""
+    """Lay out a slot; in the backward, the identity."""
 
     @staticmethod
     def forward(ctx: Any, backend: Backend, key: Tensor, value: Tensor) -> Slot:
         ctx.set_materialize_grads(False)
-        ctx.backend, ctx.shape = backend, key.shape
-        slot = backend.lay_out(key, value)
-        # The slot as the products take it, made once for all readers.
-        ctx.flat = backend.flatten(slot)
+        return backend.lay_out(key, value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Grads:
+        return None, *grads
+
+
+class _Gather(torch.autograd.Function):
+    """Return a stored slot's alias; in the backward, sum the gradients that the routes reading it
+    have left."""
+
+    @staticmethod
+    def forward(ctx: Any, backend: Backend, key: Tensor, value: Tensor) -> Slot:
+        ctx.set_materialize_grads(False)
+        ctx.backend, ctx.shape, ctx.stored = backend, key.shape, key.grad_fn
+        # The slot as the products take it, made once for all readers. Detached, it does not refer
+        # to the stored slot, which refers to this node.
+        ctx.flat = backend.flatten((key.detach(), value.detach()))
         ctx.scratch = {}
         # What readers leave in the backward: (id of the backward pass, columns, gradients).
         ctx.pending = []
-        return slot
+        return key.detach(), value.detach()
 
     @staticmethod
     def backward(ctx: Any, *direct: Tensor | None) -> Grads:
@@ -142,7 +164,7 @@ class _Route(torch.autograd.Function):
         ctx.save_for_backward(weight, *tensors)
         slots = _pair_up(tensors)
         ctx.backend = backend
-        ctx.nodes = [_find_store_node(slot, backend) for slot in slots]
+        ctx.nodes = [_find_node(slot, backend) for slot in slots]
         with autocast_disabled(weight):
             return backend.route(weight, slots, ctx.nodes)
 
@@ -152,13 +174,7 @@ class _Route(torch.autograd.Function):
             return None, *_differentiable_gradients(ctx, (d_key, d_value))
         weight, *tensors = ctx.saved_tensors
         _, needs_weight, *needs = ctx.needs_input_grad
-        backend, shape = ctx.backend, tensors[0].shape
-        # A hook on a slot's tensor sees only gradients that pass through autograd: such a slot
-        # gets its gradient from here.
-        nodes = [
-            None if _is_watched(slot) else node
-            for slot, node in zip(_pair_up(tensors), ctx.nodes, strict=True)
-        ]
+        backend, nodes, shape = ctx.backend, ctx.nodes, tensors[0].shape
         d_weight = None
         with autocast_disabled(weight):
             grads = backend.flatten((d_key, d_value))
@@ -192,26 +208,18 @@ def _immediate_gradients(
     return d_slots
 
 
-_StoreNode = _Store._backward_cls
+_GatherNode = _Gather._backward_cls
 
 
-def _find_store_node(slot: Slot, backend: Backend) -> Any | None:
-    """Return the autograd node that stored a slot; None if there is none or another operation has
-    changed the slot since."""
+def _find_node(slot: Slot, backend: Backend) -> Any | None:
+    """Return the autograd node that gathers for a slot; None if there is none."""
     if torch.compiler.is_compiling():
         return None
     node: Any = slot[0].grad_fn
-    stored = isinstance(node, _StoreNode) and slot[1].grad_fn is node
+    gathers = isinstance(node, _GatherNode) and slot[1].grad_fn is node
     # Key and value in their places: in a pair such as (value, key) gradients go to other tensors.
-    stored = stored and slot[0].output_nr == 0 and slot[1].output_nr == 1
-    return node if stored and node.backend is backend else None
-
-
-def _is_watched(slot: Slot) -> bool:
-    """Whether a tensor of a slot retains its gradient or has hooks on it."""
-    if torch.compiler.is_compiling():
-        return False
-    return any(tensor.retains_grad or tensor._backward_hooks for tensor in slot)
+    gathers = gathers and slot[0].output_nr == 0 and slot[1].output_nr == 1
+    return node if gathers and node.backend is backend else None
 
 
 def _transposed_columns(weight: Tensor, heads: int, dtype: torch.dtype) -> list[Tensor]:

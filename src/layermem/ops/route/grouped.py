@@ -39,6 +39,8 @@ class GroupedBuffer(SlotBuffer):
     def __init__(self, weights: Sequence[Tensor | None], group_size: int) -> None:
         super().__init__(weights)
         self._group_size = group_size
+        # What routes read of the slots where there are gradients.
+        self._aliases: list[Slot] = []
 
     def _begin(self, key: Tensor) -> None:
         self._tape = Tape(key.shape, self.gradients) if torch.is_grad_enabled() else None
@@ -51,7 +53,11 @@ class GroupedBuffer(SlotBuffer):
             self._begin_group(layer)
         if self._tape is None:
             return self._place(layer, key, value)
-        return grouped_backward.append(self._place, self._tape, self._group, layer, key, value)
+        slot, alias = grouped_backward.append(
+            self._place, self._tape, self._group, layer, key, value
+        )
+        self._aliases.append(alias)
+        return slot
 
     def _begin_group(self, first: int) -> None:
         """Begin the group of layer ``first``: compute what its layers read of older slots."""
@@ -66,7 +72,7 @@ class GroupedBuffer(SlotBuffer):
                         stacked[i * heads : (i + 1) * heads, : weight.shape[1]] = weight
         self._group = Group(first=first, last=last, stacked=stacked)
         if self._tape is not None:
-            self._tokens = grouped_backward.begin(self._tape, self._group, weights, self._slots)
+            self._tokens = grouped_backward.begin(self._tape, self._group, weights, self._aliases)
         self._sum_older(self._group)
 
     def _route(self, layer: int, weight: Tensor) -> Slot:
@@ -80,7 +86,7 @@ class GroupedBuffer(SlotBuffer):
             layer,
             self._tokens[layer - first],
             weight,
-            self._slots[first:],
+            self._aliases[first:],
         )
 
     @abstractmethod

@@ -6,8 +6,9 @@ D = [d out_a; ...; d out_(b-1)], [(b - a) R, C] for the layers a to b - 1. What 
     begin of the group    after all of its routes. The gradients of its routers in one product,
                           D @ [slot_0; ...; slot_(b-1)]^T, of which router l has the first
                           (l + 1) R columns
-    slot j of the group   after all of its readers. Its gradient from later groups is computed for
-                          the whole group at once, by its first slot to come:
+    slot j of the group   after all of its readers, which read an alias of it (``ops/stored.py``).
+                          Its gradient from later groups is computed for the whole group at once,
+                          by its first slot to come:
                           sum over later groups g of W_g[:, slots a to b - 1]^T @ D_g
                           To this each slot adds what its own group sends, W[:, slot j]^T @ D
 
@@ -145,16 +146,19 @@ def append(
     layer: int,
     key: Tensor,
     value: Tensor,
-) -> Slot:
-    """Return what ``place`` returns: a slot as it is kept. Its gradient comes from the tape."""
-    slot: Slot = _Append.apply(place, tape, group, layer, key, value)
-    return slot
+) -> tuple[Slot, Slot]:
+    """Return what ``place`` returns, a slot as it is kept, and its alias, which is what ``begin``
+    and ``route`` take: its gradient comes from the tape."""
+    slot: Slot = _Append.apply(place, layer, key, value)
+    alias: Slot = _Gather.apply(tape, group, layer, *slot)
+    return slot, alias
 
 
 def begin(
     tape: Tape, group: Group, weights: Sequence[Tensor | None], older: Sequence[Slot]
 ) -> list[Tensor | None]:
-    """Announce a group, with the weights of its layers; return the token of each layer's route."""
+    """Announce a group, with the weights of its layers and the aliases of older slots; return the
+    token of each layer's route."""
     tape.groups.append(group)
     routers = [weight for weight in weights if weight is not None]
     if not routers:
@@ -174,41 +178,52 @@ def route(
     weight: Tensor,
     own_slots: Sequence[Slot],
 ) -> Slot:
-    """Return what ``compute`` returns: the route of ``layer``, which has the group's slots so far
-    in ``own_slots``."""
+    """Return what ``compute`` returns: the route of ``layer``. ``own_slots`` are the aliases of the
+    group's slots so far."""
     tensors = (tensor for slot in own_slots for tensor in slot)
     slot: Slot = _Route.apply(compute, tape, group, layer, token, weight, *tensors)
     return slot
 
 
 class _Append(torch.autograd.Function):
-    """Keep a slot; in the backward, its gradient from all of its readers."""
+    """Keep a slot; in the backward, the identity."""
 
     @staticmethod
     def forward(
         ctx: Any,
         place: Callable[[int, Tensor, Tensor], Slot],
-        tape: Tape,
-        group: Group,
         layer: int,
         key: Tensor,
         value: Tensor,
     ) -> Slot:
         ctx.set_materialize_grads(False)
-        ctx.tape, ctx.group, ctx.layer = tape, group, layer
         return place(layer, key, value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Grads:
+        return None, None, *grads
+
+
+class _Gather(torch.autograd.Function):
+    """Return the alias of a slot; in the backward, its gradient from all of its readers."""
+
+    @staticmethod
+    def forward(ctx: Any, tape: Tape, group: Group, layer: int, key: Tensor, value: Tensor) -> Slot:
+        ctx.set_materialize_grads(False)
+        ctx.tape, ctx.group, ctx.layer = tape, group, layer
+        return key.detach(), value.detach()
 
     @staticmethod
     def backward(ctx: Any, *direct: Tensor | None) -> Grads:
         """Add the gradient from the tape to ``direct``, which came by autograd's own way."""
         total = None if torch.is_grad_enabled() else ctx.tape.slot_gradient(ctx.group, ctx.layer)
         if total is None:
-            return None, None, None, None, *direct
+            return None, None, None, *direct
         sums = (
             grad if other is None else grad + other
             for grad, other in zip(total, direct, strict=True)
         )
-        return None, None, None, None, *sums
+        return None, None, None, *sums
 
 
 class _Begin(torch.autograd.Function):

@@ -6,7 +6,8 @@ After every round the matrix is diag(u) K diag(v), K = exp(logits), where from u
     u = 1 / (K v)          rows sum to one
 
 so that a round multiplies with K and keeps two vectors in place of two matrices. Autograd would
-save two matrices a round, 40 for 20 rounds. The backward computes the vectors again.
+save two matrices a round, 40 for 20 rounds. The backward computes the vectors again; with
+``create_graph=True`` the gradient is that of ``naive``.
 
 Tensors are [n, n, N], the matrices last: sums over n are sums of long rows then.
 It does not know: what the matrices are for.
@@ -16,7 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from layermem.ops.differentiable import equation_gradients
+from layermem.ops.sinkhorn import naive
 
 
 class Sinkhorn(torch.autograd.Function):
@@ -31,9 +34,15 @@ class Sinkhorn(torch.autograd.Function):
         return kernel.mul_(rows[-1][:, None]).mul_(columns[-1]).permute(2, 0, 1)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
         (logits,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def formula(logits: Tensor) -> Tensor:
+                return naive.sinkhorn(logits, ctx.rounds)
+
+            (d_logits,) = equation_gradients(formula, (logits,), (True,), (grad,))
+            return d_logits, None
         kernel = _kernel(logits)
         rows, columns = _iterate(kernel, ctx.rounds)
         u, v = rows[-1], columns[-1]

@@ -9,6 +9,7 @@ It does not know: where weights come from, modules.
 import torch
 from torch import Tensor
 
+from layermem.ops.stored import readable, set_alias
 from layermem.ops.streams import fused, naive
 
 
@@ -21,25 +22,30 @@ def _is_fused() -> bool:
 
 def hold(streams: Tensor) -> Tensor:
     """Return streams [N, n, D] for the functions below, which make their gradient in one place."""
-    return fused.Hold.apply(streams) if _is_fused() else streams
+    if not _is_fused():
+        return streams
+    held = streams.view_as(streams)
+    if held.requires_grad:
+        set_alias(held, fused.Gather.apply(held))
+    return held
 
 
 def project(streams: Tensor, matrix: Tensor, eps: float) -> Tensor:
     """Return ``naive.project``."""
     function = fused.Project.apply if _is_fused() else naive.project
-    return function(streams, matrix, eps)
+    return function(readable(streams), matrix, eps)
 
 
 def read(streams: Tensor, weights: Tensor) -> Tensor:
     """Return ``naive.read``."""
     function = fused.Read.apply if _is_fused() else naive.read
-    return function(streams, weights)
+    return function(readable(streams), weights)
 
 
 def write(streams: Tensor, y: Tensor, mixing: Tensor, weights: Tensor) -> Tensor:
     """Return ``naive.write``."""
     function = fused.Write.apply if _is_fused() else naive.write
-    return function(streams, y, mixing, weights)
+    return function(readable(streams), y, mixing, weights)
 
 
 __all__ = ["hold", "project", "read", "write"]

@@ -7,11 +7,11 @@ Norm, projection, read and write each add a part to the gradient of the streams 
     write      H' = M H + v y       dH += M^T dH'
 
 Left to autograd, each would make a tensor as large as the streams, and autograd would add them one
-after the other. Here their backward leaves a function that adds the part to a sum, and ``Hold``,
-through which the streams went before, makes the sum when all of them have run. Where the streams
-did not come from ``Hold``, each returns its part, as autograd would have it.
+after the other. Here their backward leaves a function that adds the part to a sum, and ``Gather``
+makes the sum when all of them have run: they read an alias of the streams, which it has made
+(``ops/stored.py``). Where there is none, each returns its part, as autograd would have it.
 
-The gradients cannot be differentiated again.
+With ``create_graph=True`` the gradients are those of ``naive``.
 
 Letters: N tokens of all sequences, n streams, D width, K outputs of a projection.
 It does not know: where weights come from, autocast, modules.
@@ -22,26 +22,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from layermem.ops.differentiable import equation_gradients
+from layermem.ops.streams import naive
 from layermem.ops.streams.naive import as_projected
 
 # From the sum of the parts so far, None at first, to the sum with one more; it may change the sum.
 Add = Callable[[Tensor | None], Tensor]
+Grads = tuple[Tensor | None, ...]
 
 
-class Hold(torch.autograd.Function):
-    """Return the streams; in the backward, sum the parts of their gradient."""
+class Gather(torch.autograd.Function):
+    """Return an alias of the streams; in the backward, sum the parts of their gradient."""
 
     @staticmethod
     def forward(ctx: Any, streams: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         # What the functions that follow leave in the backward: (id of the backward pass, part).
         ctx.pending = []
-        return streams.view_as(streams)
+        ctx.stored = streams.grad_fn
+        return streams.detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, direct: Tensor | None) -> Tensor | None:
         current_pass = torch._C._current_graph_task_id()
         parts = [part for pass_id, part in ctx.pending if pass_id == current_pass]
@@ -52,15 +54,12 @@ class Hold(torch.autograd.Function):
         return total
 
 
-_HoldNode = Hold._backward_cls
+_GatherNode = Gather._backward_cls
 
 
 def _node_of(streams: Tensor) -> Any | None:
-    """Return the node of ``Hold`` that the streams came from, None if there is none."""
-    node = streams.grad_fn
-    # A hook on the streams sees only gradients that pass through autograd.
-    watched = streams.retains_grad or streams._backward_hooks
-    return node if isinstance(node, _HoldNode) and not watched else None
+    """Return the node of ``Gather`` that made the alias, None if there is none."""
+    return streams.grad_fn if isinstance(streams.grad_fn, _GatherNode) else None
 
 
 def _hand_on(ctx: Any, part: Add) -> Tensor | None:
@@ -73,6 +72,11 @@ def _hand_on(ctx: Any, part: Add) -> Tensor | None:
     return None
 
 
+def _naive_gradients(ctx: Any, function: Callable[..., Tensor], grad: Tensor) -> Grads:
+    """Return gradients that can themselves be differentiated (``create_graph=True``)."""
+    return tuple(equation_gradients(function, ctx.saved_tensors, ctx.needs_input_grad, (grad,)))
+
+
 class Project(torch.autograd.Function):
     """``naive.project``."""
 
@@ -82,14 +86,20 @@ class Project(torch.autograd.Function):
         squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_()
         scale = squares.div_(x.shape[-1]).add_(eps).rsqrt_()
         projected = nn.functional.linear(x, matrix).mul_(scale)
-        ctx.node = _node_of(streams)
+        ctx.eps, ctx.node = eps, _node_of(streams)
         ctx.save_for_backward(streams, matrix, scale, projected)
         return projected
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Grads:
         streams, matrix, scale, projected = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def project(streams: Tensor, matrix: Tensor) -> Tensor:
+                return naive.project(streams, matrix, ctx.eps)
+
+            needs = ctx.needs_input_grad[:2]
+            return *equation_gradients(project, (streams, matrix), needs, (grad,)), None
         x = as_projected(streams, matrix)
         wide, scaled = x.to(matrix.dtype).flatten(0, -2), (grad * scale).flatten(0, -2)
         # The norm's own part: the projection falls as x grows.
@@ -117,8 +127,9 @@ class Read(torch.autograd.Function):
         return torch.bmm(weights, streams)[:, 0]
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Grads:
+        if torch.is_grad_enabled():
+            return _naive_gradients(ctx, naive.read, grad)
         streams, weights = ctx.saved_tensors
         column, row = weights.mT, grad[:, None]
 
@@ -139,8 +150,9 @@ class Write(torch.autograd.Function):
         return torch.bmm(mixing, streams).addcmul_(weights, y[:, None])
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Grads:
+        if torch.is_grad_enabled():
+            return _naive_gradients(ctx, naive.write, grad)
         streams, y, mixing, weights = ctx.saved_tensors
 
         def part(total: Tensor | None) -> Tensor:

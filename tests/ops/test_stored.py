@@ -1,0 +1,235 @@
+"""Gradients of stored tensors themselves: asked for, retained or seen by hooks, they are whole."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from chain import HEADS, assert_same
+from tiny import needs_kernels
+
+from layermem.ops import depth, depth_attention, route, streams
+from layermem.ops.depth import naive as depth_naive
+from layermem.ops.route import naive
+from layermem.ops.route.grouped_matrices import MatrixBuffer
+from layermem.ops.streams import naive as streams_naive
+from layermem.variants.lime import LimeRouter
+
+WIDTH, LAYERS = 5, 5
+
+
+def an_input():
+    noise = torch.Generator().manual_seed(3)
+    x = torch.randn(2, HEADS, 7, WIDTH, generator=noise, dtype=torch.float64)
+    return x.requires_grad_()
+
+
+def weights_of_routers():
+    noise = torch.Generator().manual_seed(4)
+    return [
+        (torch.randn(HEADS, HEADS * (i + 1), generator=noise).double() / (i + 1)).requires_grad_()
+        for i in range(LAYERS)
+    ]
+
+
+def by_route(name):
+    """Route slots of ``store`` by one implementation; return the loss, what is stored, the rest."""
+
+    def run():
+        x, weights, slots = an_input(), weights_of_routers(), []
+        out = x
+        with route.using(name):
+            for weight in weights:
+                slots.append(route.store(out * 2, out.sin()))
+                key, value = route.route(slots, weight)
+                out = out + torch.tanh(key * 2 + value)
+            # One that is no reader of ours.
+            loss = out.square().sum() + slots[1][0].exp().sum()
+        return loss, [tensor for slot in slots for tensor in slot], [x, *weights]
+
+    return run
+
+
+def by_buffer(make_buffer):
+    """The same on a buffer that all layers share."""
+
+    def run():
+        x, weights, out = an_input(), weights_of_routers(), None
+        buffer, out = make_buffer(weights), x
+        for weight in weights:
+            buffer.append(out * 2, out.sin())
+            key, value = buffer.route(weight)
+            out = out + torch.tanh(key * 2 + value)
+        loss = out.square().sum() + buffer[1][0].exp().sum()
+        return loss, [tensor for slot in buffer for tensor in slot], [x, *weights]
+
+    return run
+
+
+def by_kernel_buffer():
+    from layermem.ops.route.grouped_kernels import KernelBuffer
+
+    return by_buffer(lambda weights: KernelBuffer(weights, 2))()
+
+
+def by_router():
+    """A loop of one's own with modules, on what ``store`` returns."""
+    x, weights, slots = an_input(), weights_of_routers(), []
+    out = x
+    for i, weight in enumerate(weights):
+        router = LimeRouter(HEADS, range(i + 1)).double()
+        router.weight = torch.nn.Parameter(weight.detach())
+        weights[i] = router.weight
+        slots.append(route.store(out * 2, out.sin()))
+        key, value = router(x, *slots[-1], slots)
+        out = out + torch.tanh(key * 2 + value)
+    loss = out.square().sum() + slots[1][0].exp().sum()
+    return loss, [tensor for slot in slots for tensor in slot], [x, *weights]
+
+
+def by_depth(ops, room):
+    def run():
+        x = torch.randn(2, 7, 6, generator=torch.Generator().manual_seed(3)).double()
+        out, states = x.requires_grad_(), []
+        for i in range(LAYERS):
+            states.append(ops.store(out * (i + 1), states, room) if ops is depth else out * (i + 1))
+            scores = ops.score(states, torch.ones(2, 6).double())
+            inverse = ops.inverse_rms(states[0], 1e-3)
+            one, two = ops.mix(states, scores.tanh())
+            out = (one + two * inverse[..., None]).tanh() + states[0].square()
+        return out.square().sum(), states, [x]
+
+    return run
+
+
+def by_depth_attention(stored):
+    def run():
+        x, states = an_input(), []
+        out, store = x, depth_attention.store if stored else (lambda state: state)
+        for i in range(LAYERS):
+            states.append(store(out * (i + 1)))
+            weights = depth_attention.score(out, states).softmax(-1)
+            out = depth_attention.mix(weights, states).tanh() + states[0].square()
+        return out.square().sum(), states, [x]
+
+    return run
+
+
+def by_streams(ops):
+    def run():
+        x = torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(3)).double()
+        out, held, n = x.requires_grad_(), [], 3
+        for i in range(LAYERS):
+            held.append(streams.hold(out * (i + 1)) if ops is streams else out * (i + 1))
+            projected = ops.project(held[-1], torch.ones(n, 5).double() / 3, 1e-6)
+            y = ops.read(held[-1], projected[:, :1])
+            out = ops.write(held[-1], y.tanh(), projected / 9, projected[..., :1])
+            out = out.tanh() + held[0].square()
+        return out.square().sum(), held, [x]
+
+    return run
+
+
+# How a loss is computed on stored tensors, and the same without storing.
+PAIRS = {
+    **{name: (by_route(name), by_route("naive")) for name in ("functional", "deferred", "grouped")},
+    "router": (by_router, by_route("naive")),
+    "buffer of matrices": (by_buffer(lambda w: MatrixBuffer(w, 2)), by_route("naive")),
+    "depth": (by_depth(depth, 1), by_depth(depth_naive, 1)),
+    "depth in shared memory": (by_depth(depth, LAYERS), by_depth(depth_naive, 1)),
+    "depth attention": (by_depth_attention(True), by_depth_attention(False)),
+    "streams": (by_streams(streams), by_streams(streams_naive)),
+}
+WITH_KERNELS = {
+    "triton": (by_route("triton"), by_route("naive")),
+    "buffer of kernels": (by_kernel_buffer, by_route("naive")),
+}
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param(pair, id=name) for name, pair in PAIRS.items()),
+        *(pytest.param(pair, id=name, marks=needs_kernels) for name, pair in WITH_KERNELS.items()),
+    ]
+)
+def pair(request):
+    return request.param
+
+
+def test_losses_are_equal(pair):
+    torch.testing.assert_close(*(run()[0].detach() for run in pair))
+
+
+def test_the_gradient_of_one_stored_tensor(pair):
+    """Alone, so that the backward pass ends at the node that made the tensor."""
+    results = []
+    for run in pair:
+        loss, stored, _ = run()
+        results.append([])
+        for tensor in stored:
+            results[-1] += torch.autograd.grad(loss, tensor, retain_graph=True, allow_unused=True)
+    assert all(grad is not None for grad in results[0])
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "with all other tensors"])
+def test_the_gradients_of_all_stored_tensors(pair, others):
+    grads = []
+    for run in pair:
+        loss, stored, inputs = run()
+        wanted = [*stored, *(inputs if others else ())]
+        grads.append([*torch.autograd.grad(loss, wanted, retain_graph=True)])
+        # A second pass over the graph, after the first.
+        grads[-1] += torch.autograd.grad(loss, wanted[::2])
+    assert_same(*grads)
+
+
+def test_retained_gradients_and_hooks(pair):
+    """A hook sees the whole gradient at once, and what it returns goes on to earlier tensors."""
+    results = []
+    for run in pair:
+        loss, stored, inputs = run()
+        seen = {}
+        for i, tensor in enumerate(stored):
+            tensor.retain_grad()
+            tensor.register_hook(
+                lambda grad, i=i, seen=seen: seen.setdefault(i, []).append(grad) or 2 * grad
+            )
+        loss.backward()
+        assert [len(seen[i]) for i in range(len(stored))] == [1] * len(stored)
+        grads = [*(seen[i][0] for i in range(len(stored)))]
+        results.append([*grads, *(tensor.grad for tensor in (*stored, *inputs))])
+    assert_same(*results)
+
+
+def test_second_derivatives_with_respect_to_stored_tensors(pair):
+    grads = []
+    for run in pair:
+        loss, stored, inputs = run()
+        first = torch.autograd.grad(loss, stored, create_graph=True)
+        total = sum(grad.square().sum() for grad in first)
+        grads.append([*first, *torch.autograd.grad(total, inputs)])
+    assert_same(*([grad.detach() for grad in some] for some in grads))
+
+
+def test_a_stored_tensor_is_freed_with_its_last_reader(pair):
+    """By reference counts alone: there is no cycle."""
+    loss, stored, inputs = pair[0]()
+    torch.autograd.grad(loss, inputs, retain_graph=True)
+    alive = [weakref.ref(tensor) for tensor in stored]
+    gc.collect()
+    gc.disable()
+    try:
+        del loss, stored, inputs
+        assert [reference() for reference in alive] == [None] * len(alive)
+    finally:
+        gc.enable()
+
+
+def test_naive_is_the_reference():
+    loss, stored, inputs = by_route("naive")()
+    slots = list(zip(stored[::2], stored[1::2], strict=True))
+    torch.testing.assert_close(
+        route.route(slots, inputs[-1]), naive.route(slots, inputs[-1]), rtol=1e-12, atol=1e-12
+    )
+    assert all(grad is not None for grad in torch.autograd.grad(loss, stored))
