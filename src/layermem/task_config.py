@@ -6,11 +6,9 @@ It does not know: tasks, files, torch, what the other parts of a run's config ar
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from layermem.named_options import check_options, parse_options, warn_once
+from layermem.named_options import check_options, parse_options
 from layermem.typed_dicts import check_at_least
 
-# The values of task options in runs recorded before these options existed.
-_EARLIER_OPTIONS = {"arithmetic": {"held_out": "expression"}, "prosqa": {"graphs": "bridged"}}
 # Fields that are in no run id where they are at their defaults, so that ids are what they were
 # before there were any.
 OF_REPEATS = ("repeated", "repeats")
@@ -39,9 +37,8 @@ class Task:
     """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
     options: tuple[str, ...] = ()
     """Options of the task, each NAME=VALUE (operands=6), added to the preset's; an option replaces
-    the preset's option of the same name. `layermem tasks` lists them. A config that does not name
-    held_out (arithmetic) or graphs (prosqa) was recorded before these options existed and means
-    held_out=expression, graphs=bridged."""
+    the preset's option of the same name. `layermem tasks` lists them with their defaults, which hold
+    for options that are not named (held_out=strict of arithmetic, graphs=crossed of prosqa)."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "examples", "validation", "test")
@@ -65,15 +62,5 @@ class Task:
         return self.examples + self.repeated * (self.repeats - 1)
 
     def fields(self) -> dict[str, Any]:
-        """Return ``options`` as a dict; values are read as JSON where they are JSON.
-
-        An option that a recorded config lacks, because it did not exist then, is added with the
-        value that it had in effect, so that a recorded run has the same problems when it is resumed
-        or solves more of them.
-        """
-        options = parse_options(self.options)
-        for name, before in _EARLIER_OPTIONS.get(str(self.name), {}).items():
-            if name not in options:
-                warn_once(f"task.options of {self.name} do not name {name}", f"{name}={before}")
-                options[name] = before
-        return options
+        """Return ``options`` as a dict; values are read as JSON where they are JSON."""
+        return parse_options(self.options)
