@@ -262,6 +262,10 @@ def test_tasks_are_shown(capsys):
         cli.main(["tasks", "arithmetic", "--options", "operand=3"])
     with pytest.raises(SystemExit, match="nodes must be int, got 'many'"):
         cli.main(["tasks", "prosqa", "--options", "nodes=many"])
+    for task, option in (("mqar", "length=1000000000"), ("arithmetic", "value_max=1e400")):
+        name, _, value = option.partition("=")
+        with pytest.raises(SystemExit, match=rf"{name} must be .* 100,000, got {value} \("):
+            cli.main(["tasks", task, "--options", option])
 
 
 def test_decays_without_rates_are_refused():

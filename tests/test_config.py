@@ -116,6 +116,23 @@ def test_a_task_made_without_options_draws_strictly(name, strict, earlier):
     assert prompts() == prompts(strict) != prompts(earlier)
 
 
+@pytest.mark.parametrize(
+    ("option", "got"),
+    [
+        ("length=1000000000", "1000000000"),
+        ("length=-1000000000", "-1000000000"),
+        ("value_max=1e400", "1e400"),
+        ("alpha=NaN", "NaN"),
+        ("alpha=-Infinity", "-Infinity"),
+    ],
+)
+def test_numbers_of_a_task_are_finite_and_none_that_cannot_be_drawn(option, got):
+    with pytest.raises(ValueError, match=rf"task.options: {option[:5]}.* 100,000, got {got}$"):
+        Task(options=("pairs=4", option))
+    longest = Task(name="mqar", options=("length=100000", "alpha=0.5", "filler=blank"))
+    assert longest.fields()["length"] == 100_000
+
+
 def test_every_field_has_its_help():
     import ast
     import inspect

@@ -3,12 +3,15 @@
 It does not know: tasks, files, torch, what the other parts of a run's config are.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from layermem.named_options import check_options, parse_options
 from layermem.typed_dicts import check_at_least
 
+# The largest number that an option may be: of longer sequences, a thousand problems take minutes.
+_LARGEST = 100_000
 # Fields that are in no run id where they are at their defaults, so that ids are what they were
 # before there were any.
 OF_REPEATS = ("repeated", "repeats")
@@ -55,6 +58,7 @@ class Task:
                 f"({self.examples}): to repeat all problems, train for more steps"
             )
         check_options("task", self.options)
+        _check_numbers(self.options)
 
     @property
     def sequences(self) -> int:
@@ -64,3 +68,17 @@ class Task:
     def fields(self) -> dict[str, Any]:
         """Return ``options`` as a dict; values are read as JSON where they are JSON."""
         return parse_options(self.options)
+
+
+def _check_numbers(options: Iterable[str]) -> None:
+    """Raise if an option is a number that no task can draw problems with in any time.
+
+    All numbers of tasks are shares, or count words, letters, nodes or values.
+    """
+    for option in options:
+        ((name, value),) = parse_options([option]).items()
+        if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
+            raise ValueError(
+                f"task.options: {name} must be a number of at most {_LARGEST:,}, got "
+                f"{option.partition('=')[2]}"
+            )
