@@ -173,11 +173,11 @@ def test_errors_are_one_line_and_say_what_would_be_right(argv, message, monkeypa
     ("error", "expected"),
     [
         (ValueError("one\n\n   two\r\n\tthree\n"), "layermem: one two three (LAYERMEM_DEBUG"),
-        (OSError("no model\nCheck your connection."), "layermem: no model Check your connection. ("),
+        (OSError("no model\nCheck the hub."), "layermem: no model Check the hub. (LAYERMEM_DEBUG"),
         (RuntimeError("size mismatch\n" * 9999), "layermem: size mismatch size mismatch"),
         (RuntimeError(), "layermem: RuntimeError in test_cli.py, line "),
         # What no check of ours foresaw is told with its kind and its place.
-        (SafetensorError("header\ntoo small"), "layermem: SafetensorError: header too small in test_"),
+        (SafetensorError("header\ntoo small"), "layermem: SafetensorError: header too small in "),
         (KeyError("weight"), "layermem: KeyError: 'weight' in test_cli.py, line "),
     ],
     ids=["ours", "a library's", "long", "empty", "another package's", "a mistake of ours"],

@@ -319,7 +319,7 @@ def test_a_file_without_usable_prompts_is_refused(lines, message, saved, tmp_pat
         (["a", "--do-sample", "--temperature", "0"], "temperature must be a number above 0, got 0"),
         (["a", "--stop", ""], "a stop text must not be empty"),
         (["a", "b\udcff"], "prompt 2 holds half a surrogate pair, '\\udcff', at character 1"),
-        (["a", "--stop", "\udcff"], "a stop text holds half a surrogate pair, '\\udcff', at charac"),
+        (["a", "--stop", "\udcff"], "a stop text holds half a surrogate pair, '\\udcff', at "),
         (["a", "--prompts", "b.jsonl"], "give prompts or --prompts FILE, got both"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl is no file; --prompts names a file"),
         (["a " * 70, "--max-new-tokens", "10"], "prompt 1 has 70 tokens, of which 54 fit"),
