@@ -40,8 +40,8 @@ class Task:
     """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
     options: tuple[str, ...] = ()
     """Options of the task, each NAME=VALUE (operands=6), added to the preset's; an option replaces
-    the preset's option of the same name. `layermem tasks` lists them with the defaults of those that
-    are not named (held_out=strict of arithmetic, graphs=crossed of prosqa)."""
+    the preset's option of the same name. `layermem tasks` lists them with their defaults; that of
+    what is held out or drawn is the strict one (held_out=strict, graphs=crossed)."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "examples", "validation", "test")
