@@ -178,7 +178,7 @@ def _latest(words: Sequence[str]) -> Iterable[str]:
 
 def _first(words: Sequence[str]) -> Iterable[str]:
     """Answer with the first word that could be an answer."""
-    return words[:1] * len(words)
+    return [words[0] for _ in words]
 
 
 def _commonest(words: Sequence[str]) -> Iterator[str]:
