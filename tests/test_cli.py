@@ -10,7 +10,8 @@ from dataclasses import asdict
 
 import pytest
 import yaml
-from small_run import a_run
+from safetensors import SafetensorError
+from small_run import Interrupted, a_run
 
 import layermem
 from layermem import cli
@@ -82,7 +83,7 @@ def solved(monkeypatch):
     """Have solving stop where the model would be loaded."""
 
     def stop(*_, **__):
-        raise LookupError
+        raise Interrupted
 
     monkeypatch.setattr("layermem.evals.solving.solve_with", stop)
 
@@ -102,7 +103,7 @@ def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, end
         with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems of .*mixed.json"):
             cli.main([*asked, *more])
     for fine in ([f"test{new}"], ["test=null"]):
-        with pytest.raises(LookupError):
+        with pytest.raises(Interrupted):
             cli.main(["solve", run, "--options", *fine])
 
 
@@ -113,7 +114,7 @@ def test_parentheses_that_change_nothing_make_no_test_problems(ended, solved):
     strict = ended("arithmetic", "operands=3", "held_out=strict")
     with pytest.raises(SystemExit, match=r"trained on problems of held_out=strict"):
         cli.main(["solve", strict, "--options", "held_out=expression", "parentheses=all"])
-    with pytest.raises(LookupError):
+    with pytest.raises(Interrupted):
         cli.main(["solve", strict, "--options", "parentheses=all"])
 
 
@@ -157,13 +158,44 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
         (["train", "tiny-ml"], "unknown preset 'tiny-ml'; did you mean tiny-lm"),
         (["train", "tiny-lm", "--variant", "lame"], "unknown variant 'lame'; there are "),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["train", "--config", "broken.yaml"], "broken.yaml is not YAML: while parsing a flow"),
     ],
 )
 def test_errors_are_one_line_and_say_what_would_be_right(argv, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.yaml").write_text("a: [\nb: {\n")
     with pytest.raises(SystemExit) as error:
         cli.main(argv)
-    assert message in str(error.value)
+    assert message in error.value.code and "\n" not in error.value.code
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("one\n\n   two\r\n\tthree\n"), "layermem: one two three (LAYERMEM_DEBUG"),
+        (OSError("no model\nCheck the hub."), "layermem: no model Check the hub. (LAYERMEM_DEBUG"),
+        (RuntimeError("size mismatch\n" * 9999), "layermem: size mismatch size mismatch"),
+        (RuntimeError(), "layermem: RuntimeError in test_cli.py, line "),
+        # What no check of ours foresaw is told with its kind and its place.
+        (SafetensorError("header\ntoo small"), "layermem: SafetensorError: header too small in "),
+        (KeyError("weight"), "layermem: KeyError: 'weight' in test_cli.py, line "),
+    ],
+    ids=["ours", "a library's", "long", "empty", "another package's", "a mistake of ours"],
+)
+def test_every_error_is_one_line(error, expected, monkeypatch):
+    def fail(options, command):
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "tasks", (cli.Tasks, fail))
+    monkeypatch.delenv("LAYERMEM_DEBUG", raising=False)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["tasks"])
+    line = left.value.code
+    assert line.startswith(expected) and line.splitlines() == [line] and len(line) < 2100
+    assert line.endswith(" (LAYERMEM_DEBUG=1 shows where)")
+    monkeypatch.setenv("LAYERMEM_DEBUG", "1")
+    with pytest.raises(type(error)):
+        cli.main(["tasks"])
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
@@ -262,6 +294,10 @@ def test_tasks_are_shown(capsys):
         cli.main(["tasks", "arithmetic", "--options", "operand=3"])
     with pytest.raises(SystemExit, match="nodes must be int, got 'many'"):
         cli.main(["tasks", "prosqa", "--options", "nodes=many"])
+    for task, option in (("mqar", "length=1000000000"), ("arithmetic", "value_max=1e400")):
+        name, _, value = option.partition("=")
+        with pytest.raises(SystemExit, match=rf"{name} must be .* 100,000, got {value} \("):
+            cli.main(["tasks", task, "--options", option])
 
 
 def test_decays_without_rates_are_refused():

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from layermem import config, host_config, named_options, records_config, task_config
+from layermem import config, host_config, records_config, task_config
 from layermem.config import Data, Host, Model, Optim, Regularizer, Run, Task, run_from_dict, to_dict
+from layermem.tasks.registry import get_task
 
 
 def classes(cls=Run):
@@ -90,19 +91,46 @@ def test_refusals_name_the_value_and_what_would_be_right(values, message):
         run_from_dict(values)
 
 
-def test_a_config_from_before_an_option_means_what_it_meant(caplog):
-    named_options.warn_once.cache_clear()
-    old = run_from_dict({"task": {"name": "arithmetic", "options": ["operands=5"]}})
-    for _ in range(2):
-        assert old.task.fields() == {"operands": 5, "held_out": "expression"}
-    (warning,) = caplog.messages
-    assert "do not name held_out" in warning and "held_out=expression is used" in warning
-    # Nothing is written into it: its id is what it was.
-    assert old.task.options == ("operands=5",)
-    assert Task(name="arithmetic", options=("held_out=strict",)).fields() == {"held_out": "strict"}
-    assert Task(options=("operands=5",)).fields() == {"operands": 5}
-    assert Task(name="prosqa").fields() == {"graphs": "bridged"}
-    assert "graphs=bridged is used" in caplog.messages[-1]
+def test_a_task_has_the_options_that_it_names_and_no_others(caplog):
+    unnamed = run_from_dict({"task": {"name": "arithmetic", "options": ["operands=5"]}})
+    assert unnamed.task.fields() == {"operands": 5}
+    assert Task(name="prosqa").fields() == {} and not caplog.messages
+    for draw in ("strict", "expression"):
+        named = Task(name="arithmetic", options=(f"held_out={draw}",))
+        assert run_from_dict(to_dict(Run(task=named))).task.fields() == {"held_out": draw}
+
+
+@pytest.mark.parametrize(
+    ("name", "strict", "earlier"),
+    [
+        ("arithmetic", "held_out=strict", "held_out=expression"),
+        ("prosqa", "graphs=crossed", "graphs=bridged"),
+    ],
+)
+def test_a_task_made_without_options_draws_strictly(name, strict, earlier):
+    def prompts(*options):
+        task = Task(name=name, options=options)
+        problems = get_task(name).problems("test", 30, 0, **task.fields())
+        return [problem.prompt for problem in problems]
+
+    assert prompts() == prompts(strict) != prompts(earlier)
+
+
+@pytest.mark.parametrize(
+    ("option", "got"),
+    [
+        ("length=1000000000", "1000000000"),
+        ("length=-1000000000", "-1000000000"),
+        ("value_max=1e400", "1e400"),
+        ("alpha=NaN", "NaN"),
+        ("alpha=-Infinity", "-Infinity"),
+    ],
+)
+def test_numbers_of_a_task_are_finite_and_none_that_cannot_be_drawn(option, got):
+    with pytest.raises(ValueError, match=rf"task.options: {option[:5]}.* 100,000, got {got}$"):
+        Task(options=("pairs=4", option))
+    longest = Task(name="mqar", options=("length=100000", "alpha=0.5", "filler=blank"))
+    assert longest.fields()["length"] == 100_000
 
 
 def test_every_field_has_its_help():

@@ -77,7 +77,7 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
             exec(compile(code, page, "exec"), names)
 
 
-class ParsedError(Exception):
+class ParsedError(BaseException):
     """Raised in place of running a command whose options were accepted."""
 
 

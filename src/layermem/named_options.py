@@ -7,9 +7,7 @@ It does not know: which options there are.
 """
 
 import json
-import logging
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 
@@ -29,17 +27,6 @@ def parse_options(options: Iterable[str]) -> dict[str, Any]:
     """Return options as a dict; values are read as JSON where they are JSON."""
     pairs = (option.partition("=") for option in options)
     return {name: _parse_value(text) for name, _, text in pairs}
-
-
-@cache
-def warn_once(problem: str, option: str) -> None:
-    """Warn once in a process that an option of earlier runs is used."""
-    logging.getLogger(__name__).warning(
-        "%s: %s is used, as in runs recorded before this option existed; for a new run choose a "
-        "value (docs/tasks.md)",
-        problem,
-        option,
-    )
 
 
 def _parse_value(text: str) -> Any:

@@ -270,12 +270,13 @@ def check_no_file(path: Path) -> None:
 
 
 def create_folder(path: Path) -> None:
-    """Create a folder for results, if there is none; raise, naming it, where a file lies."""
+    """Create a folder for results, if there is none; raise, naming it, where that cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
+    except OSError as error:
         check_no_file(path)
-        raise OSError(f"{path} cannot be created ({error}); choose another --out") from error
+        why = error.strerror or error
+        raise OSError(f"{path} cannot be created ({why}); choose another --out") from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

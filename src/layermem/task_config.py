@@ -3,14 +3,15 @@
 It does not know: tasks, files, torch, what the other parts of a run's config are.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from layermem.named_options import check_options, parse_options, warn_once
+from layermem.named_options import check_options, parse_options
 from layermem.typed_dicts import check_at_least
 
-# The values of task options in runs recorded before these options existed.
-_EARLIER_OPTIONS = {"arithmetic": {"held_out": "expression"}, "prosqa": {"graphs": "bridged"}}
+# The largest number that an option may be: of longer sequences, a thousand problems take minutes.
+_LARGEST = 100_000
 # Fields that are in no run id where they are at their defaults, so that ids are what they were
 # before there were any.
 OF_REPEATS = ("repeated", "repeats")
@@ -39,9 +40,8 @@ class Task:
     """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
     options: tuple[str, ...] = ()
     """Options of the task, each NAME=VALUE (operands=6), added to the preset's; an option replaces
-    the preset's option of the same name. `layermem tasks` lists them. A config that does not name
-    held_out (arithmetic) or graphs (prosqa) was recorded before these options existed and means
-    held_out=expression, graphs=bridged."""
+    the preset's option of the same name. `layermem tasks` lists them with their defaults; that of
+    what is held out or drawn is the strict one (held_out=strict, graphs=crossed)."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "examples", "validation", "test")
@@ -58,6 +58,7 @@ class Task:
                 f"({self.examples}): to repeat all problems, train for more steps"
             )
         check_options("task", self.options)
+        _check_numbers(self.options)
 
     @property
     def sequences(self) -> int:
@@ -65,15 +66,19 @@ class Task:
         return self.examples + self.repeated * (self.repeats - 1)
 
     def fields(self) -> dict[str, Any]:
-        """Return ``options`` as a dict; values are read as JSON where they are JSON.
+        """Return ``options`` as a dict; values are read as JSON where they are JSON."""
+        return parse_options(self.options)
 
-        An option that a recorded config lacks, because it did not exist then, is added with the
-        value that it had in effect, so that a recorded run has the same problems when it is resumed
-        or solves more of them.
-        """
-        options = parse_options(self.options)
-        for name, before in _EARLIER_OPTIONS.get(str(self.name), {}).items():
-            if name not in options:
-                warn_once(f"task.options of {self.name} do not name {name}", f"{name}={before}")
-                options[name] = before
-        return options
+
+def _check_numbers(options: Iterable[str]) -> None:
+    """Raise if an option is a number that no task can draw problems with in any time.
+
+    All numbers of tasks are shares, or count words, letters, nodes or values.
+    """
+    for option in options:
+        ((name, value),) = parse_options([option]).items()
+        if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:
+            raise ValueError(
+                f"task.options: {name} must be a number of at most {_LARGEST:,}, got "
+                f"{option.partition('=')[2]}"
+            )

@@ -30,6 +30,9 @@ def record(text, label="0"):
         ),
         ("a.csv", 'sentence,label\n"one, ""two""\nthree",1\n', (), ('one, "two"\nthree',), "1"),
         ("a.csv", "\ufefftext,label\nx,1\n", (), ("x",), "1"),
+        # Without the first column, "question", the others would be read alone.
+        ("a.tsv", "\ufeffquestion\tsentence\tlabel\nq\ts\t1\n", (), ("q", "s"), "1"),
+        ("a.jsonl", '\ufeff{"text": "x", "label": 1}\n', (), ("x",), "1"),
         ("a.jsonl", '{"premise": "p", "hypothesis": "h", "label": 2}\n', (), ("p", "h"), "2"),
         ("a.jsonl", '{"a": "p", "b": "h", "label": "c"}\n', ("b", "a"), ("h", "p"), "c"),
         ("a.tsv", "sentence1\tsentence2\tlabel\nx\ty\t0\n\n", (), ("x", "y"), "0"),

@@ -61,6 +61,7 @@ def test_the_files_of_squad_are_read(tmp_path):
     }
     possible = {**asked, "id": "3", "is_impossible": False}
     path = nested(tmp_path / "a.json", asked, impossible, possible)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     records = read(path, unanswerable=True)
     assert [each.gold for each in records] == [["Denver"], [], ["Denver"]]
     assert records[1].where.endswith("a.json, article 1, paragraph 1, question 2")

@@ -77,9 +77,10 @@ def test_a_score_is_the_log_probability_of_the_whole_sentence(which):
     for batch_size in (None, 1, 3):
         scores = score_sentences(model, tokenizer, SENTENCES, batch_size=batch_size)
         assert scores == pytest.approx(expected, rel=1e-5)
-    judged = [pair("x", SENTENCES[i], SENTENCES[j]) for i, j in ((0, 1), (1, 0), (2, 2))]
-    margin = expected[0] - expected[1]
-    assert judge_pairs(model, tokenizer, judged) == pytest.approx([margin, -margin, 0], rel=1e-4)
+    judged = [pair("x", SENTENCES[i], SENTENCES[j]) for i, j in ((0, 1), (1, 0), (2, 0))]
+    margin, last = expected[0] - expected[1], expected[2] - expected[0]
+    judgements = judge_pairs(model, tokenizer, judged)
+    assert judgements == pytest.approx([margin, -margin, last], rel=1e-4)
 
 
 def test_shares_by_field_and_phenomenon_and_ties():
@@ -126,6 +127,21 @@ def test_pairs_that_would_count_twice_are_refused(write, tmp_path):
         file.write(json.dumps(record()))
     with pytest.raises(ValueError, match=r"a.jsonl and .*a.jsonl.xz are one file, or have one"):
         read_pairs([tmp_path])
+
+
+def test_one_sentence_twice_is_no_pair(write, caplog):
+    with pytest.raises(ValueError, match="'a' is both"):
+        pair("x", good="a", bad="a")
+    same = record(sentence_good="Who sleeps?", sentence_bad="Who sleeps?")
+    others = [record(sentence_good=f"{i} sleeps.") for i in range(3)]
+    path = write(same, others[0], same, *others[1:])
+    assert [one.good for one in read_pairs([path])] == ["0 sleeps.", "1 sleeps.", "2 sleeps."]
+    (warning,) = caplog.messages
+    assert warning.startswith("2 of 5 pairs") and f"{path}, line 1" in warning
+    # As many are read as are asked for.
+    assert len(read_pairs([path], per_paradigm=2)) == 2
+    with pytest.raises(ValueError, match="there are no pairs in"):
+        read_pairs([write(same)])
 
 
 @needs_records

@@ -215,6 +215,12 @@ def test_what_is_refused(llama, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="qnli has 3 records to draw examples from, too few for 3"):
         refused(llama, *some)
     lines = (records / "qnli_validation.jsonl").read_text(encoding="utf-8")
+    first, *others = lines.splitlines(keepends=True)
+    # An item is no example of itself, nor are its equals.
+    for equal, shots in ([first] * 5, 1), ([*[first] * 3, *others], 3):
+        (records / "qnli_validation.jsonl").write_text("".join(equal), encoding="utf-8")
+        with pytest.raises(SystemExit, match=rf"too few for {shots} shots: an item is equal to \d"):
+            refused(llama, *some, "--shots", str(shots))
     (records / "qnli_train.jsonl").write_text(2 * lines, encoding="utf-8")
     with pytest.raises(SystemExit, match="6 of the 6 records of qnli that examples are drawn from"):
         refused(llama, *some)

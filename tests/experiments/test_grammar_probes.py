@@ -62,7 +62,7 @@ def test_no_group_is_split_and_labels_are_shuffled_within_groups(monkeypatch):
 
 
 def test_pairs_that_share_a_sentence_are_left_out():
-    pairs = [pair("a", "b"), pair("a", "c"), pair("d", "d"), pair("e", "f"), pair("g", "h", "q")]
+    pairs = [pair("a", "b"), pair("a", "c"), pair("d", "b"), pair("e", "f"), pair("g", "h", "q")]
     pairs += [pair(f"{i}", f"-{i}", f"r{i}") for i in range(4)]
     assert [one.good for one in distinct_pairs(pairs, 2)] == ["a", "e", "g", "0", "1", "2", "3"]
     assert len(distinct_pairs(pairs, 1)) == 6 and distinct_pairs(pairs, None) == []

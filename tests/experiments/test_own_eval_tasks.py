@@ -208,7 +208,7 @@ def test_other_files_that_are_no_definitions(folder):
     with pytest.raises(SystemExit, match=r"gone.yaml does not exist; --tasks takes names, and fi"):
         evaluate(folder, "--tasks", folder / "gone.yaml")
     (folder / "piqa.yaml").write_text(PIQA)
-    with pytest.raises(SystemExit, match="my_piqa has 14 examples to draw from, too few for 14"):
+    with pytest.raises(SystemExit, match="my_piqa has 14 records to draw .*, too few for 14"):
         evaluate(folder, "--tasks", folder / "piqa.yaml", "--shots", "14")
     with pytest.raises(SystemExit, match=r"unknown task 'piqa'; .*(my_task.yaml)"):
         evaluate(folder, "--tasks", "piqa")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -175,6 +176,18 @@ def test_a_folder_is_whole_or_what_it_was(tmp_path):
         (folder / "config.json").write_text("new")
     assert (target / "config.json").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that takes no others")
+def test_a_folder_that_cannot_be_created_is_named_before_a_model_is_loaded(
+    llama, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("layermem.retrofit.converting._load_model", None)
+    (tmp_path / "file").write_text("")
+    for target in (Path("/proc/x"), Path("/proc/x/y"), tmp_path / "file" / "x"):
+        with pytest.raises(SystemExit) as left:
+            main(["convert", str(llama), str(target)])
+        assert f"{target} cannot be created" in left.value.code and "\n" not in left.value.code
 
 
 def write_config(text):

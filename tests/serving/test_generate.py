@@ -289,6 +289,11 @@ def test_chats(saved, tokenizer, tmp_path):
         ('{"prompt": "a"}\n{"prom', r"line 2 is not JSON"),
         ('{"prompt": [{"role": "u"}]}\n', r"line 1: the field .* messages with role and content"),
         ('{"prompt": []}\n', r"line 1: the field 'prompt' has no message"),
+        ('{"prompt": "\\ud800"}\n', r"line 1: the field 'prompt' holds half a surrogate pair, "),
+        (
+            '{"prompt": [{"role": "u", "content": "a\\ud800"}]}\n',
+            r"line 1 holds half a surrogate pair, '.ud800', at ",
+        ),
         (
             '{"prompt": "a"}\n{"prompt": "%s"}\n' % ("a " * 60),
             r"line 2 has 60 tokens, of which 54 fit: the model reads 64, and --max-new-tokens asks"
@@ -313,6 +318,8 @@ def test_a_file_without_usable_prompts_is_refused(lines, message, saved, tmp_pat
         (["a", "--do-sample", "--top-p", "1.5"], "top_p must be above 0 and at most 1, got 1.5"),
         (["a", "--do-sample", "--temperature", "0"], "temperature must be a number above 0, got 0"),
         (["a", "--stop", ""], "a stop text must not be empty"),
+        (["a", "b\udcff"], "prompt 2 holds half a surrogate pair, '\\udcff', at character 1"),
+        (["a", "--stop", "\udcff"], "a stop text holds half a surrogate pair, '\\udcff', at "),
         (["a", "--prompts", "b.jsonl"], "give prompts or --prompts FILE, got both"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl is no file; --prompts names a file"),
         (["a " * 70, "--max-new-tokens", "10"], "prompt 1 has 70 tokens, of which 54 fit"),

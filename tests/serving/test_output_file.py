@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,6 +114,13 @@ def test_two_processes_do_not_write_one_file(tmp_path):
         pass
     with pytest.raises(IsADirectoryError, match="is a folder; name a file"):
         begin(tmp_path).open()
+    # Nor is a file that cannot be written one that another process writes.
+    (tmp_path / ".out.jsonl.lock").unlink()
+    (tmp_path / ".out.jsonl.lock").mkdir()
+    with pytest.raises(OSError, match=r"out.jsonl cannot be written .*name another --out"):
+        one.locked().__enter__()
+    with pytest.raises(OSError, match=r"x cannot be written .*name another --out"):
+        begin(Path("/proc/x")).locked().__enter__()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """MAD: oracles answer every query of the six kinds, shortcuts do not, splits share no sequence."""
 
+import statistics
 from itertools import groupby
 from typing import get_args
 
@@ -200,3 +201,21 @@ def test_wrong_answers_are_told_apart():
 def test_what_cannot_be(wrong, message):
     with pytest.raises(ValueError, match=message):
         generate(**{"count": 1, "seed": 0, **wrong})
+
+
+def test_shortcuts_are_those_of_the_words_before_each_query():
+    by_hand = {
+        "the latest possible answer": lambda before: before[-1],
+        "the first possible answer": lambda before: before[0],
+        "the commonest possible answer so far": statistics.mode,
+    }
+    assert by_hand.keys() == SHORTCUTS.keys()
+    for kind in KINDS:
+        for problem in generate(count=10, seed=3, kind=kind):
+            sort, words = problem.solution[0], problem.prompt.split()
+            for name, answer in by_hand.items():
+                expected = []
+                for query, right in zip(problem.queries, problem.answers, strict=True):
+                    before = [w for w in words[: query + 1] if w[0] == sort and w[1:].isdigit()]
+                    expected.append(bool(before) and answer(before) == right)
+                assert try_shortcut(name, problem) == expected

@@ -27,8 +27,13 @@ def with_options(run, *options):
     ("earlier", "run", "message"),
     [
         (with_options(SUMS, "held_out=expression"), SUMS, "problems of held_out=expression"),
-        # As older runs were recorded, which could name nothing else.
-        (with_options(SUMS, "operands=3"), SUMS, "problems of held_out=expression"),
+        # Problems are drawn strictly unless an option says otherwise.
+        (with_options(SUMS, "operands=3"), SUMS, None),
+        (
+            with_options(SUMS, "operands=3"),
+            with_options(SUMS, "held_out=expression"),
+            "problems of held_out=strict",
+        ),
         (SUMS, with_options(SUMS, "held_out=expression"), ".*--task.options held_out=strict"),
         (
             with_options(SUMS, "held_out=expression", "parentheses=superfluous"),

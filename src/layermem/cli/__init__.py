@@ -14,7 +14,9 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
@@ -67,12 +69,14 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "encoders": (Encoders, encoders),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""
-# What a user can mend is one line.
-_USER_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, RuntimeError)
+# Errors whose message says what is wrong; of others the kind and the place are needed too.
+_TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, RuntimeError)
+# Characters of an error's line: a model that does not fit its weights names every one of them.
+_LONGEST_LINE = 2000
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command; errors a user can mend are one line."""
+    """Run a command; errors are one line, whoever raises them."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] == "help":
         args = ["--help"]
@@ -91,12 +95,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Whoever read the output has gone (| head): the rest of it has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except _USER_ERRORS + _model_config_errors() as error:
+    except Exception as error:
         if os.environ.get("LAYERMEM_DEBUG"):
             raise
-        # The message of a config's own check is the cause of the error that is raised.
-        cause = error.__cause__ if isinstance(error, _model_config_errors()) else None
-        sys.exit(f"layermem: {cause or error} (LAYERMEM_DEBUG=1 shows where)")
+        sys.exit(f"layermem: {_in_one_line(error)} (LAYERMEM_DEBUG=1 shows where)")
     except KeyboardInterrupt:
         sys.stderr.write("layermem: interrupted\n")
         # What shells expect of a program that Ctrl-C has ended.
@@ -106,6 +108,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         from layermem.train.processes import exit_if_distributed
 
         exit_if_distributed()
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return what an error says, without line breaks, and cut where it is very long."""
+    of_configs = _model_config_errors()
+    # The message of a config's own check is the cause of the error that is raised.
+    cause = error.__cause__ if isinstance(error, of_configs) else None
+    text = " ".join(line.strip() for line in str(cause or error).splitlines() if line.strip())
+    if not text or not isinstance(error, _TOLD_ERRORS + of_configs):
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        kind = type(error).__name__ + ": " * bool(text)
+        text = f"{kind}{text} in {Path(place.filename).name}, line {place.lineno}"
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
 
 
 def _model_config_errors() -> tuple[type[Exception], ...]:

@@ -220,7 +220,7 @@ def _task(options: Finetune) -> Task:
 
 
 def _task_options(options: Finetune) -> tuple[str, ...]:
-    """Return the task's options, with those named that recorded configs must name."""
+    """Return the task's options; a recorded config says how its problems were drawn."""
     if options.task is None:
         return ()
     from layermem.tasks.registry import get_task

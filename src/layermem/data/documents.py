@@ -79,12 +79,19 @@ def text_of_record(record: Any, field: str, where: str) -> str:
     text = record[field]
     if not isinstance(text, str):
         raise ValueError(f"{where}: the field {field!r} must be a string, got {text!r:.60}")
+    check_text(text, f"{where}: the field {field!r}")
+    return text
+
+
+def check_text(text: str, name: str) -> None:
+    """Raise, calling the text ``name``, if it has no UTF-8: tokenizers read nothing else.
+
+    JSON can hold half a surrogate pair; in an argument one stands for a byte that is not UTF-8.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{where}: the field {field!r} holds half a surrogate pair, "
-            f"{text[error.start]!a}, at character {error.start}, which is not valid text; correct "
-            "it or delete the line"
+            f"{name} holds half a surrogate pair, {text[error.start]!a}, at character "
+            f"{error.start}, which is not valid text; correct it or leave it out"
         ) from error
-    return text

@@ -182,7 +182,7 @@ def _plain_parts(path: Path) -> Iterator[str]:
 
 def _parse_line(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise _utf8_error(where, error.start) from error
     except (json.JSONDecodeError, RecursionError) as error:

@@ -119,7 +119,7 @@ def _nested_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the questions of a file of SQuAD as flat records."""
     try:
         with compression.open_decompressed(path) as file:
-            content = json.loads(file.read().decode("utf-8"))
+            content = json.loads(file.read().decode("utf-8-sig"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}); JSON lines end in .jsonl") from error
     for i, article in enumerate(_list_in(content, "data", str(path)), 1):

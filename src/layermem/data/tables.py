@@ -23,7 +23,8 @@ def tab_separated_rows(path: Path) -> Iterator[tuple[dict[str, str], str]]:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
             try:
-                cells = line.decode("utf-8").rstrip("\r\n").split("\t")
+                # A byte order mark is no part of the first column's name.
+                cells = line.decode("utf-8" if header else "utf-8-sig").rstrip("\r\n").split("\t")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{where} is not UTF-8 ({error}); convert it first") from error
             if not header:

@@ -26,7 +26,7 @@ def read_examples(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield a record of each example of a file, and the name of its place for errors."""
     with compression.open_decompressed(path) as file:
         try:
-            task = json.loads(file.read().decode("utf-8"))
+            task = json.loads(file.read().decode("utf-8-sig"))
         except ValueError as error:
             raise ValueError(f"{path} is not the JSON of a BIG-bench task ({error})") from error
     examples = task.get("examples") if isinstance(task, Mapping) else None

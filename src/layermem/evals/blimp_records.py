@@ -7,12 +7,14 @@
 The source is github.com/alexwarstadt/blimp, folder data: 67 files of 1,000 pairs, one for each
 paradigm (UID); a phenomenon (linguistics_term) has several (Warstadt et al., arXiv 1912.00582). One
 file writes its field syntax/semantics and others syntax_semantics: here both are the latter. A few
-records hold one sentence twice; such a pair is a tie.
+records hold one sentence twice, so that there is nothing to choose: they are left out, with a
+warning.
 
 It does not know: models, how a pair is judged.
 """
 
 import itertools
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from typing import Any
 
 from layermem.data import compression
 from layermem.data.local_files import find_files, json_records
+
+logger = logging.getLogger(__name__)
 
 _NAMES = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -41,23 +45,42 @@ class Pair:
     paradigm: str
     """How it is violated, such as "adjunct_island"."""
 
+    def __post_init__(self) -> None:
+        if self.good == self.bad:
+            raise ValueError(
+                f"{self.good!r} is both the grammatical sentence and the other one, so that there "
+                "is nothing to choose: leave the pair out"
+            )
+
 
 def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> list[Pair]:
     """Return the pairs of files of JSON lines, plain or compressed, or of folders of such files.
 
-    ``per_paradigm``: the first so many pairs of each paradigm; None: all.
+    ``per_paradigm``: the first so many pairs of each paradigm; None: all. Records that hold one
+    sentence twice are left out.
     """
     if per_paradigm is not None and per_paradigm < 1:
         raise ValueError(f"per_paradigm must be at least 1, got {per_paradigm}")
-    counts, pairs = Counter[str](), []
+    counts, pairs, equal = Counter[str](), [], list[str]()
     files = list(itertools.chain.from_iterable(map(_files, paths)))
     _check_distinct(files)
     for file in files:
         for record, where in json_records(file):
-            pair = _pair(record, where)
+            _check_fields(record, where)
+            if record["sentence_good"] == record["sentence_bad"]:
+                equal.append(where)
+                continue
+            pair = _pair(record)
             counts[pair.paradigm] += 1
             if per_paradigm is None or counts[pair.paradigm] <= per_paradigm:
                 pairs.append(pair)
+    if equal:
+        logger.warning(
+            "%d of %d pairs hold one sentence twice and are left out, the first in %s",
+            len(equal),
+            len(equal) + counts.total(),
+            equal[0],
+        )
     if not pairs:
         raise ValueError(f"there are no pairs in {', '.join(map(str, paths)) or 'no files'}")
     return pairs
@@ -96,8 +119,8 @@ def _check_distinct(files: Sequence[Path]) -> None:
             seen[place] = file
 
 
-def _pair(record: Any, where: str) -> Pair:
-    """Return the pair of a record; raise, naming its line, if it is not one."""
+def _check_fields(record: Any, where: str) -> None:
+    """Raise, naming its line, if a record is no pair."""
     if not isinstance(record, Mapping):
         raise ValueError(f"{where} must hold an object of a pair, got {record!r:.60}")
     if missing := [name for name in _NAMES if name not in record]:
@@ -108,6 +131,9 @@ def _pair(record: Any, where: str) -> Pair:
     for name in _NAMES:
         if not isinstance(record[name], str) or not record[name].strip():
             raise ValueError(f"{where}: {name} must be a text, got {record[name]!r:.60}")
+
+
+def _pair(record: Mapping[str, str]) -> Pair:
     good, bad, field, phenomenon, paradigm = (record[name] for name in _NAMES)
     return Pair(
         good=good,

@@ -16,7 +16,8 @@ It does not know: records' fields, models, scores.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,22 +79,30 @@ def write_docs(docs: Mapping[str, list[Doc]], task: EvalTask, folder: Path) -> d
     return files
 
 
-def check_examples(docs: Mapping[str, list[Doc]], task: EvalTask, shots: int) -> None:
-    """Raise if few-shot examples are too few, or are among the items that are evaluated."""
-    pool = docs.get("train", docs[task.split])
-    # One more than is shown is drawn, in case one of them is the item itself.
-    if shots and len(pool) <= shots:
+def check_examples(
+    name: str, items: Sequence[Doc], pool: Sequence[Doc], shots: int, *, apart: bool
+) -> None:
+    """Raise if few-shot examples of a task's items are too few, or are among the items.
+
+    ``pool``: what examples are drawn from. ``apart``: whether it holds none of the items.
+    """
+    if not shots:
+        return
+    counts = Counter(json.dumps(doc, sort_keys=True, default=str) for doc in pool)
+    of_items = {json.dumps(doc, sort_keys=True, default=str) for doc in items}
+    if apart and (shared := sum(counts[item] for item in of_items)):
         raise ValueError(
-            f"{task.name} has {len(pool)} records to draw examples from, too few for {shots} "
-            "shots; give more records or fewer --shots"
+            f"{shared} of the {len(pool)} records of {name} that examples are drawn from are among "
+            "those that are evaluated; leave them out of either"
         )
-    if shots and "train" in docs:
-        items = {json.dumps(doc) for doc in docs[task.split]}
-        if shared := sum(json.dumps(doc) in items for doc in docs["train"]):
-            raise ValueError(
-                f"{shared} of the {len(pool)} records of {task.name} that examples are drawn from "
-                "are among those that are evaluated; leave them out, or give no train records"
-            )
+    # One more than is shown is drawn, in case one of them is the item itself.
+    equal = max((counts[item] for item in of_items), default=0)
+    if len(pool) - max(equal, 1) < shots:
+        why = f": an item is equal to {equal} of them, none of which it is shown" * (equal > 1)
+        raise ValueError(
+            f"{name} has {len(pool)} records to draw examples from, too few for {shots} shots{why}"
+            "; give more different records or fewer --shots"
+        )
 
 
 def digest(text: str) -> str:

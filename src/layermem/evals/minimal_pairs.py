@@ -88,7 +88,7 @@ def judge_pairs(
     progress: Callable[[int], None] | None = None,
 ) -> np.ndarray[Any, Any]:
     """Return by how much (nats) each pair's good sentence is more probable than its bad one."""
-    # Once each: sentences are in several pairs, and one that is in a pair twice must be a tie.
+    # Once each: sentences are in several pairs.
     sentences = list(dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad)))
     scores = score_sentences(model, tokenizer, sentences, batch_size=batch_size, progress=progress)
     of_sentence = dict(zip(sentences, scores, strict=True))

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from layermem.data.documents import cut_document
-from layermem.data.tokenizers import Ids, batch_encoder
+from layermem.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
 from layermem.evals.token_losses import (
     Window,
     batched_losses,
@@ -31,9 +31,6 @@ from layermem.evals.token_losses import (
     vocabulary_size,
 )
 from layermem.results.perplexity import DocumentLosses, Perplexity, PositionLoss
-
-# Characters of a text in which its first token ends.
-_FIRST_TOKEN = 1000
 
 
 def perplexity(
@@ -139,20 +136,9 @@ class _Documents:
             if self.unknown is not None:
                 self.unknown_tokens += int(np.count_nonzero(ids == self.unknown))
             if first and self.predecessor is None:
-                self.bytes[-1] -= self._bytes_of_first_token(part)
+                self.bytes[-1] -= bytes_of_first_token(self.tokenizer, part, int(ids[0]))
             first = False
             yield ids
-
-    def _bytes_of_first_token(self, text: str) -> int:
-        """Return the bytes of a text up to the end of its first token."""
-        encoded = self.tokenizer(
-            text[:_FIRST_TOKEN],
-            add_special_tokens=False,
-            split_special_tokens=True,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-        return len(text[: encoded["offset_mapping"][0][1]].encode())
 
 
 def cut_windows(

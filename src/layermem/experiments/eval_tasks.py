@@ -105,7 +105,8 @@ def _prepare(task: EvalTask, files: Files | None, shots: int, folder: Path) -> P
             few_shot_source=source + shown if shown else "the definition itself",
         )
     docs = {split: read_docs(task, paths) for split, paths in files.items()}
-    check_examples(docs, task, shots)
+    items = docs[task.split]
+    check_examples(task.name, items, docs.get("train", items), shots, apart="train" in docs)
     definition = local_definition(task, write_docs(docs, task, folder))
     names = {split: ", ".join(path.name for path in paths) for split, paths in files.items()}
     return PreparedTask(
@@ -118,24 +119,14 @@ def _prepare(task: EvalTask, files: Files | None, shots: int, folder: Path) -> P
 
 
 def _check_examples(prepared: PreparedTask, shots: int) -> None:
-    examples = len(list(prepared.loaded.fewshot_docs())) if shots else 0
-    # One more than is shown is drawn, in case one of them is the item itself.
-    if shots and examples <= shots:
-        raise ValueError(
-            f"{prepared.task.name} has {examples} examples to draw from, too few for {shots} "
-            "shots; give fewer --shots"
-        )
+    if not shots:
+        return
     definition, split = prepared.definition, prepared.task.split
     # Data sets of the hub have duplicates of their own.
-    if not shots or definition["dataset_path"] not in _LOCAL or examples_split(definition) == split:
-        return
-    items = {json.dumps(doc, default=str) for doc in prepared.loaded.eval_docs}
-    shown = prepared.loaded.fewshot_docs()
-    if shared := sum(json.dumps(doc, default=str) in items for doc in shown):
-        raise ValueError(
-            f"{shared} of the {examples} records of {prepared.task.name} that examples are drawn "
-            "from are among those that are evaluated; leave them out"
-        )
+    apart = definition["dataset_path"] in _LOCAL and examples_split(definition) != split
+    loaded = prepared.loaded
+    pool = list(loaded.fewshot_docs())
+    check_examples(prepared.task.name, list(loaded.eval_docs), pool, shots, apart=apart)
 
 
 def _digest(definition: Mapping[str, Any]) -> str:

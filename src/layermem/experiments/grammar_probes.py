@@ -32,7 +32,7 @@ def distinct_pairs(pairs: Sequence[Pair], per_paradigm: int | None) -> list[Pair
         return []
     seen, counts, distinct = set[str](), Counter[str](), []
     for pair in pairs:
-        is_new = pair.good != pair.bad and not {pair.good, pair.bad} & seen
+        is_new = not {pair.good, pair.bad} & seen
         if is_new and counts[pair.paradigm] < per_paradigm:
             counts[pair.paradigm] += 1
             seen |= {pair.good, pair.bad}

@@ -175,7 +175,7 @@ def paper_depth_128() -> Run:
 def _expressions(operands: int, examples: int, epochs: int, batch_size: int) -> Run:
     steps = epochs * examples // batch_size
     every = max(1, steps // min(epochs, 20))
-    # held_out is named so that recorded configs say it: without it they mean the draw before it.
+    # The default is named, so that a recorded config says how its problems were drawn.
     options = (f"operands={operands}", "held_out=strict")
     return Run(
         max_steps=steps,
@@ -248,7 +248,7 @@ def paper_aet_6() -> Run:
 def _proofs(
     epochs: int, model: Model, optim: Optim, micro_batch: int, options: tuple[str, ...] = ()
 ) -> Run:
-    # Named so that recorded configs say it: without it they mean the draw before it.
+    # The default is named, so that a recorded config says how its problems were drawn.
     options = ("graphs=crossed", *options)
     examples = 17_886
     epoch = examples // optim.batch_size

@@ -95,9 +95,10 @@ def convert(
     path = found.location if isinstance(found.location, Path) else None
     target = check_target(target, path, force=force)
     logger.info("found %s: %s", LAYOUTS[found.layout], found.location)
-    model = _load_model(found, variant, dict(fields or {}))
-    words = _load_tokenizer(found, model.config)
+    # Created first, so that a folder that cannot be is said before a model is loaded.
     with new_folder(target) as folder:
+        model = _load_model(found, variant, dict(fields or {}))
+        words = _load_tokenizer(found, model.config)
         model.save_pretrained(folder)
         if words is not None:
             words.save_pretrained(folder)

@@ -67,11 +67,13 @@ def new_folder(target: Path) -> Iterator[Path]:
     A folder at ``target`` is replaced. After an error, ``target`` is what it was; after a kill at
     the moment of a replacement, the older folder is beside it, under a name that ends with .old.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.with_name(f".{target.name}.{os.getpid()}.part")
     old = target.with_name(f".{target.name}.{os.getpid()}.old")
     shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
+    try:
+        staging.mkdir(parents=True)
+    except OSError as error:
+        raise OSError(f"{target} cannot be created ({error.strerror}); name another") from error
     try:
         yield staging
         for path in staging.rglob("*"):

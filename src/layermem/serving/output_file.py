@@ -40,13 +40,20 @@ class OutputFile:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the file during the block, so that no other process writes it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
+        place = self.path.with_name(f".{self.path.name}.lock")
+        lock = FileLock(place)
         try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            # Where a folder takes no files, filelock says that the lock is held.
+            place.touch()
             lock.acquire(blocking=False)
         except Timeout as error:
             raise RuntimeError(
                 f"another process is writing {self.path}; wait for it, or name another --out"
+            ) from error
+        except OSError as error:
+            raise OSError(
+                f"{self.path} cannot be written ({error.strerror}); name another --out"
             ) from error
         try:
             yield

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from layermem.data.documents import text_of_record
+from layermem.data.documents import check_text, text_of_record
 from layermem.data.local_files import json_records
 
 Messages: TypeAlias = list[dict[str, Any]]
@@ -24,6 +24,11 @@ class RawPrompt:
     """Its text, or the messages of a chat."""
     where: str
     """Where it was given, for errors."""
+
+    def __post_init__(self) -> None:
+        content = self.content
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        check_text(text, self.where)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ It does not know: torch, models, tokenizers.
 from dataclasses import dataclass
 from typing import Literal
 
+from layermem.data.documents import check_text
+
 _OF_SAMPLING = ("temperature", "top_p", "top_k")
 
 
@@ -56,6 +58,8 @@ class GenerationSettings:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not all(self.stop):
             raise ValueError("a stop text must not be empty")
+        for text in self.stop:
+            check_text(text, "a stop text")
         self._check_together()
 
     def _check_together(self) -> None:

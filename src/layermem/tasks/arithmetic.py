@@ -91,7 +91,7 @@ def generate(
     last two operations of an expression decide its split, so that no step of two operations or
     more is, up to the order of operands, in solutions of two splits (docs/tasks.md).
     ``"expression"``: the text of the expression decides, so its steps, and itself with operands
-    exchanged, may be in another split; problems were drawn so before this option existed.
+    exchanged, may be in another split; it repeats results recorded so.
     """
     if operands not in OPERANDS:
         raise ValueError(f"operands must be {OPERANDS[0]} to {OPERANDS[-1]}, got {operands}")

@@ -12,7 +12,9 @@ It does not know: ids of tokens, models, training.
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -161,28 +163,36 @@ def describe(problems: Sequence[Queried]) -> dict[str, Any]:
 def try_shortcut(name: str, problem: Queried) -> list[bool]:
     """Return which answers of a problem a shortcut has right."""
     words, possible = problem.prompt.split(), _possible_answers(problem)
+    places = [place for place, word in enumerate(words) if word in possible]
+    guesses = ["", *SHORTCUTS[name]([words[place] for place in places])]
     return [
-        SHORTCUTS[name]([word for word in words[: query + 1] if word in possible]) == answer
+        guesses[bisect_right(places, query)] == answer
         for query, answer in zip(problem.queries, problem.answers, strict=True)
     ]
 
 
-def _latest(before: Sequence[str]) -> str:
-    """Answer with the latest word that could be an answer."""
-    return before[-1] if before else ""
+def _latest(words: Sequence[str]) -> Iterable[str]:
+    """Answer, after each word that could be an answer, with the latest."""
+    return words
 
 
-def _first(before: Sequence[str]) -> str:
+def _first(words: Sequence[str]) -> Iterable[str]:
     """Answer with the first word that could be an answer."""
-    return before[0] if before else ""
+    return [words[0] for _ in words]
 
 
-def _commonest(before: Sequence[str]) -> str:
-    """Answer with the word that stood most often among those that could be answers."""
-    return statistics.mode(before) if before else ""
+def _commonest(words: Sequence[str]) -> Iterator[str]:
+    """Answer with the word that stood most often so far, of several the one that stood first."""
+    counts, commonest = Counter[str](), ""
+    order = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    for word in words:
+        counts[word] += 1
+        if (counts[word], -order[word]) > (counts[commonest], -order.get(commonest, 0)):
+            commonest = word
+        yield commonest
 
 
-SHORTCUTS: dict[str, Callable[[Sequence[str]], str]] = {
+SHORTCUTS: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {
     "the latest possible answer": _latest,
     "the first possible answer": _first,
     "the commonest possible answer so far": _commonest,

@@ -40,7 +40,7 @@ class Record:
 def load(path: str | os.PathLike[str]) -> list[Record]:
     """Read a file of records: a JSON list of objects with the fields of ``Record``."""
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, list):
