@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
     {"host_config", "import_hooks", "named_options", "records_config", "typed_dicts"},
-    {"task_config"},
+    {"run_identity", "task_config"},
     {"config", "counting", "intervals", "processor", "results", "runs", "text_hash"},
     {"ops", "data", "tasks"},
     {"models"},

@@ -11,9 +11,6 @@ from layermem.typed_dicts import check_at_least
 
 # The values of task options in runs recorded before these options existed.
 _EARLIER_OPTIONS = {"arithmetic": {"held_out": "expression"}, "prosqa": {"graphs": "bridged"}}
-# Fields that are in no run id where they are at their defaults, so that ids are what they were
-# before there were any.
-OF_REPEATS = ("repeated", "repeats")
 
 
 @dataclass(frozen=True, kw_only=True)
