@@ -17,7 +17,7 @@ FLOORS = [
     {"host_config", "import_hooks", "named_options", "records_config", "typed_dicts"},
     {"run_identity", "task_config"},
     {"config", "counting", "intervals", "processor", "results", "runs", "text_hash"},
-    {"ops", "data", "tasks"},
+    {"ops", "data", "lineage", "tasks"},
     {"models"},
     {"variants"},
     {"train", "evals", "analysis", "efficiency", "retrofit", "serving"},

@@ -16,17 +16,18 @@ from typing import Any
 from transformers import PreTrainedConfig, TrainingArguments
 
 from layermem.config import Run, run_from_dict, to_dict
+from layermem.lineage import FIELD, ORIGIN
 from layermem.run_identity import differences
 from layermem.runs import RunFolder
 from layermem.train.checkpoints import logged_rows, process_layout
 from layermem.train.data_digest import SequenceDataset, sequences_digest, weights_digest
 
 logger = logging.getLogger(__name__)
-_FILE = "origin.json"
 # Fields of a model's config with a share of activations that training sets to zero.
 _IS_DROPOUT = re.compile("(dropout|_pdrop|dropout_prob)$")
 # Fields of a model's config that do not change what the model computes, and the tokenizer's ids.
 _IGNORED_MODEL_FIELDS = {
+    FIELD,
     "architectures",
     "dtype",
     "transformers_version",
@@ -47,7 +48,7 @@ def describe_origin(run: Run, data: Mapping[str, SequenceDataset | None]) -> dic
 
 def save_origin(checkpoint: Path, origin: Mapping[str, Any]) -> None:
     """Record in a checkpoint what it came from."""
-    (checkpoint / _FILE).write_text(json.dumps(origin, indent=1), encoding="utf-8")
+    (checkpoint / ORIGIN).write_text(json.dumps(origin, indent=1), encoding="utf-8")
 
 
 def check_origin(
@@ -58,8 +59,8 @@ def check_origin(
     A checkpoint of an earlier version, which recorded no origin, is judged by its model's config
     alone.
     """
-    if (checkpoint / _FILE).exists():
-        recorded = json.loads((checkpoint / _FILE).read_text(encoding="utf-8"))
+    if (checkpoint / ORIGIN).exists():
+        recorded = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8"))
         _check_run_and_data(checkpoint, recorded, origin)
     if config is None:
         return
