@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from layermem import config, host_config, records_config, task_config
-from layermem.config import Data, Host, Model, Optim, Regularizer, Run, Task, run_from_dict, to_dict
+from layermem.config import Data, Model, Optim, Run, Task, run_from_dict, to_dict
 from layermem.tasks.registry import get_task
 
 
@@ -38,24 +38,6 @@ def test_options_are_json_where_they_are_json():
         "e": [1, 2],
         "f": "x=y",
     }
-
-
-def test_the_id_is_that_of_the_fields_and_not_of_the_name():
-    run = Run(preset="a")
-    assert run.id == dataclasses.replace(run, preset="b").id
-    assert run.id != dataclasses.replace(run, seed=1).id
-    assert len(run.id) == 12
-
-
-def test_runs_recorded_before_there_were_penalties_or_hosts_keep_their_ids():
-    assert Run().id == "2a2dea647461"
-    run = Run(variant="plain", seed=3, optim=Optim(lr=3e-3))
-    assert run.id == run_from_dict(to_dict(run)).id == "41c36b4267cd"
-    assert dataclasses.replace(run, regularizer=Regularizer(penalty="seq_vcr")).id != run.id
-    assert dataclasses.replace(run, variant="host", host=Host(model="x")).id != run.id
-    task = Task(name="mqar", repeated=5, repeats=2)
-    twice = dataclasses.replace(run, task=task)
-    assert len({run.id, twice.id, dataclasses.replace(twice, task=Task(name="mqar")).id}) == 3
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from layermem.models.registry import lookup
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
-    {"host_config", "auto_classes", "named_options", "records_config", "typed_dicts"},
-    {"task_config"},
+    {"auto_classes", "host_config", "named_options", "records_config", "typed_dicts"},
+    {"run_identity", "task_config"},
     {"config", "counting", "intervals", "processor", "results", "runs", "text_hash"},
-    {"ops", "data", "tasks"},
+    {"ops", "data", "lineage", "tasks"},
     {"models"},
     {"variants"},
     {"train", "evals", "analysis", "efficiency", "retrofit", "serving"},

@@ -6,16 +6,15 @@ run is ``dataclasses.replace`` of one.
 It does not know: files, torch, presets, the command line.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from layermem.host_config import Host, check_run
 from layermem.named_options import check_options, merged, parse_options
-from layermem.records_config import OF_QUESTIONS, Records, check_records
-from layermem.task_config import OF_REPEATS, Task
+from layermem.records_config import Records, check_records
+from layermem.run_identity import run_id
+from layermem.task_config import Task
 from layermem.typed_dicts import check_at_least, checked, from_dict, to_dict
 
 _NOT_SIZES = ("options", "pretrained")
@@ -177,7 +176,8 @@ class Regularizer:
 @dataclass(frozen=True, kw_only=True)
 class Compute:
     """How the run is carried out; except for rounding this does not change what is computed, but
-    for micro_batch where there is a penalty (--regularizer.penalty)."""
+    for micro_batch where there is a penalty (--regularizer.penalty). With another precision it is
+    another run."""
 
     micro_batch: int = 32
     """Sequences that a process computes at once; gradients are accumulated to optim.batch_size."""
@@ -272,23 +272,9 @@ class Run:
 
     @property
     def id(self) -> str:
-        """Twelve hexadecimal digits that stand for every field but the name of the preset.
-
-        A run without a penalty, a host, records or repeats has the digits that it had before there
-        were any.
-        """
-        values = to_dict(self)
-        del values["preset"]
-        for name in ("regularizer", "host", "records"):
-            if getattr(self, name) == type(getattr(self, name))():
-                del values[name]
-        later = [("task", name) for name in OF_REPEATS]
-        later += [("records", name) for name in OF_QUESTIONS if "records" in values]
-        for part, name in later:
-            if values[part][name] == getattr(type(getattr(self, part)), name):
-                del values[part][name]
-        text = json.dumps(values, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        """Twelve hexadecimal digits that stand for what the run trains and records, and not for how
+        it is carried out (``run_identity``)."""
+        return run_id(self)
 
 
 def run_from_dict(values: Mapping[str, Any]) -> Run:

@@ -12,9 +12,6 @@ from layermem.typed_dicts import check_at_least
 
 # The largest number that an option may be: of longer sequences, a thousand problems take minutes.
 _LARGEST = 100_000
-# Fields that are in no run id where they are at their defaults, so that ids are what they were
-# before there were any.
-OF_REPEATS = ("repeated", "repeats")
 
 
 @dataclass(frozen=True, kw_only=True)

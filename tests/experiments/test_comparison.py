@@ -357,7 +357,13 @@ def test_what_diverged_is_recorded_and_is_judged_by_nothing(tmp_path):
 
 def test_two_runs_of_one_seed_and_arm_are_not_mixed(tmp_path):
     one, other = record(tmp_path / "one"), record(tmp_path / "two", log_every=5)
-    with pytest.raises(ValueError, match="one and two are both seed 0 of lime .* name one"):
+    with pytest.raises(ValueError, match="one and .*two are one run, [0-9a-f]{12}; name one"):
+        compared(tmp_path, one, other)
+    # What "auto" came to is what the other asked for.
+    about = {"about": {"precision": "float32"}}
+    one = record(tmp_path / "came-to", **about)
+    other = record(tmp_path / "asked", compute=Compute(precision="float32"), **about)
+    with pytest.raises(ValueError, match="came-to and asked are both seed 0 of lime .* name one"):
         compared(tmp_path, one, other)
 
 

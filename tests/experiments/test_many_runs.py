@@ -339,6 +339,10 @@ def test_a_divergence_of_another_config_does_not_count(tmp_path, fake):
     with pytest.raises(RuntimeError, match="1 of 1 runs diverged: one: the loss is not finite at"):
         many_runs.train_missing(runs, tmp_path)
     again = {"one": replace(RUN, compute=Compute(precision="float32"))}
+    with pytest.raises(ValueError, match="compute.precision was 'bfloat16', is 'float32'"):
+        many_runs.train_missing(again, tmp_path)
+    # A folder without rows is free.
+    (tmp_path / "one" / "metrics.jsonl").unlink()
     assert many_runs.train_missing(again, tmp_path)["one"].final.exists()
     assert fake.names == ["one", "one"]
 

@@ -141,9 +141,15 @@ def test_tokens_saved_are_at_the_higher_last_loss():
     assert share((4.0, 3.5, 3.0, 2.0), (3.0, 1.0, 0.5, 0.4)) == pytest.approx(1 - 400 / 150)
     assert share((3.0, 2.0), (3.0, 2.0)) == 0
     assert share((1.0, 1.0), (3.0, 2.0)) == pytest.approx(1 - 100 / 200)
+    # How often a run is validated makes it no other run, but its curve another.
+    for ours, theirs in (((3.0, 2.0), (3.0, 2.5, 2.0)), ((2.0,), (2.0,))):
+        with pytest.raises(ValueError, match="validations at the same steps, two or more of them"):
+            share(ours, theirs)
 
 
 class _Record:
+    folder = "runs/x"
+
     def __init__(self, validations):
         self.validations = validations
 

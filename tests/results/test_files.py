@@ -3,9 +3,13 @@
 import json
 import math
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
+from layermem import results
 from layermem.results.costs import Cost, CostPoint, Costs, Measurement
 from layermem.results.files import from_json, read_result, to_json
 
@@ -66,3 +70,23 @@ def test_what_is_not_finite_is_not_written():
     point = replace(POINT, counted={"plain": {"honest": replace(COST, forward=math.nan)}})
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json(replace(COSTS, points=(point,)))
+
+
+def kinds():
+    """Return every class of the room that has a kind of its own."""
+    modules = [import_module(f"layermem.results.{m.name}") for m in iter_modules(results.__path__)]
+    found = [cls for module in modules for cls in vars(module).values() if isinstance(cls, type)]
+    return {cls for cls in found if isinstance(vars(cls).get("KIND"), str)}
+
+
+def test_every_kind_of_result_has_a_name_of_its_own():
+    by_name = {}
+    for cls in kinds():
+        by_name.setdefault(cls.KIND, set()).add(cls.__name__)
+        assert cls.VERSION >= 1 and cls.COMMAND.startswith("layermem ")
+    assert {name: classes for name, classes in by_name.items() if len(classes) > 1} == {}
+    assert len(by_name) >= 16
+    # Nor is there one elsewhere.
+    source = Path(results.__file__).parents[1]
+    declared = [p for p in source.rglob("*.py") if "    KIND: ClassVar[str] =" in p.read_text()]
+    assert {path.parent for path in declared} == {Path(results.__file__).parent}

@@ -1,22 +1,43 @@
 """What a run holds out must not be what the stages before it were trained on."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
+import yaml
 from recorded import record
+from small_run import a_run
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from layermem.config import Data, Model, Run, Task
+from layermem.experiments.finetuning import finetune
 from layermem.host_config import VARIANT, Host
+from layermem.lineage import FIELD, Lineage, read_lineage, stage_of, write_lineage
 from layermem.records_config import Records
-from layermem.train.earlier_stages import check_earlier_stages
+from layermem.retrofit import attach, load_attached, save_routers
+from layermem.retrofit.converting import convert
+from layermem.runs import RunFolder
+from layermem.train.earlier_stages import check_earlier_stages, content_of
+from layermem.train.run import train
 
 TEXT = Run(preset="p", data=Data(source="books.jsonl", validation_share=0.1))
 SUMS = Run(preset="p", task=Task(name="arithmetic", options=("operands=3", "held_out=strict")))
 
 
-def after(run, folder):
-    """Return a run that starts from the final model of one that was recorded in a folder."""
-    return replace(run, model=Model(pretrained=str(folder / "final")))
+def saved(folder, *runs, before=None):
+    """Write the config of a model that these runs have trained, and return its folder."""
+    config, lineage = LlamaConfig(), Lineage(before=before)
+    for run in runs:
+        lineage = lineage.followed_by(stage_of(run, content_of(run)))
+    write_lineage(config, lineage)
+    config.save_pretrained(folder)
+    return folder
+
+
+def after(run, start):
+    """Return a run that starts from a saved model."""
+    return replace(run, model=Model(pretrained=str(start)))
 
 
 def with_options(run, *options):
@@ -54,6 +75,11 @@ def with_options(run, *options):
             TEXT,
             "held out a share of 0 of",
         ),
+        (
+            replace(TEXT, data=replace(TEXT.data, source="other", validation_share=0.5)),
+            replace(TEXT, data=replace(TEXT.data, validation="other")),
+            "on other, which data.validation=other holds out",
+        ),
         (TEXT, TEXT, None),
         (replace(TEXT, data=replace(TEXT.data, validation_share=0.5)), TEXT, None),
         (TEXT, replace(TEXT, data=replace(TEXT.data, validation="other")), None),
@@ -62,20 +88,34 @@ def with_options(run, *options):
     ],
 )
 def test_what_was_trained_on_is_not_held_out(earlier, run, message, tmp_path):
-    record(tmp_path / "first", run=earlier)
-    stage = after(run, tmp_path / "first")
+    stage = after(run, saved(tmp_path / "first", earlier))
+    between = replace(SUMS, task=Task(name="chains"))
+    two = after(run, saved(tmp_path / "second", earlier, between))
     if message is None:
+        assert check_earlier_stages(stage).stages == (stage_of(earlier, None),)
+        check_earlier_stages(two)
+        return
+    by = f"first, which this run starts from, was trained by run {earlier.id}.*{message}"
+    with pytest.raises(ValueError, match=by):
         check_earlier_stages(stage)
-        # Two stages before it, too.
-        record(tmp_path / "second", run=replace(stage, seed=5))
-        return check_earlier_stages(after(run, tmp_path / "second"))
-    with pytest.raises(ValueError, match=f"first, which this run starts from, .*{message}"):
-        check_earlier_stages(stage)
-    # With another stage between them.
-    between = after(replace(SUMS, task=Task(name="chains")), tmp_path / "first")
-    record(tmp_path / "between", run=between)
-    with pytest.raises(ValueError, match="first, which this run starts from"):
-        check_earlier_stages(after(run, tmp_path / "between"))
+    with pytest.raises(ValueError, match=f"second, .* trained by run {earlier.id}"):
+        check_earlier_stages(two)
+
+
+def test_a_text_is_known_under_another_name(tmp_path):
+    for name in ("one.jsonl", "two.jsonl"):
+        (tmp_path / name).write_text('{"text": "a"}\n')
+    (tmp_path / "other.jsonl").write_text('{"text": "b"}\n')
+    part = Data(source=str(tmp_path / "one.jsonl"), validation_share=0.1)
+    start = saved(tmp_path / "first", replace(TEXT, data=part))
+    more = replace(part, source=str(tmp_path / "two.jsonl"), validation_share=0.2)
+    with pytest.raises(ValueError, match="held out a share of 0.1 of .*one.jsonl"):
+        check_earlier_stages(after(replace(TEXT, data=more), start))
+    other = replace(more, source=str(tmp_path / "other.jsonl"))
+    check_earlier_stages(after(replace(TEXT, data=other), start))
+    with pytest.raises(ValueError, match="data.validation=.*two.jsonl holds out"):
+        held = replace(other, validation=str(tmp_path / "two.jsonl"))
+        check_earlier_stages(after(replace(TEXT, data=held), start))
 
 
 def test_records_of_finetuned_hosts(tmp_path):
@@ -84,22 +124,166 @@ def test_records_of_finetuned_hosts(tmp_path):
     earlier = Run(
         preset="p", records=Records(source="r.jsonl", validation_share=0.01), **of_records
     )
-    record(tmp_path / "first", run=earlier)
-    host = replace(host, model=str(tmp_path / "first" / "final"))
+    host = replace(host, model=str(saved(tmp_path / "first", earlier)))
     run = replace(earlier, host=host, records=Records(source="r.jsonl", validation_share=0.2))
     with pytest.raises(ValueError, match="records.validation_share=0.2 holds out here"):
         check_earlier_stages(run)
     check_earlier_stages(replace(run, records=earlier.records))
+    # Random weights have seen nothing; the folder is that of a tokenizer.
+    random = replace(run, records=replace(run.records, from_config="sizes.json"))
+    assert check_earlier_stages(random) == Lineage()
 
 
-def test_a_model_that_is_no_runs_is_not_asked(tmp_path, caplog):
-    check_earlier_stages(after(TEXT, tmp_path / "llama"))
-    record(tmp_path / "first", run=TEXT)
-    check_earlier_stages(after(TEXT, tmp_path / "first"))
-    assert not caplog.messages
-    (tmp_path / "first" / "config.yaml").write_text("architecture: llama\n")
-    check_earlier_stages(after(TEXT, tmp_path / "first"))
-    assert "trained on before is not known" in caplog.text
-    # Damage that leads in a circle.
-    record(tmp_path / "circle", run=after(TEXT, tmp_path / "circle"))
-    check_earlier_stages(after(TEXT, tmp_path / "circle"))
+def test_of_a_model_of_others_it_is_unknown_what_it_has_seen(tmp_path):
+    LlamaConfig().save_pretrained(tmp_path / "llama")
+    unknown = Lineage(before=str(tmp_path / "llama"))
+    assert check_earlier_stages(after(TEXT, tmp_path / "llama")) == unknown
+    assert "whose training data are unknown" in str(unknown)
+    assert check_earlier_stages(TEXT) == Lineage() and str(Lineage()) == ""
+    start = saved(tmp_path / "first", TEXT, before="llama")
+    assert str(read_lineage(start)).startswith("llama, whose")
+
+
+def changed(folder, change):
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update({FIELD: None}),
+        lambda c: c.update({FIELD: {}}),
+        lambda c: c[FIELD].update(stages=[]),
+        lambda c: c[FIELD]["stages"][0]["data"].update(validation_share=0.9),
+        lambda c: c[FIELD]["stages"][0].update(data=None),
+        lambda c: c[FIELD]["stages"][0].update(surprise=1),
+        lambda c: c[FIELD].pop("digest"),
+    ],
+)
+def test_a_damaged_lineage_is_no_clean_slate(change, tmp_path):
+    start = saved(tmp_path / "first", TEXT)
+    changed(start, change)
+    with pytest.raises(ValueError, match=f"config.json of .*first has a damaged {FIELD}"):
+        check_earlier_stages(after(TEXT, start))
+    with pytest.raises(ValueError, match="has a damaged"):
+        convert(str(start), tmp_path / "new")
+
+
+def test_a_lineage_that_a_run_wrote_and_that_is_lost(tmp_path):
+    final = record(tmp_path / "run", run=TEXT) / "final"
+    LlamaConfig().save_pretrained(final)
+    checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-4"
+    LlamaConfig().save_pretrained(checkpoint)
+    (checkpoint / "origin.json").write_text("{}")
+    for start in (final, checkpoint):
+        with pytest.raises(ValueError, match="was written by a run, but its config.json does not"):
+            check_earlier_stages(after(TEXT, start))
+        with pytest.raises(ValueError, match="was written by a run"):
+            convert(str(start), tmp_path / "new")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of the plain decoder on text of which a tenth was held out."""
+    folder = tmp_path_factory.mktemp("stages")
+    changes = {"max_steps": 2, "save_every": 1, "keep": 9, "eval_every": 2, "variant": "plain"}
+    run = a_run(folder, data={"validation_share": 0.1}, **changes)
+    return run, train(run, folder / "run")
+
+
+def moved(folder, tmp_path):
+    return shutil.copytree(folder.final, tmp_path / "elsewhere" / "model")
+
+
+def converted_to(variant):
+    def convert_final(folder, tmp_path):
+        return convert(str(folder.final), tmp_path / variant, variant=variant).folder
+
+    return convert_final
+
+
+def converted_checkpoint(folder, tmp_path):
+    return convert(str(folder.checkpoints / "checkpoint-1"), tmp_path / "new").folder
+
+
+def converted_twice(folder, tmp_path):
+    first = converted_to("llama")(folder, tmp_path)
+    return convert(str(first), tmp_path / "twice", variant="lime").folder
+
+
+def saved_in_python(folder, tmp_path):
+    AutoModelForCausalLM.from_pretrained(folder.final).save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def attached(folder, tmp_path):
+    llama = converted_to("llama")(folder, tmp_path)
+    attach(AutoModelForCausalLM.from_pretrained(llama)).save_pretrained(tmp_path / "attached")
+    return tmp_path / "attached"
+
+
+def routers_alone(folder, tmp_path):
+    """Of routers that were trained, on a base that was not."""
+    llama = AutoModelForCausalLM.from_pretrained(converted_to("llama")(folder, tmp_path))
+    lineage = getattr(llama.config, FIELD)
+    delattr(llama.config, FIELD)
+    llama.save_pretrained(tmp_path / "base")
+    setattr(llama.config, FIELD, lineage)
+    save_routers(attach(llama), tmp_path / "routers")
+    model = load_attached(tmp_path / "routers", base=tmp_path / "base")
+    model.save_pretrained(tmp_path / "both")
+    return tmp_path / "both"
+
+
+ROUTES = {
+    "final": lambda folder, tmp_path: folder.final,
+    "checkpoint": lambda folder, tmp_path: folder.checkpoints / "checkpoint-1",
+    "moved": moved,
+    "converted to lime": converted_to("lime"),
+    "converted to llama": converted_to("llama"),
+    "a converted checkpoint": converted_checkpoint,
+    "converted twice": converted_twice,
+    "saved in Python": saved_in_python,
+    "attached": attached,
+    "routers alone": routers_alone,
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_run_holds_out_nothing_that_its_model_has_seen(route, trained, tmp_path):
+    run, folder = trained
+    start = ROUTES[route](folder, tmp_path)
+    assert [stage.run_id for stage in read_lineage(start).stages] == [run.id]
+    hosts = {"variant": VARIANT, "model": Model(), "host": Host(model=str(start))}
+    for asked in (after(run, start), replace(run, **hosts)):
+        check_earlier_stages(asked)
+        more = replace(asked, data=replace(asked.data, validation_share=0.3))
+        with pytest.raises(ValueError, match=f"trained by run {run.id}, which held out a share of"):
+            check_earlier_stages(more)
+
+
+def test_a_chain_of_stages_is_known_to_its_end(trained, tmp_path):
+    """Plain on words, converted to LLaMA, retrofitted on other words, from a checkpoint of that."""
+    run, first = trained
+    llama = converted_to("llama")(first, tmp_path)
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(json.dumps({"text": f"x{i} y{i}" * 20}) + "\n" for i in range(60)))
+    data = replace(run.data, source=str(other), validation_share=0.5)
+    host = Host(model=str(llama))
+    second = replace(run, variant=VARIANT, model=Model(), host=host, data=data)
+    folder = finetune(second, tmp_path / "second")
+    about = yaml.safe_load(folder.config.read_text())["about"]
+    assert about["trained_before_by"] == run.id
+    assert f"| trained before by | {run.id} |" in (folder.final / "README.md").read_text()
+    assert "trained_before_by" not in yaml.safe_load(first.config.read_text())["about"]
+    start = shutil.copytree(folder.checkpoints / "checkpoint-1", tmp_path / "copied")
+    assert [stage.run_id for stage in read_lineage(start).stages] == [run.id, second.id]
+    for source, share in ((run.data.source, 0.3), (str(other), 0.6)):
+        asked = replace(second, host=Host(model=str(start)))
+        asked = replace(asked, data=replace(data, source=source, validation_share=share))
+        with pytest.raises(ValueError, match="held out a share of"):
+            finetune(asked, tmp_path / "third")
+    assert not RunFolder(tmp_path / "third").final.exists()

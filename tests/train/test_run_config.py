@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 import yaml
-from small_run import Interrupted, a_run, interrupt, stop_at
+from small_run import Interrupted, a_run, curve, interrupt, stop_at
 
 from layermem.config import Run
 from layermem.runs import RunFolder
@@ -43,11 +43,25 @@ def test_the_config_says_what_the_run_last_ran_with(tmp_path, monkeypatch):
     run = a_run(tmp_path, eval_every=2, compute={"micro_batch": 8})
     folder = train(run, out, resume=True)
     assert load_run(folder.config) == run
-    changed = {"run_id": run.id, "digest": about(folder)["digest"]}
-    assert about(folder) == {**begun, **changed} and changed["digest"] != begun["digest"]
+    # It is the run that was begun.
+    assert begun["run_id"] == run.id and begun["digest"] != about(folder)["digest"]
+    assert about(folder) == {**begun, "digest": about(folder)["digest"]}
     # What has ended is not what was asked for later.
     train(a_run(tmp_path), out, resume=True)
     assert load_run(folder.config) == run
+
+
+def test_a_run_goes_on_with_its_prepared_text_elsewhere(tmp_path, monkeypatch):
+    out = tmp_path / "moved"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 3, interrupt)
+        with pytest.raises(Interrupted):
+            train(a_run(tmp_path), out)
+    run = a_run(tmp_path, data={"cache": str(tmp_path / "elsewhere")})
+    folder = train(run, out, resume=True)
+    assert folder.final.exists() and load_run(folder.config) == run
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 1
+    assert curve(folder) == curve(train(a_run(tmp_path), tmp_path / "whole"))
 
 
 def test_a_run_refused_before_its_first_step_leaves_the_folder_free(tmp_path):

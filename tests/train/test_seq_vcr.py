@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +13,14 @@ import yaml
 from safetensors.torch import load_file
 from small_run import a_run, assert_same_end, curve, rewound
 from tiny import needs_compiler
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from layermem import config
 from layermem.config import Regularizer, Task
 from layermem.models.seams import forked_generator
 from layermem.ops.seq_vcr import variance_and_covariance
 from layermem.runs import RunFolder
+from layermem.train.resume_checks import check_micro_batches
 from layermem.train.run import train
 from layermem.train.seq_vcr import reached
 from layermem.train.trainer import Trainer
@@ -143,10 +145,12 @@ def test_a_resumed_run_keeps_its_micro_batch_and_its_penalty(tmp_path):
     run = penalized(tmp_path, max_steps=4)
     folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "other", step=2)
     other = replace(run, compute=replace(run.compute, micro_batch=8))
-    with pytest.raises(
-        ValueError, match="micro-batches of 4 sequences, now they have 8: regulariz"
-    ):
+    with pytest.raises(ValueError, match="compute.micro_batch was 4, is 8"):
         train(other, folder.path, resume=True)
+    # More processes than a step has micro-batches make these smaller.
+    config, args = PreTrainedConfig(), SimpleNamespace(world_size=4, train_batch_size=2)
+    with pytest.raises(ValueError, match="of 4 sequences, now they have 2: regularizer.penalty="):
+        check_micro_batches(folder.latest_checkpoint(), run, config, args)
     with pytest.raises(ValueError, match="regularizer.covariance_weight was 0.5, is 0.004"):
         less = replace(PENALTY, covariance_weight=0.004)
         train(replace(run, regularizer=less), folder.path, resume=True)

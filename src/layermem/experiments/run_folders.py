@@ -21,17 +21,15 @@ from typing import Any, TypeAlias
 from layermem.config import Run, to_dict
 from layermem.experiments.many_runs import ERRORS
 from layermem.experiments.records import naming_damage, recorded_about
+from layermem.run_identity import identity
 from layermem.runs import RunFolder, unique_names
 from layermem.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
 Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
 """Name to what was trained, and where it is recorded."""
-# Fields of a run that do not tell arms apart, or do so in another way (the variant, options).
-_NOT_IN_ARM_NAMES = (
-    *("preset", "variant", "seed", "data", "task", "records", "compute", "track"),
-    *("log_every", "eval_every", "save_every", "keep"),
-)
+# Parts of a run that do not tell arms apart, or do so in another way (the variant, options).
+_NOT_IN_ARM_NAMES = ("variant", "seed", "data", "task", "records")
 
 
 def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
@@ -90,7 +88,7 @@ def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
         if seed in by_seed:
             raise ValueError(
                 f"{by_seed[seed]} and {name} are both seed {seed} of {arm} (they differ in what "
-                "does not count, such as how often they log); name one"
+                "came to the same, such as a precision); name one"
             )
         by_seed[seed] = name
     for arm, by_seed in arms.items():
@@ -191,7 +189,7 @@ def _name_arms(runs: Mapping[str, Run]) -> dict[str, str]:
         parts = [
             values[key] if key == "model.options" else f"{key.rpartition('.')[2]}={values[key]}"
             for key in differing
-            if values[key]
+            if values.get(key)
         ]
         arms[name] = ":".join([runs[name].variant, *parts])
     return arms
@@ -199,15 +197,12 @@ def _name_arms(runs: Mapping[str, Run]) -> dict[str, str]:
 
 def _fields_of_arms(run: Run) -> dict[str, str]:
     """Return the fields that may tell arms apart, by dotted name."""
-    # Of how a run is carried out only these may move a loss by more than rounding does.
-    flat: dict[str, str] = {"compute.precision": run.compute.precision}
-    flat["compute.micro_batch"] = str(run.compute.micro_batch) if run.regularizer.penalty else ""
-    for key, value in to_dict(run).items():
-        if key in _NOT_IN_ARM_NAMES:
-            continue
-        inner = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
-        for name, entry in (inner or {key: value}).items():
-            flat[name] = ":".join(entry) if isinstance(entry, list) else str(entry)
+    flat = {
+        name: str(value)
+        for name, value in identity(run).items()
+        if name.partition(".")[0] not in _NOT_IN_ARM_NAMES
+    }
+    flat["model.options"] = ":".join(run.model.options)
     if run.host.window is None:
         flat["host.window"] = ""
     # Of the records, this alone is no data: the sizes of the model.

@@ -19,6 +19,7 @@ from layermem.efficiency.measuring import (
     measure_peak_of,
     release_memory,
 )
+from layermem.experiments.step_times import base_of_step
 from layermem.results.arena import MeasuredMemory
 from layermem.results.files import read_result, to_json
 from layermem.runs import write_atomically
@@ -35,13 +36,13 @@ def measured_memory(
     measured in a process of its own.
     """
     machine = describe_machine(shape.device)
-    memory = MeasuredMemory(machine=machine, base=base.id, peaks={})
+    memory = MeasuredMemory(machine=machine, base=base_of_step(base), peaks={})
     if file.exists():
         try:
             known = read_result(MeasuredMemory, file)
         except ValueError as error:
             raise ValueError(f"{error}; delete it: it is measured again") from error
-        if (known.machine, known.base) == (machine, base.id):
+        if (known.machine, known.base) == (machine, memory.base):
             memory = known
     missing = [arm for arm in steps if arm not in memory.peaks]
     # The models whose steps were timed.

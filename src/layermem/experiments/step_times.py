@@ -6,6 +6,8 @@ runs: what the file has stays, and arms that it lacks are added.
 It does not know: what an arm is, how many steps follow.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +63,7 @@ def measured_steps(
     if known is None:
         steps = MeasuredSteps(
             machine=describe_machine(device),
-            base=base.id,
+            base=base_of_step(base),
             rounds=_ROUNDS,
             seconds=seconds,
             ratios=ratios,
@@ -87,6 +89,14 @@ def shape_of(base: Run, tokens: int) -> Shape:
     )
 
 
+def base_of_step(base: Run) -> str:
+    """Return twelve hexadecimal digits that stand for a run and what else decides its steps' cost,
+    which makes it no other run."""
+    compute = base.compute
+    how = [base.id, compute.micro_batch, compute.compile, compute.checkpoint_activations]
+    return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:12]
+
+
 def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -99,7 +109,7 @@ def _read(file: Path, base: Run, arms: Sequence[str], device: str, runs: Path) -
     except ValueError as error:
         raise ValueError(f"{error}; {again}: it is measured again") from error
     wanted = {
-        "model, data or sizes": (steps.base, base.id),
+        "model, data or sizes": (steps.base, base_of_step(base)),
         "first arm": (next(iter(steps.ratios), ""), arms[0]),
     }
     if set(arms) - set(steps.ratios):

@@ -46,7 +46,7 @@ class AnswersKey:
 class TaskAnswers:
     """What one model answers on one task with one seed of few-shot examples."""
 
-    KIND: ClassVar[str] = "answers"
+    KIND: ClassVar[str] = "task_answers"
     VERSION: ClassVar[int] = 1
     COMMAND: ClassVar[str] = "layermem eval"
 

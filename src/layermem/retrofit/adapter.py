@@ -2,7 +2,8 @@
 
     routers.safetensors    the weights: "layers.1.weight", "layers.2.weight", ...
     routers.json           what they belong to: the base model, its layers and heads; and a digest
-                           of the weights, so that the two files are of one saving
+                           of the weights, so that the two files are of one saving; and, where a
+                           run of ours trained them, on what (``lineage``)
     README.md              a model card
 
 A base model is identified by its *fingerprint*, a hash of samples of every weight of the module
@@ -28,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from layermem.lineage import FIELD
 from layermem.retrofit.attachment import ROUTER, Attachment, attachment_of
 from layermem.retrofit.card import model_card
 from layermem.runs import write_atomically
@@ -65,6 +67,8 @@ def write_routers(model: nn.Module, path: Path) -> dict[str, Any]:
     copies = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     content = save(copies, metadata={"format": "pt"})
     settings = {**_describe(attachment), "digest": hashlib.sha256(content).hexdigest()}
+    if lineage := getattr(getattr(model, "config", None), FIELD, None):
+        settings[FIELD] = lineage
     write_atomically(path / WEIGHTS, content)
     write_atomically(path / SETTINGS, json.dumps(settings, indent=2) + "\n")
     return settings
@@ -101,6 +105,9 @@ def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(loaded[name])
+    if lineage := saved.get(FIELD):
+        # What trained the routers is not in the config of a bare base.
+        setattr(model.config, FIELD, lineage)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:

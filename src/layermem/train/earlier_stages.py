@@ -1,52 +1,93 @@
 """Checks of a curriculum: no stage before a run was trained on what the run is judged by.
 
-A run that starts from another's model (``model.pretrained=RUN/final``) is trained after it. What it
-holds out, the other may have learnt: a larger share of the same text, or problems of the same task
-under options that split them otherwise.
+A run that starts from a saved model (``model.pretrained``, ``host.model``) is trained after the
+stages that made it, which its lineage names. What the run holds out, they may have learnt: a larger
+share of the same text, the text of its validation set, or problems of the same task under options
+that split them otherwise.
 
 It does not know: how data is split.
 """
 
-import logging
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from layermem.config import Run, to_dict
-from layermem.runs import RunFolder
+from layermem.config import Data, Records, Run
+from layermem.data.local_files import open_path
+from layermem.data.sources import hub_name
+from layermem.lineage import Lineage, Stage, read_lineage
 from layermem.tasks.registry import get_task
-from layermem.train.run_config import recorded_run
 
-logger = logging.getLogger(__name__)
-
-
-def check_earlier_stages(run: Run) -> None:
-    """Raise where a run that this one's model comes from was trained on its held-out data."""
-    for folder, earlier in _earlier_stages(run):
-        if run.task.name and run.task.name == earlier.task.name:
-            _check_task(run, earlier, folder)
-        elif run.records.source is not None or not (run.task.name or earlier.task.name):
-            _check_share(run, earlier, folder)
+# From the name of a source to the digest of its contents; None: it is not on this machine.
+_Contents: TypeAlias = Callable[[str], str | None]
 
 
-def _earlier_stages(run: Run) -> Iterator[tuple[Path, Run]]:
-    """Yield the runs that made the model a run starts from, the latest first."""
-    seen: set[Path] = set()
-    while start := run.model.pretrained or run.host.model:
-        folder = RunFolder(Path(start).resolve().parent)
-        if not folder.config.is_file() or folder.path in seen:
-            return
-        seen.add(folder.path)
-        try:
-            run = recorded_run(folder)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("what %s was trained on before is not known: %s", start, error)
-            return
-        yield folder.path, run
+def check_earlier_stages(run: Run) -> Lineage:
+    """Raise where a stage of the model that a run starts from was trained on its held-out data.
+
+    Returns the stages there were; of new weights there are none.
+    """
+    start = start_of(run)
+    if start is None:
+        return Lineage()
+    lineage = read_lineage(start, run.host.revision)
+    for stage in reversed(lineage.stages):
+        told = f"{start}, which this run starts from, was trained by run {stage.run_id}"
+        if run.task.name is not None:
+            if stage.task is not None and stage.task.name == run.task.name:
+                _check_task(run, stage.task, told)
+        elif run.records.source is not None:
+            if stage.records is not None and stage.records.kind == run.records.kind:
+                _check_source(run.records, stage.records, stage, told, content_of_records)
+        elif stage.data is not None:
+            contents = partial(content_of_text, text_field=run.data.text_field)
+            _check_source(run.data, stage.data, stage, told, contents)
+    return lineage
 
 
-def _check_task(run: Run, earlier: Run, folder: Path) -> None:
+def start_of(run: Run) -> str | None:
+    """Return the saved model whose weights a run starts from; None: new weights."""
+    if run.records.from_config is not None:
+        # host.model has the tokenizer alone.
+        return None
+    return run.model.pretrained or run.host.model
+
+
+def content_of(run: Run) -> str | None:
+    """Return a digest of the text or the records that a run is trained on.
+
+    None: they are generated, or on the hub, where their name says enough.
+    """
+    if run.records.source is not None:
+        return content_of_records(run.records.source)
+    return None if run.task.name else content_of_text(run.data.source, run.data.text_field)
+
+
+def content_of_text(source: str, text_field: str) -> str | None:
+    """Return a digest of texts on this machine, the same wherever they lie."""
+    found = None if source == "stdlib" else open_path(Path(source).expanduser(), text_field)
+    return None if found is None else _digest_of_files(found.paths)
+
+
+def content_of_records(source: str) -> str | None:
+    """Return a digest of a file of records, the same wherever it lies."""
+    path = Path(source).expanduser()
+    return _digest_of_files([path]) if path.is_file() else None
+
+
+def _digest_of_files(paths: list[Path]) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()[:12]
+
+
+def _check_task(run: Run, earlier: Any, told: str) -> None:
     definition = get_task(str(run.task.name))
-    ours, theirs = run.task.fields(), earlier.task.fields()
+    ours, theirs = run.task.fields(), earlier.fields()
     for name in {
         **dict.fromkeys(definition.splits_by(ours)),
         **dict.fromkeys(definition.splits_by(theirs)),
@@ -55,24 +96,45 @@ def _check_task(run: Run, earlier: Run, folder: Path) -> None:
         mine, before = ours.get(name, default), theirs.get(name, default)
         if mine != before:
             raise ValueError(
-                f"{folder}, which this run starts from, was trained on problems of "
+                f"{told} on problems of "
                 f"{name}={before}; of {name}={mine} some of them would be held out here: add "
                 f"--task.options {name}={before}, or train the stage before with {name}={mine}"
             )
 
 
-def _check_share(run: Run, earlier: Run, folder: Path) -> None:
-    part = "data" if run.records.source is None else "records"
-    ours, theirs = to_dict(run)[part], to_dict(earlier)[part]
-    same = ("source", "subset", "revision") if part == "data" else ("source", "kind")
-    if any(ours[name] != theirs[name] for name in same) or ours["validation"] is not None:
+def _check_source(
+    ours: Data | Records, theirs: Data | Records, stage: Stage, told: str, contents: _Contents
+) -> None:
+    """Raise where the text or records that are held out are among those of an earlier stage."""
+    part = "data" if isinstance(ours, Data) else "records"
+
+    def is_theirs(source: str | None) -> bool:
+        if source is None:
+            return False
+        named = hub_name(source) == hub_name(str(theirs.source))
+        if named and _of_hub(ours) == _of_hub(theirs):
+            return True
+        return stage.content is not None and contents(source) == stage.content
+
+    if ours.validation is not None:
+        if is_theirs(ours.validation):
+            raise ValueError(
+                f"{told} on {theirs.source}, which {part}.validation={ours.validation} holds out "
+                "here: name a --validation of other text"
+            )
+        return
+    if not is_theirs(ours.source):
         return
     # With a validation set of its own all of the source was trained on.
-    before = 0.0 if theirs["validation"] is not None else theirs["validation_share"]
-    if before < ours["validation_share"]:
+    before = 0.0 if theirs.validation is not None else theirs.validation_share
+    if before < ours.validation_share:
         raise ValueError(
-            f"{folder}, which this run starts from, held out a share of {before:g} of "
-            f"{ours['source']}, and was trained on some of what "
-            f"{part}.validation_share={ours['validation_share']:g} holds out here: name a "
+            f"{told}, which held out a share of {before:g} of {theirs.source} and trained on some "
+            f"of what {part}.validation_share={ours.validation_share:g} holds out here: name a "
             "--validation of other text, or hold out as much in all stages"
         )
+
+
+def _of_hub(source: Data | Records) -> tuple[str | None, ...]:
+    """Return what else a name on the hub needs to stand for one text."""
+    return (source.subset, source.revision) if isinstance(source, Data) else ()

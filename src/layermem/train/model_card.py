@@ -146,6 +146,7 @@ def _training(
         "command": f"`{about['command']}`" if "command" in about else None,
         "run id": about.get("run_id"),
         "started from": start,
+        "trained before by": about.get("trained_before_by"),
         "training data": _data(run),
         "digest of the data": about.get("data"),
         "steps": f"{run.max_steps:,}",

@@ -1,7 +1,7 @@
 """Checks that a resumed run continues its own checkpoint, with the same data and model config.
 
-A checkpoint records its origin in ``origin.json``: the fields of the run that decide what it
-computes, and digests of its data and of the weights that it started from.
+A checkpoint records its origin in ``origin.json``: the run, and digests of its data and of the
+weights that it started from. Which fields of the run must be the same, ``run_identity`` says.
 
 It does not know: the trainer, how a checkpoint's model and optimizer are loaded.
 """
@@ -16,26 +16,18 @@ from typing import Any
 from transformers import PreTrainedConfig, TrainingArguments
 
 from layermem.config import Run, run_from_dict, to_dict
+from layermem.lineage import FIELD, ORIGIN
+from layermem.run_identity import differences
 from layermem.runs import RunFolder
 from layermem.train.checkpoints import logged_rows, process_layout
 from layermem.train.data_digest import SequenceDataset, sequences_digest, weights_digest
 
 logger = logging.getLogger(__name__)
-# Fields of a run that may differ when it is resumed: how it is carried out, not what it computes.
-FREE_FIELDS = {
-    "compute",
-    "track",
-    "log_every",
-    "eval_every",
-    "save_every",
-    "keep",
-    "preset",
-}
-_FILE = "origin.json"
 # Fields of a model's config with a share of activations that training sets to zero.
 _IS_DROPOUT = re.compile("(dropout|_pdrop|dropout_prob)$")
 # Fields of a model's config that do not change what the model computes, and the tokenizer's ids.
 _IGNORED_MODEL_FIELDS = {
+    FIELD,
     "architectures",
     "dtype",
     "transformers_version",
@@ -48,16 +40,15 @@ _IGNORED_MODEL_FIELDS = {
 
 
 def describe_origin(run: Run, data: Mapping[str, SequenceDataset | None]) -> dict[str, Any]:
-    """Return the fields of a run that decide what it computes, and digests of what it reads."""
-    decisive = {name: value for name, value in to_dict(run).items() if name not in FREE_FIELDS}
+    """Return the fields of a run, and digests of what it reads."""
     digests = {name: sequences_digest(split) for name, split in data.items() if split is not None}
     weights = weights_digest(run.model.pretrained or run.host.model)
-    return {"run": decisive, "data": digests, "weights": weights}
+    return {"run": to_dict(run), "data": digests, "weights": weights}
 
 
 def save_origin(checkpoint: Path, origin: Mapping[str, Any]) -> None:
     """Record in a checkpoint what it came from."""
-    (checkpoint / _FILE).write_text(json.dumps(origin, indent=1), encoding="utf-8")
+    (checkpoint / ORIGIN).write_text(json.dumps(origin, indent=1), encoding="utf-8")
 
 
 def check_origin(
@@ -68,8 +59,8 @@ def check_origin(
     A checkpoint of an earlier version, which recorded no origin, is judged by its model's config
     alone.
     """
-    if (checkpoint / _FILE).exists():
-        recorded = json.loads((checkpoint / _FILE).read_text(encoding="utf-8"))
+    if (checkpoint / ORIGIN).exists():
+        recorded = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8"))
         _check_run_and_data(checkpoint, recorded, origin)
     if config is None:
         return
@@ -112,12 +103,8 @@ def _check_run_and_data(
 
 
 def config_changes(before: Run, now: Run) -> list[str]:
-    """Describe each difference between two runs that changes what they compute."""
-    return [
-        _describe_change(change)
-        for change in _differences(to_dict(before), to_dict(now))
-        if change[0].split(".")[0] not in FREE_FIELDS
-    ]
+    """Describe each difference by which two runs are not one run."""
+    return [_describe_change(change) for change in differences(before, now)]
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:

@@ -16,12 +16,14 @@ from typing import Any, TypeAlias
 from transformers import TrainingArguments, set_seed
 
 from layermem.config import Run, Task
+from layermem.lineage import stage_of, write_lineage
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder, temporary_folder, write_atomically
 from layermem.train.arguments import training_arguments
 from layermem.train.data_digest import data_digest, prompts_digest, weights_digest
 from layermem.train.divergence import NotFiniteError
+from layermem.train.earlier_stages import content_of
 from layermem.train.lora import merge_lora
 from layermem.train.model_card import write_model_card
 from layermem.train.processes import wait_for_all
@@ -97,6 +99,7 @@ def _claim_and_prepare(
             "data": data_digest(prepared.train_data, prepared.validation_data),
             "precision": "bfloat16" if args.bf16 else "float32",
             "weights": weights_digest(run.model.pretrained or run.host.model),
+            "trained_before_by": str(prepared.earlier) or None,
         }
         record_beginning(folder, run, beginning)
     return prepared
@@ -113,10 +116,16 @@ def _train(
     """Train from a checkpoint or the beginning, solve the test problems, save the final model."""
     tokenizer = prepared.tokenizer
     set_seed(run.seed)
+    if load_host and run.host.model:
+        model = load_host(run, prepared)
+    else:
+        model = build_model(run, tokenizer)
+    # Every checkpoint says it from the first step on.
+    write_lineage(model.config, prepared.earlier.followed_by(stage_of(run, content_of(run))))
     trainer = _trainer_class(run, prepared)(
         run,
         folder,
-        load_host(run, prepared) if load_host and run.host.model else build_model(run, tokenizer),
+        model,
         prepared.train_data,
         prepared.validation_data,
         tokenizer,

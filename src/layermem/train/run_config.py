@@ -34,7 +34,7 @@ def recorded_run(folder: RunFolder) -> Run:
         raise ValueError(
             f"{folder.config} was edited after the run wrote it, so it no longer says what was "
             "trained. Undo the edit; to train the edited config, give it another --out; what a run "
-            "may change when it goes on (compute, save_every, ...) is given as an option"
+            "may change when it goes on (save_every, data.cache...) is given as an option"
         )
     return run_from_dict(fields)
 
@@ -77,7 +77,7 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
         )
     check_same_run(folder, run)
     if recorded_run(folder) != run and not folder.final.exists():
-        _write(folder, run, {**_read(folder.config)[1], "run_id": run.id})
+        _write(folder, run, _read(folder.config)[1])
 
 
 def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:

@@ -17,6 +17,7 @@ from layermem.config import Model, Run
 from layermem.data.blocks import Blocks
 from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
+from layermem.lineage import Lineage
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
@@ -38,13 +39,15 @@ class Prepared:
     validation_data: Blocks | ProblemDataset | RecordDataset | QuestionDataset
     collate: Callable[..., dict[str, Tensor]]
     """Makes a batch of sequences."""
+    earlier: Lineage
+    """What trained the model that the run starts from."""
     records: PreparedRecords | None = None
     """Of a run on records: what their kind brings."""
 
 
 def prepare_run(run: Run) -> Prepared:
     """Return the tokenizer and the data of a run; text is tokenized, unless it has been before."""
-    check_earlier_stages(run)
+    earlier = check_earlier_stages(run)
     if run.records.source is not None:
         of_records = prepare_records(run)
         return Prepared(
@@ -52,6 +55,7 @@ def prepare_run(run: Run) -> Prepared:
             train_data=of_records.train_data,
             validation_data=of_records.validation_data,
             collate=of_records.train_data.collate,
+            earlier=earlier,
             records=of_records,
         )
     tokenizer = _load_tokenizer(run)
@@ -62,6 +66,7 @@ def prepare_run(run: Run) -> Prepared:
             train_data=train,
             validation_data=validation,
             collate=train.collate,
+            earlier=earlier,
         )
     train_tokens, validation_tokens = prepare(run.data, tokenizer)
     blocks = partial(Blocks, block_size=run.data.block_size, isolate=run.data.isolate_documents)
@@ -70,6 +75,7 @@ def prepare_run(run: Run) -> Prepared:
         train_data=blocks(train_tokens),
         validation_data=blocks(validation_tokens, at_most=run.eval_blocks),
         collate=Blocks.collate,
+        earlier=earlier,
     )
 
 

@@ -194,8 +194,10 @@ class Trainer(transformers.Trainer):
         return choose_loss_chunk(self.run.compute.loss_chunk, tokens, vocabulary)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Validate; the random numbers that training draws next are what they were."""
         self._check_losses({})
-        with self._timer.paused():
+        # A loader of data draws a seed from torch's generator, that of dropout on a CPU.
+        with self._timer.paused(), torch.random.fork_rng(devices=[]):
             return super().evaluate(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:

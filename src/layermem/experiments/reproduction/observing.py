@@ -68,6 +68,7 @@ def saved(
     "tokens". The share is below 0 where the arm needs more than the other.
     """
     records = trained.records.get(study, {})
+    _check_validated_alike([*records.get(arm, {}).values(), *records.get(against, {}).values()])
     by_seed = {}
     for seed in records.get(arm, {}):
         if seed not in records.get(against, {}):
@@ -81,6 +82,20 @@ def saved(
     yield Observed(
         quantity=quantity, arm=against, by_seed=dict.fromkeys(by_seed, 0.0), unit="share"
     )
+
+
+def _check_validated_alike(records: Sequence[RunRecord]) -> None:
+    """Raise where curves were recorded at other steps, or at one: a loss is then reached elsewhere.
+
+    How often a run is validated makes it no other run, but it makes its curve another.
+    """
+    by_steps = {tuple(v.step for v in record.validations): record.folder for record in records}
+    if len(by_steps) > 1 or any(len(steps) < 2 for steps in by_steps):
+        counts = ", ".join(f"{folder} at {len(steps)}" for steps, folder in by_steps.items())
+        raise ValueError(
+            f"the curves need validations at the same steps, two or more of them ({counts}): train "
+            "these runs in another --out with one --eval-every"
+        )
 
 
 def _reached(curve: Sequence[Validation], across: str, target: float) -> float:

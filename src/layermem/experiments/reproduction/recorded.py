@@ -4,7 +4,8 @@ It does not know: what is planned, how runs are trained.
 """
 
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from layermem.config import Run
@@ -15,8 +16,6 @@ from layermem.runs import RunFolder, check_no_file
 from layermem.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
-# Folders of runs lie at most so deep below a root: ROOT/STUDY/rates/RUN.
-_DEPTH = 3
 
 
 class RecordedRuns:
@@ -74,10 +73,16 @@ def run_state(folder: RunFolder, run: Run) -> tuple[State, str]:
     return ("begun" if folder.metrics.exists() else "not begun"), ""
 
 
-def _run_folders(root: Path, depth: int = _DEPTH) -> Iterable[RunFolder]:
-    """Yield the run folders below a folder; there is none within another."""
-    if RunFolder(root).config.exists():
-        yield RunFolder(root)
-    elif depth and root.is_dir():
-        for path in sorted(path for path in root.iterdir() if path.is_dir()):
-            yield from _run_folders(path, depth - 1)
+def _run_folders(root: Path) -> Iterator[RunFolder]:
+    """Yield the run folders below a folder, at any depth; there is none within another."""
+    seen: set[Path] = set()
+    for path, inner, files in os.walk(root, followlinks=True):
+        # A link may lead back to where it lies in.
+        if (real := Path(path).resolve()) in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        if RunFolder(path).config.name in files:
+            yield RunFolder(path)
+            inner.clear()
+        inner[:] = sorted(name for name in inner if not name.startswith("."))

@@ -1,0 +1,126 @@
+"""One identity for a run: every field is declared, and ids and checks agree over all of them."""
+
+import typing
+from dataclasses import fields, is_dataclass, replace
+from typing import Literal
+
+import pytest
+
+from layermem.config import Compute, Data, Model, Optim, Regularizer, Run, Task
+from layermem.host_config import Host
+from layermem.records_config import Records
+from layermem.run_identity import DECIDES, DECIDES_WHERE, DOES_NOT_DECIDE, differences, identity
+from layermem.train.resume_checks import config_changes
+
+DECIDING = {f"{part}.{name}" if part else name for part, names in DECIDES.items() for name in names}
+HOST = {"variant": "host", "host": Host(model="m")}
+QUESTIONS = Records(source="q.jsonl", kind="question-answering")
+LABELS = Records(source="r.tsv")
+# Runs in which a field may have another value than its default's.
+BASES = {
+    "regularizer.penalty": Run(),
+    "regularizer": Run(regularizer=Regularizer(penalty="seq_vcr")),
+    "task": Run(task=Task(name="mqar", repeated=4, repeats=2)),
+    "host": Run(**HOST),
+    "records": Run(**HOST, records=LABELS),
+    "compute.keep_whole": Run(compute=Compute(shard=True)),
+    "compute.micro_batch": Run(regularizer=Regularizer(penalty="seq_vcr")),
+    "host.window": Run(variant="host", host=Host(model="m", memory="last", window=2)),
+    "records.from_config": Run(
+        variant="host", host=Host(model="m", train="all"), records=replace(LABELS)
+    ),
+    "records.kind": Run(**HOST, records=LABELS),
+    **{
+        f"records.{name}": Run(**HOST, records=QUESTIONS)
+        for name in ("stride", "longest_answer", "unanswerable", "id_field")
+    },
+}
+# Where the next number or the next choice is no value that a run can have.
+OTHERS = {
+    "variant": "plain",
+    "host.memory": {"memory": "none", "train": "all"},
+    "host.train": "all",
+    "records.fields": ("a",),
+    "track": ("wandb",),
+}
+
+
+def leaves(cls=Run, path=""):
+    """Yield dotted name and type of every field of a run."""
+    hints = typing.get_type_hints(cls)
+    for field in fields(cls):
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            yield from leaves(hint, f"{field.name}.")
+        else:
+            yield f"{path}{field.name}", hint
+
+
+LEAVES = dict(leaves())
+
+
+def changed(name):
+    """Return a run, and one that differs from it in one field."""
+    part, _, field = name.rpartition(".")
+    run = BASES.get(name) or BASES.get(part) or Run()
+    config = getattr(run, part) if part else run
+    value = OTHERS.get(name)
+    value = another(LEAVES[name], getattr(config, field)) if value is None else value
+    other = replace(config, **(value if isinstance(value, dict) else {field: value}))
+    return run, replace(run, **{part: other}) if part else other
+
+
+def another(hint, value):
+    """Return another value of a type."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return next(choice for choice in arguments if choice != value)
+    if type(None) in arguments:
+        hint = next(argument for argument in arguments if argument is not type(None))
+        if typing.get_origin(hint) is Literal:
+            return another(hint, value)
+    if typing.get_origin(hint) is tuple:
+        return ("a=1",)
+    if hint is bool:
+        return not value
+    if hint is int:
+        return (value or 0) + 1
+    return (value or 0.5) / 2 if hint is float else f"{value}x"
+
+
+def test_every_field_is_declared_once():
+    tables = [DECIDING, DECIDES_WHERE.keys(), DOES_NOT_DECIDE.keys()]
+    declared = [name for table in tables for name in table]
+    assert sorted(declared) == sorted(LEAVES)
+    assert all(DOES_NOT_DECIDE.values())
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_id_and_checks_agree_on_every_field(name):
+    run, other = changed(name)
+    assert run != other
+    decides = name in DECIDING or (name in DECIDES_WHERE and DECIDES_WHERE[name](run))
+    assert (run.id != other.id) == decides
+    assert bool(config_changes(run, other)) == decides
+    named = {change for change, *_ in differences(run, other)}
+    assert (name in named) == decides and len(named) <= 2
+
+
+def test_a_micro_batch_decides_where_there_is_a_penalty():
+    small = Compute(micro_batch=3)
+    assert replace(Run(), compute=small).id == Run().id
+    assert "compute.micro_batch" not in identity(Run())
+    penalty = Run(regularizer=Regularizer(penalty="seq_vcr"))
+    assert replace(penalty, compute=small).id != penalty.id
+
+
+def test_the_order_of_options_says_nothing():
+    runs = [Run(model=Model(options=options)) for options in (("a=1", "b=2"), ("b=2", "a=1"))]
+    assert runs[0].id == runs[1].id and not differences(*runs)
+    assert differences(runs[0], Run(model=Model(options=("a=true", "b=2"))))
+
+
+def test_ids_are_of_this_form():
+    run = Run(optim=Optim(lr=3e-3), data=Data(cache="here"))
+    assert len(run.id) == 12 and int(run.id, 16) >= 0
+    assert run.id == replace(run, preset="b", data=Data()).id != replace(run, seed=1).id
