@@ -8,6 +8,7 @@ It does not know: files, optimisers.
 """
 
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
 
@@ -15,8 +16,17 @@ import torch
 from torch import nn
 
 from layermem.retrofit.attachment import ATTRIBUTE, ROUTER, Attachment, attachment_of
-from layermem.retrofit.hosts import Host, find_given, find_head_dim, find_host, find_module
+from layermem.retrofit.hosts import (
+    Host,
+    declared_heads,
+    declared_width,
+    find_given,
+    find_head_dim,
+    find_host,
+    find_module,
+)
 from layermem.retrofit.projections import ProjectionShape, measure
+from layermem.retrofit.proof import prove_slices
 from layermem.retrofit.saving import save_as_before, save_routers_too
 from layermem.variants.lime import Lime, LimeConfig, LimeRouter
 
@@ -45,6 +55,7 @@ def attach(
             f"{type(model).__name__} has layer memory already; detach(model) removes it first"
         )
     _refuse_distributed(model)
+    given = host is not None
     owner, host = find_host(model) if host is None else find_given(model, host)
     layers = list(owner.get_submodule(host.layers).children())
     attentions = _find_attentions(layers, host, owner)
@@ -52,6 +63,8 @@ def attach(
     config = getattr(owner, "config", None) or getattr(model, "config", None)
     shape = _measure_layers(attentions, host, config)
     sources = _choose_sources(len(layers), router, window, init)
+    if given:
+        _prove(model, owner, host, attentions, shape)
     attachment = Attachment(
         owner=owner,
         host=host,
@@ -187,7 +200,37 @@ def _measure_layers(attentions: list[nn.Module], host: Host, config: Any) -> Pro
             f"keys and values must have the same heads in all layers, got {parts}; layer memory "
             "cannot route between them"
         )
-    return next(iter(shapes))
+    shape = next(iter(shapes))
+    _check_declared(shape, attentions[0], config)
+    return shape
+
+
+def _check_declared(shape: ProjectionShape, attention: nn.Module, config: Any) -> None:
+    """Raise if heads are others than the model states: their slices would be of several heads."""
+    width, heads = declared_width(attention, config), declared_heads(config)
+    if width not in (None, shape.head_dim) or (heads and shape.heads not in heads):
+        raise ValueError(
+            f"the projections hold {shape.heads} key-value heads of width {shape.head_dim}, and "
+            f"{type(attention).__name__} and its config state {' or '.join(map(str, heads))} of "
+            f"width {width or 'unknown'}; correct Host(head_dim=..., layout=...)"
+        )
+
+
+def _prove(
+    model: nn.Module,
+    owner: nn.Module,
+    host: Host,
+    attentions: list[nn.Module],
+    shape: ProjectionShape,
+) -> None:
+    """Raise if a user's ``Host`` is wrong, and warn where this cannot be found out."""
+    reason = prove_slices(model, owner, host, attentions, shape)
+    if reason is not None:
+        warnings.warn(
+            f"the Host for {type(owner).__name__} could not be proved: {reason}; compare its "
+            f"{shape.heads} key-value heads of width {shape.head_dim} with the model's code",
+            stacklevel=3,
+        )
 
 
 def _choose_sources(
