@@ -97,3 +97,6 @@ def __dir__() -> list[str]:
 # can import what they need; later, a program may already have asked the Auto classes. Transformers'
 # own tables of models that it imports when asked for cannot be used: they name its modules alone.
 call_after_import("transformers", partial(importlib.import_module, f"{__name__}.variants"))
+# Saved attached models and their adapters have types of their own, which both have to know too.
+for _package, _module in (("transformers", "attached_config"), ("peft", "peft_adapters")):
+    call_after_import(_package, partial(importlib.import_module, f"{__name__}.retrofit.{_module}"))

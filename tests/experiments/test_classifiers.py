@@ -20,6 +20,7 @@ from layermem.results.comparison import Comparison
 from layermem.results.files import read_result
 from layermem.results.record_counts import RecordCounts
 from layermem.retrofit import load_attached
+from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
 
 
@@ -36,7 +37,7 @@ def arms(folder):
 
 def load(run):
     """Return the final model of a run in eval mode, attached where it was."""
-    if (run.final / "routers.json").exists():
+    if is_attached(run.final):
         return load_attached(run.final, auto_class=AutoModelForSequenceClassification).eval()
     return AutoModelForSequenceClassification.from_pretrained(run.final).eval()
 

@@ -24,6 +24,7 @@ from layermem.results.answers import Answers
 from layermem.results.comparison import Comparison
 from layermem.results.files import read_result
 from layermem.retrofit import attach, load_attached
+from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
 from layermem.tasks.answer_scores import exact_match, f1
 from layermem.train.question_answering import answer_questions
@@ -63,7 +64,7 @@ def decoder(folder):
 
 def load(run):
     """Return the final model of a run in eval mode, attached where it was."""
-    if (run.final / "routers.json").exists():
+    if is_attached(run.final):
         return load_attached(run.final, auto_class=AutoModelForQuestionAnswering).eval()
     return AutoModelForQuestionAnswering.from_pretrained(run.final).eval()
 

@@ -7,7 +7,7 @@ It does not know: routers, hooks, what a projection computes.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -130,6 +130,18 @@ def find_given(model: nn.Module, host: Host) -> tuple[nn.Module, Host]:
         )
     path, _, name = host.layers.rpartition(".")
     return model.get_submodule(path), replace(host, layers=name)
+
+
+def find_saved(model: nn.Module, memory: Mapping[str, Any]) -> tuple[nn.Module, Host]:
+    """Return the module that runs the layers, and the ``Host`` that was saved for it."""
+    name = memory["architecture"]
+    owners = [m for m in model.modules() if name in {kind.__name__ for kind in type(m).__mro__}]
+    if len(owners) != 1:
+        raise ValueError(
+            f"{type(model).__name__} has {len(owners)} modules of {name}, whose layers memory was "
+            "attached to, expected one: it is another model"
+        )
+    return owners[0], Host(**memory["host"])
 
 
 def find_module(root: nn.Module, path: str, what: str) -> nn.Module:

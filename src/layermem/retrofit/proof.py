@@ -1,15 +1,15 @@
 """Proof that the slices which a ``Host`` names are the keys and values of one head each.
 
-The model runs a few times in evaluation mode on a few tokens. Its projections return random numbers, the
-same in every row of the batch, with changes that differ by row. For each head h:
+The model runs a few times in evaluation mode on a few tokens. Its projections return random
+numbers, the same in every row of the batch, with changes that differ by row. For each head h:
 
     h as drawn                        against row 0: the key of h must change something
     all values but those of h         the key of h must change nothing
     the last value of h alone         the first half of the key of h must change what it gives
 
 A change is the opposite sign of the keys of all tokens but the last, which leaves norms over heads
-as they are. It is looked for at the last token, so that a query is not taken for a key. The identity that routers
-start as plays no part: any mapping to slices would pass with it.
+as they are. It is looked for at the last token, so that a query is not taken for a key. The
+identity that routers start as plays no part: any mapping to slices would pass with it.
 
 It does not know: routers, routing.
 """
