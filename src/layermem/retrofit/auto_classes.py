@@ -31,7 +31,7 @@ class AttachedModels:
     def from_pretrained(
         cls, name: Any, *args: Any, config: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
-        """Load a saved attached model."""
+        """Load a saved attached model; who asks for ``output_loading_info`` sees what it lacks."""
         if sharded := [key for key in _SHARDED if kwargs.get(key) is not None]:
             raise ValueError(
                 f"{sharded[0]}= cannot be given for a model with layer memory: its routers read "
@@ -42,8 +42,10 @@ class AttachedModels:
             name, *args, config=host, output_loading_info=True, **kwargs
         )
         model.__class__ = model_class
+        if output_loading_info:
+            return model, info
         check_missing(model, info["missing_keys"], name)
-        return (model, info) if output_loading_info else model
+        return model
 
     @classmethod
     def _from_config(cls, config: Any, **kwargs: Any) -> Any:

@@ -75,6 +75,7 @@ def load_reporting(
                 f"{unexpected[0]}; merge adapters before saving, or load it by the class it was "
                 "saved as"
             )
+        check_missing(model, missing, location)
         return model, missing
     if has_memory(model) or stray_routers(unexpected):
         raise ValueError(

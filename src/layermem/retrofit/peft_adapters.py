@@ -19,6 +19,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import PeftConfig, PeftModel
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from peft.tuners.tuners_utils import BaseTuner
@@ -74,9 +75,39 @@ def _attach_first(function: Any) -> Any:
         memory = getattr(self.peft_config[adapter_name], _MEMORY, None)
         if memory is not None:
             _match(model, memory)
-        return function(self, model, adapter_name, *args, **kwargs)
+        result = function(self, model, adapter_name, *args, **kwargs)
+        if memory is not None and memory[_COMPLETE]:
+            _expect_weights(model, adapter_name)
+        return result
 
     return inject_adapter
+
+
+@torch.no_grad()
+def _expect_weights(model: nn.Module, adapter_name: str) -> None:
+    """Let routers of an adapter refuse to run until its weights have been loaded.
+
+    transformers 5.16 leaves ``modules_to_save`` of an adapter out, and only reports them.
+    """
+    for attention in attachment_of(model).attentions[1:]:
+        wrapper: Any = attention.get_submodule(ROUTER)
+        router = wrapper.modules_to_save[adapter_name]
+        router.weight.fill_(float("nan"))
+        router.register_forward_pre_hook(_RefuseUnloaded())
+
+
+class _RefuseUnloaded:
+    """A hook before a router's first forward."""
+
+    def __call__(self, router: nn.Module, args: Any) -> None:
+        if any(bool(weight.isnan().any()) for weight in router.parameters()):
+            raise RuntimeError(
+                "the routers of an adapter were not loaded with it; load it by "
+                "peft.PeftModel.from_pretrained, or start a new one from a config of its own"
+            )
+        for key, hook in list(router._forward_pre_hooks.items()):
+            if isinstance(hook, _RefuseUnloaded):
+                del router._forward_pre_hooks[key]
 
 
 def _match(model: nn.Module, memory: dict[str, Any]) -> None:
