@@ -2,7 +2,7 @@
 
 Until then nothing of ours is imported. ``wait_for_transformers`` puts a dictionary of its own into
 transformers' table of configs, once that table exists. When a model type of ours is looked up in
-it, it imports the variants, which register themselves with every Auto class.
+it, it imports the variants, or attached models, which register themselves with every Auto class.
 """
 
 import importlib
@@ -22,8 +22,13 @@ def wait_for_transformers() -> None:
     """Let the Auto classes find our models, now or once transformers' table of configs exists."""
     call_after_import(_TABLE, _replace_extra_configs)
     # Whoever looks a variant up by its name finds all of them.
-    registry = f"{__package__}.models.registry"
-    call_after_import(registry, lambda: importlib.import_module(f"{__package__}.variants"))
+    call_after_import(f"{__package__}.models.registry", lambda: _import("variants"))
+    # Adapters of attached models have a type of their own, which PEFT has to know.
+    call_after_import("peft", lambda: _import("retrofit.peft_adapters"))
+
+
+def _import(name: str) -> Any:
+    return importlib.import_module(f"{__package__}.{name}")
 
 
 def _replace_extra_configs() -> None:
@@ -34,7 +39,8 @@ def _replace_extra_configs() -> None:
 class _ConfigsOnDemand(dict[str, Any]):
     """The configs registered with transformers; ours are imported when one is looked up.
 
-    A pair of variants (``layermem_lime+mudd``) is made then, by its name.
+    A pair of variants (``layermem_lime+mudd``) is made then, by its name. ``layermem_attached`` is
+    the type of a saved model of transformers with attached memory.
     """
 
     def __contains__(self, model_type: object) -> bool:
@@ -43,9 +49,12 @@ class _ConfigsOnDemand(dict[str, Any]):
         name = str(model_type).removeprefix(PREFIX)
         if name == model_type:
             return False
-        registry = importlib.import_module(f"{__package__}.models.registry")
-        if "+" in name:
-            registry.lookup(name)
+        if name == "attached":
+            _import("retrofit.attached_config")
+        elif "+" in name:
+            _import("models.registry").lookup(name)
+        else:
+            _import("variants")
         return super().__contains__(model_type)
 
 

@@ -131,8 +131,8 @@ def _load_bare(location: Path | str, dtype: torch.dtype | str) -> tuple[Any, lis
         )
     if routers := stray_routers(loading["unexpected_keys"]):
         raise ValueError(
-            f"{location} has routers of layer memory, such as {routers[0]}, and no routers.json "
-            "that says how they were attached: put the file back, or save the model again"
+            f"{location} has routers of layer memory, such as {routers[0]}, and its config.json is "
+            "of a model without: put the file back that was saved with them, or save it again"
         )
     return model, list(loading["missing_keys"])
 

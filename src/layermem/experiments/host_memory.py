@@ -3,13 +3,12 @@
 It does not know: how the model is loaded or trained.
 """
 
-from pathlib import Path
 from typing import Any
 
 from layermem.config import Host
 from layermem.retrofit import trainable
-from layermem.retrofit.adapter import read_settings
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory
+from layermem.retrofit.loading import saved_memory
 from layermem.train.lora import add_lora
 
 
@@ -25,7 +24,7 @@ def choose_trained(model: Any, host: Host) -> None:
 
 def check_same_memory(location: str, host: Host) -> None:
     """Raise if a checkpoint with memory has another than its run asks for."""
-    saved = read_settings(Path(location))
+    saved = saved_memory(location)
     if (saved["router"], saved["window"]) != (host.memory, host.window):
         raise ValueError(
             f"{location} has memory={saved['router']} window={saved['window']}, and the run asks "

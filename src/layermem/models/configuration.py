@@ -4,7 +4,7 @@ It does not know: what a variant adds.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -45,6 +45,13 @@ except ImportError as error:
         "this checkpoint needs layermem, which is not installed: pip install layermem"
     ) from error
 '''
+
+
+def write_stub(folder: Path, module: str, names: Iterable[str]) -> None:
+    """Write the module beside a checkpoint from which transformers takes classes of ours."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stub = _STUB.format(module=module, names=", ".join(sorted(names)))
+    (folder / f"{STUB_NAME}.py").write_text(stub, encoding="utf-8")
 
 
 @strict
@@ -190,10 +197,7 @@ class DecoderConfig(PreTrainedConfig):
         """Save as transformers does, with an ``auto_map`` and the module that it names."""
         cls = type(self)
         names = {"AutoConfig": cls.__name__, **self.auto_classes}
-        folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        stub = _STUB.format(module=cls.__module__, names=", ".join(sorted(names.values())))
-        (folder / f"{STUB_NAME}.py").write_text(stub, encoding="utf-8")
+        write_stub(Path(save_directory), cls.__module__, names.values())
         # Set while the file is written only.
         self.__dict__["auto_map"] = {auto: f"{STUB_NAME}.{name}" for auto, name in names.items()}
         try:

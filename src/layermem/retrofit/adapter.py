@@ -1,17 +1,18 @@
 """``save_routers`` and ``load_routers``: the routers of an attached model as a small adapter.
 
     routers.safetensors    the weights: "layers.1.weight", "layers.2.weight", ...
-    routers.json           what they belong to: the base model, its layers and heads; and a digest
-                           of the weights, so that the two files are of one saving; and, where a
-                           run of ours trained them, on what (``lineage``)
+    routers.json           how memory is attached; the base model that they belong to; a digest of
+                           the weights, so that the two files are of one saving; and, where a run
+                           of ours trained them, on what (``lineage``)
     README.md              a model card
 
-A base model is identified by its *fingerprint*, a hash of samples of every weight of the module
-that runs the layers, rounded to bfloat16. A name and a revision are written too, for people: the
-same weights may lie in another folder, and a name says nothing of weights that were trained since.
-Saving after ``trainable(model, "all")``, or after LoRA was merged, therefore gives an adapter of
-the trained base, which is saved with ``model.save_pretrained``. LoRA that is not merged is no part
-of the base. Format 1 had a hash of three projections alone; it is still read.
+A base model is identified by *fingerprints*, hashes of samples of every weight of the module that
+runs the layers: one of the samples rounded to bfloat16, one to float16. A model that is loaded in
+either precision has the same rounded weights, so that one equal fingerprint is enough. A name and a
+revision are written too, for people: the same weights may lie in another folder, and a name says
+nothing of weights that were trained since. Saving after ``trainable(model, "all")``, or after LoRA
+was merged, therefore gives an adapter of the trained base, which is saved with
+``model.save_pretrained``. LoRA that is not merged is no part of the base.
 
 It does not know: how routers are trained, the hub.
 """
@@ -19,7 +20,6 @@ It does not know: how routers are trained, the hub.
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from layermem.lineage import FIELD
-from layermem.retrofit.attachment import ROUTER, Attachment, attachment_of
+from layermem.retrofit.attachment import ROUTER, Attachment, attachment_of, check_same_memory
 from layermem.retrofit.card import model_card
 from layermem.runs import write_atomically
 
@@ -39,6 +39,12 @@ WEIGHTS, SETTINGS, CARD = "routers.safetensors", "routers.json", "README.md"
 _SAMPLES = 2**14
 # Where PEFT keeps a module that it wraps: below a LoRA, and beside a copy that trains.
 _WRAPPED = ("base_layer", "original_module")
+_FORMAT = 3
+_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class OtherBase(ValueError):
+    """Routers were saved for a base with other weights."""
 
 
 class NotAtHand(ValueError):
@@ -51,15 +57,12 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     The folder can be uploaded as it is (``huggingface_hub.upload_folder``). A card that is there
     already is kept.
     """
-    path = Path(folder)
-    settings = write_routers(model, path)
-    if not (path / CARD).exists():
-        (path / CARD).write_text(model_card(settings), encoding="utf-8")
-
-
-def write_routers(model: nn.Module, path: Path) -> dict[str, Any]:
-    """Write the routers of an attached model without a card; return what routers.json says."""
-    attachment = attachment_of(model)
+    attachment, path = attachment_of(model), Path(folder)
+    if (path / "config.json").exists():
+        raise ValueError(
+            f"{path} holds a model, which would still be loaded without the routers; give a folder "
+            "of their own, or save the whole model with save_pretrained"
+        )
     weights = _weights(attachment)
     for name, weight in weights.items():
         if not weight.isfinite().all():
@@ -71,21 +74,20 @@ def write_routers(model: nn.Module, path: Path) -> dict[str, Any]:
         settings[FIELD] = lineage
     write_atomically(path / WEIGHTS, content)
     write_atomically(path / SETTINGS, json.dumps(settings, indent=2) + "\n")
-    return settings
+    if not (path / CARD).exists():
+        (path / CARD).write_text(model_card(settings), encoding="utf-8")
 
 
 def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Load saved routers into a model that is attached as theirs was, all or none."""
-    attachment, path = attachment_of(model), Path(folder)
+    copy_routers(model, Path(folder), base=model)
+
+
+def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
+    """Do the same, where ``base`` has the base's weights; in another precision, it may be."""
+    attachment = attachment_of(model)
     saved = read_settings(path)
-    _check(saved, _describe(attachment, saved["format"]), path)
-    # A whole checkpoint holds the base itself.
-    if saved["format"] == 1 and not (path / "config.json").exists():
-        warnings.warn(
-            f"the routers in {path} know their base by a few of its weights alone (format 1 of "
-            f"{SETTINGS}): a base of which others were trained is not recognised; save them again",
-            stacklevel=2,
-        )
+    _check(saved, _describe(attachment_of(base)), path)
     weights = _weights(attachment)
     loaded, digest = read_weights(path / WEIGHTS)
     if loaded.keys() != weights.keys():
@@ -132,34 +134,30 @@ def _weights(attachment: Attachment) -> dict[str, Tensor]:
     return weights
 
 
-def _describe(attachment: Attachment, format_number: int = 2) -> dict[str, Any]:
+def _describe(attachment: Attachment) -> dict[str, Any]:
     """Return the contents of routers.json for a model as it is."""
     config = getattr(attachment.owner, "config", None)
     return {
-        "format": format_number,
+        "format": _FORMAT,
         "base": {
-            "architecture": type(attachment.owner).__name__.removeprefix("FSDP"),
             "name": getattr(config, "_name_or_path", "") or "",
             "revision": getattr(config, "_commit_hash", None),
-            "fingerprint": _FINGERPRINTS[format_number](attachment),
+            "fingerprints": _hash_weights(attachment),
         },
-        "layers": len(attachment.layers),
-        "heads": attachment.shape.heads,
-        "head_dim": attachment.shape.head_dim,
-        **attachment.settings,
+        **attachment.describe(),
     }
 
 
-def _hash_weights(attachment: Attachment) -> str:
-    """Return a hash of samples of all weights of the base model."""
-    digest = hashlib.sha256()
+def _hash_weights(attachment: Attachment) -> dict[str, str]:
+    """Return hashes of samples of all weights of the base model, by what they are rounded to."""
+    digests = {name: hashlib.sha256() for name in _PRECISIONS}
     routers = {id(attention._modules.get(ROUTER)) for attention in attachment.attentions}
     for name, weight in _base_weights(attachment.owner, "", routers):
-        # Odd, so that the samples are not of a few columns.
-        stride = (weight.numel() // _SAMPLES) | 1
-        digest.update(f"{list(weight.shape)}".encode())
-        digest.update(_bytes(weight, name, stride))
-    return digest.hexdigest()
+        samples = _samples(weight, name)
+        for precision, dtype in _PRECISIONS.items():
+            digests[precision].update(f"{list(weight.shape)}".encode())
+            digests[precision].update(_bytes(samples, dtype))
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def _base_weights(
@@ -178,35 +176,22 @@ def _base_weights(
             yield from _base_weights(child, f"{path}{name}.", routers)
 
 
-def _hash_keys(attachment: Attachment) -> str:
-    """Return the hash that format 1 has: of the projections to keys, or of the fused ones, in the
-    first, middle and last layer."""
-    digest, n = hashlib.sha256(), len(attachment.layers)
-    for layer in sorted({0, n // 2, n - 1}):
-        projection: Any = attachment.attentions[layer].get_submodule(attachment.host.projections[0])
-        while isinstance(getattr(projection, "base_layer", None), nn.Module):
-            # Below a LoRA.
-            projection = projection.base_layer
-        weight = getattr(projection, "weight", None)
-        digest.update(_bytes(weight, f"the projection to keys of layer {layer}"))
-    return digest.hexdigest()
-
-
-_FINGERPRINTS = {1: _hash_keys, 2: _hash_weights}
-
-
-def _bytes(weight: Any, name: str, stride: int = 1) -> bytes:
+def _samples(weight: Any, name: str) -> Tensor:
     if not isinstance(weight, Tensor) or weight.is_meta or type(weight.data) is not Tensor:
         raise NotAtHand(
             f"the weights of the base are not at hand ({name} is quantised, sharded or offloaded), "
             "so that the base model cannot be identified; save and load routers with the base "
             "model whole and in memory"
         )
-    weight = weight.detach().flatten()[::stride].cpu()
-    if weight.is_floating_point():
-        # So that a model loaded in another precision is the same base.
-        weight = weight.to(torch.bfloat16).view(torch.int16)
-    return weight.contiguous().numpy().tobytes()
+    # Odd, so that the samples are not of a few columns.
+    stride = (weight.numel() // _SAMPLES) | 1
+    return weight.detach().flatten()[::stride].cpu()
+
+
+def _bytes(samples: Tensor, dtype: torch.dtype) -> bytes:
+    if samples.is_floating_point():
+        samples = samples.to(dtype).view(torch.int16)
+    return samples.contiguous().numpy().tobytes()
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -219,35 +204,26 @@ def read_settings(path: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise ValueError(f"{path / SETTINGS} is damaged ({error}); copy it again") from error
-    known = tuple(_FINGERPRINTS)
-    if not isinstance(saved, dict) or saved.get("format") not in known:
-        found = saved.get("format") if isinstance(saved, dict) else saved
-        expected = " or ".join(map(str, known))
-        raise ValueError(f"{path / SETTINGS} must have format {expected}, got {found!r}")
+    found = saved.get("format") if isinstance(saved, dict) else saved
+    if found != _FORMAT:
+        raise ValueError(f"{path / SETTINGS} must have format {_FORMAT}, got {found!r}")
     return saved
 
 
 def _check(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
     """Raise ``ValueError`` if routers were saved for another base or other sources."""
     base, own = saved.get("base", {}), current["base"]
-    for name in ("layers", "heads", "head_dim"):
-        if saved.get(name) != current[name]:
-            raise ValueError(
-                f"the routers in {path} are for {base.get('architecture')} with {name}="
-                f"{saved.get(name)}, this {own['architecture']} has {name}={current[name]}"
-            )
-    for name in ("router", "window"):
-        if saved.get(name) != current[name]:
-            raise ValueError(
-                f"the routers in {path} were attached with {name}={saved.get(name)!r}, this model "
-                f"with {name}={current[name]!r}; detach it and attach it with theirs"
-            )
-    for name in ("architecture", "fingerprint"):
-        if base.get(name) != own[name]:
-            named = f"{base.get('name') or 'a model without a name'}"
-            raise ValueError(
-                f"the routers in {path} are for {base.get('architecture')} {named} (revision "
-                f"{base.get('revision')}), whose weights are others than those of this "
-                f"{own['architecture']} {own['name'] or ''}(revision {own['revision']}); load that "
-                "base"
-            )
+    try:
+        check_same_memory(current, saved)
+    except ValueError as error:
+        raise ValueError(f"the routers in {path} do not fit: {error}") from error
+    prints = base.get("fingerprints", {})
+    is_same = any(prints.get(name) == value for name, value in own["fingerprints"].items())
+    if not is_same or saved.get("architecture") != current["architecture"]:
+        named = f"{base.get('name') or 'a model without a name'}"
+        raise OtherBase(
+            f"the routers in {path} are for {saved.get('architecture')} {named} (revision "
+            f"{base.get('revision')}), whose weights are others than those of this "
+            f"{current['architecture']} {own['name'] or ''}(revision {own['revision']}); load that "
+            "base, in float32 if routers and base were rounded to two kinds of 16 bits"
+        )

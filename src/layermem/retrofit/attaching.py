@@ -8,16 +8,34 @@ It does not know: files, optimisers.
 """
 
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
-from layermem.retrofit.attachment import ATTRIBUTE, ROUTER, Attachment, attachment_of
-from layermem.retrofit.hosts import Host, find_given, find_head_dim, find_host, find_module
+from layermem.retrofit.attachment import (
+    ATTRIBUTE,
+    ROUTER,
+    Attachment,
+    attachment_of,
+    check_same_memory,
+    has_memory,
+)
+from layermem.retrofit.hosts import (
+    Host,
+    declared_heads,
+    declared_width,
+    find_given,
+    find_head_dim,
+    find_host,
+    find_module,
+    find_saved,
+)
 from layermem.retrofit.projections import ProjectionShape, measure
-from layermem.retrofit.saving import save_as_before, save_routers_too
+from layermem.retrofit.proof import prove_slices
+from layermem.retrofit.saving import save_as_before, save_with_memory
 from layermem.variants.lime import Lime, LimeConfig, LimeRouter
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
@@ -40,25 +58,53 @@ def attach(
     what it did: bit for bit in eager float32. ``host`` says where the parts of an architecture
     lie that is not in ``layermem.retrofit.HOSTS``.
     """
-    if any(ATTRIBUTE in vars(module) for module in model.modules()):
+    given = host is not None
+    owner, host = find_host(model) if host is None else find_given(model, host)
+    settings = {"router": router, "window": window}
+    _attach(model, owner, host, settings, init=init, proves=given)
+    return model
+
+
+def attach_as_saved(model: nn.Module, memory: Mapping[str, Any]) -> None:
+    """Attach memory as it was when ``Attachment.describe`` returned ``memory``.
+
+    Its mapping was proved then, and weights may not be there yet.
+    """
+    owner, host = find_saved(model, memory)
+    settings = {name: memory[name] for name in ("router", "window")}
+    _attach(model, owner, host, settings, init="identity", proves=False)
+    check_same_memory(attachment_of(model).describe(), memory)
+
+
+def _attach(
+    model: nn.Module,
+    owner: nn.Module,
+    host: Host,
+    settings: dict[str, Any],
+    *,
+    init: Literal["identity", "paper"],
+    proves: bool,
+) -> None:
+    if has_memory(model):
         raise ValueError(
             f"{type(model).__name__} has layer memory already; detach(model) removes it first"
         )
     _refuse_distributed(model)
-    owner, host = find_host(model) if host is None else find_given(model, host)
     layers = list(owner.get_submodule(host.layers).children())
     attentions = _find_attentions(layers, host, owner)
     _refuse_cross_attention(layers, owner)
     config = getattr(owner, "config", None) or getattr(model, "config", None)
     shape = _measure_layers(attentions, host, config)
-    sources = _choose_sources(len(layers), router, window, init)
+    sources = _choose_sources(len(layers), **settings, init=init)
+    if proves:
+        _prove(model, owner, host, attentions, shape)
     attachment = Attachment(
         owner=owner,
         host=host,
         attentions=attentions,
         shape=shape,
         sources=sources,
-        settings={"router": router, "window": window},
+        settings=settings,
     )
     try:
         for i, attention in enumerate(attentions[1:], start=1):
@@ -70,9 +116,8 @@ def attach(
         attachment.remove()
         raise
     setattr(owner, ATTRIBUTE, attachment)
-    save_routers_too(model, owner)
+    save_with_memory(model, owner)
     _forget_compiled()
-    return model
 
 
 def detach(model: ModelT) -> ModelT:
@@ -187,7 +232,37 @@ def _measure_layers(attentions: list[nn.Module], host: Host, config: Any) -> Pro
             f"keys and values must have the same heads in all layers, got {parts}; layer memory "
             "cannot route between them"
         )
-    return next(iter(shapes))
+    shape = next(iter(shapes))
+    _check_declared(shape, attentions[0], config)
+    return shape
+
+
+def _check_declared(shape: ProjectionShape, attention: nn.Module, config: Any) -> None:
+    """Raise if heads are others than the model states: their slices would be of several heads."""
+    width, heads = declared_width(attention, config), declared_heads(config)
+    if width not in (None, shape.head_dim) or (heads and shape.heads not in heads):
+        raise ValueError(
+            f"the projections hold {shape.heads} key-value heads of width {shape.head_dim}, and "
+            f"{type(attention).__name__} and its config state {' or '.join(map(str, heads))} of "
+            f"width {width or 'unknown'}; correct Host(head_dim=..., layout=...)"
+        )
+
+
+def _prove(
+    model: nn.Module,
+    owner: nn.Module,
+    host: Host,
+    attentions: list[nn.Module],
+    shape: ProjectionShape,
+) -> None:
+    """Raise if a user's ``Host`` is wrong, and warn where this cannot be found out."""
+    reason = prove_slices(model, owner, host, attentions, shape)
+    if reason is not None:
+        warnings.warn(
+            f"the Host for {type(owner).__name__} could not be proved: {reason}; compare its "
+            f"{shape.heads} key-value heads of width {shape.head_dim} with the model's code",
+            stacklevel=4,
+        )
 
 
 def _choose_sources(
@@ -215,5 +290,6 @@ def _placement(attention: nn.Module, model: nn.Module) -> dict[str, Any]:
         # accelerate brings offloaded weights to this device when the module is called.
         hooks = [vars(module).get("_hf_hook") for module in attention.modules()]
         places = (getattr(hook, "execution_device", None) for hook in hooks)
-        device = next((place for place in places if place is not None), torch.device("cpu"))
+        # A model that is built without weights has no such hooks.
+        device = next((place for place in places if place is not None), device)
     return {"device": device, "dtype": weights.dtype}

@@ -10,7 +10,8 @@ checkpointing switched on, and moves its hooks there: what is routed is what the
 It does not know: how a model's parts are found, files, which parameters train.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -64,6 +65,18 @@ class Attachment:
             i: active_memories(attention.get_submodule(ROUTER))[0]
             for i, attention in enumerate(self.attentions)
             if ROUTER in attention._modules
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return how memory is attached, for files: ``attach_as_saved`` does it again."""
+        return {
+            # FSDP2 prefixes the class name.
+            "architecture": type(self.owner).__name__.removeprefix("FSDP"),
+            "host": asdict(self.host),
+            "layers": len(self.layers),
+            "heads": self.shape.heads,
+            "head_dim": self.shape.head_dim,
+            **self.settings,
         }
 
     def install(self) -> None:
@@ -172,6 +185,22 @@ def attachment_of(model: nn.Module) -> Attachment:
         if isinstance(attachment, Attachment):
             return attachment
     raise ValueError(f"{type(model).__name__} has no layer memory; attach(model) adds it")
+
+
+def has_memory(model: nn.Module) -> bool:
+    """Return whether memory is attached to a model."""
+    return any(ATTRIBUTE in vars(module) for module in model.modules())
+
+
+def check_same_memory(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if memory was saved for other layers, heads or sources."""
+    for name in ("layers", "heads", "head_dim", "router", "window"):
+        if saved.get(name) != own[name]:
+            raise ValueError(
+                f"saved were {saved.get('architecture')} with {name}={saved.get(name)!r}, this "
+                f"{own['architecture']} has {name}={own[name]!r}; give the model that memory was "
+                "attached to, attached as it was"
+            )
 
 
 class _Begin:

@@ -52,8 +52,8 @@ def model_card(settings: Mapping[str, Any]) -> str:
     is_hub_name = name.count("/") == 1 and not name.startswith(("/", "."))
     return _CARD.format(
         base_line=f"base_model: {name}\n" if is_hub_name else "",
-        title=name if is_hub_name else f"a {base['architecture']}",
-        architecture=base["architecture"],
+        title=name if is_hub_name else f"a {settings['architecture']}",
+        architecture=settings["architecture"],
         name=name if is_hub_name else "not from the hub",
         revision=base["revision"] or "not known",
         layers=settings["layers"],

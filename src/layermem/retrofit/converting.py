@@ -163,16 +163,16 @@ def _llama(path: Path, tokenizer: str | None) -> Source:
         model_type = values.get("model_type")
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path}/config.json is damaged ({error}); fetch it again") from error
+    if is_attached(path):
+        raise ValueError(
+            f"{path} holds a model with attached layer memory, which convert does not "
+            "carry over; convert its base, or load it by layermem.retrofit.load_attached"
+        )
     if model_type not in LLAMA_MODEL_TYPES:
         kind = "is a model of layermem already" if str(model_type).startswith("layermem_") else ""
         raise ValueError(
             f"{path} {kind or 'holds no LLaMA'} (model_type {model_type!r}); convert takes "
             f"{', '.join(LAYOUTS.values())}"
-        )
-    if is_attached(path):
-        raise ValueError(
-            f"{path} holds a LLaMA with attached layer memory (routers.json), which convert does "
-            "not carry over; convert its base, or load it by layermem.retrofit.load_attached"
         )
     has_tokenizer = any(path.glob("tokenizer*")) or (path / "vocab.json").is_file()
     return Source(

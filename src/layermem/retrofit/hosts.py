@@ -7,7 +7,7 @@ It does not know: routers, hooks, what a projection computes.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -15,6 +15,10 @@ from typing import Any, Literal
 from torch import nn
 
 Layout = Literal["blocks", "heads"]
+# What architectures call the width of a head, and the number of heads that keys and values have:
+# that of queries counts where no other is given.
+_WIDTHS = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim", "d_kv")
+_KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "num_attention_heads", "num_heads")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +41,9 @@ class Host:
     """The projection to queries, keys and values at once, as "qkv_proj"."""
     layout: Layout = "blocks"
     """The output of a fused projection: "blocks", all queries, all keys, all values; or "heads",
-    query, key and value of the first head, then of the next."""
+    queries, key and value of the first key-value head, then of the next."""
     head_dim: int | None = None
-    """Width of a head; None: what the attention or the config says."""
+    """Width of a head; None: what the attention or the config says. It may not contradict them."""
     key_projects_positions: bool = False
     """Whether attention calls the projection to keys a second time, on embeddings of relative
     positions, which are not routed."""
@@ -128,6 +132,18 @@ def find_given(model: nn.Module, host: Host) -> tuple[nn.Module, Host]:
     return model.get_submodule(path), replace(host, layers=name)
 
 
+def find_saved(model: nn.Module, memory: Mapping[str, Any]) -> tuple[nn.Module, Host]:
+    """Return the module that runs the layers, and the ``Host`` that was saved for it."""
+    name = memory["architecture"]
+    owners = [m for m in model.modules() if name in {kind.__name__ for kind in type(m).__mro__}]
+    if len(owners) != 1:
+        raise ValueError(
+            f"{type(model).__name__} has {len(owners)} modules of {name}, whose layers memory was "
+            "attached to, expected one: it is another model"
+        )
+    return owners[0], Host(**memory["host"])
+
+
 def find_module(root: nn.Module, path: str, what: str) -> nn.Module:
     """Return a submodule; raise ``ValueError`` with names that are near if there is none."""
     try:
@@ -141,18 +157,34 @@ def find_module(root: nn.Module, path: str, what: str) -> nn.Module:
 
 def find_head_dim(attention: nn.Module, host: Host, config: Any) -> int:
     """Return the width of a head: the host's, the attention's or the config's."""
-    if host.head_dim is not None:
-        return host.head_dim
-    for name in ("head_dim", "head_size", "attention_head_size"):
-        value = getattr(attention, name, None)
-        if isinstance(value, int):
-            return value
-    hidden, heads = (getattr(config, n, None) for n in ("hidden_size", "num_attention_heads"))
-    if isinstance(hidden, int) and isinstance(heads, int):
+    width = host.head_dim or declared_width(attention, config)
+    if width is not None:
+        return width
+    hidden, heads = (_count(config, name) for name in ("hidden_size", "num_attention_heads"))
+    if hidden and heads and hidden % heads == 0:
         return hidden // heads
     raise ValueError(
         f"the width of a head of {type(attention).__name__} is not known; give Host(head_dim=...)"
     )
+
+
+def declared_width(attention: nn.Module, config: Any) -> int | None:
+    """Return the width of a head that an attention or its config states, None if neither does."""
+    sizes = (_count(source, name) for source in (attention, config) for name in _WIDTHS)
+    return next((size for size in sizes if size), None)
+
+
+def declared_heads(config: Any) -> set[int]:
+    """Return how many key-value heads a config allows for; empty if it says nothing of heads."""
+    heads = next((count for name in _KEY_VALUE_HEADS if (count := _count(config, name))), None)
+    # Falcon and GPT-BigCode have one for all queries, whatever their other fields say.
+    one = {1} if getattr(config, "multi_query", False) else set()
+    return one | ({heads} if heads else set())
+
+
+def _count(source: Any, name: str) -> int | None:
+    value = getattr(source, name, None)
+    return value if isinstance(value, int) and value > 0 else None
 
 
 def _look_up(module: nn.Module) -> Host | None:

@@ -11,6 +11,7 @@ Letters: B batch, T tokens, H query heads, R key-value heads, E head width.
 It does not know: routers, layers, hooks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,8 @@ class ProjectionShape:
         if self.layout is None:
             return _halve(self._by_head(output))
         if self.layout == "heads":
-            _, key, value = output.unflatten(-1, (self.heads, 3, self.head_dim)).unbind(-2)
-            return key.transpose(1, 2), value.transpose(1, 2)
+            by_head = output.unflatten(-1, (self.heads, -1, self.head_dim))
+            return by_head[..., -2, :].transpose(1, 2), by_head[..., -1, :].transpose(1, 2)
         width = self.heads * self.head_dim
         return self._by_head(output[..., -2 * width : -width]), self._by_head(output[..., -width:])
 
@@ -48,10 +49,21 @@ class ProjectionShape:
             odd = self.head_dim % 2
             return (first if odd else torch.cat((first, second), dim=-1)).flatten(2)
         if self.layout == "heads":
-            by_head = output.unflatten(-1, (self.heads, 3, self.head_dim))
-            return torch.stack((by_head[..., 0, :], first, second), dim=-2).flatten(2)
+            by_head = output.unflatten(-1, (self.heads, -1, self.head_dim))
+            routed = torch.stack((first, second), dim=-2)
+            return torch.cat((by_head[..., :-2, :], routed), dim=-2).flatten(2)
         queries = output[..., : -2 * self.heads * self.head_dim]
         return torch.cat((queries, first.flatten(2), second.flatten(2)), dim=-1)
+
+    def take_whole(self, output: Tensor) -> tuple[Tensor, ...]:
+        """Return keys, values or both in the output of a projection as whole heads."""
+        if self.layout is None:
+            return (self._by_head(output),)
+        return self.take(output)
+
+    def put_whole(self, output: Tensor, parts: Sequence[Tensor]) -> Tensor:
+        """Return the output of a projection with other heads in it."""
+        return self.put(output, _halve(parts[0]) if self.layout is None else (parts[0], parts[1]))
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.heads, self.head_dim).transpose(1, 2)
@@ -62,7 +74,7 @@ def measure(projection: nn.Module, host: Host, head_dim: int, query_heads: int) 
     width = output_width(projection)
     queries = query_heads * head_dim if host.fused else 0
     heads, rest = divmod((width - queries) // (2 if host.fused else 1), head_dim)
-    if rest or heads < 1 or (host.layout == "heads" and host.fused and heads != query_heads):
+    if rest or heads < 1 or query_heads % heads:
         raise ValueError(
             f"a projection of width {width} does not hold whole heads of width {head_dim}"
             f"{f' beside {query_heads} heads of queries' if host.fused else ''}; give "

@@ -1,20 +1,17 @@
-"""``save_pretrained`` of an attached model, which saves its routers beside it.
-
-The checkpoint holds the routers' weights under their names, which transformers reports as
-unexpected when it loads the bare model; and the adapter's files, which ``load_routers`` reads.
+"""``save_pretrained`` of an attached model: its config is that of a model with memory.
 
 It does not know: routers, hooks.
 """
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from layermem.retrofit.adapter import NotAtHand, write_routers
+from layermem.retrofit.attached_config import saved_with_memory
+from layermem.retrofit.attachment import attachment_of
 
 _METHOD = "save_pretrained"
 
@@ -26,30 +23,34 @@ class SavePretrained:
         self.model = model
 
     def __call__(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Save the model as its class does, and then the routers."""
+        """Save the model as its class does; its routers are among its weights."""
+        if getattr(self.model, "_hf_peft_config_loaded", False):
+            return self._save_adapter(save_directory, *args, **kwargs)
+        with saved_with_memory(self.model.config, attachment_of(self.model).describe()):
+            return type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
+
+    def _save_adapter(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save the adapter that transformers holds for the model, which is all that it saves."""
+        # Only here: PEFT need not be installed.
+        from layermem.retrofit.peft_adapters import mark
+
+        if kwargs.pop("push_to_hub", False):
+            raise ValueError("an adapter of an attached model is saved first, then uploaded")
         result = type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
-        is_main = args[0] if args else kwargs.get("is_main_process", True)
-        if is_main:
-            try:
-                write_routers(self.model, Path(save_directory))
-            except NotAtHand as error:
-                warnings.warn(
-                    f"{save_directory} holds the routers under their names in the model alone, not "
-                    f"as files for load_routers: {error}",
-                    stacklevel=2,
-                )
+        (name,) = self.model.active_adapters()
+        mark(self.model, Path(save_directory), name)
         return result
 
 
-def save_routers_too(model: nn.Module, owner: nn.Module) -> None:
-    """Let every model of transformers in ``model`` that holds ``owner`` save the routers too."""
+def save_with_memory(model: nn.Module, owner: nn.Module) -> None:
+    """Let every model of transformers in ``model`` that holds ``owner`` be saved with memory."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and any(m is owner for m in module.modules()):
             setattr(module, _METHOD, SavePretrained(module))
 
 
 def save_as_before(model: nn.Module) -> None:
-    """Undo ``save_routers_too``."""
+    """Undo ``save_with_memory``."""
     for module in model.modules():
         if isinstance(vars(module).get(_METHOD), SavePretrained):
             delattr(module, _METHOD)

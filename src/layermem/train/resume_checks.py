@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, TrainingArguments
+from transformers import AutoConfig, PreTrainedConfig, TrainingArguments
 
 from layermem.config import Run, run_from_dict, to_dict
 from layermem.lineage import FIELD, ORIGIN
@@ -25,9 +25,11 @@ from layermem.train.data_digest import SequenceDataset, sequences_digest, weight
 logger = logging.getLogger(__name__)
 # Fields of a model's config with a share of activations that training sets to zero.
 _IS_DROPOUT = re.compile("(dropout|_pdrop|dropout_prob)$")
-# Fields of a model's config that do not change what the model computes, and the tokenizer's ids.
+# Fields of a model's config that do not change what the model computes, and the tokenizer's ids;
+# memory that is attached to it is the run's.
 _IGNORED_MODEL_FIELDS = {
     FIELD,
+    "layer_memory",
     "architectures",
     "dtype",
     "transformers_version",
@@ -66,7 +68,7 @@ def check_origin(
         return
     before, now = (
         {name: value for name, value in c.to_dict().items() if name not in _IGNORED_MODEL_FIELDS}
-        for c in (type(config).from_pretrained(checkpoint), config)
+        for c in (AutoConfig.from_pretrained(checkpoint), config)
     )
     if changes := [_describe_change(change) for change in _differences(before, now)]:
         raise ValueError(

@@ -1,0 +1,103 @@
+"""Transformers' Auto classes open saved attached models, with memory attached before weights.
+
+Routers are then parameters like any others while a checkpoint is loaded: in its precision, on its
+devices, of its shards. What is returned is of the host's class.
+
+It does not know: files, adapters.
+"""
+
+from typing import Any, ClassVar
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.auto_factory import _BaseAutoModelClass, _get_model_class
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+
+from layermem.retrofit.attached_config import host_config
+from layermem.retrofit.attaching import attach_as_saved
+from layermem.retrofit.attachment import ROUTER, attachment_of
+
+# Keywords by which transformers shards a model while it is loaded.
+_SHARDED = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
+
+
+class AttachedModels:
+    """Stands for the models of one Auto class in its table."""
+
+    auto_class: ClassVar[Any]
+
+    @classmethod
+    def from_pretrained(
+        cls, name: Any, *args: Any, config: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
+        """Load a saved attached model; who asks for ``output_loading_info`` sees what it lacks."""
+        if sharded := [key for key in _SHARDED if kwargs.get(key) is not None]:
+            raise ValueError(
+                f"{sharded[0]}= cannot be given for a model with layer memory: its routers read "
+                "all heads; load it whole"
+            )
+        model_class, host = cls._host_of(config)
+        model, info = _with_memory(model_class, config.layer_memory).from_pretrained(
+            name, *args, config=host, output_loading_info=True, **kwargs
+        )
+        model.__class__ = model_class
+        if output_loading_info:
+            return model, info
+        check_missing(model, info["missing_keys"], name)
+        return model
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> Any:
+        """Build an attached model with new weights."""
+        model_class, host = cls._host_of(config)
+        model = _with_memory(model_class, config.layer_memory)._from_config(host, **kwargs)
+        model.__class__ = model_class
+        return model
+
+    @classmethod
+    def _host_of(cls, config: Any) -> tuple[Any, Any]:
+        """Return the class of the host that the Auto class has, and its config."""
+        host = host_config(config)
+        model_class: Any = _get_model_class(host, cls.auto_class._model_mapping)
+        # Of a model of text and images, some Auto classes load the text model alone.
+        if model_class.config_class is host.sub_configs.get("text_config"):
+            host = host.get_text_config()
+        return model_class, host
+
+
+def register(config_class: Any) -> None:
+    """Let each Auto class that knows a host know its config with memory."""
+    for auto in vars(modeling_auto).values():
+        mapping = getattr(auto, "_model_mapping", None)
+        is_auto = isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)
+        if is_auto and mapping is not None and config_class.host_class in mapping:
+            body = {"auto_class": auto, "__module__": __name__}
+            models = type(f"Attached{auto.__name__.removeprefix('Auto')}", (AttachedModels,), body)
+            mapping.register(config_class, models)
+    if config_class.host_class in TOKENIZER_MAPPING:
+        TOKENIZER_MAPPING.register(config_class, TOKENIZER_MAPPING[config_class.host_class])
+
+
+def check_missing(model: nn.Module, names: Any, location: Any) -> None:
+    """Raise if weights of layers or routers are missing: their random values would be another's."""
+    owner = attachment_of(model).owner
+    path = next(name for name, module in model.named_modules() if module is owner)
+    prefix = f"{path}." if path else ""
+    lost = sorted(name for name in names if name.startswith(prefix) or f".{ROUTER}." in name)
+    if lost:
+        raise ValueError(
+            f"{location} lacks {len(lost)} of the model's weights, such as {lost[0]}: it is "
+            "damaged, or of another architecture than its config.json says"
+        )
+
+
+def _with_memory(model_class: type[PreTrainedModel], memory: dict[str, Any]) -> Any:
+    """Return a subclass whose models have memory attached when they are built."""
+
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        model_class.__init__(self, *args, **kwargs)
+        attach_as_saved(self, memory)
+
+    body = {"__init__": build, "__module__": model_class.__module__}
+    return type(model_class.__name__, (model_class,), body)

@@ -1,0 +1,168 @@
+"""Adapters of PEFT that belong to an attached model: saved as such, and loaded onto nothing else.
+
+PEFT saves what was trained, routers among it where they are ``modules_to_save``, and loads it into
+any model that has the names: into the bare base without its routers, and without a word. So the
+config of an adapter that was made on an attached model is saved with a type of its own:
+
+    peft_type      "LAYERMEM_LORA" in place of "LORA": PEFT without layermem does not know it
+    layer_memory   how memory is attached, and whether all routers are part of the adapter
+
+Where layermem is imported, such an adapter attaches memory to its base if its routers are part of
+it, and is refused on a bare base otherwise. Importing this module wraps three methods of PEFT; it
+is imported at the end of ``import peft``.
+
+It does not know: what an adapter changes, other files than its config.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+from peft.tuners.tuners_utils import BaseTuner
+from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
+from torch import nn
+
+from layermem.retrofit.attaching import attach_as_saved
+from layermem.retrofit.attachment import ROUTER, attachment_of, check_same_memory, has_memory
+
+_PREFIX = "LAYERMEM_"
+_MEMORY, _COMPLETE = "layer_memory", "holds_routers"
+
+
+class _ConfigsOfAttached:
+    """Stands for the config class of one type of adapter, where PEFT looks it up."""
+
+    def __init__(self, peft_type: str) -> None:
+        self.peft_type = peft_type
+
+    def __call__(self, **fields: Any) -> Any:
+        """Return a config of PEFT's own class, which knows the memory."""
+        memory = fields.pop(_MEMORY)
+        config = PeftConfig.from_peft_type(**{**fields, "peft_type": self.peft_type})
+        setattr(config, _MEMORY, memory)
+        return config
+
+    def from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        return PeftConfig.from_pretrained(*args, **kwargs)
+
+
+def _match_prompt(function: Any) -> Any:
+    """Wrap the method that adds an adapter, for prompts, which are put into no module."""
+
+    @functools.wraps(function)
+    def add_adapter(
+        self: Any, adapter_name: str, peft_config: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        memory = getattr(peft_config, _MEMORY, None)
+        if memory is not None:
+            _match(self, memory)
+        return function(self, adapter_name, peft_config, *args, **kwargs)
+
+    return add_adapter
+
+
+def _attach_first(function: Any) -> Any:
+    """Wrap the method that puts an adapter into a model."""
+
+    @functools.wraps(function)
+    def inject_adapter(
+        self: Any, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        memory = getattr(self.peft_config[adapter_name], _MEMORY, None)
+        if memory is not None:
+            _match(model, memory)
+        result = function(self, model, adapter_name, *args, **kwargs)
+        if memory is not None and memory[_COMPLETE]:
+            _expect_weights(model, adapter_name)
+        return result
+
+    return inject_adapter
+
+
+@torch.no_grad()
+def _expect_weights(model: nn.Module, adapter_name: str) -> None:
+    """Let routers of an adapter refuse to run until its weights have been loaded.
+
+    transformers 5.16 leaves ``modules_to_save`` of an adapter out, and only reports them.
+    """
+    for attention in attachment_of(model).attentions[1:]:
+        wrapper: Any = attention.get_submodule(ROUTER)
+        router = wrapper.modules_to_save[adapter_name]
+        router.weight.fill_(float("nan"))
+        router.register_forward_pre_hook(_RefuseUnloaded())
+
+
+class _RefuseUnloaded:
+    """A hook before a router's first forward."""
+
+    def __call__(self, router: nn.Module, args: Any) -> None:
+        if any(bool(weight.isnan().any()) for weight in router.parameters()):
+            raise RuntimeError(
+                "the routers of an adapter were not loaded with it; load it by "
+                "peft.PeftModel.from_pretrained, or start a new one from a config of its own"
+            )
+        for key, hook in list(router._forward_pre_hooks.items()):
+            if isinstance(hook, _RefuseUnloaded):
+                del router._forward_pre_hooks[key]
+
+
+def _match(model: nn.Module, memory: dict[str, Any]) -> None:
+    """Attach the memory of an adapter to its base, or compare it with what is attached."""
+    if has_memory(model):
+        check_same_memory(attachment_of(model).describe(), memory)
+    elif memory[_COMPLETE]:
+        attach_as_saved(model, memory)
+    else:
+        raise ValueError(
+            f"this adapter was made on {memory['architecture']} with layer memory, whose routers "
+            "are no part of it: attach memory to the base and load_routers before the adapter"
+        )
+
+
+def _mark_saved(function: Any) -> Any:
+    """Wrap the method that saves adapters."""
+
+    @functools.wraps(function)
+    def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        result = function(self, save_directory, *args, **kwargs)
+        if has_memory(self):
+            for name in self.peft_config:
+                folder = Path(save_directory, "" if name == "default" else name)
+                mark(self, folder, name)
+        return result
+
+    return save_pretrained
+
+
+def mark(model: nn.Module, folder: Path, adapter_name: str) -> None:
+    """Let a saved adapter say that it belongs to an attached model."""
+    file = folder / CONFIG_NAME
+    if not file.is_file():
+        # Another process writes it, or it was not chosen.
+        return
+    fields = json.loads(file.read_text(encoding="utf-8"))
+    fields["peft_type"] = _PREFIX + fields["peft_type"].removeprefix(_PREFIX)
+    attachment = attachment_of(model)
+    routers = [attention._modules.get(ROUTER) for attention in attachment.attentions[1:]]
+    complete = all(
+        isinstance(router, ModulesToSaveWrapper) and adapter_name in router.modules_to_save
+        for router in routers
+    )
+    fields[_MEMORY] = {**attachment.describe(), _COMPLETE: complete}
+    file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+for _type in list(PEFT_TYPE_TO_CONFIG_MAPPING):
+    _configs: Any = _ConfigsOfAttached(str(_type.value))
+    _name: Any = _PREFIX + str(_type.value)
+    PEFT_TYPE_TO_CONFIG_MAPPING[_name] = _configs
+_tuners: set[Any] = {BaseTuner, *PEFT_TYPE_TO_TUNER_MAPPING.values()}
+for _tuner in _tuners:
+    if "inject_adapter" in vars(_tuner):
+        _tuner.inject_adapter = _attach_first(_tuner.inject_adapter)
+PeftModel.add_adapter = _match_prompt(PeftModel.add_adapter)  # type: ignore[method-assign]
+PeftModel.save_pretrained = _mark_saved(PeftModel.save_pretrained)  # type: ignore[method-assign]
