@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import inspect
 import itertools
-import re
 import textwrap
 
 import literal
@@ -15,8 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
 
 from layermem import counting
+from layermem.config import Optim
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
+from layermem.train.optimizer import parameter_groups
 
 # Plain arithmetic in two orders: rounding of float32 and no more.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -295,15 +296,19 @@ def test_hidden_states_and_attention_weights_are_those_of_the_layers(case, ids):
     torch.testing.assert_close(model.lm_head(out.hidden_states[-1]), out.logits)
 
 
-def test_optimiser_overrides_name_parameters_of_the_variant(entry):
-    # Some parameters belong to some forms alone; the forms of a pair are those of its parts.
-    parts = name_of(entry).split("+")
-    forms = [{}, *(fields for part in parts for fields in literal.cases(part).values())]
-    models = [entry.causal_lm(entry.config(**{**TINY, **fields})) for fields in forms]
-    names = {name for model in models for name, _ in model.named_parameters()}
-    for override in entry.variant.overrides:
-        matched = [name for name in names if re.search(override.pattern, name)]
-        assert matched and all(is_own(name) for name in matched)
+def test_the_optimiser_settings_of_a_variant_are_those_of_its_own_parameters(case):
+    """optim.router_lr is the rate of every parameter that the variant adds, and of no other."""
+    entry, fields = case
+    model = entry.causal_lm(entry.config(**fields))
+    own = {name for name, _ in model.named_parameters() if is_own(name)}
+    if not own:
+        with pytest.raises(ValueError, match=r"optim\.router_lr=0\.5 "):
+            parameter_groups(model, entry.variant.overrides, Optim(router_lr=0.5))
+        return
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = parameter_groups(model, entry.variant.overrides, Optim(router_lr=0.5))
+    at_its_rate = {names[id(p)] for group in groups if group["lr"] == 0.5 for p in group["params"]}
+    assert at_its_rate == own
 
 
 def test_every_config_field_is_documented(entry):

@@ -84,3 +84,8 @@ def check_run(run: Any) -> None:
                     f"{part}.{other.name}={value} is for decoders of ours, and this run trains "
                     f"{run.host.model}: leave it out"
                 )
+    if run.host.memory == "none" and run.optim.router_lr is not None:
+        raise ValueError(
+            f"optim.router_lr={run.optim.router_lr:g} has no effect with host.memory=none, which "
+            "has no routers: leave it out, or attach a memory"
+        )

@@ -21,9 +21,9 @@ from layermem.train.run import train
 def untrained(tmp_path_factory):
     """Runs of LIMe and the plain decoder at learning rate 0: their ends are their starts."""
     folder = tmp_path_factory.mktemp("runs")
-    still = {"lr": 0.0, "router_lr": 0.0, "min_lr": 0.0, "weight_decay": 0.0}
     records = {}
-    for arm in ("lime", "plain"):
+    for arm, router_lr in (("lime", 0.0), ("plain", None)):
+        still = {"lr": 0.0, "router_lr": router_lr, "min_lr": 0.0, "weight_decay": 0.0}
         run = a_run(
             folder, variant=arm, seed=3, max_steps=1, eval_every=1, save_every=0, optim=still
         )

@@ -446,6 +446,15 @@ def test_an_arm_of_wrong_options_is_refused_before_others_are_trained(arm, messa
     assert not fake.names and not any(tmp_path.iterdir())
 
 
+def test_a_rate_of_routers_is_that_of_the_arms_that_have_some():
+    base = replace(RUN, optim=replace(RUN.optim, router_lr=0.5))
+    runs = arms.runs_of_arms(base, "plain,lime,lime:router=average,mudd", [0], {})
+    rates = {arm: run.optim.router_lr for (arm, _), run in runs.values()}
+    assert rates == {"plain": None, "lime": 0.5, "lime:router=average": None, "mudd": 0.5}
+    with pytest.raises(ValueError, match=r"^optim\.router_lr=0\.5 has no effect: plain"):
+        arms.runs_of_arms(base, "plain,value_residual", [0], {})
+
+
 def test_arms():
     assert arms.parse_arms("plain, lime:router=last:router_window=4") == {
         "plain": ("plain", ()),

@@ -99,7 +99,7 @@ def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, trained
         else:
             assert run.optim.lr == chosen[way]
             # At most the highest rate that routers alone try.
-            assert run.optim.router_lr == (0.01 if way == "all" else 100 * chosen[way])
+            assert run.optim.router_lr == (0.01 if way == "all" else None)
         rows = [
             row
             for row in RunFolder(out / f"{way}-lr{chosen[way]:g}-s0").rows()

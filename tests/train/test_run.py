@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -270,3 +271,40 @@ def test_options_that_no_model_has_are_refused_before_the_data_are_read(
         train(run, tmp_path / "run")
     # A corrected command finds no folder of another run.
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [
+        ("plain", ()),
+        ("lime", ("router=average",)),
+        ("value_residual", ()),
+        ("value_residual", ("form=svformer",)),
+        ("depth_attention", ()),
+    ],
+)
+def test_a_router_rate_that_no_parameter_has_is_refused_before_the_data_are_read(
+    variant, options, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("layermem.train.run.prepare_run", None)
+    optim = {"router_lr": 0.5}
+    run = a_run(tmp_path, variant=variant, model={"options": options}, optim=optim)
+    name = re.escape(":".join((variant, *options)))
+    with pytest.raises(ValueError, match=rf"^optim\.router_lr=0\.5 .* {name} .*leave it out"):
+        train(run, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("variant", ["mudd", "dca", "attention_residuals", "lime"])
+def test_the_router_rate_changes_what_a_variant_adds_and_by_default_nothing(variant, tmp_path):
+    """The whole loop: with the run's own rate, the run is the one without a router rate."""
+    losses = {}
+    for router_lr in (None, 1e-3, 0.5):
+        optim = {"lr": 1e-3, "router_lr": router_lr, "warmup_steps": 0}
+        run = a_run(tmp_path, variant=variant, max_steps=4, optim=optim)
+        rows = train(run, tmp_path / f"{router_lr}").rows()
+        losses[router_lr] = [row["loss"] for row in rows if "loss" in row]
+        logged = next(row["router_lr"] for row in rows if "router_lr" in row)
+        assert logged == pytest.approx(router_lr or (1e-2 if variant == "lime" else 1e-3))
+    assert losses[0.5] != losses[1e-3]
+    assert (losses[1e-3] == losses[None]) == (variant != "lime")

@@ -39,7 +39,7 @@ def started(folder, source, variant, *options, lr=0.0):
         max_steps=1,
         save_every=0,
         model={"pretrained": str(source), "options": options},
-        optim={"lr": lr, "router_lr": lr},
+        optim={"lr": lr, "router_lr": None if variant == "plain" else lr},
     )
     out = folder / f"{variant}-from-{'-'.join(source.relative_to(folder).parts)}-{lr}"
     return AutoModelForCausalLM.from_pretrained(train(run, out).final)

@@ -72,8 +72,8 @@ class Finetune(HostOptions):
     """Earlier layers that a layer reads; None: full, but none with --train lora."""
     train: Literal["routers", "all", "lora"] = "routers"
     """What is trained; with --memory none, "all" is plain continued training."""
-    router_lr: float = 5e-3
-    """Peak learning rate of routers, which have no weight decay."""
+    router_lr: float | None = None
+    """Peak learning rate of routers, which have no weight decay; None: 5e-3."""
     lr: float = 5e-5
     """Peak learning rate of everything else."""
     checkpoint_activations: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False

@@ -18,7 +18,7 @@ from layermem.experiments.records import check_comparable, read_divergence, read
 from layermem.models.registry import BUILT_WITH, check_names, lookup, variants
 from layermem.results.run_record import LOSS
 from layermem.runs import RunFolder
-from layermem.train.setup import check_options
+from layermem.train.setup import adds_parameters, check_options, check_router_lr
 
 CHOOSING_SEED = 1000
 """Seed that learning rates are chosen with; results must be of other seeds."""
@@ -223,7 +223,25 @@ def _run_of_each_arm(base: Run, names: str, seed: int) -> dict[str, Run]:
                 check_options(run.variant, run.model)
             except ValueError as error:
                 raise ValueError(f"{arm}: {error}") from error
-    return runs
+    return _with_router_lr_where_used(runs)
+
+
+def _with_router_lr_where_used(runs: dict[str, Run]) -> dict[str, Run]:
+    """Return the runs of arms, ``optim.router_lr`` left out of those that add no parameters.
+
+    It is refused if none does.
+    """
+    unused = {
+        arm: replace(run, optim=replace(run.optim, router_lr=None))
+        for arm, run in runs.items()
+        if run.optim.router_lr is not None
+        and run.model.pretrained is None
+        and not adds_parameters(run.variant, run.model)
+    }
+    if unused.keys() == runs.keys():
+        for run in runs.values():
+            check_router_lr(run)
+    return {**runs, **unused}
 
 
 def _folder_name(

@@ -184,6 +184,7 @@ def _run(study: EncoderStudy, base: Path, arm: str, rate: float, seed: int) -> R
     if memory not in ("none", "full", "last", "first") or not (window or "1").isdecimal():
         raise ValueError(f"an arm is none, full, last:WINDOW or first:WINDOW, got {arm!r}")
     host: dict[str, Any] = {"memory": memory, "window": int(window) if window else None}
+    router_lr = None if memory == "none" else study.optim.router_lr
     return Run(
         preset="encoders",
         variant=VARIANT,
@@ -193,7 +194,7 @@ def _run(study: EncoderStudy, base: Path, arm: str, rate: float, seed: int) -> R
         eval_every=max(1, study.steps // 8),
         records=replace(study.records, from_config=str(base / "config.json")),
         host=Host(model=str(base), train="all", **host),
-        optim=replace(study.optim, lr=rate),
+        optim=replace(study.optim, lr=rate, router_lr=router_lr),
         compute=Compute(micro_batch=study.optim.batch_size, precision="float32"),
     )
 

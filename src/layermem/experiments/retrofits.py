@@ -90,7 +90,7 @@ class RetrofitStudy:
             "routers": replace(host, train="routers"),
             "all": replace(host, train="all"),
         }
-        optim = replace(self.base.optim, lr=rate, router_lr=ROUTER_RATIO * rate)
+        optim = replace(self.base.optim, lr=rate, router_lr=None)
         if way == "routers":
             optim = replace(self.base.optim, router_lr=rate)
         elif way == "all":

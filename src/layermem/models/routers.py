@@ -25,9 +25,6 @@ from layermem.models.seams import Memory, Part, WeightsUnknown
 from layermem.ops.route import Slot
 from layermem.ops.route.pruning import By, check_options, prune
 
-# The parameter's name, also as the copy of an adapter where PEFT trains whole routers.
-ROUTER_NAME = r"\.memory\.(modules_to_save\.[^.]+\.)?(value_)?weight$"
-
 
 class StaticRouter(Memory):
     """A memory with one ``weight`` [R, S * R] for keys and values: source layer major, own last.

@@ -166,14 +166,29 @@ class ResidualConnection(Connection):
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterOverride:
-    """Optimiser settings of the parameters whose names match a pattern."""
+    """Optimiser settings of parameters of the modules of one type.
 
-    pattern: str
-    """Regular expression searched in the parameter's name."""
+    Modules are found by their type, because the parameters of a model that is not ours may have the
+    names of a variant's.
+    """
+
+    module: type[nn.Module]
+    """Type of the modules, or a base class of theirs."""
+    parameters: tuple[str, ...] = ()
+    """Names of the parameters within such a module; empty: all but those of its submodules."""
     lr: float | None = None
     """Learning rate; None means that of the run."""
     weight_decay: float | None = None
-    """Weight decay; None means that of the run."""
+    """Weight decay; None means that of the run for matrices, and none for vectors."""
+
+    @property
+    def name(self) -> str:
+        """What the group of these parameters is called."""
+        return ".".join([self.module.__name__, *self.parameters])
+
+    def applies_to(self, module: nn.Module, parameter: str) -> bool:
+        """Return whether the settings are those of a module's own parameter of this name."""
+        return isinstance(module, self.module) and parameter in (self.parameters or (parameter,))
 
 
 class Variant(Generic[ConfigT]):
@@ -185,7 +200,8 @@ class Variant(Generic[ConfigT]):
 
     # arXiv number of the paper that it is from; empty if there is none.
     source: ClassVar[str] = ""
-    # Optimiser settings of the variant's own parameters.
+    # Optimiser settings of the variant's own parameters. Each has one, if only to say that it is
+    # the variant's: it then has the learning rate `optim.router_lr` where a run gives one.
     overrides: ClassVar[tuple[ParameterOverride, ...]] = ()
     # Values of config fields with which a fresh model computes what the plain decoder computes;
     # empty if it always does, None if no values make it do so.

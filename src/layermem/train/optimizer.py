@@ -1,14 +1,14 @@
 """Parameter groups, the AdamW optimizer over them, and the learning-rate schedule of each group.
 
-Weight matrices have weight decay; norms, biases and embeddings have none. Parameters that a variant
-overrides (``Variant.overrides``) have a learning rate and a weight decay of their own. The learning
-rate of each group rises from zero and then falls to ``optim.min_lr``, the same for all groups.
+Weight matrices have weight decay; norms, biases and embeddings have none. A variant's own
+parameters (``Variant.overrides``) may have a learning rate and a weight decay of their own, and
+have the learning rate ``optim.router_lr`` if it is given. The learning rate of each group rises
+from zero and then falls to ``optim.min_lr``, the same for all groups.
 
 It does not know: the trainer, any particular variant.
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,33 +20,55 @@ from torch.optim.lr_scheduler import LambdaLR
 from layermem.config import Optim
 from layermem.models.seams import ParameterOverride
 
-# Names of the groups that every model has; a group of overridden parameters has its pattern's.
+# Names of the groups that every model has; a group of overridden parameters has its override's.
 DECAYED, PLAIN = "decayed", "plain"
 
 
 def parameter_groups(
     model: nn.Module, overrides: Sequence[ParameterOverride], optim: Optim
 ) -> list[dict[str, Any]]:
-    """Split the trainable parameters into groups with ``name``, ``lr`` and ``weight_decay``."""
+    """Split the trainable parameters into groups with ``name``, ``lr`` and ``weight_decay``.
+
+    ``overrides`` are those of the variant, whose parameters alone ``optim.router_lr`` is for.
+    """
+    override_of = find_overridden(model, overrides)
+    if optim.router_lr is not None and not override_of:
+        raise ValueError(
+            f"optim.router_lr={optim.router_lr:g} has no effect: {type(model).__name__} trains no "
+            "parameters that a variant adds; leave it out"
+        )
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
     groups: dict[str, dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():
+    for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
         key, lr, decay = DECAYED, optim.lr, optim.weight_decay
-        override = next((o for o in overrides if re.search(o.pattern, name)), None)
-        if override:
-            key = override.pattern
+        if parameter.ndim < 2 or id(parameter) in embeddings:
+            key, decay = PLAIN, 0.0
+        if override := override_of.get(id(parameter)):
             # Compared with None, since a learning rate of zero is valid: it freezes the group.
             lr = next(rate for rate in (optim.router_lr, override.lr, optim.lr) if rate is not None)
             decay = decay if override.weight_decay is None else override.weight_decay
-        elif parameter.ndim < 2 or id(parameter) in embeddings:
-            key, decay = PLAIN, 0.0
+            # The matrices and the vectors of one override may have different decays.
+            key = override.name if decay else f"{override.name} (no decay)"
         group = groups.setdefault(key, {"name": key, "params": [], "lr": lr, "weight_decay": decay})
         group["params"].append(parameter)
     return list(groups.values())
+
+
+def find_overridden(
+    model: nn.Module, overrides: Sequence[ParameterOverride]
+) -> dict[int, ParameterOverride]:
+    """Return the first override of each trained parameter that has one, by the parameter's id."""
+    return {
+        id(parameter): override
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        for override in reversed(overrides)
+        if parameter.requires_grad and override.applies_to(module, name)
+    }
 
 
 def build_optimizer(

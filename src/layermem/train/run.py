@@ -28,7 +28,13 @@ from layermem.train.lora import merge_lora
 from layermem.train.model_card import write_model_card
 from layermem.train.processes import wait_for_all
 from layermem.train.run_config import claim_folder, record_beginning
-from layermem.train.setup import Prepared, build_model, check_options, prepare_run
+from layermem.train.setup import (
+    Prepared,
+    build_model,
+    check_options,
+    check_router_lr,
+    prepare_run,
+)
 from layermem.train.sharded import ShardedTrainer
 from layermem.train.trainer import Trainer
 
@@ -63,6 +69,7 @@ def train(
     # The sizes of a saved model, or of a host, are not the run's own.
     if run.model.pretrained is None and run.host.model is None:
         check_options(run.variant, run.model)
+        check_router_lr(run)
     folder = RunFolder(out)
     args = training_arguments(run, folder, validates=True)
     if run.compute.shard and args.world_size == 1:

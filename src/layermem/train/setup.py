@@ -20,9 +20,11 @@ from layermem.data.tokenizers import load_tokenizer
 from layermem.lineage import Lineage
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
+from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
 from layermem.tasks import registry as tasks
 from layermem.train.earlier_stages import check_earlier_stages
+from layermem.train.optimizer import find_overridden
 from layermem.train.prepared_records import PreparedRecords
 from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
 from layermem.train.question_dataset import QuestionDataset
@@ -124,13 +126,38 @@ def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
 def check_options(variant: str, model: Model) -> None:
     """Raise unless a new model can have its options: their names, their values, and the two with
     its sizes. The model is built only once the data are prepared, or other models are trained."""
+    _new_config(variant, model)
+
+
+def check_router_lr(run: Run) -> None:
+    """Raise if a run gives ``optim.router_lr`` and its new model has no parameter for it."""
+    if run.optim.router_lr is not None and not adds_parameters(run.variant, run.model):
+        shown = ":".join((run.variant, *run.model.options))
+        raise ValueError(
+            f"optim.router_lr={run.optim.router_lr:g} has no effect: {shown} adds no parameters to "
+            "the plain decoder; leave it out, or choose another --variant"
+        )
+
+
+@cache
+def adds_parameters(variant: str, model: Model) -> bool:
+    """Return whether the variant has optimiser settings for some parameters of a new model."""
+    entry, config = lookup(variant), _new_config(variant, model)
+    # Without memory for weights.
+    with torch.device("meta"):
+        built = entry.causal_lm(config)
+    return bool(find_overridden(built, entry.variant.overrides))
+
+
+def _new_config(variant: str, model: Model) -> DecoderConfig:
+    """Return the config of a new model but for what the tokenizer says; see ``check_options``."""
     entry, fields = lookup(variant), model.variant_fields()
     check_names(entry, fields.keys() - BUILT_WITH)
     _check_no_size_repeated(model)
     sizes = {name: value for name, value in model.sizes().items() if value is not None}
     options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
     try:
-        entry.config(**sizes | options)
+        return entry.config(**sizes | options)
     except StrictDataclassError as error:
         raise ValueError(str(error.__cause__ or error)) from error
 

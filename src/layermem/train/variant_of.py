@@ -1,7 +1,7 @@
 """``variant_of``: what the trainer asks of a model, ours or transformers' with attached memory.
 
-A model of transformers has no ``Variant``: its routers, which an attached model has under a name of
-their own, are all that differs in training.
+A model of transformers has no ``Variant``: the routers of an attached model are all that differs in
+training.
 
 Letters: H query heads, E head width, T tokens, L layers.
 It does not know: how memory is attached, the trainer.
@@ -33,7 +33,7 @@ class TrainedVariant(Protocol):
 class AttachedMemory:
     """The routers of a model of transformers: a rate of their own, and no weight decay."""
 
-    overrides = (ParameterOverride(pattern=r"\.router\.weight$", lr=_ROUTER_LR, weight_decay=0.0),)
+    overrides = (ParameterOverride(module=LimeRouter, lr=_ROUTER_LR, weight_decay=0.0),)
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
         """Return what the routers look like, as LIMe's own runs do."""

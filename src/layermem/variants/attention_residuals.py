@@ -50,6 +50,7 @@ from layermem.models.seams import (
     Connection,
     DepthWeights,
     Norm,
+    ParameterOverride,
     State,
     Stream,
     SubLayer,
@@ -245,6 +246,7 @@ class AttentionResiduals(Variant[AttentionResidualsConfig]):
     """Differences from the plain decoder: what each sub-layer and the final norm read."""
 
     source = "2603.15031"
+    overrides = (ParameterOverride(module=SourceAttention), ParameterOverride(module=Gate))
     plain_fields = {"scale_by_sources": True, "gate_init": 0.0}
 
     @classmethod

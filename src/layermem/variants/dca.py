@@ -24,7 +24,8 @@ Source: arXiv 2502.06785, by the account of a re-implementation.
 Deviations: w starts small instead of at 0, where the ReLU passes no gradient and w would never
 move. Hence a new model is the plain decoder only nearly, and exactly with ``gated``, a form of
 ours: ReLU(w_c . v_j) is multiplied by a learned number g_c that starts at 0. The residual within a
-layer, which the mlp reads, is X^q.
+layer, which the mlp reads, is X^q. b has no weight decay, which would draw it to 0, where a layer
+reads nothing, and not to 1.
 
 It does not know: what layers compute, how sums and scores are computed.
 """
@@ -44,6 +45,7 @@ from layermem.models.seams import (
     Connection,
     DepthWeights,
     Norm,
+    ParameterOverride,
     State,
     Stream,
     SubLayer,
@@ -201,9 +203,17 @@ class AddOutput(Connection):
 
 @final
 class Dca(Variant[DcaConfig]):
-    """Differences from the plain decoder: what attention and the residual after it read."""
+    """Differences from the plain decoder:
+
+    * connections: what attention and the residual after it read;
+    * optimiser: no weight decay on the weights by channel.
+    """
 
     source = "2502.06785"
+    overrides = (
+        ParameterOverride(module=TokenWeights),
+        ParameterOverride(module=ChannelWeights, weight_decay=0.0),
+    )
     plain_fields = {"gated": True}
 
     @classmethod

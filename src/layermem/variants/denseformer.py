@@ -134,7 +134,7 @@ class Denseformer(Variant[DenseformerConfig]):
     """
 
     source = "2402.02622"
-    overrides = (ParameterOverride(pattern=r"mlp_connection\.weights\.weight$", weight_decay=0.0),)
+    overrides = (ParameterOverride(module=ConstantDepthWeights, weight_decay=0.0),)
 
     @classmethod
     def stream(cls, config: DenseformerConfig) -> Stream:

@@ -132,7 +132,7 @@ class DepthAttention(Variant[DepthAttentionConfig]):
     """
 
     source = "2606.05014"
-    overrides = (ParameterOverride(pattern=r"\.memory\.gate$", weight_decay=0.0),)
+    overrides = (ParameterOverride(module=DepthAttentionMemory, weight_decay=0.0),)
     plain_fields = {"gate": "head"}
 
     @classmethod

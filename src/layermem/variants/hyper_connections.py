@@ -135,10 +135,8 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
     source = "2409.19606"
     plain_fields = {"output_scale": "none"}
     overrides = (
-        ParameterOverride(
-            pattern=r"_connection\.(weights\.\w+|projection\.gain)$", weight_decay=0.0
-        ),
-        ParameterOverride(pattern=r"_connection\.projection\.weight$"),
+        ParameterOverride(module=HyperWeights, weight_decay=0.0),
+        ParameterOverride(module=NormedProjection),
     )
 
     @classmethod

@@ -33,7 +33,6 @@ from layermem.models.configuration import LOCAL_HEADS, DecoderConfig
 from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.routers import (
-    ROUTER_NAME,
     RouterMethods,
     StaticRouter,
     check_sources,
@@ -193,7 +192,7 @@ class Lime(Variant[LimeConfig]):
     """
 
     source = "2502.09245"
-    overrides = (ParameterOverride(pattern=ROUTER_NAME, lr=1e-2, weight_decay=0.0),)
+    overrides = (ParameterOverride(module=StaticRouter, lr=1e-2, weight_decay=0.0),)
     plain_fields = {"router_init": "identity"}
 
     @classmethod

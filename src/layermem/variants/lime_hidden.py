@@ -183,10 +183,10 @@ class LimeHidden(Variant[LimeHiddenConfig]):
     source = "2502.09245"
     overrides = (
         ParameterOverride(
-            pattern=r"attn_connection\.weights\.(logits|gate)$", lr=1e-2, weight_decay=0.0
+            module=HeadWeights, parameters=("logits", "gate"), lr=1e-2, weight_decay=0.0
         ),
         ParameterOverride(
-            pattern=r"attn_connection\.weights\.projection$", lr=1e-2, weight_decay=0.1
+            module=HeadWeights, parameters=("projection",), lr=1e-2, weight_decay=0.1
         ),
     )
     plain_fields = {"gate": True}

@@ -196,8 +196,8 @@ class Mhc(Variant[MhcConfig]):
 
     source = "2512.24880"
     overrides = (
-        ParameterOverride(pattern=r"_connection\.weights\.(scale|bias)$", weight_decay=0.0),
-        ParameterOverride(pattern=r"_connection\.projection\.weight$"),
+        ParameterOverride(module=MhcWeights, weight_decay=0.0),
+        ParameterOverride(module=MhcProjection),
     )
     plain_fields = {"init": "plain"}
 

@@ -49,6 +49,7 @@ from layermem.models.seams import (
     Connection,
     DepthWeights,
     Norm,
+    ParameterOverride,
     ResidualConnection,
     State,
     Stream,
@@ -107,6 +108,11 @@ class MuddWeights(DepthWeights):
 
 
 @final
+class SourceNorm(RMSNorm):
+    """norm_j."""
+
+
+@final
 class MixtureNorm(RMSNorm):
     """norm_c, whose gain starts at 1e-3."""
 
@@ -119,7 +125,7 @@ class Place(nn.Module):
         self.room = config.num_hidden_layers + 1
         width, eps, normed = config.hidden_size, config.rms_norm_eps, config.pre_post_norm
         self.weights = MuddWeights(config, layers, readers) if layers else None
-        self.source_norm = RMSNorm(width, eps) if normed else None
+        self.source_norm = SourceNorm(width, eps) if normed else None
         norms = (MixtureNorm(width, eps) for _ in readers)
         self.mixture_norms = nn.ModuleList(norms) if normed and layers else None
 
@@ -205,6 +211,9 @@ class Mudd(Variant[MuddConfig]):
     read."""
 
     source = "2502.12170"
+    overrides = tuple(
+        ParameterOverride(module=module) for module in (MuddWeights, Gains, SourceNorm, MixtureNorm)
+    )
 
     @classmethod
     def stream(cls, config: MuddConfig) -> Stream:

@@ -154,7 +154,7 @@ class ValueResidual(Variant[ValueResidualConfig]):
     """
 
     source = "2410.17897"
-    overrides = (ParameterOverride(pattern=r"\.memory\.weight$", weight_decay=0.0),)
+    overrides = (ParameterOverride(module=ValueMixture, weight_decay=0.0),)
     plain_fields = {"form": "learnable", "first_weight": 0.0, "own_weight": 1.0}
 
     @classmethod
