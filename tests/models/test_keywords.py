@@ -137,8 +137,8 @@ def test_a_keyword_of_the_loss_reaches_it(model, ids):
         once = model(ids, labels=ids).loss
         model.loss_function = doubled
         assert model(ids, labels=ids, factor=2.0).loss == 2 * once
-    with pytest.raises(TypeError, match="faktor"):
-        model(ids, labels=ids, faktor=2.0)
+    with pytest.raises(TypeError, match="factr"):
+        model(ids, labels=ids, factr=2.0)
 
 
 def test_a_keyword_of_attention_reaches_it(model, ids):
