@@ -121,7 +121,8 @@ def _saved_config(location: str | Path, revision: str | None) -> Mapping[str, An
         saved: dict[str, Any] = PreTrainedConfig.get_config_dict(location, revision=revision)[0]
     except (OSError, ValueError):
         return None
-    return saved
+    # A saved model with attached memory has the config of its host inside its own.
+    return {**saved.get("host_config", {}), **saved}
 
 
 def _is_of_a_run(folder: Path) -> bool:
