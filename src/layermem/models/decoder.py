@@ -28,13 +28,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig, padding_alone
-from layermem.models.keywords import (
-    CACHE,
-    only_cache,
-    refuse_lost_boundaries,
-    refuse_unknown,
-    update_cache,
-)
+from layermem.models.keywords import CACHE, check_keywords, only_cache, update_cache
 from layermem.models.layers import (
     MLP,
     AbsentLinear,
@@ -299,7 +293,7 @@ class Decoder(PreTrainedDecoder):
         ``past_key_values`` is the older name of ``cache``.
         """
         cache = only_cache(cache, past_key_values)
-        self._check_keywords(kwargs, cache, position_ids)
+        check_keywords(type(self).__name__, self.config, kwargs, cache, position_ids)
         embeds = self._embed(input_ids, inputs_embeds)
         if (
             use_cache
@@ -344,15 +338,6 @@ class Decoder(PreTrainedDecoder):
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(self.stream.end(state)), **{CACHE: cache}
         )
-
-    def _check_keywords(
-        self, kwargs: dict[str, Any], cache: Cache | None, position_ids: Tensor | None
-    ) -> None:
-        """Raise if a keyword would be lost, or what keeps the texts of a row apart."""
-        implementation = self.config._attn_implementation
-        backend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
-        refuse_unknown(type(self).__name__, kwargs, cache, backend)
-        refuse_lost_boundaries(implementation, kwargs, position_ids)
 
     def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:
         """Return the buffer that the layers of this forward share, if they may and do."""

@@ -4,7 +4,7 @@ transformers 5.24 renamed ``past_key_values`` to ``cache``. Our forwards take bo
 the one that the installed release uses. A keyword that nothing takes is an error, so that a cache
 under a third name cannot be lost.
 
-It does not know: what any of the keywords does.
+It does not know: what the keywords do.
 """
 
 import inspect
@@ -17,6 +17,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from layermem.models.configuration import DecoderConfig
+from layermem.models.layers import eager_attention
 
 CACHE_NAMES = ("cache", "past_key_values")
 CACHE = next(n for n in CACHE_NAMES if n in {f.name for f in fields(BaseModelOutputWithPast)})
@@ -91,14 +95,21 @@ def update_cache(
     return key, value
 
 
-def refuse_unknown(
-    model: str, kwargs: Mapping[str, Any], cache: Any, attention: Callable[..., Any]
+def check_keywords(
+    model: str,
+    config: DecoderConfig,
+    kwargs: Mapping[str, Any],
+    cache: Any,
+    position_ids: Tensor | None,
 ) -> None:
-    """Raise ``TypeError`` for a keyword that no part of a forward reads.
+    """Raise ``TypeError`` for a keyword that no part of a decoder's forward reads.
 
-    They are those of ``CONTRACT``, those that the attention function names, and with the cache of
-    continuous batching those of ``PAGED``. A keyword that is None was not given.
+    What is read are those of ``CONTRACT``, those that the attention function names, and with the
+    cache of continuous batching those of ``PAGED``. A keyword that is None was not given.
+    ``ValueError``: the attention does not read what tells the texts of a row apart.
     """
+    implementation = config._attn_implementation
+    attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     paged = PAGED if isinstance(cache, PagedAttentionCache) else frozenset()
     for name, value in kwargs.items():
         if value is None or name in CONTRACT or name in paged or names(attention, name):
@@ -108,14 +119,8 @@ def refuse_unknown(
             f"{model} got the keyword {name!r}{why}, which no part of its forward reads: leave it "
             "out, or correct its name"
         )
-
-
-def refuse_lost_boundaries(
-    implementation: str | None, kwargs: Mapping[str, Any], position_ids: Tensor | None
-) -> None:
-    """Raise ``ValueError`` if attention would not read what tells the texts of a row apart."""
-    given = kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None
-    if given and position_ids is None and "flash" not in (implementation or ""):
+    has_boundaries = any(kwargs.get(f"cu_seq_lens_{side}") is not None for side in "qk")
+    if has_boundaries and position_ids is None and "flash" not in (implementation or ""):
         raise ValueError(
             f"attention {implementation!r} does not read cu_seq_lens_q, so that the texts of a row "
             "would attend to each other: pass position_ids that begin anew with each text"
