@@ -14,6 +14,7 @@ from layermem.models.registry import lookup
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
+    {"number_ranges"},
     {"auto_classes", "host_config", "named_options", "records_config", "typed_dicts"},
     {"run_identity", "task_config"},
     {"config", "counting", "intervals", "processor", "results", "runs", "text_hash"},

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 from layermem.host_config import Host, check_run
 from layermem.named_options import check_options, merged, parse_options
+from layermem.number_ranges import SEED, SHARE, at_least, below, check_numbers, number
 from layermem.records_config import Records, check_records
 from layermem.run_identity import run_id
 from layermem.task_config import Task
-from layermem.typed_dicts import check_at_least, checked, from_dict, to_dict
+from layermem.typed_dicts import checked, from_dict, to_dict
 
 _NOT_SIZES = ("options", "pretrained")
 
@@ -24,17 +25,17 @@ _NOT_SIZES = ("options", "pretrained")
 class Model:
     """Sizes of the decoder, under LLaMA's names, and the options of the variant."""
 
-    hidden_size: int = 128
+    hidden_size: int = number(128, at_least(1))
     """Width of the residual stream."""
-    intermediate_size: int = 512
+    intermediate_size: int = number(512, at_least(1))
     """Width inside the mlp."""
-    num_hidden_layers: int = 8
+    num_hidden_layers: int = number(8, at_least(1))
     """Number of layers."""
-    num_attention_heads: int = 8
+    num_attention_heads: int = number(8, at_least(1))
     """Number of query heads."""
-    num_key_value_heads: int | None = None
+    num_key_value_heads: int | None = number(None, at_least(1))
     """Number of key-value heads; None: as many as query heads."""
-    vocab_size: int | None = None
+    vocab_size: int | None = number(None, at_least(1))
     """Number of token ids; None: the tokenizer's."""
     pretrained: str | None = None
     """Folder of a saved model of the variant or of a LLaMA, or a hub name: the run starts from its
@@ -47,6 +48,7 @@ class Model:
     preset's; an option replaces the preset's option of the same name."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, "model.")
         check_options("model", self.options)
 
     def sizes(self) -> dict[str, Any]:
@@ -70,7 +72,7 @@ class Data:
     """Source of the validation set, as in --data.source, with other text (wikitext:validation);
     documents that are in both are left out of training. None: a share of the documents is held out
     for validation."""
-    validation_share: float = 0.02
+    validation_share: float = number(0.02, SHARE)
     """Share of the documents held out for validation, where it has no source of its own."""
     subset: str | None = None
     """Configuration of a Hugging Face dataset, such as sample-10BT; of --data.validation too where
@@ -82,13 +84,13 @@ class Data:
     """Column that holds the text."""
     streaming: bool = False
     """Whether a Hugging Face dataset is read without downloading it whole."""
-    max_documents: int | None = None
+    max_documents: int | None = number(None, at_least(1))
     """Most documents that are read; None: all. A document of more than a million characters is
     split, and each part counts as one."""
     tokenizer: str = "bytes"
     """"bytes", a folder of GPT-2 files (vocab.json, merges.txt) or of a saved tokenizer, or a hub
     name."""
-    block_size: int = 256
+    block_size: int = number(256, at_least(2))
     """Tokens in a block, the length of a training sequence."""
     isolate_documents: bool = False
     """Whether documents in one block are kept apart: no attention across, positions from zero."""
@@ -96,48 +98,38 @@ class Data:
     """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 2, "block_size")
-        if self.max_documents is not None:
-            check_at_least(self, 1, "max_documents")
-        if not 0 < self.validation_share < 1:
-            raise ValueError(
-                f"data.validation_share must be between 0 and 1, got {self.validation_share}"
-            )
+        check_numbers(self, "data.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
     """AdamW with a learning-rate schedule. A variant may override both for its own parameters."""
 
-    lr: float = 1e-3
+    lr: float = number(1e-3, at_least(0))
     """Peak learning rate of everything the variant does not override."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """How learning rates fall after the warm-up."""
-    min_lr: float = 1e-6
+    min_lr: float = number(1e-6, at_least(0))
     """Learning rate at the end: an absolute number, the same in every parameter group."""
-    warmup_steps: int = 200
+    warmup_steps: int = number(200, at_least(0))
     """Steps over which learning rates rise from zero; at most a tenth of the run's steps."""
-    router_lr: float | None = None
+    router_lr: float | None = number(None, at_least(0))
     """Learning rate of the variant's own parameters; None: what the variant says."""
-    weight_decay: float = 0.1
+    weight_decay: float = number(0.1, at_least(0))
     """Weight decay of weight matrices; norms, embeddings and routers have none."""
-    beta1: float = 0.9
+    beta1: float = number(0.9, below(0, 1))
     """Decay of the running mean of gradients."""
-    beta2: float = 0.95
+    beta2: float = number(0.95, below(0, 1))
     """Decay of the running mean of squared gradients."""
-    eps: float = 1e-8
+    eps: float = number(1e-8, at_least(0))
     """Added to the square root of that mean."""
-    clip: float = 1.0
+    clip: float = number(1.0, at_least(0))
     """Norm that gradients are clipped to; 0: not clipped."""
-    batch_size: int = 32
+    batch_size: int = number(32, at_least(1))
     """Sequences in one optimizer step, over all processes."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "batch_size")
-        check_at_least(self, 0, "lr", "min_lr", "warmup_steps", "weight_decay", "eps", "clip")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"optim.{name} must be in [0, 1), got {getattr(self, name)}")
+        check_numbers(self, "optim.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,17 +140,16 @@ class Regularizer:
     """"seq_vcr": Seq-VCR, which keeps the last hidden states of different sequences apart (arXiv
     2411.02344). Covariances are over the sequences that a process computes at once, so that
     compute.micro_batch changes them. None: no penalty."""
-    variance_weight: float = 1.0
+    variance_weight: float = number(1.0, at_least(0))
     """Weight of the term that asks each feature to vary over sequences."""
-    covariance_weight: float = 0.004
+    covariance_weight: float = number(0.004, at_least(0))
     """Weight of the term that asks features to vary independently."""
-    width: int = 2048
+    width: int = number(2048, at_least(2))
     """Features that hidden states are projected to, by a matrix that is trained with the model and
     is no part of it."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "variance_weight", "covariance_weight")
-        check_at_least(self, 2, "width")
+        check_numbers(self, "regularizer.")
         for other in fields(self):
             value = getattr(self, other.name)
             if self.penalty is None and value != other.default:
@@ -179,7 +170,7 @@ class Compute:
     for micro_batch where there is a penalty (--regularizer.penalty). With another precision it is
     another run."""
 
-    micro_batch: int = 32
+    micro_batch: int = number(32, at_least(1))
     """Sequences that a process computes at once; gradients are accumulated to optim.batch_size."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
     """Floating-point format; "auto": bfloat16 on a GPU that supports it, else float32."""
@@ -195,21 +186,19 @@ class Compute:
     "nothing": the least memory; each micro-batch gathers all weights twice and scatters all
     gradients. "gradients" (4 bytes a parameter): they are scattered once a step. "all" (8 bytes, 6
     in bfloat16): weights are gathered once a step too."""
-    loss_chunk: int | None = None
+    loss_chunk: int | None = number(None, at_least(0))
     """Tokens of a micro-batch whose logits are in memory at once; 0: all; None: all where they take
     at most 1 GiB in float32, else as many as take a quarter of that."""
-    ddp_timeout: int = 1800
+    ddp_timeout: int = number(1800, at_least(1))
     """Seconds that a process waits for the others (DDP or FSDP2) before the run fails."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "micro_batch", "ddp_timeout")
+        check_numbers(self, "compute.")
         if self.keep_whole != "nothing" and not self.shard:
             raise ValueError(
                 f"compute.keep_whole={self.keep_whole!r} is for sharded runs, and compute.shard is "
                 "off: add it, or leave keep_whole out"
             )
-        if self.loss_chunk is not None:
-            check_at_least(self, 0, "loss_chunk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,20 +209,20 @@ class Run:
     """Name of the preset it came from."""
     variant: str = "lime"
     """Architecture: a name that `layermem presets` lists."""
-    seed: int = 0
+    seed: int = number(0, SEED)
     """Seed of weights and order of the data. Two variants of one seed share both."""
-    max_steps: int = 1000
+    max_steps: int = number(1000, at_least(1))
     """Training steps; the schedule is scaled to them."""
-    log_every: int = 1
+    log_every: int = number(1, at_least(1))
     """Steps between two rows of metrics."""
-    eval_every: int = 100
+    eval_every: int = number(100, at_least(1))
     """Steps between two validations; the last step is always followed by one."""
-    eval_blocks: int | None = None
+    eval_blocks: int | None = number(None, at_least(1))
     """Validation blocks used, from the first on; None: all."""
-    save_every: int = 0
+    save_every: int = number(0, at_least(0))
     """Steps between two checkpoints; 0: that of the last step alone, until the final model is
     there."""
-    keep: int = 2
+    keep: int = number(2, at_least(1))
     """Number of newest checkpoints that are kept. The one with the lowest validation loss is kept
     too, if the run saved at that step (it does at each validation where save_every divides
     eval_every)."""
@@ -258,10 +247,7 @@ class Run:
     """Precision, compilation and memory."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "max_steps", "log_every", "eval_every", "keep", path="")
-        check_at_least(self, 0, "save_every", "seed", path="")
-        if self.eval_blocks is not None:
-            check_at_least(self, 1, "eval_blocks", path="")
+        check_numbers(self)
         check_run(self)
         check_records(self)
 

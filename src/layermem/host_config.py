@@ -6,6 +6,8 @@ It does not know: files, torch, what the other parts of a run's config are.
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from layermem.number_ranges import at_least, check_numbers, number
+
 VARIANT = "host"
 """What stands for the variant of a run that trains a model of transformers."""
 # Fields that a run of a model of transformers leaves at their defaults, by part; none named: all.
@@ -29,13 +31,14 @@ class Host:
     """Branch, tag or commit of a model on the hub; None: the newest."""
     memory: Literal["full", "last", "first", "none"] = "full"
     """Earlier layers that a layer reads, as in `layermem.attach`; "none": no memory is attached."""
-    window: int | None = None
+    window: int | None = number(None, at_least(1))
     """Number of layers that are read, the layer's own counted; with memory=last or first."""
     train: Literal["routers", "all", "lora"] = "routers"
     """What is trained: "routers" alone; "all" weights; or "lora" (PEFT) on keys and values without
     memory, of the smallest rank that has at least as many parameters as routers of memory=full."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, "host.")
         if self.model is None:
             for other in fields(self):
                 if getattr(self, other.name) != other.default:
@@ -49,8 +52,6 @@ class Host:
                 f"host.memory={self.memory} and host.window={self.window} do not go together: "
                 "memory=last and memory=first have a window, full and none have none"
             )
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"host.window must be at least 1, got {self.window}")
         self._check_trained()
 
     def _check_trained(self) -> None:

@@ -6,6 +6,8 @@ It does not know: files, torch, what the other parts of a run's config are.
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from layermem.number_ranges import SHARE, at_least, check_numbers, number
+
 # Parts of a config, and fields of a run, that a run on records leaves at their defaults.
 _WITHOUT_EFFECT = ("data", "task", "eval_blocks")
 # Fields of questions alone. They are in no run id where they are at their defaults, so that the ids
@@ -27,22 +29,22 @@ class Records:
     validation: str | None = None
     """File of the validation records; records whose texts (of questions: contexts) are in both are
     left out of training. None: a share of the records is held out, chosen by a hash of them."""
-    validation_share: float = 0.1
+    validation_share: float = number(0.1, SHARE)
     """Share of the records held out for validation, where it has no file of its own."""
     fields: tuple[str, ...] = ()
     """Names of the one or two fields that hold the texts; none: found by the usual names. Of
     questions: the field of the context and that of the question; none: context question."""
     label: str | None = None
     """Name of the field that holds the label (None: label) or the answers (None: answers)."""
-    max_length: int = 128
+    max_length: int = number(128, at_least(4))
     """Most tokens of a record, special tokens counted. Longer texts are cut, and counted; longer
     contexts are read in windows."""
     from_config: str | None = None
     """JSON file of a model's config: the model starts from random weights of these sizes, and
     host.model names the folder of the tokenizer alone. None: pretrained weights."""
-    stride: int = 128
+    stride: int = number(128, at_least(0))
     """Of questions: tokens of a context that two windows in a row share."""
-    longest_answer: int = 30
+    longest_answer: int = number(30, at_least(1))
     """Of questions: most tokens of an answer that is given."""
     unanswerable: bool = False
     """Of questions: whether some have no answer (SQuAD 2.0), which is then an answer too. False: a
@@ -51,6 +53,7 @@ class Records:
     """Of questions: name of the field that holds a question's id; None: id."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, "records.")
         if self.source is None:
             for other in fields(self):
                 if getattr(self, other.name) != other.default:
@@ -59,15 +62,6 @@ class Records:
                         "trained on records, and records.source is not given: add it (layermem "
                         f"finetune MODEL --records FILE), or leave {other.name} out"
                     )
-        if not 0 < self.validation_share < 1:
-            raise ValueError(
-                f"records.validation_share must be between 0 and 1, got {self.validation_share}"
-            )
-        if self.max_length < 4:
-            raise ValueError(
-                f"records.max_length must be at least 4 (two texts of a token between special "
-                f"tokens), got {self.max_length}"
-            )
         if len(self.fields) > 2 or len(set(self.fields)) < len(self.fields):
             raise ValueError(
                 f"records.fields must name one or two different fields, got {' '.join(self.fields)}"

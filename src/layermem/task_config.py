@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from layermem.named_options import check_options, parse_options
-from layermem.typed_dicts import check_at_least
+from layermem.number_ranges import at_least, check_numbers, number
 
 # The largest number that an option may be: of longer sequences, a thousand problems take minutes.
 _LARGEST = 100_000
@@ -20,18 +20,18 @@ class Task:
 
     name: Literal["arithmetic", "prosqa", "mqar", "chains", "mad"] | None = None
     """Name of the task; None: the run is trained on text."""
-    examples: int = 50_000
+    examples: int = number(50_000, at_least(1))
     """Problems in the training set."""
-    repeated: int = 0
+    repeated: int = number(0, at_least(0))
     """How many of these, the first, stand there `repeats` times, the others once: what small models
     do not find among many problems they may find among few that they see often."""
-    repeats: int = 1
+    repeats: int = number(1, at_least(1))
     """How often the first `repeated` stand in the training set."""
-    validation: int = 500
+    validation: int = number(500, at_least(1))
     """Problems in the validation set, solved at every validation."""
-    test: int = 2_000
+    test: int = number(2_000, at_least(1))
     """Problems in the test set, solved at the end."""
-    seed: int = 0
+    seed: int = number(0, at_least(0))
     """Seed of the problems; it does not depend on the run's seed."""
     tokenizer: str | None = None
     """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
@@ -41,9 +41,7 @@ class Task:
     what is held out or drawn is the strict one (held_out=strict, graphs=crossed)."""
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "examples", "validation", "test")
-        check_at_least(self, 0, "seed", "repeated")
-        check_at_least(self, 1, "repeats")
+        check_numbers(self, "task.")
         if (self.repeated > 0) != (self.repeats > 1):
             raise ValueError(
                 f"task.repeated={self.repeated} and task.repeats={self.repeats} have an effect "
@@ -55,7 +53,7 @@ class Task:
                 f"({self.examples}): to repeat all problems, train for more steps"
             )
         check_options("task", self.options)
-        _check_numbers(self.options)
+        _check_option_numbers(self.options)
 
     @property
     def sequences(self) -> int:
@@ -67,7 +65,7 @@ class Task:
         return parse_options(self.options)
 
 
-def _check_numbers(options: Iterable[str]) -> None:
+def _check_option_numbers(options: Iterable[str]) -> None:
     """Raise if an option is a number that no task can draw problems with in any time.
 
     All numbers of tasks are shares, or count words, letters, nodes or values.

@@ -43,6 +43,7 @@ from layermem.cli.sweep import Sweep, sweep
 from layermem.cli.tasks import Tasks, tasks
 from layermem.cli.train import Train, train
 from layermem.cli.variants import Variants, variants
+from layermem.number_ranges import check_numbers
 
 DESCRIPTION = "Train, compare and look inside transformers whose attention reads earlier layers."
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
@@ -89,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         options = parse(args)
+        check_numbers(options, "--")
         execute = dict(COMMANDS.values())[type(options)]
         execute(options, shlex.join(["layermem", *args]))
     except BrokenPipeError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from layermem.cli.screen import screen, show, write
+from layermem.number_ranges import above, at_least, number
 
 if TYPE_CHECKING:
     from layermem.experiments.arena import ArenaOptions
@@ -26,13 +27,13 @@ class Arena:
     variants: str = "all"
     """Variants, the first is what the others are compared with; options of one follow colons. all:
     every variant, the plain decoder first."""
-    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
+    rates: tuple[float, ...] = number((1e-3, 3e-3, 1e-2, 3e-2), above(0))
     """Learning rates to try with every variant on a seed kept for that, at equal tokens."""
-    seeds: int = 5
+    seeds: int = number(5, at_least(1))
     """Seeds, from 0 on, the same for every variant."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print how many runs there would be, and about how long they would take here."""
-    jobs: int = 1
+    jobs: int = number(1, at_least(1))
     """Runs at once."""
     runs: tuple[Path, ...] = ()
     """Further folders whose runs are used where they are the same, such as a sweep's."""

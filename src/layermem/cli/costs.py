@@ -9,6 +9,7 @@ from pathlib import Path
 import tyro
 
 from layermem.cli.screen import show
+from layermem.number_ranges import at_least, number
 from layermem.results.costs import MeasuringOptions
 
 
@@ -20,11 +21,11 @@ class Costs(MeasuringOptions):
     """Presets whose sizes are taken."""
     variants: str = "plain,lime"
     """Variants; the first is what the others are compared with."""
-    tokens: int | None = None
+    tokens: int | None = number(None, at_least(1))
     """Tokens of a sequence; None: the preset's."""
-    layers: tuple[int, ...] = ()
+    layers: tuple[int, ...] = number((), at_least(1))
     """Depths in place of the preset's."""
-    widths: tuple[int, ...] = ()
+    widths: tuple[int, ...] = number((), at_least(1))
     """Widths in place of the preset's; heads keep their width, the mlp its ratio."""
     measure: bool = False
     """Whether training steps are run: on a GPU if there is one, else one thread of the CPU."""
@@ -34,11 +35,6 @@ class Costs(MeasuringOptions):
     """File (svg, png, pdf) for curves along --layers or --widths."""
 
     def __post_init__(self) -> None:
-        for name in ("layers", "widths"):
-            if bad := [size for size in getattr(self, name) if size < 1]:
-                raise ValueError(f"--{name} must be at least 1 each, got {bad[0]}")
-        if self.tokens is not None and self.tokens < 1:
-            raise ValueError(f"--tokens must be at least 1, got {self.tokens}")
         if not self.presets or not self.modes:
             raise ValueError("name at least one preset and one of --modes")
         if self.figure and max(len(set(self.layers)), len(set(self.widths))) < 2:

@@ -9,6 +9,7 @@ from pathlib import Path
 import tyro
 
 from layermem.cli.screen import screen, show, write
+from layermem.number_ranges import SHARE, above, at_least, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,38 +21,38 @@ class Encoders:
     """Records, as in `layermem finetune --records`."""
     validation: str | None = None
     """File of the validation records; None: a share of the records."""
-    validation_share: float = 0.2
+    validation_share: float = number(0.2, SHARE)
     """Share of the records held out for validation, without --validation."""
     fields: tuple[str, ...] = ()
     """Names of the one or two fields that hold a record's texts; none: found by the usual names."""
     label: str | None = None
     """Name of the field that holds a record's label; None: label."""
-    max_length: int = 64
+    max_length: int = number(64, at_least(4))
     """Most tokens of a record."""
     arms: tuple[str, ...] = ("none", "full")
     """Memories: none, full, last:WINDOW, first:WINDOW; the others are compared with the first."""
-    layers: int = 4
+    layers: int = number(4, at_least(2))
     """Layers of the encoder."""
-    width: int = 64
+    width: int = number(64, at_least(1))
     """Its width; the mlp is four times as wide."""
-    heads: int = 4
+    heads: int = number(4, at_least(1))
     """Its attention heads."""
-    vocabulary: int = 4000
+    vocabulary: int = number(4000, at_least(1))
     """Most ids of its tokenizer, pieces of words, which is trained on the training records."""
-    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
+    rates: tuple[float, ...] = number((5e-4, 1e-3, 2e-3), above(0))
     """Learning rates that every arm tries on a seed kept for that; it takes the one with most right
     classes at the end."""
-    router_lr: float = 1e-2
+    router_lr: float = number(1e-2, at_least(0))
     """Learning rate of routers, which have no weight decay."""
-    weight_decay: float = 0.01
+    weight_decay: float = number(0.01, at_least(0))
     """Weight decay of weight matrices."""
-    batch_size: int = 32
+    batch_size: int = number(32, at_least(1))
     """Records in one step."""
-    steps: int = 400
+    steps: int = number(400, at_least(1))
     """Training steps."""
-    seeds: int = 5
+    seeds: int = number(5, at_least(1))
     """Seeds, from 0 on, the same for every arm."""
-    jobs: int = 1
+    jobs: int = number(1, at_least(1))
     """Runs at once."""
     out: Path = Path("runs/encoders")
     """Folder of all runs, of report.json and of the page."""

@@ -15,6 +15,7 @@ from layermem.cli.host_options import HostOptions
 from layermem.config import Compute, Data, Host, Optim, Records, Run, Task
 from layermem.host_config import VARIANT
 from layermem.named_options import merged
+from layermem.number_ranges import SEED, at_least, number
 
 logger = logging.getLogger(__name__)
 # Options of records: fields of their config under the same names, but for the source.
@@ -56,12 +57,12 @@ class Finetune(HostOptions):
     """Name of the field that holds a record's label (None: label) or answers (None: answers)."""
     id_field: str | None = None
     """Name of the field that holds a question's id; None: id."""
-    max_length: int | None = None
+    max_length: int | None = number(None, at_least(4))
     """Most tokens of a record; longer texts are cut, and counted, longer contexts are read in
     windows. None: 128, of questions 384."""
-    stride: int | None = None
+    stride: int | None = number(None, at_least(0))
     """Tokens of a context that two windows in a row share; None: 128."""
-    longest_answer: int | None = None
+    longest_answer: int | None = number(None, at_least(1))
     """Most tokens of an answer that is given to a question; None: 30."""
     unanswerable: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Some questions have no answer (SQuAD 2.0), and none may be given."""
@@ -72,17 +73,17 @@ class Finetune(HostOptions):
     """Earlier layers that a layer reads; None: full, but none with --train lora."""
     train: Literal["routers", "all", "lora"] = "routers"
     """What is trained; with --memory none, "all" is plain continued training."""
-    router_lr: float | None = None
+    router_lr: float | None = number(None, at_least(0))
     """Peak learning rate of routers, which have no weight decay; None: 5e-3."""
-    lr: float = 5e-5
+    lr: float = number(5e-5, at_least(0))
     """Peak learning rate of everything else."""
     checkpoint_activations: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Compute layers again in the backward pass instead of keeping their activations."""
-    seed: int = 0
+    seed: int = number(0, SEED)
     """Seed of the order of the data, of LoRA and of a new head for classes."""
-    log_every: int = 1
+    log_every: int = number(1, at_least(1))
     """Steps between two rows of metrics."""
-    save_every: int = 0
+    save_every: int = number(0, at_least(0))
     """Steps between two checkpoints; 0: that of the last step alone, until the final model is
     there."""
     out: Path | None = None

@@ -8,6 +8,8 @@ from typing import Literal
 
 import tyro
 
+from layermem.number_ranges import SHARE, at_least, number
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostOptions:
@@ -22,16 +24,16 @@ class HostOptions:
     --data.source`."""
     validation: str | None = None
     """Text, or file of records, of the validation set; None: a share of the training set's."""
-    validation_share: float | None = None
+    validation_share: float | None = number(None, SHARE)
     """Share of the documents (0.02) or records (0.1) held out for validation, without
     --validation."""
     text_field: str = "text"
     """Column that holds the text."""
-    block_size: int = 256
+    block_size: int = number(256, at_least(2))
     """Tokens in a block of text."""
-    max_documents: int | None = None
+    max_documents: int | None = number(None, at_least(1))
     """Most documents that are read; None: all."""
-    eval_blocks: int | None = None
+    eval_blocks: int | None = number(None, at_least(1))
     """Validation blocks used; None: all."""
     cache: str | None = None
     """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
@@ -39,27 +41,27 @@ class HostOptions:
     """Task to train on, in place of text."""
     task_options: tuple[str, ...] = ()
     """Options of the task, each NAME=VALUE; `layermem tasks` lists them."""
-    examples: int = 50_000
+    examples: int = number(50_000, at_least(1))
     """Problems in the training set of a task."""
-    test: int = 2_000
+    test: int = number(2_000, at_least(1))
     """Problems in its test set."""
-    validation_problems: int = 500
+    validation_problems: int = number(500, at_least(1))
     """Problems in its validation set."""
-    window: int | None = None
+    window: int | None = number(None, at_least(1))
     """Number of layers that are read, the layer's own counted; with --memory last or first."""
-    weight_decay: float = 0.0
+    weight_decay: float = number(0.0, at_least(0))
     """Weight decay of weight matrices; routers have none."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """How learning rates fall after the warm-up."""
-    warmup_steps: int = 200
+    warmup_steps: int = number(200, at_least(0))
     """Steps over which learning rates rise; at most a tenth of all steps."""
-    batch_size: int = 32
+    batch_size: int = number(32, at_least(1))
     """Sequences in one step."""
-    micro_batch: int = 32
+    micro_batch: int = number(32, at_least(1))
     """Sequences computed at once; gradients are accumulated to --batch-size."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
     """Floating-point format."""
-    steps: int = 1000
+    steps: int = number(1000, at_least(1))
     """Training steps."""
-    eval_every: int = 100
+    eval_every: int = number(100, at_least(1))
     """Steps between two validations; there is one before the first step and after the last."""

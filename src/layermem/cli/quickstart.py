@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from layermem.cli.screen import show
+from layermem.number_ranges import at_least, number
 from layermem.results.quickstart import QuickstartOptions
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ class Quickstart(QuickstartOptions):
 
     out: Path | None = None
     """Folder of runs and page; default: runs/quickstart-sSEED."""
-    jobs: int = 2
+    jobs: int = number(2, at_least(1))
     """Runs at once."""
 
 

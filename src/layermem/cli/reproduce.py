@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from layermem.cli.screen import screen, show, write
+from layermem.number_ranges import at_least, number
 from layermem.results.artefact import Scale
 
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ class Reproduce:
     """List every artefact: where it stands at each scale, what it needs, its command."""
     scale: Scale = "tiny"
     """Size of the runs: "tiny" for CPUs, "small" for one GPU, "paper" exactly as in the paper."""
-    seeds: int | None = None
+    seeds: int | None = number(None, at_least(1))
     """Seeds, from 0 on (of fig6 at scale paper from 42); None: 5 (tiny), 3 (small) or 1 (paper)."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print what would be run, its parameters, tokens and FLOPs, and how long it would take here;
     train nothing but some timed steps."""
-    jobs: int = 1
+    jobs: int = number(1, at_least(1))
     """Runs at once."""
     runs: tuple[Path, ...] = ()
     """Further folders whose runs are used where they are the same, such as a sweep's."""
@@ -77,8 +78,8 @@ def _list(options: Reproduce) -> None:
             title = artefact.title if at is scales[0] else ""
             rows.append([name if title else "", title, at.scale, f"{at.state}{mark}", again])
     show(Table(header=["artefact", "title", "scale", "state", "command"], rows=rows))
-    for need, number in needs.items():
-        screen().print(f"[{number}] needs or lacks: {need}", markup=False, highlight=False)
+    for need, place in needs.items():
+        screen().print(f"[{place}] needs or lacks: {need}", markup=False, highlight=False)
 
 
 def _folders(options: Reproduce) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 from layermem.cli.finetune import Finetune, to_run
 from layermem.cli.host_options import HostOptions
 from layermem.cli.screen import screen, show, write
+from layermem.number_ranges import above, at_least, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +23,13 @@ class Retrofit(HostOptions):
 
     memory: Literal["full", "last", "first"] = "full"
     """Earlier layers that a layer reads, in the ways with memory."""
-    rates: tuple[float, ...] = (5e-5, 2e-4, 1e-3)
+    rates: tuple[float, ...] = number((5e-5, 2e-4, 1e-3), above(0))
     """Learning rates that every way tries, but routers alone."""
-    router_rates: tuple[float, ...] = (1e-3, 5e-3, 2e-2)
+    router_rates: tuple[float, ...] = number((1e-3, 5e-3, 2e-2), above(0))
     """Learning rates that routers alone try."""
-    seeds: int = 5
+    seeds: int = number(5, at_least(1))
     """Seeds, from 0 on, the same for every way."""
-    jobs: int = 1
+    jobs: int = number(1, at_least(1))
     """Runs at once."""
     out: Path | None = None
     """Folder of all runs, of retrofit.json and of the page; default: runs/retrofit-MODEL."""

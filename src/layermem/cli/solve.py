@@ -11,6 +11,7 @@ import tyro
 
 from layermem.cli.screen import format_plainly, screen
 from layermem.config import Task, merged
+from layermem.number_ranges import at_least, number
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder, write_atomically
 
@@ -21,16 +22,16 @@ class Solve:
 
     run: tyro.conf.Positional[Path]
     """Folder of a run on a task that has ended."""
-    count: int = 10_000
+    count: int = number(10_000, at_least(1))
     """Problems."""
     split: Literal["train", "validation", "test"] = "test"
     """Split they are of."""
-    seed: int | None = None
+    seed: int | None = number(None, at_least(0))
     """Seed of the problems; None: the run's."""
     options: tuple[str, ...] = ()
     """Options of the task, each NAME=VALUE, added to the run's; one of the same name takes its
     place."""
-    batch_size: int = 256
+    batch_size: int = number(256, at_least(1))
     """Problems solved at once."""
     out: Path | None = None
     """File for the result, as JSON."""

@@ -10,6 +10,7 @@ import tyro
 
 from layermem.cli.screen import show, write
 from layermem.cli.starting_run import StartingRun, resolve_run
+from layermem.number_ranges import above, at_least, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +24,15 @@ class Sweep(StartingRun):
     variants: str = "plain,lime"
     """Variants, the first is what the others are compared with; options of one follow colons
     (lime:router=last:router_window=4). all: every variant."""
-    seeds: int = 5
+    seeds: int = number(5, at_least(1))
     """Seeds, from --seed on, the same for every variant."""
-    rates: tuple[float, ...] = ()
+    rates: tuple[float, ...] = number((), above(0))
     """Learning rates to try with every variant on a seed kept for that; each then takes its best by
     validation loss. None given: all take --optim.lr."""
-    decays: tuple[float, ...] = ()
+    decays: tuple[float, ...] = number((), at_least(0))
     """Weight decays to try with every rate of --rates; each variant takes the best of all pairs.
     None given: all take --optim.weight-decay."""
-    jobs: int = 1
+    jobs: int = number(1, at_least(1))
     """Runs at once."""
     out: Path | None = None
     """Folder of all its runs; default: runs/PRESET."""

@@ -9,6 +9,7 @@ from typing import Literal
 import tyro
 
 from layermem.cli.screen import format_plainly, screen
+from layermem.number_ranges import at_least, number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,17 +18,17 @@ class Tasks:
 
     name: tyro.conf.Positional[str | None] = None
     """The task; none: all are listed with their options."""
-    count: int = 1000
+    count: int = number(1000, at_least(1))
     """Problems to describe."""
-    show: int = 3
+    show: int = number(3, at_least(0))
     """Problems to print."""
-    seed: int = 0
+    seed: int = number(0, at_least(0))
     """Seed of the problems."""
     split: Literal["train", "validation", "test"] = "train"
     """Split they are of."""
     options: tuple[str, ...] = ()
     """What the task is made of, each NAME=VALUE; `layermem tasks` alone lists what there is."""
-    against: int = 0
+    against: int = number(0, at_least(0))
     """Training problems, of the same seed, that the problems are compared with: what they share."""
 
 

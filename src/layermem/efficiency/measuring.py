@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +26,7 @@ import torch
 
 from layermem.counting import count_parameters
 from layermem.models.registry import build, lookup
+from layermem.number_ranges import at_least
 from layermem.processor import processor_name
 from layermem.results.costs import Measurement, Mode, Precision
 
@@ -39,9 +40,9 @@ _VERSIONS_OF_A_MODEL = 4
 class Shape:
     """The input of a training step, and how the step is computed."""
 
-    batch: int
+    batch: int = field(metadata=at_least(1))
     """Number of sequences."""
-    tokens: int
+    tokens: int = field(metadata=at_least(1))
     """Tokens of each sequence."""
     device: str = "cpu"
     """Device of the model."""

@@ -13,7 +13,7 @@ It does not know: how runs are trained, tables, pages.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from layermem.experiments.reproduction.training import (
 from layermem.experiments.standings import standings
 from layermem.experiments.step_memory import measured_memory
 from layermem.experiments.step_times import measured_steps, shape_of
+from layermem.number_ranges import above, between
 from layermem.results.arena import (
     ArenaResult,
     Condition,
@@ -65,9 +66,9 @@ class ArenaOptions:
     """Names of boards, as ``arena_boards`` has them."""
     variants: str
     """Arms; the first is what the others are compared with."""
-    rates: tuple[float, ...]
+    rates: tuple[float, ...] = field(metadata=above(0))
     """Learning rates that are tried with every arm."""
-    seeds: int
+    seeds: int = field(metadata=between(1, CHOOSING_SEED))
     """Seeds, from 0 on."""
 
     def __post_init__(self) -> None:

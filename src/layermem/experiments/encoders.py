@@ -13,7 +13,7 @@ It does not know: how a run is trained or compared, the command line.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from layermem.experiments.comparison import compare_runs
 from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import check_comparable, read_divergence, read_metrics
 from layermem.host_config import VARIANT
+from layermem.number_ranges import above, at_least, between, number
 from layermem.results.comparison import Comparison
 from layermem.results.encoder_trials import EncoderTrial, EncoderTrials
 from layermem.results.files import to_json
@@ -41,13 +42,13 @@ _RECIPE = "recipe.json"
 class EncoderSizes:
     """Sizes of the tokenizer and of the model."""
 
-    layers: int = 4
+    layers: int = number(4, at_least(2))
     """Layers."""
-    width: int = 64
+    width: int = number(64, at_least(1))
     """Width of the residual stream; the mlp is four times as wide."""
-    heads: int = 4
+    heads: int = number(4, at_least(1))
     """Attention heads."""
-    vocabulary: int = 4000
+    vocabulary: int = number(4000, at_least(1))
     """Most ids of the tokenizer."""
 
     def __post_init__(self) -> None:
@@ -68,13 +69,13 @@ class EncoderStudy:
     """Sizes of the model."""
     optim: Optim
     """How every arm is trained, but for its learning rate."""
-    steps: int
+    steps: int = field(metadata=at_least(1))
     """Training steps."""
     arms: tuple[str, ...] = ("none", "full")
     """Memories: none, full, last:WINDOW or first:WINDOW; the others are compared with the first."""
-    rates: tuple[float, ...] = ()
+    rates: tuple[float, ...] = number((), above(0))
     """Learning rates that every arm tries."""
-    seeds: int = 5
+    seeds: int = number(5, between(1, CHOOSING_SEED))
     """Seeds, from 0 on."""
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ It does not know: how runs are trained, tables, pages.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +39,7 @@ from layermem.experiments.records import (
 from layermem.experiments.standings import standings
 from layermem.experiments.step_memory import measured_memory
 from layermem.experiments.step_times import measured_steps, shape_of
+from layermem.number_ranges import above, between, number
 from layermem.results.arena import Condition, MeasuredMemory, MeasuredSteps, Ranking
 from layermem.results.artefact import RunState, State
 from layermem.results.files import to_json
@@ -60,11 +61,11 @@ class RetrofitStudy:
 
     base: Run
     """A run that trains the model with memory; ways, rates and seeds are put into it."""
-    rates: tuple[float, ...]
+    rates: tuple[float, ...] = field(metadata=above(0))
     """Learning rates that every way tries but routers."""
-    router_rates: tuple[float, ...]
+    router_rates: tuple[float, ...] = field(metadata=above(0))
     """Learning rates that routers alone try."""
-    seeds: int = 5
+    seeds: int = number(5, between(1, CHOOSING_SEED))
     """Seeds, from 0 on."""
 
     def __post_init__(self) -> None:

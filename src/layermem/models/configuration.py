@@ -13,6 +13,8 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from layermem.number_ranges import at_least, below, between, check_numbers, number
+
 # Types of fields that may be given as None and are filled in by ``__post_init__``. Type checkers
 # see Any, so that readers of the fields need not check for None.
 if TYPE_CHECKING:
@@ -90,36 +92,36 @@ class DecoderConfig(PreTrainedConfig):
     # Auto class -> model class name, set by `registry.declare`.
     auto_classes: ClassVar[dict[str, str]] = {}
 
-    vocab_size: int = 32000
+    vocab_size: int = number(32000, at_least(1))
     """Number of token ids."""
-    hidden_size: int = 4096
+    hidden_size: int = number(4096, at_least(1))
     """Width D of the residual stream."""
-    intermediate_size: int = 11008
+    intermediate_size: int = number(11008, at_least(1))
     """Width of the SwiGLU inside the mlp."""
-    num_hidden_layers: int = 32
+    num_hidden_layers: int = number(32, at_least(1))
     """Number of decoder layers L."""
-    num_attention_heads: int = 32
+    num_attention_heads: int = number(32, at_least(1))
     """Number of query heads H."""
-    num_key_value_heads: FilledInt = None
+    num_key_value_heads: FilledInt = number(None, at_least(1))
     """Number of key-value heads G; None means as many as query heads."""
-    head_dim: FilledInt = None
+    head_dim: FilledInt = number(None, at_least(1))
     """Width E of one head; None means hidden_size / num_attention_heads."""
     hidden_act: str = "silu"
     """Activation function of the mlp's gate."""
-    max_position_embeddings: int = 2048
+    max_position_embeddings: int = number(2048, at_least(1))
     """Longest sequence that the position embeddings are meant for."""
-    initializer_range: float = 0.02
+    initializer_range: float = number(0.02, between(0, 1))
     """Standard deviation of the initial linear and embedding weights."""
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: float = number(1e-6, at_least(0))
     """Epsilon of the norms, added to the mean square."""
     use_cache: bool = True
     """Whether a forward outside training returns a cache of keys and values; one of documents that
     ``position_ids`` keep apart returns none."""
-    pad_token_id: int | None = None
+    pad_token_id: int | None = number(None, at_least(0))
     """Id of the padding token."""
-    bos_token_id: int | None = 1
+    bos_token_id: int | None = number(1, at_least(0))
     """Id of the token that begins a text."""
-    eos_token_id: int | list[int] | None = 2
+    eos_token_id: int | list[int] | None = number(2, at_least(0))
     """Id or ids that end a text."""
     tie_word_embeddings: bool = False
     """Whether the output head shares the embedding's weights."""
@@ -127,7 +129,7 @@ class DecoderConfig(PreTrainedConfig):
     """Base and scaling of rope in transformers' form, e.g. {"rope_type": "llama3", ...}."""
     attention_bias: bool = False
     """Whether q, k, v and o projections have biases."""
-    attention_dropout: FilledFloat = 0.0
+    attention_dropout: FilledFloat = number(0.0, below(0, 1))
     """Dropout on attention weights during training."""
     mlp_bias: bool = False
     """Whether the mlp's projections have biases."""
@@ -150,19 +152,7 @@ class DecoderConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Raise ``ValueError`` if the sizes are not those of a decoder."""
-        sizes = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "max_position_embeddings",
-        )
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_numbers(self)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
@@ -173,10 +163,6 @@ class DecoderConfig(PreTrainedConfig):
             raise ValueError(
                 f"head_dim must be even, because rope rotates pairs; got {self.head_dim}"
             )
-        if not 0 <= self.initializer_range <= 1:
-            raise ValueError(f"initializer_range must be in [0, 1], got {self.initializer_range}")
-        if not 0 <= self.attention_dropout < 1:
-            raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
 
     def validate_attention_span(self) -> None:
         """Raise ``ValueError`` for fields that make transformers' caches drop tokens."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from layermem.number_ranges import above, at_least, number
+
 Representation = Literal["hidden", "routed"]
 Probe = Literal["paper", "converged"]
 
@@ -25,18 +27,18 @@ class AnalysisOptions:
     words: tuple[str, ...] | None = None
     """Words that a probe classifies; None: numbers or names for problems of a task; is, are, was
     and were for a text."""
-    each: int = 100
+    each: int = number(100, at_least(1))
     """Occurrences of each word (the paper: 1668; the standard library has less than 200 of one of
     the four)."""
-    documents: int = 100_000
+    documents: int = number(100_000, at_least(1))
     """Documents of a text that are searched for the words, at most."""
-    sequences: int = 64
+    sequences: int = number(64, at_least(1))
     """Sequences whose entropy is computed."""
-    length: int = 128
+    length: int = number(128, at_least(2))
     """Tokens of a sequence, at most."""
-    alpha: float = 1.0
+    alpha: float = number(1.0, above(0))
     """Order of the entropy (the paper's code: 0.5)."""
-    seed: int = 0
+    seed: int = number(0, at_least(0))
     """Seed of folds, layouts and problems."""
 
     def __post_init__(self) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from layermem.number_ranges import at_least, number
+
 Counting = Literal["honest", "paper"]
 Mode = Literal["eager", "default", "reduce-overhead"]
 Precision = Literal["float32", "bfloat16"]
@@ -21,9 +23,9 @@ Precision = Literal["float32", "bfloat16"]
 class MeasuringOptions:
     """How training steps are measured."""
 
-    batch: int = 4
+    batch: int = number(4, at_least(1))
     """Sequences of a measured step."""
-    repeats: int = 9
+    repeats: int = number(9, at_least(2))
     """Measured rounds, after a warm-up."""
     modes: tuple[Mode, ...] = ("eager",)
     """How measured steps are carried out: eager, or torch.compile's modes (the paper: default and

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from layermem.number_ranges import at_least, number
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswersKey:
@@ -152,11 +154,11 @@ class EvalOptions:
     tasks: tuple[str, ...] = ("paper",)
     """Tasks, also separated by commas; "paper": all of the paper's tables 1 and 4 to 6; a name that
     ends in .yaml: a file as lm-eval's definitions of tasks are."""
-    shots: int = 3
+    shots: int = number(3, at_least(0))
     """Few-shot examples before each item."""
-    seeds: int = 5
+    seeds: int = number(5, at_least(1))
     """Seeds by which few-shot examples are drawn: 0, 1, ... Without shots one is enough."""
-    limit: int | None = None
+    limit: int | None = number(None, at_least(1))
     """Items of each task, the first ones; None: all."""
     records: tuple[str, ...] = ()
     """Folders of records, and files as TASK=FILE or TASK:train=FILE; a task without any is
@@ -164,10 +166,10 @@ class EvalOptions:
     truncate: bool = False
     """Cut the start of prompts that are longer than the model reads, and say how many; without it
     they are refused."""
-    max_length: int | None = None
+    max_length: int | None = number(None, at_least(1))
     """Tokens that a model is given at most; None: as many as it can read. Of positions beyond those
     of its training a model has learned nothing."""
-    batch_size: int | None = None
+    batch_size: int | None = number(None, at_least(1))
     """Prompts of a batch; None: on a GPU as many as fit, else as many as 128 MB of logits allow."""
 
 

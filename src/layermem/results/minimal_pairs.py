@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from layermem.number_ranges import at_least, number
 from layermem.results.analysis import Probe, ProbeAccuracy, Representation
 from layermem.results.arms import Arms
 
@@ -97,12 +98,12 @@ class MinimalPairsOptions:
 
     records: tuple[str, ...]
     """Files of BLiMP's JSON lines, plain or compressed, or folders of such files."""
-    per_paradigm: int | None = None
+    per_paradigm: int | None = number(None, at_least(1))
     """Pairs of each paradigm, the first ones; None: all."""
-    probe: int | None = None
+    probe: int | None = number(None, at_least(1))
     """Pairs of each paradigm, the first ones, by which linear probes are fitted to every layer's
     representations of the sentences; None: no probe."""
-    batch_size: int | None = None
+    batch_size: int | None = number(None, at_least(1))
     """Sentences of a batch; None: as many as 128 MB of logits allow, at most 64."""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from layermem.number_ranges import at_least, number
 from layermem.results.arms import Arms
 
 
@@ -83,14 +84,14 @@ class PerplexityOptions:
     """Files, folders or datasets."""
     field: str = "text"
     """Field of the text, in JSON lines and Parquet."""
-    context: int | None = None
+    context: int | None = number(None, at_least(1))
     """Most tokens that one forward reads; None: of a run on text its block size, of another model
     its longest sequence, the smallest of all checkpoints."""
-    stride: int | None = None
+    stride: int | None = number(None, at_least(1))
     """Tokens by which windows of a long document are apart; None: half of the context."""
-    max_documents: int | None = None
+    max_documents: int | None = number(None, at_least(1))
     """Documents that are read; None: all."""
-    batch_size: int | None = None
+    batch_size: int | None = number(None, at_least(1))
     """Windows of a batch; None: as many as 128 MB of logits allow, at most 64."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from layermem.number_ranges import SEED, at_least, number
 from layermem.results.run_record import Validation
 from layermem.results.solved import Solved
 
@@ -15,13 +16,13 @@ from layermem.results.solved import Solved
 class QuickstartOptions:
     """Sizes of a quickstart."""
 
-    seed: int = 0
+    seed: int = number(0, SEED)
     """Seed of weights and order of the data, the same for both; 0 was not searched for."""
-    epochs: int = 6
+    epochs: int = number(6, at_least(1))
     """Passes over the expressions."""
-    examples: int = 20_000
+    examples: int = number(20_000, at_least(1))
     """Expressions in the training set."""
-    test: int = 2_000
+    test: int = number(2_000, at_least(1))
     """Expressions in the test set."""
 
 

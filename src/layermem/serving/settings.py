@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from layermem.data.documents import check_text
+from layermem.number_ranges import above, at_least, between, check_numbers, number
 
 _OF_SAMPLING = ("temperature", "top_p", "top_k")
 
@@ -15,30 +16,30 @@ _OF_SAMPLING = ("temperature", "top_p", "top_k")
 class GenerationSettings:
     """How prompts are continued."""
 
-    max_new_tokens: int = 128
+    max_new_tokens: int = number(128, at_least(1))
     """Most tokens of a continuation."""
     do_sample: bool = False
     """Draw tokens at random; otherwise each is the most probable one, whatever the model's
     generation_config.json says."""
-    temperature: float | None = None
+    temperature: float | None = number(None, above(0))
     """With --do-sample: divides the logits; None: what generation_config.json says, else 1."""
-    top_p: float | None = None
+    top_p: float | None = number(None, between(0, 1))
     """With --do-sample: draw from the fewest tokens of this probability together; None: what
     generation_config.json says, else all."""
-    top_k: int | None = None
+    top_k: int | None = number(None, at_least(1))
     """With --do-sample: draw from so many of the most probable tokens; None: what
     generation_config.json says, else all."""
-    num_beams: int = 1
+    num_beams: int = number(1, at_least(1))
     """Beams of a beam search; 1: none."""
-    repetition_penalty: float | None = None
+    repetition_penalty: float | None = number(None, above(0))
     """Divides the scores of tokens that occurred; None: what generation_config.json says, or 1."""
-    seed: int = 0
+    seed: int = number(0, at_least(0))
     """Seed of --do-sample. Each prompt has draws of its own, by this seed and its number."""
     stop: tuple[str, ...] = ()
     """Texts that end a continuation, which does not include them."""
     chat: bool = False
     """Take a prompt for a user's message, and write it as the tokenizer's chat template does."""
-    batch_size: int = 16
+    batch_size: int = number(16, at_least(1))
     """Prompts continued at once, of about one length."""
     cache: Literal["dynamic", "static"] = "dynamic"
     """transformers' cache: one that grows, or one of a fixed size."""
@@ -46,16 +47,9 @@ class GenerationSettings:
     """Compile the forward of one token; needs --cache static, and compiles for each batch size."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "num_beams", "batch_size", "top_k"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        for name in ("temperature", "repetition_penalty"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be a number above 0, got {value}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        check_numbers(self)
+        if self.top_p == 0:
+            raise ValueError("top_p must be above 0, got 0")
         if not all(self.stop):
             raise ValueError("a stop text must not be empty")
         for text in self.stop:

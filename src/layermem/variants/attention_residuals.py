@@ -57,6 +57,7 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
+from layermem.number_ranges import FINITE, at_least, number
 from layermem.ops.depth import inverse_rms, mix, score, store
 
 _SUB_LAYERS: tuple[SubLayer, ...] = ("attention", "mlp")
@@ -71,12 +72,12 @@ class AttentionResidualsConfig(DecoderConfig):
     residual_form: Literal["full", "block", "delta"] = "full"
     """Sources: "full" all outputs; "block" sums of blocks; "delta" all outputs, added to the plain
     residual behind a gate."""
-    block_size: int | None = None
+    block_size: int | None = number(None, at_least(1))
     """Sub-layers in a block for residual_form="block", a divisor of 2 * num_hidden_layers; None:
     the fewest with which there are at most 8 blocks."""
     scale_by_sources: bool = True
     """Whether a mixture is multiplied by the number of its sources (full and block)."""
-    gate_init: float = 0.0
+    gate_init: float = number(0.0, FINITE)
     """Initial gate of residual_form="delta"; with 0 a new model computes what the plain decoder
     does."""
 

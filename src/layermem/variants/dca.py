@@ -52,6 +52,7 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
+from layermem.number_ranges import at_least, number
 from layermem.ops.depth import mix, score, store
 
 _WAYS = ("query", "key", "value")
@@ -63,7 +64,7 @@ class DcaConfig(DecoderConfig):
 
     shape_fields = (*DecoderConfig.shape_fields, "recent", "gated")
 
-    recent: int | None = None
+    recent: int | None = number(None, at_least(1))
     """Number k of the last outputs that are sources of their own, the middle ones being one sum;
     None: all are."""
     gated: bool = False

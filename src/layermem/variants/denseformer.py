@@ -38,6 +38,7 @@ from layermem.models.seams import (
     SubLayer,
     Variant,
 )
+from layermem.number_ranges import at_least, number
 from layermem.ops.depth import mix, store
 
 
@@ -47,9 +48,9 @@ class DenseformerConfig(DecoderConfig):
 
     shape_fields = (*DecoderConfig.shape_fields, "dilation", "period")
 
-    dilation: int = 1
+    dilation: int = number(1, at_least(1))
     """Distance between the sources of a sum; 1: all earlier layers are sources."""
-    period: int = 1
+    period: int = number(1, at_least(1))
     """Number of layers from one sum to the next; 1: there is one after every layer."""
 
     def validate_dilation_and_period(self) -> None:

@@ -48,6 +48,7 @@ from layermem.models.seams import (
     ParameterOverride,
     Variant,
 )
+from layermem.number_ranges import at_least, number
 from layermem.ops.depth_attention import mix, score, store
 from layermem.ops.route import Slot
 
@@ -58,9 +59,9 @@ class DepthAttentionConfig(DecoderConfig):
 
     shape_fields = (*DecoderConfig.shape_fields, "stride", "window", "values", "gate")
 
-    stride: int = 1
+    stride: int = number(1, at_least(1))
     """Layers read beside the own: those whose index is a multiple of it; 1: all earlier ones."""
-    window: int | None = None
+    window: int | None = number(None, at_least(2))
     """Number of last layers read, own included; None: all."""
     values: Literal["mixed", "raw"] = "mixed"
     """Earlier values: "mixed" those that the layer attended to, "raw" those it projected."""

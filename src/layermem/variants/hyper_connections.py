@@ -56,6 +56,7 @@ from layermem.models.streams import (
     StreamsConnection,
     StreamWeights,
 )
+from layermem.number_ranges import at_least, number
 
 _EXPONENTS = {"none": 0.0, "-1/2": -0.5, "+1/2": 0.5}
 
@@ -66,7 +67,7 @@ class HyperConnectionsConfig(DecoderConfig):
 
     shape_fields = (*DecoderConfig.shape_fields, "streams", "coefficients", "tanh")
 
-    streams: int = 4
+    streams: int = number(4, at_least(1))
     """Number n of residual streams."""
     coefficients: Literal["dynamic", "static"] = "dynamic"
     """Whether the weights depend on the token ("dynamic") or are parameters alone ("static")."""

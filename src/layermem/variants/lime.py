@@ -40,6 +40,7 @@ from layermem.models.routers import (
 )
 from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
 from layermem.models.sharded_routers import SOURCE_HEADS
+from layermem.number_ranges import at_least, number
 from layermem.ops.route import Slot, SlotBuffer, begin_buffer, route, store
 
 RouterInit = Literal["paper", "identity", "average"]
@@ -60,12 +61,12 @@ class LimeConfig(DecoderConfig):
     router: Literal["full", "average", "last", "first"] = "full"
     """Source layers: "full" all; "average" all, with constant weights; "last" the last
     ``router_window``, own included; "first" the first ``router_window``, the preceding, the own."""
-    router_window: int | None = None
+    router_window: int | None = number(None, at_least(1))
     """Number of layers for router="last" and router="first"; None for the others."""
     router_init: Literal["paper", "identity"] = "paper"
     """Initial weights on earlier layers: random as in the paper, or zero ("identity": a new model
     computes what the plain decoder does, as needed to add memory to a pretrained model)."""
-    router_sources: list[list[int]] | None = None
+    router_sources: list[list[int]] | None = number(None, at_least(0))
     """The earlier layers that each layer reads, ascending, as ``prune_routers`` sets them; None:
     those that ``router`` selects."""
     router_shares_kv: bool = True

@@ -71,6 +71,7 @@ from layermem.models.streams import (
     StreamsConnection,
     StreamWeights,
 )
+from layermem.number_ranges import at_least, number
 from layermem.ops.sinkhorn import sinkhorn
 
 _STD = 0.02
@@ -82,9 +83,9 @@ class MhcConfig(DecoderConfig):
 
     shape_fields = (*DecoderConfig.shape_fields, "streams", "rounds", "res")
 
-    streams: int = 4
+    streams: int = number(4, at_least(2))
     """Number n of residual streams."""
-    rounds: int = 20
+    rounds: int = number(20, at_least(1))
     """Rounds of Sinkhorn's iteration; each divides columns, then rows, by their sums."""
     res: Literal["sinkhorn", "identity"] = "sinkhorn"
     """Mixing of the streams: learned ("sinkhorn") or none ("identity")."""

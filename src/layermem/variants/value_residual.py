@@ -39,6 +39,7 @@ from transformers import initialization
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import declare
 from layermem.models.seams import Memory, OwnLayerMemory, ParameterOverride, Part, Variant
+from layermem.number_ranges import FINITE, at_least, number
 from layermem.ops.route import Slot
 
 
@@ -58,11 +59,11 @@ class ValueResidualConfig(DecoderConfig):
     """What attention reads: "identity" the mean of first and own values; "constant" their sum with
     the two weights below; "sparse" the same in the last layers alone; "learnable" the same with
     learned weights; "dense" a learned sum of all values so far; "svformer" the first values."""
-    first_weight: float = 0.5
+    first_weight: float = number(0.5, FINITE)
     """Weight of the first layer's values, initially where it is learned."""
-    own_weight: float = 0.5
+    own_weight: float = number(0.5, FINITE)
     """Weight of the layer's own values, initially where it is learned."""
-    last_layers: int | None = None
+    last_layers: int | None = number(None, at_least(1))
     """Number of last layers that mix, for form="sparse" alone; None: a quarter, rounded up."""
 
     def validate_value_weights(self) -> None:

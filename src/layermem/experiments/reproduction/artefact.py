@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from layermem.config import Run
+from layermem.number_ranges import above, number
 from layermem.results.artefact import Direction, Scale, Unit
 from layermem.results.run_record import RunRecord
 
@@ -65,7 +66,7 @@ class Study:
     """What all its runs share."""
     arms: tuple[str, ...]
     """Arms, as for ``layermem sweep --variants``."""
-    rates: tuple[float, ...] = ()
+    rates: tuple[float, ...] = number((), above(0))
     """Learning rates that are tried with every arm on a seed kept for that; empty: the base's."""
     starts_from: "Study | None" = None
     """Study whose run of the same arm and seed each run starts from; None: new weights."""

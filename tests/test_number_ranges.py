@@ -1,0 +1,96 @@
+"""Every number of every config and command has a range, and what is out of it is refused."""
+
+import dataclasses
+import math
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
+
+from layermem import config, host_config, records_config, task_config
+from layermem.cli import COMMANDS, main
+from layermem.models.registry import lookup, variants
+from layermem.number_ranges import Range, check_numbers, number_types, ranges
+from layermem.serving.settings import GenerationSettings
+
+CONFIGS = [
+    *(config.Model, config.Data, config.Optim, config.Regularizer, config.Compute, config.Run),
+    *(host_config.Host, records_config.Records, task_config.Task, GenerationSettings),
+    *(lookup(name).config for name in variants()),
+]
+OPTIONS = [kind for kind, _ in COMMANDS.values()]
+# Fields of transformers' own config, whose ranges are its to check; the ids of tokens are ours too.
+THEIRS = {f.name for f in dataclasses.fields(PreTrainedConfig)}
+THEIRS -= {"pad_token_id", "bos_token_id", "eos_token_id"}
+
+
+def own_numbers(kind):
+    """Return the numeric fields of a dataclass, but for those of transformers."""
+    return {f.name for f in dataclasses.fields(kind) if number_types(f.type)} - THEIRS
+
+
+@pytest.mark.parametrize("kind", [*CONFIGS, *OPTIONS], ids=lambda kind: kind.__name__)
+def test_every_number_has_a_range(kind):
+    assert own_numbers(kind) <= {name for name, _, _ in ranges(kind)}
+
+
+@pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
+def test_numbers_out_of_range_are_refused_by_name(kind):
+    for name, allowed, _ in ranges(kind):
+        bad = [math.nan, math.inf, -math.inf]
+        if allowed.least > -math.inf:
+            bad.append(int(allowed.least) - 1)
+        if allowed.most < math.inf:
+            bad.append(int(allowed.most) + 1)
+        hint = next(f.type for f in dataclasses.fields(kind) if f.name == name)
+        for value in bad:
+            given = [[value]] if "list[list" in str(hint) else value
+            given = (value,) if "tuple" in str(hint) else given
+            # A strict config says first that a float is no integer; both name the field.
+            with pytest.raises((ValueError, TypeError, StrictDataclassError), match=name):
+                kind(**{name: given})
+
+
+@dataclasses.dataclass
+class Rates:
+    rates: tuple[float, ...] = dataclasses.field(
+        default=(), metadata={"range": Range(least=0, without_least=True)}
+    )
+    steps: int | None = dataclasses.field(default=None, metadata={"range": Range(least=1, most=9)})
+
+
+def test_each_number_of_several_is_checked():
+    check_numbers(Rates(rates=(1e-3, 1.0), steps=9))
+    check_numbers(Rates())
+    for wrong in (
+        {"rates": (1e-3, 0.0)},
+        {"rates": (math.nan,)},
+        {"steps": 0},
+        {"steps": 10},
+        {"steps": 2.5},
+        {"steps": True},
+    ):
+        (name,) = wrong
+        with pytest.raises(ValueError, match=name):
+            check_numbers(Rates(**wrong))
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["sweep", "tiny-lm", "--rates", "1e-3", "nan"], "rates"),
+        (["sweep", "tiny-lm", "--rates", "-1e-3"], "rates"),
+        (["sweep", "tiny-lm", "--rates", "1e-3", "--decays", "inf"], "decays"),
+        (["train", "tiny-lm", "--optim.router-lr", "-1"], "router"),
+        (["train", "tiny-lm", "--optim.lr", "nan"], "lr"),
+        (["train", "tiny-lm", "--optim.weight-decay", "inf"], "weight_decay"),
+        (["quickstart", "--seed", "-1"], "--seed"),
+    ],
+)
+def test_the_command_line_refuses_them(args, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main(args)
+    assert left.value.code not in (0, None)
+    assert name in f"{left.value.code}{capsys.readouterr().err}"
+    assert list(tmp_path.iterdir()) == []
