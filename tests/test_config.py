@@ -53,7 +53,7 @@ def test_options_are_json_where_they_are_json():
         ({"optim": {"lr": -1.0}}, "optim.lr must be at least 0, got -1.0"),
         ({"optim": {"beta1": 1.0}}, r"optim.beta1 must be in \[0, 1\), got 1.0"),
         ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
-        ({"data": {"validation_share": 1.5}}, "validation_share must be in (0, 1), got 1.5"),
+        ({"data": {"validation_share": 1.5}}, "validation_share must be in \\(0, 1\\), got 1.5"),
         ({"task": {"repeated": 9}}, "repeated=9 and task.repeats=1 have an effect together"),
         ({"task": {"repeats": 2}}, "repeated=0 and task.repeats=2 have an effect together"),
         ({"task": {"repeats": 0}}, "task.repeats must be at least 1, got 0"),

@@ -11,7 +11,7 @@ from layermem.variants.denseformer import DenseformerConfig, source_depths
 @pytest.mark.parametrize("field", ["dilation", "period"])
 @pytest.mark.parametrize("value", [0, 5])
 def test_a_dilation_or_period_outside_the_depth_is_refused(field, value):
-    with pytest.raises(Exception, match=rf"{field} must be between 1 and .*\(4\), got {value}"):
+    with pytest.raises(Exception, match=rf"{field} must be .*, got {value}"):
         DenseformerConfig(**TINY, **{field: value})
 
 

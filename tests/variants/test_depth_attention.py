@@ -21,9 +21,9 @@ YARN = {
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"stride": 0}, "stride must be between 1 and the 4 layers, got 0"),
+        ({"stride": 0}, "stride must be at least 1, got 0"),
         ({"stride": 5}, "stride must be between 1 and the 4 layers, got 5"),
-        ({"window": 1}, "between 2 and the 4 layers, or None for all; got 1"),
+        ({"window": 1}, "window must be at least 2, got 1"),
         ({"window": 5}, "got 5"),
         ({"values": "rotated"}, "rotated"),
         ({"gate": "token"}, "token"),

@@ -254,8 +254,8 @@ def test_summary_counts_the_off_layer_share():
     [
         ({"router": "nearest"}, "nearest"),
         ({"router": "last"}, "needs router_window"),
-        ({"router": "first", "router_window": 0}, ">= 1, got 0"),
-        ({"router": "last", "router_window": -3}, ">= 1, got -3"),
+        ({"router": "first", "router_window": 0}, "router_window must be at least 1, got 0"),
+        ({"router": "last", "router_window": -3}, "router_window must be at least 1, got -3"),
         ({"router_window": 2}, "router_window=2"),
         ({"router": "average", "router_window": 2}, "router_window=2"),
         ({"router_init": "zero"}, "zero"),
@@ -362,7 +362,7 @@ def test_what_cannot_be_pruned_is_refused_and_left_as_it_was(ids):
         ([[], [0]], "a list for each of the 4 layers, got 2"),
         ([[], [0], [2], []], r"router_sources\[2\] must list layers below 2"),
         ([[], [0], [1, 0], []], "ascending"),
-        ([[], [0], [-1], []], "below 2"),
+        ([[], [0], [-1], []], "router_sources must be at least 0, got -1"),
         ([[], [0, 0], [], []], "without repetition"),
     ],
 )

@@ -19,7 +19,7 @@ ENTRY = lookup("value_residual")
         ({"form": "svformer", "own_weight": 1.0}, "fixed weights.*own_weight=1.0"),
         ({"form": "constant", "first_weight": float("nan")}, "finite, got"),
         ({"last_layers": 2}, 'form="sparse" alone, got form="identity"'),
-        ({"form": "sparse", "last_layers": 0}, "between 1 and the 3 layers.*got 0"),
+        ({"form": "sparse", "last_layers": 0}, "last_layers must be at least 1, got 0"),
         ({"form": "sparse", "last_layers": 4}, "between 1 and the 3 layers.*got 4"),
     ],
 )
