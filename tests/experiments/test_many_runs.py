@@ -63,7 +63,8 @@ def test_a_start_that_has_changed_is_refused_before_the_first_step(tmp_path, mon
 def test_a_failed_run_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     good, bad = a_run(tmp_path, max_steps=2), a_run(tmp_path, variant="lame")
     said = (
-        r"1 of 2 runs failed: bad ended with exit code 1; see .*bad/error.txt. The others are kept"
+        r"1 of 2 runs failed: bad ended with exit code 1: .*unknown variant 'lame'.*"
+        r"; see .*bad/error.txt. The others are kept"
     )
     with pytest.raises(RuntimeError, match=said):
         many_runs.train_missing({"bad": bad, "good": good}, tmp_path / "out")
@@ -83,6 +84,17 @@ def test_a_failed_run_is_told_and_the_others_go_on(tmp_path, monkeypatch):
         many_runs.train_missing({"bad": bad, "good": good}, tmp_path / "out")
     both = r"(?s)begun at .*unknown variant 'lame'.*exit code 1\n.*begun at .*killed by signal 9"
     assert re.search(both, error.read_text())
+
+
+def test_after_two_equal_failures_no_run_is_begun(tmp_path):
+    runs = {f"bad {i}": a_run(tmp_path, variant="lame", seed=i) for i in range(4)}
+    said = (
+        r"2 of 4 runs failed: bad 0, bad 1 ended with exit code 1: .*unknown variant 'lame'.*"
+        r"; 2 were not begun"
+    )
+    with pytest.raises(RuntimeError, match=said):
+        many_runs.train_missing(runs, tmp_path / "out")
+    assert not (tmp_path / "out" / "bad 2").exists()
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ _POLL_INTERVAL = 0.5
 ERRORS = "error.txt"
 """File of a run that has not ended: what its processes wrote, and how they ended."""
 _NOTE = "-- sweep: "
+# Between how a run ended and the last line that it wrote itself.
+_OWN_WORDS = ": "
 # SIGKILL, which the system sends where memory runs out; not every system has the name.
 _SIGKILL = 9
 logger = logging.getLogger(__name__)
@@ -60,11 +62,15 @@ def train_missing(
     create_folder(out)
     failed = _train_all(runs, folders, missing, jobs)
     if failed:
-        what = "; ".join(f"{name} {reason}" for name, reason in failed.items())
-        where = ", ".join(str(folders[name].path / ERRORS) for name in failed)
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in failed.items():
+            by_reason.setdefault(reason, []).append(name)
+        what = "; ".join(f"{', '.join(names)} {reason}" for reason, names in by_reason.items())
+        where = ", ".join(str(folders[names[0]].path / ERRORS) for names in by_reason.values())
+        left = f"; {len(missing)} were not begun, as they would fail alike" if missing else ""
         raise RuntimeError(
-            f"{len(failed)} of {len(runs)} runs failed: {what}; see {where}. The others are kept; "
-            "the same command tries what failed again"
+            f"{len(failed)} of {len(runs)} runs failed: {what}; see {where}{left}. The others are "
+            "kept; the same command tries what failed again"
         )
     divergences = {name: read_divergence(folder, runs[name].id) for name, folder in folders.items()}
     diverged = [f"{name}: {record.message}" for name, record in divergences.items() if record]
@@ -98,13 +104,16 @@ def _check_starts(
 def _train_all(
     runs: Mapping[str, Run], folders: Mapping[str, RunFolder], waiting: list[str], jobs: int
 ) -> dict[str, str]:
-    """Train the waiting runs, ``jobs`` at once; return which failed, and how."""
+    """Train the waiting runs, ``jobs`` at once; return which failed, and how.
+
+    After two failures of one kind no other run is begun, and those not begun stay in ``waiting``.
+    """
     failed: dict[str, str] = {}
     progress, active = SweepProgress(len(waiting)), _ActiveRuns(runs, folders, jobs)
     with _sigterm_raises():
         try:
-            while waiting or active.names():
-                while waiting and active.has_room():
+            while (waiting and not _fail_alike(failed)) or active.names():
+                while waiting and active.has_room() and not _fail_alike(failed):
                     name = waiting.pop(0)
                     progress.begin(name, runs[name].max_steps)
                     active.start(name)
@@ -121,6 +130,12 @@ def _train_all(
     return failed
 
 
+def _fail_alike(failed: Mapping[str, str]) -> bool:
+    """Whether two runs failed for one reason that their own words tell, not by a signal."""
+    reasons = [reason for reason in failed.values() if _OWN_WORDS in reason]
+    return len(set(reasons)) < len(reasons)
+
+
 def read_failure(folder: RunFolder) -> str | None:
     """Return how the last attempt at a run failed, and the last line that it wrote; None: it ended,
     was asked to stop, is under way or was never begun."""
@@ -131,8 +146,13 @@ def read_failure(folder: RunFolder) -> str | None:
     notes = [line.removeprefix(_NOTE) for line in lines if line.startswith(_NOTE)]
     if not notes or notes[-1].startswith(("begun", "stopped")):
         return None
-    said = [line.strip() for line in lines if not line.startswith(_NOTE)]
-    return f"{notes[-1]}: {said[-1]}" if said else notes[-1]
+    begun = [i for i, line in enumerate(lines) if line.startswith(f"{_NOTE}begun")]
+    attempt = lines[begun[-1] :] if begun else lines
+    said = [line.strip() for line in attempt if not line.startswith(_NOTE)]
+    if not said:
+        return notes[-1]
+    # Without its own folder, equal failures of two runs read alike.
+    return f"{notes[-1]}{_OWN_WORDS}{said[-1].replace(str(folder.path), 'RUN')}"
 
 
 class _ActiveRuns:
@@ -270,6 +290,7 @@ def _report_end(name: str, run: Run, folder: RunFolder, code: int | None) -> str
             return None
         reason = _describe_exit(code)
     _append_note(folder, reason)
+    reason = read_failure(folder) or reason
     logger.error("%s %s", name, reason)
     return reason
 
