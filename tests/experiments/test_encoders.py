@@ -127,9 +127,9 @@ def test_runs_are_trained_in_processes_of_their_own(records, tmp_path):
         (["--arms", "none", "sideways"], "an arm is none, full, .* got 'sideways'"),
         (["--arms", "none", "last"], "host.memory=last and host.window=None do not go together"),
         (["--rates", "1e-3", "1e-3"], "learning rates must be given and differ, got 0.001 0.001"),
-        (["--seeds", "0"], "seeds must be from 1 to 1000, got 0"),
+        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--width", "9"], "a width that is a multiple of its heads, got layers=2, width=9"),
-        (["--layers", "1"], "at least 2 layers"),
+        (["--layers", "1"], "--layers must be at least 2, got 1"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
     ],
 )

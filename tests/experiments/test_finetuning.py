@@ -227,7 +227,7 @@ def test_a_checkpoint_with_memory_is_gone_on_with(folder, tmp_path):
         (["--memory", "full", "--train", "lora"], "got host.memory=full: add memory=none"),
         (["--window", "2"], "host.memory=full and host.window=2 do not go together"),
         (["--memory", "last"], "host.memory=last and host.window=None do not go together"),
-        (["--memory", "last", "--window", "0"], "host.window must be at least 1, got 0"),
+        (["--memory", "last", "--window", "0"], "--window must be at least 1, got 0"),
         (["--block-size", "128"], "block_size=128 is more than .* reads, 64 tokens"),
         (["--task", "arithmetic"], "give one of .* got --text and --task"),
         (["--task-options", "operands=2"], "operands=2 has no effect on text, it is for --task"),
