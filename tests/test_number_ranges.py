@@ -85,6 +85,8 @@ def test_each_number_of_several_is_checked():
         (["train", "tiny-lm", "--optim.lr", "nan"], "lr"),
         (["train", "tiny-lm", "--optim.weight-decay", "inf"], "weight_decay"),
         (["quickstart", "--seed", "-1"], "--seed"),
+        (["costs", "tiny-lm", "--layers", "4", "0"], "--layers"),
+        (["costs", "tiny-lm", "--tokens", "0"], "--tokens"),
     ],
 )
 def test_the_command_line_refuses_them(args, name, tmp_path, monkeypatch, capsys):

@@ -144,10 +144,8 @@ def test_what_a_command_refuses(more, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"layers": (4, 0)}, "--layers must be at least 1, got 0"),
         ({"figure": Path("x.svg")}, "a figure needs two sizes: --layers 4 8"),
         ({"layers": (2, 2), "figure": Path("x.svg")}, "a figure needs two sizes: --layers 4 8"),
-        ({"tokens": 0}, "--tokens must be at least 1, got 0"),
         ({"modes": ()}, "name at least one preset and one of --modes"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import tyro
 
 from layermem.cli.screen import show
-from layermem.number_ranges import at_least, check_numbers, number
+from layermem.number_ranges import at_least, number
 from layermem.results.costs import MeasuringOptions
 
 
@@ -35,7 +35,6 @@ class Costs(MeasuringOptions):
     """File (svg, png, pdf) for curves along --layers or --widths."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, "--")
         if not self.presets or not self.modes:
             raise ValueError("name at least one preset and one of --modes")
         if self.figure and max(len(set(self.layers)), len(set(self.widths))) < 2:
