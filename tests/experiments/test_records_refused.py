@@ -39,7 +39,7 @@ def test_an_adapter_whose_body_is_missing_is_refused(folder, tmp_path):
         (["--from-config", "x.json", "--train", "all"], "x.json is no config of a model"),
         (["--max-length", "3"], "records.max_length must be at least 4, .*got 3|at least 4"),
         (["--max-length", "301"], "max_length=301 is more than .* reads, 300 tokens"),
-        (["--validation-share", "1"], "records.validation_share must be between 0 and 1, got 1"),
+        (["--validation-share", "1"], "--validation-share must be in .0, 1., got 1"),
         (["--fields", "question", "question"], "one or two different fields"),
         (["--label", "sentence", "--fields", "sentence"], "is one of records.fields"),
         (["--label", "sentence"], "that is no class; name the field of the classes|does not say"),
