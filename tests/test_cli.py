@@ -329,8 +329,9 @@ def test_a_sweep_runs_what_is_missing_and_prints_intervals(tmp_path, config, cap
     assert before == {n: f.metrics.stat().st_mtime_ns for n, f in folders.items()}
     with pytest.raises(SystemExit, match="unknown variant 'lame'"):
         cli.main([*asked, "--variants", "plain,lame"])
-    with pytest.raises(SystemExit, match="--seeds must be at least 1, got 0"):
+    with pytest.raises(SystemExit):
         cli.main([*asked, "--seeds", "0"])
+    assert "seeds must be at least 1, got 0" in capsys.readouterr().err
 
 
 def test_costs_are_the_papers(capsys):
