@@ -10,7 +10,7 @@ from transformers import StaticCache
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.models.decoder import Attention
 from layermem.ops import route as room
-from layermem.ops.route import SlotBuffer, using
+from layermem.ops.route import SlotBuffer, using, widening
 
 SIZES = {**TINY, "num_hidden_layers": 7}
 
@@ -237,6 +237,17 @@ def test_pruned_routers_share(ids, begun):
     )
     got = gradients(model, ids)
     assert begun == [7]
+    with using("naive"):
+        assert_same(got, gradients(model, ids))
+
+
+def test_pruned_routers_are_trained_after_an_evaluation(ids, begun):
+    model = a_model(router_sources=[[], [0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 2, 4], [1, 2, 3, 5]])
+    widening._places.cache_clear()
+    with torch.inference_mode():
+        model(ids)
+    got = gradients(model, ids)
+    assert begun == [7, 7]
     with using("naive"):
         assert_same(got, gradients(model, ids))
 

@@ -129,4 +129,5 @@ def check_keywords(
 
 def names(reader: Callable[..., Any], name: str) -> bool:
     """Return whether a function has a parameter of this name."""
-    return name in inspect.signature(reader).parameters
+    parameter = inspect.signature(reader).parameters.get(name)
+    return parameter is not None and parameter.kind is not parameter.VAR_KEYWORD

@@ -51,6 +51,8 @@ def widen(weights: Sequence[Tensor | None], sources: Sources) -> list[Tensor | N
 
 
 @lru_cache(maxsize=8)
+# A tensor made in inference mode could be saved for no backward, and is kept.
+@torch.inference_mode(False)
 def _places(sources: tuple[tuple[int, ...], ...], heads: int) -> tuple[Tensor, int]:
     """Return where the entries of narrow weights are among those of wide ones, and their number."""
     parts, start = [], 0
