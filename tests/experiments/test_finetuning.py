@@ -1,6 +1,7 @@
 """`layermem finetune` from a model of transformers to its run folder, and what it refuses."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -19,9 +20,10 @@ from layermem.results.comparison import Comparison
 from layermem.results.files import read_result
 from layermem.results.perplexity import PerplexityResult
 from layermem.retrofit import attach, load_attached
+from layermem.retrofit.adapter import CARD
 from layermem.runs import RunFolder
 from layermem.train.run import train
-from layermem.train.run_config import recorded_run
+from layermem.train.run_config import load_run, recorded_run
 
 BASES = ("llama", "gpt2", "gpt_neox", "bert")
 
@@ -183,6 +185,21 @@ def test_arms_are_compared_on_a_page(arms, tmp_path, capsys):
     assert names[0] == "host:memory=none:train=all"
     assert names[2:] == ["host:memory=full:train=routers", "host:memory=last:train=all:window=2"]
     assert "models of transformers" in (tmp_path / "index.html").read_text()
+
+
+def test_a_card_has_the_rates_that_were_used(arms):
+    rates = {}
+    for name in ("routers", "everything"):
+        card = (arms[name].final / CARD).read_text()
+        rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", card, re.MULTILINE))
+        optim = load_run(arms[name].config).optim
+        rates[name] = rows["learning rate"].partition(";")[0], optim
+        assert "0 (LimeRouter" in rows["weight decay"]
+    said, optim = rates["routers"]
+    assert said == "0.005 (LimeRouter)" and optim.lr != 0.005
+    said, optim = rates["everything"]
+    assert said.startswith(f"{optim.lr:g} (norms, biases and embeddings, weight matrices), ")
+    assert said.endswith("0.005 (LimeRouter)")
 
 
 @pytest.mark.slow

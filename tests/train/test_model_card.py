@@ -31,6 +31,13 @@ TASK = Task(
 )
 
 
+GROUPS = [
+    {"name": "decayed", "initial_lr": 1e-3, "weight_decay": 0.1},
+    {"name": "plain", "initial_lr": 1e-3, "weight_decay": 0.0},
+    {"name": "LimeRouter", "initial_lr": 1e-2, "weight_decay": 0.0},
+]
+
+
 def card_of(folder):
     return (folder.final / "README.md").read_text(encoding="utf-8")
 
@@ -60,6 +67,8 @@ def test_a_run_on_text_writes_a_card(tmp_path, capsys):
         f"| torch | {about['torch']} |",
         "| steps | 8 |",
         "| seed | 0 (weights and order of the data) |",
+        f"| learning rate | {run.optim.lr:g} (",
+        "norms, biases and embeddings, weight matrices); ",
         "chooses one",
         "You Do Not Fully Utilize",
     ):
@@ -112,7 +121,7 @@ def test_names_that_mean_something_in_yaml_are_quoted(name, tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(yaml.safe_dump({"about": {"command": f"layermem train | {name}"}}))
-    text = model_card(run, folder, model)
+    text = model_card(run, folder, model, GROUPS)
     _, metadata, _ = text.split("---\n", 2)
     data = yaml.safe_load(metadata)
     assert data["base_model"] == name
@@ -127,7 +136,7 @@ def test_a_local_checkpoint_is_no_base_model(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text("{}")
-    text = model_card(run, folder, model)
+    text = model_card(run, folder, model, GROUPS)
     assert "base_model" not in text and f"| started from | {tmp_path} |" in text
 
 
@@ -135,7 +144,7 @@ def test_a_run_that_ends_with_other_versions_says_both(tmp_path):
     run = a_run(tmp_path, max_steps=2)
     folder = train(run, tmp_path / "run")
     model = AutoModelForCausalLM.from_pretrained(folder.final)
-    text = model_card(run, folder, model, {"precision": "bfloat16", "torch": "9.9"})
+    text = model_card(run, folder, model, GROUPS, {"precision": "bfloat16", "torch": "9.9"})
     about = yaml.safe_load(folder.config.read_text())["about"]
     assert f"| torch | {about['torch']} at the beginning, 9.9 at the end |" in text
     assert "| precision | float32 at the beginning, bfloat16 at the end |" in text

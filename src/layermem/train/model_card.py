@@ -9,7 +9,7 @@ It does not know: how models are trained or evaluated, how the folder is publish
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from layermem.results.answers import Answers
 from layermem.results.files import read_result
 from layermem.runs import RunFolder
 from layermem.train.card_usage import usage
+from layermem.train.optimizer import DECAYED, NO_DECAY, PLAIN
 from layermem.train.provenance import describe_environment
 
 logger = logging.getLogger(__name__)
@@ -41,26 +42,37 @@ _KIND_TAGS = {
     "classification": "text-classification",
     "question-answering": "question-answering",
 }
+_GROUPS = {DECAYED: "weight matrices", PLAIN: "norms, biases and embeddings"}
 _PROVENANCE = ("layermem", "torch", "transformers", "python", "commit", "machine", "precision")
 
 
+Groups = Sequence[Mapping[str, Any]]
+"""The parameter groups of an optimiser, with ``name``, ``initial_lr`` and ``weight_decay``."""
+
+
 def write_model_card(
-    path: Path, run: Run, folder: RunFolder, model: nn.Module, precision: str
+    path: Path, run: Run, folder: RunFolder, model: nn.Module, groups: Groups, precision: str
 ) -> None:
     """Write README.md into ``path``, the folder of the final model of a run.
 
-    ``precision``: the arithmetic that the run ends with. A card that cannot be written, since a
+    ``groups``: those of the optimiser that trained it; ``precision``: the arithmetic that the run
+    ends with. A card that cannot be written, since a
     record of the run is damaged, is a warning: it must not cost the trained model.
     """
     try:
-        card = model_card(run, folder, model, {**describe_environment(), "precision": precision})
+        at_end = {**describe_environment(), "precision": precision}
+        card = model_card(run, folder, model, groups, at_end)
         (path / "README.md").write_text(card, encoding="utf-8")
     except Exception as error:
         logger.warning("the final model has no model card (%s: %s)", type(error).__name__, error)
 
 
 def model_card(
-    run: Run, folder: RunFolder, model: nn.Module, at_end: Mapping[str, str] | None = None
+    run: Run,
+    folder: RunFolder,
+    model: nn.Module,
+    groups: Groups,
+    at_end: Mapping[str, str] | None = None,
 ) -> str:
     """Return the card of a trained model, from its config and what the run recorded.
 
@@ -73,7 +85,7 @@ def model_card(
         f"---\n{_metadata(run)}\n---",
         f"# {run.preset}, {run.variant}, seed {run.seed}",
         _description(run, model),
-        f"## Training\n\n{_training(run, rows, about, at_end or {})}",
+        f"## Training\n\n{_training(run, rows, about, groups, at_end or {})}",
         f"## Evaluation\n\n{_evaluation(rows, folder)}",
         f"## Use\n\n{usage(run, folder, model)}",
         "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
@@ -135,6 +147,7 @@ def _training(
     run: Run,
     rows: list[dict[str, Any]],
     about: Mapping[str, Any],
+    groups: Groups,
     at_end: Mapping[str, str],
 ) -> str:
     """Return a table of what the model was trained on and how."""
@@ -153,12 +166,23 @@ def _training(
         "tokens": None if tokens is None else f"{tokens:,}",
         "sequences in a step": f"{run.optim.batch_size:,}",
         "seed": f"{run.seed} (weights and order of the data)",
-        "learning rate": f"{run.optim.lr:g}, {run.optim.schedule}, "
+        "learning rate": f"{_by_group(groups, 'initial_lr')}; {run.optim.schedule}, "
         f"{run.optim.warmup_steps} warm-up steps at most",
-        "weight decay": f"{run.optim.weight_decay:g}",
+        "weight decay": _by_group(groups, "weight_decay"),
         **{name: _begun_and_ended(about.get(name), at_end.get(name)) for name in _PROVENANCE},
     }
     return _table("", "value", {name: value for name, value in table.items() if value is not None})
+
+
+def _by_group(groups: Groups, setting: str) -> str:
+    """Return each value of an optimiser's setting, with what was trained with it."""
+    trained_with: dict[float, list[str]] = {}
+    for group in groups:
+        name = group["name"].removesuffix(NO_DECAY)
+        trained_with.setdefault(group[setting], []).append(_GROUPS.get(name, name))
+    return ", ".join(
+        f"{value:g} ({', '.join(sorted(names))})" for value, names in trained_with.items()
+    )
 
 
 def _begun_and_ended(begun: str | None, ended: str | None) -> str | None:

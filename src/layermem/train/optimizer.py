@@ -22,6 +22,7 @@ from layermem.models.seams import ParameterOverride
 
 # Names of the groups that every model has; a group of overridden parameters has its override's.
 DECAYED, PLAIN = "decayed", "plain"
+NO_DECAY = " (no decay)"
 
 
 def parameter_groups(
@@ -52,7 +53,7 @@ def parameter_groups(
             lr = next(rate for rate in (optim.router_lr, override.lr, optim.lr) if rate is not None)
             decay = decay if override.weight_decay is None else override.weight_decay
             # The matrices and the vectors of one override may have different decays.
-            key = override.name if decay else f"{override.name} (no decay)"
+            key = override.name if decay else f"{override.name}{NO_DECAY}"
         group = groups.setdefault(key, {"name": key, "params": [], "lr": lr, "weight_decay": decay})
         group["params"].append(parameter)
     return list(groups.values())

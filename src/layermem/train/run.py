@@ -219,7 +219,8 @@ def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
         trainer.accelerator.wait_for_everyone()
         if is_first:
             precision = "bfloat16" if trainer.args.bf16 else "float32"
-            write_model_card(temporary, trainer.run, folder, trainer.model, precision)
+            groups = trainer.unwrapped_optimizer().param_groups
+            write_model_card(temporary, trainer.run, folder, trainer.model, groups, precision)
             os.replace(temporary, folder.final)
     if is_first and not trainer.run.save_every:
         folder.delete_checkpoint(trainer.run.max_steps)
