@@ -2,6 +2,8 @@
 
 import io
 import logging
+import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +70,28 @@ def test_bars_of_many_runs_in_a_terminal():
     shown.close()
     text = out.getvalue()
     assert "plain-s0" in text and "30/40" in text and "loss 1.250" in text and "1/2" in text
+
+
+@pytest.mark.parametrize("name", ["layermem.some", "another.library"])
+def test_what_is_logged_stands_above_the_bars(name, monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    logger, handler = logging.getLogger(name), logging.StreamHandler()
+    monkeypatch.setattr(logger, "handlers", [handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    shown = SweepProgress(1, Console(stderr=True, force_terminal=True, width=60))
+    shown.begin("lime", 40)
+    shown.update("lime", {"step": 40, "loss": 0.275})
+    logger.warning("lime: validation loss 0.27")
+    shown._display.bars.refresh()
+    shown.end("lime")
+    shown.close()
+    logger.warning("all runs have ended")
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue().replace("\x1b[1A", "\n"))
+    lines = [line.strip() for line in re.split(r"[\r\n]", plain)]
+    assert lines.count("lime: validation loss 0.27") == 1
+    assert lines.count("all runs have ended") == 1
+    assert handler.stream is terminal
 
 
 def test_lines_of_many_runs_in_a_pipe_now_and_then(caplog, now):

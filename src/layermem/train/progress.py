@@ -5,6 +5,7 @@ It does not know: how runs are trained, processes, folders, what the runs are fo
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,23 +34,39 @@ class _Display:
         self.console = console or Console(stderr=True)
         self.bars: Progress | None = None
         self._seconds, self._last_line = seconds, last_line
+        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
 
     def start(self, *columns: ProgressColumn) -> None:
         """Show bars, if this is a terminal."""
         if self.console.is_terminal:
             self.bars = Progress(*columns, TimeRemainingColumn(), console=self.console)
+            before = sys.stderr
             self.bars.start()
+            # Rich has put a stream of its own in place of stderr, which writes above the bars. What
+            # loggers hold is the one before.
+            handlers = [h for h in _stream_handlers() if h.stream is before]
+            self._moved = [(handler, handler.setStream(sys.stderr)) for handler in handlers]
 
     def stop(self) -> None:
         """Stop the bars and restore the terminal."""
         if self.bars is not None:
             self.bars.stop()
+        for handler, stream in self._moved:
+            handler.setStream(stream)
+        self._moved = []
 
     def write_line(self, write: Callable[[], None], *, now: bool = False) -> None:
         """Call ``write`` if the last line is long enough ago, or ``now``."""
         if now or time.monotonic() - self._last_line > self._seconds:
             self._last_line = time.monotonic()
             write()
+
+
+def _stream_handlers() -> list[logging.StreamHandler[Any]]:
+    """Return the handlers of all loggers, libraries' too, that write to a stream."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = {h: None for logger in loggers for h in getattr(logger, "handlers", ())}
+    return [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
 
 
 class RunProgress(TrainerCallback):
