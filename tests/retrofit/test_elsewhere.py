@@ -135,6 +135,18 @@ def test_the_hosts_own_class_is_refused(name, tmp_path):
             cls.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("name", HOSTS)
+def test_the_hosts_own_class_is_refused_with_a_config_that_was_read(name, tmp_path):
+    model = make_attached(name)
+    model.save_pretrained(tmp_path)
+    for cls in (type(model), type(model.base_model)):
+        config = hf.AutoConfig.from_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
+            cls.from_pretrained(tmp_path, config=config)
+        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
+            cls(config)
+
+
 def test_a_model_of_images_is_opened_and_its_class_refused(tmp_path):
     sizes = {"hidden_size": 16, "intermediate_size": 20, "image_size": 16, "patch_size": 8}
     vision = {**sizes, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -6,6 +6,7 @@ devices, of its shards. What is returned is of the host's class.
 It does not know: files, adapters.
 """
 
+import functools
 from typing import Any, ClassVar
 
 from torch import nn
@@ -20,6 +21,25 @@ from layermem.retrofit.attachment import ROUTER, attachment_of
 
 # Keywords by which transformers shards a model while it is loaded.
 _SHARDED = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
+
+
+def refuse_configs_with_memory() -> None:
+    """Let no model be built of a config with memory: a host's own class would leave it out.
+
+    The Auto classes build of the host's config and attach memory then.
+    """
+    build = PreTrainedModel.__init__
+
+    @functools.wraps(build)
+    def checked(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if getattr(config, "layer_memory", None) is not None and hasattr(config, "host_class"):
+            raise ValueError(
+                f"this config has attached layer memory, which {type(self).__name__} would leave "
+                "out: build or load the model by an Auto class"
+            )
+        build(self, config, *args, **kwargs)
+
+    PreTrainedModel.__init__ = checked
 
 
 class AttachedModels:
@@ -101,3 +121,6 @@ def _with_memory(model_class: type[PreTrainedModel], memory: dict[str, Any]) -> 
 
     body = {"__init__": build, "__module__": model_class.__module__}
     return type(model_class.__name__, (model_class,), body)
+
+
+refuse_configs_with_memory()
