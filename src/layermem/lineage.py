@@ -40,9 +40,9 @@ class Stage:
     """Problems."""
     records: Records | None = None
     """Records."""
-    content: str | None = None
-    """Digest of the text or the records, by which they are known under another name; None: they are
-    generated."""
+    content: tuple[str, ...] = ()
+    """Digests of the files of the text or the records, by which each is known under another name
+    and among other files; none: they are generated, or on the hub."""
 
     def __post_init__(self) -> None:
         if sum(part is not None for part in (self.data, self.task, self.records)) != 1:
@@ -69,8 +69,8 @@ class Lineage:
         return ", then ".join(filter(None, (unknown, runs)))
 
 
-def stage_of(run: Run, content: str | None) -> Stage:
-    """Return what a run trains on; ``content``: the digest of its text or records."""
+def stage_of(run: Run, content: tuple[str, ...]) -> Stage:
+    """Return what a run trains on; ``content``: the digests of its text or records."""
     if run.records.source is not None:
         return Stage(run_id=run.id, records=run.records, content=content)
     if run.task.name is not None:

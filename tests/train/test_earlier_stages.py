@@ -92,7 +92,7 @@ def test_what_was_trained_on_is_not_held_out(earlier, run, message, tmp_path):
     between = replace(SUMS, task=Task(name="chains"))
     two = after(run, saved(tmp_path / "second", earlier, between))
     if message is None:
-        assert check_earlier_stages(stage).stages == (stage_of(earlier, None),)
+        assert check_earlier_stages(stage).stages == (stage_of(earlier, ()),)
         check_earlier_stages(two)
         return
     by = f"first, which this run starts from, was trained by run {earlier.id}.*{message}"
@@ -116,6 +116,33 @@ def test_a_text_is_known_under_another_name(tmp_path):
     with pytest.raises(ValueError, match="data.validation=.*two.jsonl holds out"):
         held = replace(other, validation=str(tmp_path / "two.jsonl"))
         check_earlier_stages(after(replace(TEXT, data=held), start))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ({"source": "two"}, {"source": "renamed", "validation_share": 0.2}, "a share of 0.1"),
+        ({"source": "two"}, {"source": "three", "validation_share": 0.2}, "a share of 0.1"),
+        ({"source": "two"}, {"source": "other", "validation": "two/b.txt"}, "validation=.*b.txt"),
+        ({"source": "two/b.txt"}, {"source": "other", "validation": "two"}, "validation=.*two"),
+    ],
+    ids=["renamed", "added", "of a folder", "in a folder"],
+)
+def test_each_file_of_a_text_is_known(before, now, message, tmp_path):
+    folders = {"two": "ab", "renamed": "ba", "three": "abc", "other": "z"}
+    for name, texts in folders.items():
+        (tmp_path / name).mkdir()
+        for at, text in enumerate(texts):
+            file = tmp_path / name / f"{'ba'[at] if name == 'renamed' else 'abc'[at]}.txt"
+            file.write_text(f"the text {text}")
+
+    def data(fields):
+        paths = {n: str(tmp_path / v) if isinstance(v, str) else v for n, v in fields.items()}
+        return replace(TEXT, data=Data(**{"validation_share": 0.1, **paths}))
+
+    start = saved(tmp_path / "first", data(before))
+    with pytest.raises(ValueError, match=message):
+        check_earlier_stages(after(data(now), start))
 
 
 def test_records_of_finetuned_hosts(tmp_path):

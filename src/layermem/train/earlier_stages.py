@@ -20,8 +20,8 @@ from layermem.data.sources import hub_name
 from layermem.lineage import Lineage, Stage, read_lineage
 from layermem.tasks.registry import get_task
 
-# From the name of a source to the digest of its contents; None: it is not on this machine.
-_Contents: TypeAlias = Callable[[str], str | None]
+# From the name of a source to the digests of its files; none: it is not on this machine.
+_Contents: TypeAlias = Callable[[str], tuple[str, ...]]
 
 
 def check_earlier_stages(run: Run) -> Lineage:
@@ -55,34 +55,34 @@ def start_of(run: Run) -> str | None:
     return run.model.pretrained or run.host.model
 
 
-def content_of(run: Run) -> str | None:
-    """Return a digest of the text or the records that a run is trained on.
+def content_of(run: Run) -> tuple[str, ...]:
+    """Return the digests of the files of text or of records that a run is trained on.
 
-    None: they are generated, or on the hub, where their name says enough.
+    There are none if they are generated, or on the hub, where their name says enough.
     """
     if run.records.source is not None:
         return content_of_records(run.records.source)
-    return None if run.task.name else content_of_text(run.data.source, run.data.text_field)
+    return () if run.task.name else content_of_text(run.data.source, run.data.text_field)
 
 
-def content_of_text(source: str, text_field: str) -> str | None:
-    """Return a digest of texts on this machine, the same wherever they lie."""
+def content_of_text(source: str, text_field: str) -> tuple[str, ...]:
+    """Return the digests of the files of texts on this machine, the same wherever they lie."""
     found = None if source == "stdlib" else open_path(Path(source).expanduser(), text_field)
-    return None if found is None else _digest_of_files(found.paths)
+    return () if found is None else _digests_of_files(found.paths)
 
 
-def content_of_records(source: str) -> str | None:
-    """Return a digest of a file of records, the same wherever it lies."""
+def content_of_records(source: str) -> tuple[str, ...]:
+    """Return the digest of a file of records, the same wherever it lies."""
     path = Path(source).expanduser()
-    return _digest_of_files([path]) if path.is_file() else None
+    return _digests_of_files([path]) if path.is_file() else ()
 
 
-def _digest_of_files(paths: list[Path]) -> str:
-    total = hashlib.sha256()
+def _digests_of_files(paths: list[Path]) -> tuple[str, ...]:
+    digests = set()
     for path in paths:
         with path.open("rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
-    return total.hexdigest()[:12]
+            digests.add(hashlib.file_digest(file, "sha256").hexdigest()[:16])
+    return tuple(sorted(digests))
 
 
 def _check_task(run: Run, earlier: Any, told: str) -> None:
@@ -114,7 +114,7 @@ def _check_source(
         named = hub_name(source) == hub_name(str(theirs.source))
         if named and _of_hub(ours) == _of_hub(theirs):
             return True
-        return stage.content is not None and contents(source) == stage.content
+        return bool(stage.content) and not {*stage.content}.isdisjoint(contents(source))
 
     if ours.validation is not None:
         if is_theirs(ours.validation):
