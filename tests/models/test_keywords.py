@@ -177,9 +177,15 @@ def test_attention_to_later_tokens_is_that_of_llama(ids, implementation):
 def test_texts_that_attention_would_not_keep_apart_are_refused(model, ids):
     boundaries = torch.tensor([0, 5, 11], dtype=torch.int32)
     given = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
-    with pytest.raises(ValueError, match="position_ids"):
-        model(ids[:1], **given)
     positions = torch.cat([torch.arange(5), torch.arange(6)])[None]
+    for others in (
+        {},
+        {"position_ids": torch.arange(11)[None]},
+        {"position_ids": positions, "cache": DynamicCache(config=model.config)},
+        {"position_ids": positions, "attention_mask": torch.ones(1, 11)},
+    ):
+        with pytest.raises(ValueError, match="position_ids"):
+            model(ids[:1], **others, **given)
     with torch.no_grad():
         got = model(ids[:1], position_ids=positions, **given).logits
         expected = torch.cat([model(ids[:1, :5]).logits, model(ids[:1, 5:]).logits], 1)
@@ -207,6 +213,14 @@ def test_what_continuous_batching_passes_is_known(model, ids):
     assert set(PagedAttentionArgs.__annotations__) <= taken | CONTRACT.keys() | PAGED
     with pytest.raises(TypeError, match="read_index"):
         model(ids, read_index=[ids])
+
+
+def test_compiled_packed_texts_keep_apart(model, ids):
+    positions = torch.cat([torch.arange(5), torch.arange(6)])[None]
+    with torch.no_grad():
+        expected = torch.cat([model(ids[:1, :5]).logits, model(ids[:1, 5:]).logits], 1)
+        got = torch.compile(model, backend="eager")(ids[:1], position_ids=positions).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_checkpointed_layer_writes_no_cache(model, ids):

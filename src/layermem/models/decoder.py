@@ -271,9 +271,10 @@ class Decoder(PreTrainedDecoder):
         """
         if self.training:
             return True
-        if attention_mask is not None or position_ids is None or torch.compiler.is_compiling():
+        if attention_mask is not None or position_ids is None:
             return False
-        return bool((position_ids.diff(dim=-1) < 0).any())
+        # Compiled code cannot look at positions: they may be those of several documents.
+        return torch.compiler.is_compiling() or bool((position_ids.diff(dim=-1) < 0).any())
 
     @merge_with_config_defaults
     @capture_outputs
@@ -293,7 +294,9 @@ class Decoder(PreTrainedDecoder):
         ``past_key_values`` is the older name of ``cache``.
         """
         cache = only_cache(cache, past_key_values)
-        check_keywords(type(self).__name__, self.config, kwargs, cache, position_ids)
+        check_keywords(
+            type(self).__name__, self.config, kwargs, cache, position_ids, attention_mask
+        )
         embeds = self._embed(input_ids, inputs_embeds)
         if (
             use_cache

@@ -13,6 +13,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
@@ -101,6 +102,7 @@ def check_keywords(
     kwargs: Mapping[str, Any],
     cache: Any,
     position_ids: Tensor | None,
+    attention_mask: Tensor | None,
 ) -> None:
     """Raise ``TypeError`` for a keyword that no part of a decoder's forward reads.
 
@@ -119,12 +121,25 @@ def check_keywords(
             f"{model} got the keyword {name!r}{why}, which no part of its forward reads: leave it "
             "out, or correct its name"
         )
-    has_boundaries = any(kwargs.get(f"cu_seq_lens_{side}") is not None for side in "qk")
-    if has_boundaries and position_ids is None and "flash" not in (implementation or ""):
+    ends = kwargs.get("cu_seq_lens_q", kwargs.get("cu_seq_lens_k"))
+    if ends is None or paged or "flash" in (implementation or ""):
+        return
+    # The mask is made of positions that begin anew, where nothing else says what it is to be.
+    if cache is not None or attention_mask is not None or not _begin_anew(position_ids, ends):
         raise ValueError(
             f"attention {implementation!r} does not read cu_seq_lens_q, so that the texts of a row "
-            "would attend to each other: pass position_ids that begin anew with each text"
+            "would attend to each other: pass position_ids that are 0 where a text begins, and "
+            "neither a cache nor an attention_mask"
         )
+
+
+def _begin_anew(position_ids: Tensor | None, ends: Tensor) -> bool:
+    """Return whether positions are zero at the beginning of each text, if that can be seen."""
+    if position_ids is None:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    return not bool(position_ids.flatten()[ends[:-1].long()].any())
 
 
 def names(reader: Callable[..., Any], name: str) -> bool:
