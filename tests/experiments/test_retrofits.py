@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -149,6 +150,21 @@ def test_a_model_that_cannot_be_loaded_begins_no_run(folder, tmp_path, trained):
     assert not trained and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("lost", ["tokenizer", "text"])
+def test_what_every_run_needs_is_looked_for_first(lost, folder, tmp_path, trained):
+    shutil.copytree(folder / "llama", tmp_path / "llama")
+    text = folder / "words.jsonl"
+    if lost == "tokenizer":
+        for file in (tmp_path / "llama").glob("tokenizer*"):
+            file.unlink()
+    else:
+        text = tmp_path / "nowhere.jsonl"
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit, match="tokenizer" if lost == "tokenizer" else "nowhere.jsonl"):
+        cli.main(["retrofit", str(tmp_path / "llama"), "--text", str(text), "--out", str(out)])
+    assert trained == [] and not list(out.glob("*"))
+
+
 def test_what_each_way_trains():
     windowed = study()
     base = replace(windowed.base, host=replace(windowed.base.host, memory="last", window=2))
@@ -165,10 +181,10 @@ def test_what_each_way_trains():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rates": ()}, "--rates must be given, differ and be positive, got none"),
-        ({"rates": (1e-3, 1e-3)}, "--rates must be given, differ and be positive, got 0.001"),
-        ({"router_rates": (0.0,)}, "--router-rates must be given, differ and be positive, got 0"),
-        ({"seeds": 0}, "--seeds must be from 1 to 1000, got 0"),
+        ({"rates": ()}, "--rates must be given and differ, got none"),
+        ({"rates": (1e-3, 1e-3)}, "--rates must be given and differ, got 0.001"),
+        ({"router_rates": (0.0,)}, "--router-rates must be above 0, got 0"),
+        ({"seeds": 0}, "--seeds must be in [1, 1000], got 0"),
     ],
 )
 def test_what_is_asked_wrongly(changes, message):

@@ -39,7 +39,7 @@ from layermem.experiments.records import (
 from layermem.experiments.standings import standings
 from layermem.experiments.step_memory import measured_memory
 from layermem.experiments.step_times import measured_steps, shape_of
-from layermem.number_ranges import above, between, number
+from layermem.number_ranges import above, between, check_numbers, number
 from layermem.results.arena import Condition, MeasuredMemory, MeasuredSteps, Ranking
 from layermem.results.artefact import RunState, State
 from layermem.results.files import to_json
@@ -47,6 +47,7 @@ from layermem.results.retrofit import RetrofitResult, RetrofitTrial
 from layermem.results.run_record import LOSS, RIGHT_ANSWERS
 from layermem.runs import RunFolder, write_atomically
 from layermem.tasks.registry import vocabulary_and_length
+from layermem.train.setup import prepare_run
 
 WAYS = ("plain", "lora", "routers", "all")
 """The ways; the others are compared with the first."""
@@ -71,10 +72,9 @@ class RetrofitStudy:
     def __post_init__(self) -> None:
         for name, rates in (("--rates", self.rates), ("--router-rates", self.router_rates)):
             shown = " ".join(f"{rate:g}" for rate in rates) or "none"
-            if not rates or len(set(rates)) < len(rates) or min(rates) <= 0:
-                raise ValueError(f"{name} must be given, differ and be positive, got {shown}")
-        if not 1 <= self.seeds <= CHOOSING_SEED:
-            raise ValueError(f"--seeds must be from 1 to {CHOOSING_SEED}, got {self.seeds}")
+            if not rates or len(set(rates)) < len(rates):
+                raise ValueError(f"{name} must be given and differ, got {shown}")
+        check_numbers(self, "--")
         if self.base.host.memory == "none":
             raise ValueError("--memory none leaves nothing to compare: full, last or first")
 
@@ -105,9 +105,12 @@ def compare_retrofits(
     study: RetrofitStudy, out: Path, jobs: int = 1, command: str = ""
 ) -> RetrofitResult:
     """Train what is missing, rank, and write retrofit.json into ``out``."""
-    for way in WAYS:
-        # What cannot be loaded is said once, before a run of each way and rate has failed of it.
-        load_host(study.run(way, study.rates_of(way)[0], CHOOSING_SEED))
+    # What a run needs and cannot load is said once, before a run of each way and rate has failed of
+    # it: tokenizer and data, which are the same for all, and the model of each way.
+    firsts = [study.run(way, study.rates_of(way)[0], CHOOSING_SEED) for way in WAYS]
+    prepare_run(firsts[0])
+    for run in firsts:
+        load_host(run)
     trials = _try_rates(study, out, jobs)
     rates = {trial.arm: trial.rate for trial in trials if trial.chosen}
     steps, trained = _measured_steps(study, rates, out)
