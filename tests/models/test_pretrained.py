@@ -349,6 +349,7 @@ def test_the_base_model_loads_from_a_causal_lm_and_back(saved, tmp_path, ids):
 def test_saved_folders_hold_no_pickle_and_a_stub(saved):
     names = {path.name for path in saved.iterdir()}
     assert names == {
+        "README.md",
         "config.json",
         "generation_config.json",
         "model.safetensors",

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from layermem.auto_classes import PREFIX
+from layermem.models.card import write_card
 from layermem.models.checkpoints import (
     LLAMA_MODEL_TYPES,
     adapter_config,
@@ -91,6 +93,37 @@ class PreTrainedDecoder(PreTrainedModel):
         model, info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
         check_complete(model, info, str(source), saved.get("model_type"))
         return (model, info) if wants_info else model
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Save as transformers does, with a model card where there is none."""
+        # With PEFT's adapters, those alone are saved.
+        if is_main_process and not getattr(self, "_hf_peft_config_loaded", False):
+            self._write_card(save_directory)
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+
+    def _write_card(self, folder: str | os.PathLike[str]) -> None:
+        name, config = type(self).__name__, self.config
+        autos = (auto for auto, cls in config.auto_classes.items() if cls == name)
+        auto = next(autos, "AutoModel")
+        variant = config.model_type.removeprefix(PREFIX)
+        write_card(
+            folder,
+            self,
+            title=name,
+            description=f"A decoder of the variant `{variant}`: {config.num_hidden_layers} layers "
+            f"of width {config.hidden_size}, {config.num_attention_heads} query heads, "
+            f"{config.num_key_value_heads} key-value heads",
+            tag=variant,
+            code="import layermem  # makes the model known to transformers\n"
+            f"from transformers import {auto}\n\n"
+            f'model = {auto}.from_pretrained("this-folder")',
+        )
 
     @classmethod
     def maybe_distribute_model(

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from layermem.models.card import write_card
 from layermem.retrofit.attached_config import saved_with_memory
 from layermem.retrofit.attachment import attachment_of
 
@@ -26,8 +27,23 @@ class SavePretrained:
         """Save the model as its class does; its routers are among its weights."""
         if getattr(self.model, "_hf_peft_config_loaded", False):
             return self._save_adapter(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", not args or args[0]):
+            self._write_card(save_directory)
         with saved_with_memory(self.model.config, attachment_of(self.model).describe()):
             return type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
+
+    def _write_card(self, folder: str | os.PathLike[str]) -> None:
+        name, memory = type(self.model).__name__, attachment_of(self.model).describe()
+        window = f", window {memory['window']}" if memory["window"] else ""
+        write_card(
+            folder,
+            self.model,
+            title=f"{name} with layer memory",
+            description=f"A {name} with attached layer memory ({memory['router']}{window})",
+            tag="layer-memory",
+            code="from layermem.retrofit import load_attached\n\n"
+            'model = load_attached("this-folder")  # an Auto class opens it too',
+        )
 
     def _save_adapter(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save the adapter that transformers holds for the model, which is all that it saves."""

@@ -1,0 +1,65 @@
+"""The model card that ``save_pretrained`` writes: what the model is, and how it is loaded.
+
+A run replaces it by one that also says how the model was trained and what was measured. The user
+adds the licence.
+
+It does not know: training, measurements.
+"""
+
+import os
+from pathlib import Path
+
+from torch import nn
+
+CARD = "README.md"
+_SAVED_BY = "saved by [layermem](https://arxiv.org/abs/2502.09245)"
+_TEXT = """\
+---
+library_name: layermem
+tags:
+- transformers
+- layermem
+- cross-layer-attention
+- {tag}
+---
+
+# {title}
+
+{description}, {parameters:,} parameters, {saved_by}.
+
+```python
+{code}
+```
+
+No licence is stated: whoever publishes this model chooses one that its training data allow, and
+adds it to the metadata above (`license:`).
+"""
+
+
+def write_card(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    title: str,
+    description: str,
+    tag: str,
+    code: str,
+) -> None:
+    """Write a card into a folder, with code that loads ``"this-folder"``.
+
+    A card that somebody else wrote, or has added a licence to, is left alone.
+    """
+    path = Path(folder, CARD)
+    if Path(folder).is_file() or (path.exists() and not _is_ours(path)):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Tied weights are counted once.
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    fields = {"title": title, "description": description, "tag": tag, "code": code}
+    fields["saved_by"] = _SAVED_BY
+    path.write_text(_TEXT.format(**fields, parameters=parameters), encoding="utf-8")
+
+
+def _is_ours(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return _SAVED_BY in text and "\nlicense:" not in text

@@ -1,0 +1,69 @@
+"""The model card that ``save_pretrained`` writes."""
+
+import re
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from tiny import TINY, make
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import layermem
+from layermem.models.registry import lookup
+
+KINDS = ["causal_lm", "decoder", "sequence_classification"]
+
+
+def loaded(card, folder):
+    """Run the code of a card; return its model."""
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    space = {}
+    exec(compile(code.replace("this-folder", str(folder)), "card", "exec"), space)
+    return space["model"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_model_has_a_card_that_loads_it(kind, tmp_path, ids):
+    entry = lookup("lime")
+    model = make(getattr(entry, kind), entry.config(**TINY, pad_token_id=0))
+    model.save_pretrained(tmp_path)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.library_name == "layermem" and "lime" in card.data.tags
+    assert card.data.license is None
+    count = re.search(r"([\d,]+) parameters", card.text)[1]
+    assert int(count.replace(",", "")) == sum(p.numel() for p in model.parameters())
+    assert f"{TINY['num_hidden_layers']} layers of width {TINY['hidden_size']}" in card.text
+    again = loaded(card, tmp_path)
+    assert type(again) is type(model)
+    with torch.no_grad():
+        assert torch.equal(again(ids)[0], model(ids)[0])
+
+
+def test_an_attached_model_has_one_too(tmp_path, ids):
+    torch.manual_seed(0)
+    model = layermem.attach(LlamaForCausalLM(LlamaConfig(**TINY)).eval(), "last", 2)
+    model.save_pretrained(tmp_path)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert "layer-memory" in card.data.tags and "(last, window 2)" in card.text
+    with torch.no_grad():
+        assert torch.equal(loaded(card, tmp_path)(ids).logits, model(ids).logits)
+
+
+def test_a_card_is_that_of_the_model_saved_last(tmp_path):
+    for name in ("plain", "lime"):
+        layermem.build(name, **TINY).save_pretrained(tmp_path)
+        text = (tmp_path / "README.md").read_text()
+        assert f"variant `{name}`" in text
+    licensed = text.replace("library_name", "license: mit\nlibrary_name")
+    (tmp_path / "README.md").write_text(licensed)
+    layermem.build("plain", **TINY).save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == licensed
+
+
+def test_a_card_of_ones_own_stays(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    model = layermem.build("lime", **TINY)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    model.save_pretrained(tmp_path / "others", is_main_process=False)
+    assert not (tmp_path / "others" / "README.md").exists()
