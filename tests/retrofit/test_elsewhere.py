@@ -291,8 +291,12 @@ def test_an_adapter_without_its_routers_is_refused_on_a_bare_base(kind, base, tm
     adapted.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="whose routers are no part of it"):
         peft.PeftModel.from_pretrained(load_base(base), tmp_path)
+    with pytest.raises(ValueError, match="with other routers"):
+        peft.PeftModel.from_pretrained(attach(load_base(base)), tmp_path)
     again = peft.PeftModel.from_pretrained(shake_routers(attach(load_base(base))), tmp_path)
     assert torch.equal(logits_of(again, ids), logits_of(adapted, ids))
+    half = shake_routers(attach(load_base(base))).bfloat16()
+    peft.PeftModel.from_pretrained(half, tmp_path)
 
 
 def test_an_adapter_that_transformers_saves(base, tmp_path):

@@ -160,6 +160,15 @@ def _hash_weights(attachment: Attachment) -> dict[str, str]:
     return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
+def hash_routers(attachment: Attachment) -> dict[str, str]:
+    """Return hashes of the weights of all routers, by what they are rounded to."""
+    weights = _weights(attachment).values()
+    return {
+        name: hashlib.sha256(b"".join(_bytes(w.detach().cpu(), dtype) for w in weights)).hexdigest()
+        for name, dtype in _PRECISIONS.items()
+    }
+
+
 def _base_weights(
     module: nn.Module, path: str, routers: Collection[int]
 ) -> Iterator[tuple[str, Tensor]]:

@@ -5,7 +5,8 @@ any model that has the names: into the bare base without its routers, and withou
 config of an adapter that was made on an attached model is saved with a type of its own:
 
     peft_type      "LAYERMEM_LORA" in place of "LORA": PEFT without layermem does not know it
-    layer_memory   how memory is attached, and whether all routers are part of the adapter
+    layer_memory   how memory is attached, and whether all routers are part of the adapter; if not,
+                   hashes of those that it was made with
 
 Where layermem is imported, such an adapter attaches memory to its base if its routers are part of
 it, and is refused on a bare base otherwise. Importing this module wraps three methods of PEFT; it
@@ -26,11 +27,18 @@ from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 
+from layermem.retrofit.adapter import hash_routers
 from layermem.retrofit.attaching import attach_as_saved
-from layermem.retrofit.attachment import ROUTER, attachment_of, check_same_memory, has_memory
+from layermem.retrofit.attachment import (
+    ROUTER,
+    Attachment,
+    attachment_of,
+    check_same_memory,
+    has_memory,
+)
 
 _PREFIX = "LAYERMEM_"
-_MEMORY, _COMPLETE = "layer_memory", "holds_routers"
+_MEMORY, _COMPLETE, _ROUTERS = "layer_memory", "holds_routers", "routers"
 
 
 class _ConfigsOfAttached:
@@ -114,12 +122,25 @@ def _match(model: nn.Module, memory: dict[str, Any]) -> None:
     """Attach the memory of an adapter to its base, or compare it with what is attached."""
     if has_memory(model):
         check_same_memory(attachment_of(model).describe(), memory)
+        _check_routers(attachment_of(model), memory.get(_ROUTERS))
     elif memory[_COMPLETE]:
         attach_as_saved(model, memory)
     else:
         raise ValueError(
             f"this adapter was made on {memory['architecture']} with layer memory, whose routers "
             "are no part of it: attach memory to the base and load_routers before the adapter"
+        )
+
+
+def _check_routers(attachment: Attachment, saved: dict[str, str] | None) -> None:
+    """Raise unless a model has the routers that an adapter without any was made with."""
+    if saved is None:
+        return
+    # Loaded in one of these precisions, they have the same rounded weights.
+    if not any(saved.get(name) == value for name, value in hash_routers(attachment).items()):
+        raise ValueError(
+            "this adapter was made on a model with other routers, which are no part of it: "
+            "load_routers before the adapter"
         )
 
 
@@ -153,6 +174,8 @@ def mark(model: nn.Module, folder: Path, adapter_name: str) -> None:
         for router in routers
     )
     fields[_MEMORY] = {**attachment.describe(), _COMPLETE: complete}
+    if not complete:
+        fields[_MEMORY][_ROUTERS] = hash_routers(attachment)
     file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
