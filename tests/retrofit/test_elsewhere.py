@@ -1,6 +1,8 @@
 """Saved attached models and their adapters where nothing of ours is called by name."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +147,20 @@ def test_the_hosts_own_class_is_refused_with_a_config_that_was_read(name, tmp_pa
             cls.from_pretrained(tmp_path, config=config)
         with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
             cls(config)
+
+
+def test_a_config_reaches_another_process(whole, tmp_path):
+    config = hf.AutoConfig.from_pretrained(whole[1])
+    (tmp_path / "config.pickle").write_bytes(pickle.dumps(config))
+    code = f"""
+import layermem, pickle, pathlib
+config = pickle.loads(pathlib.Path({str(tmp_path / "config.pickle")!r}).read_bytes())
+print(config.to_json_string())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(config.to_json_string())
+    assert copy.deepcopy(config).to_json_string() == config.to_json_string()
 
 
 def test_a_model_of_images_is_opened_and_its_class_refused(tmp_path):

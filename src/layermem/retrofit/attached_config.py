@@ -79,6 +79,10 @@ class _HostWithMemory:
         }
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
+    def __reduce__(self) -> Any:
+        """Pickle by the host's class: a process that unpickles may not have made this one yet."""
+        return _without_fields, (type(self).host_class,), dict(vars(self))
+
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does, with the module that ``auto_map`` names."""
         write_stub(Path(save_directory), __name__, [AttachedConfig.__name__])
@@ -95,13 +99,17 @@ def config_class(host_class: type[PreTrainedConfig]) -> Any:
     cls = types.new_class(
         name, (_HostWithMemory, host_class), exec_body=lambda space: space.update(body)
     )
-    # Pickle finds a class by its module and name.
     setattr(sys.modules[__name__], name, cls)
     # It imports this module.
     from layermem.retrofit.auto_classes import register
 
     register(cls)
     return cls
+
+
+def _without_fields(host_class: type[PreTrainedConfig]) -> Any:
+    cls = config_class(host_class)
+    return cls.__new__(cls)
 
 
 def host_config(config: Any) -> Any:
