@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from tiny import TINY
+from torch.nn.utils import parametrize
 
 import layermem
 from layermem.config import Optim
@@ -40,6 +41,15 @@ def test_no_groups_without_members_and_a_rate_for_routers():
     assert {g["lr"] for _, g in found.values()} == {1e-3, 3e-3}
     frozen, _ = groups_of("lime", Optim(router_lr=0.0))
     assert {g["lr"] for _, g in frozen.values()} == {1e-3, 0.0}
+
+
+def test_a_parametrized_router_keeps_its_settings():
+    model = layermem.build("lime", **TINY)
+    for layer in model.model.layers[1:]:
+        parametrize.register_parametrization(layer.self_attn.memory, "weight", torch.nn.Identity())
+    groups = parameter_groups(model, model.variant.overrides, Optim())
+    (own,) = [group for group in groups if group["lr"] == 1e-2]
+    assert own["weight_decay"] == 0.0 and len(own["params"]) == 3
 
 
 def test_frozen_parameters_are_left_out():

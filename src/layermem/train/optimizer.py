@@ -9,7 +9,7 @@ It does not know: the trainer, any particular variant.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,10 +66,18 @@ def find_overridden(
     return {
         id(parameter): override
         for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
+        for name, parameter in _own_parameters(module)
         for override in reversed(overrides)
         if parameter.requires_grad and override.applies_to(module, name)
     }
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a module's own parameters by their names, also those that torch parametrizes."""
+    yield from module.named_parameters(recurse=False)
+    for name, held in getattr(module, "parametrizations", {}).items():
+        for _, parameter in held.named_parameters(recurse=False):
+            yield name, parameter
 
 
 def build_optimizer(
