@@ -64,7 +64,11 @@ def write_model_card(
         card = model_card(run, folder, model, groups, at_end)
         (path / "README.md").write_text(card, encoding="utf-8")
     except Exception as error:
-        logger.warning("the final model has no model card (%s: %s)", type(error).__name__, error)
+        logger.warning(
+            "the final model has no model card of its training (%s: %s)",
+            type(error).__name__,
+            error,
+        )
 
 
 def model_card(
