@@ -15,7 +15,7 @@ import argparse
 from dataclasses import dataclass
 
 from layermem.counting import count_parameters
-from layermem.experiments import presets
+from layermem import presets
 from layermem.models.registry import lookup
 
 SIZES_7B = {

@@ -24,8 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from layermem.experiments.artefacts import get_artefact, names
-from layermem.experiments.reproduction.artefact import SEEDS
+from layermem.paper import get_artefact, names
+from layermem.paper.artefact import SEEDS
 from layermem.intervals import adjusted_p_values, interval, paired
 from layermem.report import arena, minimal_pairs, perplexity, retrofit
 from layermem.report.artefacts import claim_numbers, claims, numbers

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem.evals.solving import evaluate
-from layermem.experiments import presets
+from layermem import presets
 from layermem.train.run import train
 
 

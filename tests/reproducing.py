@@ -4,7 +4,7 @@ from recorded import SIZES
 
 from layermem.config import Run
 from layermem.experiments.reproduction import observing
-from layermem.experiments.reproduction.artefact import (
+from layermem.paper.artefact import (
     Artefact,
     Study,
     beside_plain,

@@ -16,7 +16,7 @@ from small_run import Interrupted, a_run
 import layermem
 from layermem import cli
 from layermem.config import Run, Task, to_dict
-from layermem.experiments import presets
+from layermem import presets
 from layermem.runs import RunFolder
 from layermem.tasks import prosqa
 from layermem.train.run_config import load_run

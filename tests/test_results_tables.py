@@ -8,7 +8,7 @@ import pytest
 from recorded import SIZES, record
 
 from layermem.config import Run
-from layermem.experiments import artefacts
+from layermem import paper as artefacts
 from layermem.experiments.comparison import compare_runs
 from layermem.experiments.learning_rates import tried_rates
 from layermem.experiments.standings import standings

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import layermem
 from layermem.efficiency.costs import count_costs
-from layermem.experiments import presets
+from layermem import presets
 from layermem.models.registry import variants
 
 

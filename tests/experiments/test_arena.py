@@ -12,7 +12,7 @@ from layermem import cli
 from layermem.config import Run
 from layermem.experiments import arena, arena_boards, many_runs, step_memory, step_times
 from layermem.experiments.arms import CHOOSING_SEED
-from layermem.experiments.presets import get_preset
+from layermem.presets import get_preset
 from layermem.experiments.reproduction import estimates
 from layermem.experiments.standings import standings
 from layermem.intervals import p_values_to

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from layermem.experiments import arena_boards, artefacts, model_sizes, presets, reproduce
-from layermem.experiments.arms import parse_arms
-from layermem.experiments.artefacts import table9
+from layermem.study.arms import parse_arms
+from layermem.paper import table9
 from layermem.experiments.preset_costs import preset_costs
-from layermem.experiments.presets import get_preset
+from layermem.presets import get_preset
 from layermem.experiments.reproduction import estimates
-from layermem.experiments.reproduction.artefact import SCALES, Trained
+from layermem.paper.artefact import SCALES, Trained
 from layermem.experiments.reproduction.plans import plan
 from layermem.models.registry import lookup
 from layermem.results.costs import Measurement

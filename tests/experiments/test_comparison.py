@@ -9,7 +9,7 @@ from recorded import SIZES, record
 
 from layermem.config import Compute, Data, Model, Optim, Regularizer, Task
 from layermem.efficiency.costs import cost
-from layermem.experiments import presets
+from layermem import presets
 from layermem.experiments.comparison import compare_runs
 from layermem.host_config import VARIANT, Host
 from layermem.models.registry import lookup

@@ -10,9 +10,9 @@ from layermem import cli
 from layermem.cli.costs import Costs
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency import measuring
-from layermem.experiments import presets
-from layermem.experiments.cost_points import count_costs
-from layermem.experiments.model_sizes import model_sizes, resized
+from layermem import presets
+from layermem.study.cost_points import count_costs
+from layermem.efficiency.model_sizes import model_sizes, resized
 from layermem.report import cost_tables
 from layermem.results.costs import Costs as CostsResult
 from layermem.results.costs import Measurement

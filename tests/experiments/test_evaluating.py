@@ -12,11 +12,11 @@ from small_run import a_run
 from layermem import cli
 from layermem.evals.task_catalog import TASKS
 from layermem.experiments import reproduce
-from layermem.experiments.artefacts import get_artefact
-from layermem.experiments.artefacts.fig1 import grouped_queries
-from layermem.experiments.records import read_record
+from layermem.paper import get_artefact
+from layermem.paper.fig1 import grouped_queries
+from layermem.study.records import read_record
 from layermem.experiments.reproduction import evaluating
-from layermem.experiments.reproduction.artefact import Trained
+from layermem.paper.artefact import Trained
 from layermem.results.eval import EvalResult, TaskFacts
 from layermem.results.files import read_result
 from layermem.train.run import train

@@ -9,9 +9,9 @@ from small_run import a_run
 
 import layermem
 from layermem.experiments import analyze
-from layermem.experiments.records import read_record
+from layermem.study.records import read_record
 from layermem.experiments.reproduction import inspecting
-from layermem.experiments.reproduction.artefact import Trained
+from layermem.paper.artefact import Trained
 from layermem.results.analysis import Analysis, AnalysisOptions
 from layermem.results.files import read_result
 from layermem.train.run import train

@@ -24,7 +24,7 @@ from layermem.experiments.learning_rates import (
     best_rate_and_decay,
     tried_with_decays,
 )
-from layermem.experiments.records import recorded_about
+from layermem.study.records import recorded_about
 from layermem.models.registry import variants
 from layermem.runs import RunFolder
 from layermem.train.run import train
@@ -105,7 +105,7 @@ def test_a_sweep_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     config.write_text(yaml.safe_dump(to_dict(run)))
     code = (
         "import signal, sys; from pathlib import Path\n"
-        "from layermem.experiments.many_runs import train_missing\n"
+        "from layermem.study.many_runs import train_missing\n"
         "from layermem.train.run_config import load_run\n"
         # A shell that runs the tests in the background has it ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -6,7 +6,7 @@ from tiny import MOST_SLOW
 
 import layermem
 from layermem.config import run_from_dict, to_dict
-from layermem.experiments import presets
+from layermem import presets
 
 
 @pytest.mark.parametrize("name", presets.names())

@@ -18,11 +18,11 @@ from small_run import a_run
 from layermem import cli
 from layermem.efficiency import measuring
 from layermem.evals.solving import evaluate
-from layermem.experiments import artefacts, many_runs, reproduce
-from layermem.experiments.artefacts import fig1, fig4, fig11
-from layermem.experiments.presets import get_preset
+from layermem import paper as artefacts, many_runs, reproduce
+from layermem.paper import fig1, fig4, fig11
+from layermem.presets import get_preset
 from layermem.experiments.reproduction import estimates, step_costs
-from layermem.experiments.reproduction.recorded import RecordedRuns
+from layermem.study.recorded import RecordedRuns
 from layermem.report import artefacts as report
 from layermem.results.artefact import ArtefactResult, ArtefactRow
 from layermem.results.files import read_result

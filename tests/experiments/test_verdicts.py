@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from reproducing import made_up
 
-from layermem.experiments import artefacts, reproduce
+from layermem import paper as artefacts, reproduce
 from layermem.experiments.reproduction import inspecting, observing
-from layermem.experiments.reproduction.artefact import (
+from layermem.paper.artefact import (
     Claim,
     Observed,
     PaperNumber,

@@ -21,13 +21,12 @@ from typing import Annotated, Any, Union
 
 import tyro
 
+from layermem.cli import study as studies
 from layermem.cli.analyze import Analyze, analyze
-from layermem.cli.arena import Arena, arena
 from layermem.cli.blimp import Blimp, blimp
 from layermem.cli.convert import Convert, convert
 from layermem.cli.costs import Costs, costs
 from layermem.cli.curves import Curves, curves
-from layermem.cli.encoders import Encoders, encoders
 from layermem.cli.eval import Eval, evaluate
 from layermem.cli.finetune import Finetune, finetune
 from layermem.cli.generate import Generate, generate
@@ -35,11 +34,8 @@ from layermem.cli.perplexity import Perplexity, perplexity
 from layermem.cli.presets import Presets, presets
 from layermem.cli.quickstart import Quickstart, quickstart
 from layermem.cli.report import Report, report
-from layermem.cli.reproduce import Reproduce, reproduce
-from layermem.cli.retrofit import Retrofit, retrofit
 from layermem.cli.solve import Solve, solve
 from layermem.cli.starting_run import StartingRun, with_base_run
-from layermem.cli.sweep import Sweep, sweep
 from layermem.cli.tasks import Tasks, tasks
 from layermem.cli.train import Train, train
 from layermem.cli.variants import Variants, variants
@@ -50,10 +46,10 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "quickstart": (Quickstart, quickstart),
     "train": (Train, train),
     "finetune": (Finetune, finetune),
-    "sweep": (Sweep, sweep),
     "presets": (Presets, presets),
     "variants": (Variants, variants),
     "tasks": (Tasks, tasks),
+    "study": (studies.AnyStudy, studies.study),
     "solve": (Solve, solve),
     "generate": (Generate, generate),
     "perplexity": (Perplexity, perplexity),
@@ -64,12 +60,16 @@ COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "analyze": (Analyze, analyze),
     "report": (Report, report),
     "curves": (Curves, curves),
-    "reproduce": (Reproduce, reproduce),
-    "arena": (Arena, arena),
-    "retrofit": (Retrofit, retrofit),
-    "encoders": (Encoders, encoders),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""
+FORMER = {
+    "sweep": "layermem study PRESET ...",
+    "arena": "layermem study BOARD,BOARD ...",
+    "reproduce": "layermem study paper/NAME ...; --list is layermem list studies",
+    "retrofit": "layermem study retrofit MODEL ...",
+    "encoders": "layermem study encoders RECORDS ...",
+}
+"""What commands are called that had names of their own."""
 # Errors whose message says what is wrong; of others the kind and the place are needed too.
 _TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, RuntimeError)
 # Characters of an error's line: a model that does not fit its weights names every one of them.
@@ -81,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] == "help":
         args = ["--help"]
+    if args[0] in FORMER:
+        sys.exit(f"layermem: {args[0]} is now: {FORMER[args[0]]}")
     if not args[0].startswith("-") and args[0] not in COMMANDS:
         close = difflib.get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         options = parse(args)
         check_numbers(options, "--")
-        execute = dict(COMMANDS.values())[type(options)]
+        _, execute = COMMANDS[args[0]]
         execute(options, shlex.join(["layermem", *args]))
     except BrokenPipeError:
         # Whoever read the output has gone (| head): the rest of it has nowhere to go.
@@ -141,6 +143,8 @@ def parse(args: Sequence[str]) -> Any:
     # A parser of its own, so that an error names the command's help and no other's options.
     command, rest = args[0], list(args[1:])
     kind, _ = COMMANDS[command]
+    if command == "study":
+        return studies.parse(rest)
     if issubclass(kind, StartingRun):
         # Its defaults are those of the preset, or of the config, that it starts from.
         default = with_base_run(kind, command, rest)

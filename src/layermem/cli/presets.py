@@ -33,7 +33,7 @@ def presets(options: Presets, command: str) -> None:
     from rich.table import Table
 
     from layermem.experiments.preset_costs import preset_costs
-    from layermem.experiments.presets import description
+    from layermem.presets import description
     from layermem.report.numbers import with_unit
 
     costs = preset_costs()

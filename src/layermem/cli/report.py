@@ -3,15 +3,12 @@
 It does not know: how runs are compared or drawn.
 """
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from layermem.cli.screen import show, write
-
-logger = logging.getLogger(__name__)
+from layermem.cli.screen import screen, show, write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,25 +27,18 @@ class Report:
     costs: Path | None = None
     """File that layermem costs --measure --out has written, shown on the page."""
     out: Path = Path("report")
-    """Folder for report.json and the page."""
+    """Folder for study.json and the page."""
 
 
 def report(options: Report, command: str) -> None:
     """Print the results of runs, and write the page about them."""
-    from layermem.experiments.comparison import compare_runs
-    from layermem.report import comparison as page
-    from layermem.report.outcomes import INTERVALS
+    from layermem.report import study as page
+    from layermem.report.given import given_sections
+    from layermem.study.comparing_runs import compare_runs
 
-    comparison = compare_runs(
-        options.runs,
-        options.out,
-        against=options.against,
-        analyses=options.analysis,
-        evaluations=options.evaluation,
-        costs=options.costs,
-        command=command,
-    )
-    for table in page.tables(comparison):
+    result = compare_runs(options.runs, options.out, against=options.against, command=command)
+    further = given_sections(result, options.analysis, options.evaluation, options.costs)
+    for table in page.tables(result):
         show(table)
-    logger.info("%s", INTERVALS)
-    write(page.build(comparison), options.out)
+    screen().print(page.sentence(result), markup=False, highlight=False)
+    write(page.build(result, further), options.out)

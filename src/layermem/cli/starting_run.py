@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from layermem import presets
 from layermem.config import Run, merged
-from layermem.experiments import presets
 
 _T = TypeVar("_T", bound="StartingRun")
 

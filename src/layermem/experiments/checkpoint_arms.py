@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 
 from layermem.experiments.analyze_checkpoints import Checkpoint
-from layermem.experiments.run_folders import group_by_data, group_into_arms
 from layermem.results.arms import Arms
+from layermem.study.run_folders import group_by_data, group_into_arms
 
 logger = logging.getLogger(__name__)
 

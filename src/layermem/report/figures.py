@@ -5,7 +5,9 @@ It does not know: torch, run folders, pages.
 
 import hashlib
 import io
+import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,6 +17,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from layermem.intervals import Interval
 
 # (colour, dashes, marker): lines differ without colour too, and are visible on light and on dark.
 STYLES = (
@@ -33,6 +37,8 @@ Bands = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name to the lower and upper edge of its band."""
 Scale = Literal["number", "share", "percent"]
 """Labels of the y axis: plain numbers, percent from 0% to 100%, or percent of any size."""
+# Characters of a line of a label at the left.
+_LABEL = 44
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
 _INK = "#010203"
 _RC = {
@@ -115,6 +121,37 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
         _label_in_percent(axes, from_0_to_100=True)
 
     return _svg(draw, (3.6, 3.4))
+
+
+def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
+    """Return an SVG of differences with their intervals, one below the other, and a line at 0.
+
+    An interval of a single pair is infinite, and drawn as a point alone.
+    """
+
+    def draw(axes: Axes) -> None:
+        for i, difference in enumerate(differences.values()):
+            half = difference.half if math.isfinite(difference.half) else None
+            colour, _, marker = STYLES[i % len(STYLES)]
+            axes.errorbar(
+                difference.mean,
+                -i,
+                xerr=half,
+                color=colour,
+                marker=marker,
+                capsize=3,
+                linewidth=1.4,
+            )
+        axes.axvline(0, color=_INK, linewidth=0.8, linestyle=":")
+        names = [_escape_label(textwrap.fill(name, _LABEL)) for name in differences]
+        axes.set_yticks([-i for i in range(len(names))], names, fontsize=8)
+        axes.set_ylim(0.6 - len(names), 0.6)
+        axes.set_xlabel(_escape_label(across))
+        if is_share:
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+
+    lines = sum(1 + len(name) // _LABEL for name in differences)
+    return _svg(draw, (6.0, 0.9 + 0.24 * lines))
 
 
 def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> str:

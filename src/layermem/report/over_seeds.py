@@ -6,6 +6,7 @@ It does not know: what was measured, pages.
 from collections.abc import Mapping, Sequence
 
 from layermem.intervals import Interval, adjusted_p_values, interval, paired
+from layermem.report.numbers import format_interval
 from layermem.report.page import Table
 from layermem.results.arms import Arms
 
@@ -31,7 +32,7 @@ def over_seeds_tables(
     rows = [
         [
             row,
-            *(_mean(interval(_values(numbers, arms[arm])), share) for arm in arms),
+            *(format_interval(interval(_values(numbers, arms[arm])), share) for arm in arms),
             *(_difference(differences[row, a], adjusted[row, a], share) for a in others),
         ]
         for row, numbers in measured.items()
@@ -52,13 +53,7 @@ def _values(numbers: Mapping[str, float], models: Sequence[str]) -> list[float]:
     return [numbers[model] for model in models]
 
 
-def _mean(of_arm: Interval, share: bool) -> str:
-    if share:
-        return f"{of_arm.mean:.1%} +- {of_arm.half:.1%}"
-    return f"{of_arm.mean:.4f} +- {of_arm.half:.4f}"
-
-
 def _difference(difference: Interval, p: float, share: bool) -> str:
-    written = _mean(difference, share)
-    sign = "" if written.startswith("-") else "+"
-    return f"{sign}{written} (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'})"
+    return (
+        f"{format_interval(difference, share, '+')} (p {'< 0.001' if p < 0.001 else f'= {p:.3f}'})"
+    )
