@@ -21,8 +21,11 @@ FLOORS = [
     {"ops", "data", "lineage", "tasks"},
     {"models"},
     {"variants"},
-    {"train", "evals", "analysis", "efficiency", "retrofit", "serving"},
-    {"experiments", "report"},
+    {"train", "evals", "analysis", "efficiency", "retrofit", "serving", "presets"},
+    {"report"},
+    {"study"},
+    {"experiments"},
+    {"paper"},
     {"cli"},
     {"__main__"},
 ]

@@ -99,6 +99,9 @@ class OfBoards(Arms):
     PRESET@LAYERSxWIDTH is a preset in another shape (tiny-lm@16x64,tiny-lm@64x32): those of one
     preset have equally many parameters, and are ranked together too."""
 
+    rates: tuple[float, ...] = number((1e-3, 3e-3, 1e-2, 3e-2), above(0))
+    """Learning rates to try with every arm on a seed kept for that, at equal tokens."""
+
     def study(self) -> "Study":
         """Return the study."""
         from layermem.study.boards import board_of, open_boards, study_of_variants

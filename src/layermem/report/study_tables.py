@@ -88,7 +88,10 @@ def arms_table(
         values = set(map(str, columns.get(name, [])))
         if len(values) == 1:
             common.append(f"{name} {columns.pop(name)[0]}")
-    dropped = ("each seed", "against the best", "seeds to settle it", "mlp") if narrow else ()
+    dropped = {"each seed", "against the best", "seeds to settle it", "mlp"} if narrow else set()
+    if len(lines) < 3:
+        # It is the difference from the first.
+        dropped.add("against the best")
     columns = {n: c for n, c in columns.items() if any(c) and n not in dropped}
     caption = " ".join(filter(None, (_HOW[condition.name], _INTERVALS)))
     caption += _BEST if "against the best" in columns else ""
