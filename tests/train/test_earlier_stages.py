@@ -265,6 +265,13 @@ def routers_alone(folder, tmp_path):
     return tmp_path / "both"
 
 
+def routers_beside_a_config(folder, tmp_path):
+    """What can be finetuned: the config is that of the base."""
+    routers_alone(folder, tmp_path)
+    shutil.copy(tmp_path / "base" / "config.json", tmp_path / "routers")
+    return tmp_path / "routers"
+
+
 ROUTES = {
     "final": lambda folder, tmp_path: folder.final,
     "checkpoint": lambda folder, tmp_path: folder.checkpoints / "checkpoint-1",
@@ -276,6 +283,7 @@ ROUTES = {
     "saved in Python": saved_in_python,
     "attached": attached,
     "routers alone": routers_alone,
+    "routers beside a config": routers_beside_a_config,
 }
 
 

@@ -29,12 +29,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from layermem.lineage import FIELD
+from layermem.lineage import FIELD, ROUTERS
 from layermem.retrofit.attachment import ROUTER, Attachment, attachment_of, check_same_memory
 from layermem.retrofit.card import model_card
 from layermem.runs import write_atomically
 
-WEIGHTS, SETTINGS, CARD = "routers.safetensors", "routers.json", "README.md"
+WEIGHTS, SETTINGS, CARD = "routers.safetensors", ROUTERS, "README.md"
 # Numbers of a weight that are hashed, at most, so that large models stay quick.
 _SAMPLES = 2**14
 # Where PEFT keeps a module that it wraps: below a LoRA, and beside a copy that trains.
