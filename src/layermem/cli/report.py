@@ -40,5 +40,5 @@ def report(options: Report, command: str) -> None:
     further = given_sections(result, options.analysis, options.evaluation, options.costs)
     for table in page.tables(result):
         show(table)
-    screen().print(page.sentence(result), markup=False, highlight=False)
+    screen().print(f"{page.INTERVALS} {page.sentence(result)}", markup=False, highlight=False)
     write(page.build(result, further), options.out)

@@ -312,7 +312,7 @@ def study(options: Any, command: str) -> None:
     result, failure = carry_out(asked, options.out, options.runs, options.jobs, command)
     for table in report.tables(result):
         show(table)
-    screen().print(report.sentence(result), markup=False, highlight=False)
+    screen().print(f"{report.INTERVALS} {report.sentence(result)}", markup=False, highlight=False)
     write(report.build(result), result_folder(asked, options.out))
     if failure:
         raise RuntimeError(failure)

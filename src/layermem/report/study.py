@@ -13,6 +13,9 @@ from layermem.report.curves import curves_of_arms
 from layermem.report.numbers import NOISE, format_interval
 from layermem.report.page import Figure, Page, Section, Table
 from layermem.report.study_tables import (
+    INTERVALS as INTERVALS,
+)
+from layermem.report.study_tables import (
     TITLES,
     arms_table,
     claim_text,

@@ -43,10 +43,11 @@ _HOW: Mapping[str, str] = {
     "within 0.5% of its parameters.",
     "recorded": "",
 }
-_INTERVALS = (
+INTERVALS = (
     "95% intervals over seeds by Student's t, differences pair by pair; p-values are adjusted by "
     "Holm's method for the arms of the table, and from 0.05 on a difference is within noise."
 )
+"""What numbers of a table are."""
 _BEST = " Against the best: for all pairs of arms, as which is best was picked from these numbers."
 _CHANCE = (
     "Chance: what an answer comes to that ignores the question, the most frequent one where that "
@@ -93,7 +94,7 @@ def arms_table(
         # It is the difference from the first.
         dropped.add("against the best")
     columns = {n: c for n, c in columns.items() if any(c) and n not in dropped}
-    caption = " ".join(filter(None, (_HOW[condition.name], _INTERVALS)))
+    caption = "" if narrow else " ".join(filter(None, (_HOW[condition.name], INTERVALS)))
     caption += _BEST if "against the best" in columns else ""
     caption += "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
     caption += f" All arms: {', '.join(common)}." if common else ""
@@ -101,7 +102,7 @@ def arms_table(
     return Table(
         header=list(columns),
         rows=[list(row) for row in zip(*columns.values(), strict=True)],
-        caption=f"{caption}{looks_note(condition.looks)}{_prices_note(columns)}",
+        caption=f"{caption}{looks_note(condition.looks)}{_prices_note(columns)}".strip(),
     )
 
 
@@ -249,7 +250,7 @@ def _plain_table(title: str, name: str, metric: Metric, lines: Sequence[Line]) -
             ]
             for line in lines
         ],
-        caption=_INTERVALS + _BEST,
+        caption=INTERVALS + _BEST,
     )
 
 
