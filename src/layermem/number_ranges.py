@@ -107,7 +107,7 @@ def check_numbers(config: Any, path: str = "") -> None:
 
 def check_number(value: Any, allowed: Range, name: str, *, is_whole: bool = False) -> None:
     """Raise ``ValueError`` unless a value is a number in a range; ``is_whole``: an integer."""
-    kind = numbers.Integral if is_whole else numbers.Real
+    kind: Any = numbers.Integral if is_whole else numbers.Real
     if isinstance(value, bool) or not isinstance(value, kind) or value not in allowed:
         what = "a whole number" if is_whole else "a number"
         wanted = f"{what}, {allowed}" if math.isinf(allowed.least) else f"{allowed}"

@@ -132,8 +132,9 @@ def _check_distinct(options: PerplexityOptions) -> None:
     seen: dict[object, str] = {}
     for text in options.texts:
         source = open_source(text, text_field=options.field, streaming=True)
-        files = [path.resolve() for path in source.paths] if isinstance(source, LocalFiles) else []
-        for place in files or [text]:
+        files = source.paths if isinstance(source, LocalFiles) else ()
+        places: list[object] = [path.resolve() for path in files]
+        for place in places or [text]:
             if place in seen:
                 raise ValueError(
                     f"{place} is read twice, by --texts {seen[place]} and {text}, so that its "
