@@ -8,8 +8,9 @@ A line ``<!-- NAME: TABLE -->`` in the page stands before a table of docs/record
                                    are ranked by ("tiny-lm, equal training time"); of one board
                                    CONDITION alone
     METRIC by LEVELS               right answers by level of the problems
-    METRIC with the choosing seed  of a study that tried one learning rate: where nothing was chosen,
-                                   runs on the seed kept for choosing are pairs like the others
+    METRIC with the choosing seed  of a study that tried one learning rate: where nothing was
+                                   chosen, runs on the seed kept for choosing are pairs like the
+                                   others
     loss over seeds, right pairs over seeds    of perplexities and minimal pairs
     numbers, or numbers: TEXT      an artefact's numbers, the paper's beside ours (TEXT is in their
                                    names); its record lies in docs/records/artefacts
@@ -23,6 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -116,10 +118,11 @@ def _tables(result: StudyResult) -> dict[str, Callable[[], Table]]:
                 if len(result.boards) == len(board.conditions) == 1:
                     names = [metric]
                 for name in names if metric == board.metric or metric in names else ():
-                    found[name] = lambda b=board, c=condition, m=metric: arms_table(result, b, c, m)
+                    found[name] = partial(arms_table, result, board, condition, metric)
             for levels in levels_tables(result, board, condition):
-                found[levels.header[0]] = lambda levels=levels: levels
-    return found | {table.header[1]: lambda t=table: t for table, _, _ in shapes_tables(result)}
+                found[levels.header[0]] = partial(replace, levels)
+    shapes = {table.header[1]: partial(replace, table) for table, _, _ in shapes_tables(result)}
+    return found | shapes
 
 
 def _rows(table: Table, arms: int | None) -> list[list[str]]:
