@@ -1,9 +1,9 @@
 """A made-up artefact, of one study of made-up runs."""
 
+from layermem.experiments.reproduction import observing
 from recorded import SIZES
 
 from layermem.config import Run
-from layermem.experiments.reproduction import observing
 from layermem.paper.artefact import (
     Artefact,
     Study,

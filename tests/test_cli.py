@@ -14,9 +14,8 @@ from safetensors import SafetensorError
 from small_run import Interrupted, a_run
 
 import layermem
-from layermem import cli
+from layermem import cli, presets
 from layermem.config import Run, Task, to_dict
-from layermem import presets
 from layermem.runs import RunFolder
 from layermem.tasks import prosqa
 from layermem.train.run_config import load_run

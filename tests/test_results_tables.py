@@ -5,16 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded import SIZES, record
-
-from layermem.config import Run
-from layermem import paper as artefacts
 from layermem.experiments.comparison import compare_runs
 from layermem.experiments.learning_rates import tried_rates
 from layermem.experiments.standings import standings
-from layermem.intervals import p_value, paired
 from layermem.results.arena import ArenaResult, MeasuredMemory, MeasuredSteps, Ranking
 from layermem.results.artefact import ArtefactResult, ArtefactRow, JudgedClaim, Mean, RunState
+from layermem.results.retrofit import RetrofitResult, RetrofitTrial
+from recorded import SIZES, record
+
+from layermem import paper as artefacts
+from layermem.config import Run
+from layermem.intervals import p_value, paired
 from layermem.results.files import to_json
 from layermem.results.minimal_pairs import (
     JudgedPairs,
@@ -29,7 +30,6 @@ from layermem.results.perplexity import (
     PerplexityResult,
     PositionLoss,
 )
-from layermem.results.retrofit import RetrofitResult, RetrofitTrial
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from layermem.experiments.arms import CHOOSING_SEED
+from layermem.experiments.reproduction import estimates
+from layermem.experiments.standings import standings
+from layermem.results.arena import ArenaResult
 from recorded import SIZES, record
 
 from layermem import cli
 from layermem.config import Run
 from layermem.experiments import arena, arena_boards, many_runs, step_memory, step_times
-from layermem.experiments.arms import CHOOSING_SEED
-from layermem.presets import get_preset
-from layermem.experiments.reproduction import estimates
-from layermem.experiments.standings import standings
 from layermem.intervals import p_values_to
 from layermem.models.registry import variants
+from layermem.presets import get_preset
 from layermem.report import arena as report
-from layermem.results.arena import ArenaResult
 from layermem.results.files import read_result
 from layermem.runs import RunFolder
 

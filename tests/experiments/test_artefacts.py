@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from layermem.experiments.reproduction import estimates
+from layermem.experiments.reproduction.plans import plan
 
 from layermem.experiments import arena_boards, artefacts, model_sizes, presets, reproduce
-from layermem.study.arms import parse_arms
-from layermem.paper import table9
 from layermem.experiments.preset_costs import preset_costs
-from layermem.presets import get_preset
-from layermem.experiments.reproduction import estimates
-from layermem.paper.artefact import SCALES, Trained
-from layermem.experiments.reproduction.plans import plan
 from layermem.models.registry import lookup
+from layermem.paper import table9
+from layermem.paper.artefact import SCALES, Trained
+from layermem.presets import get_preset
 from layermem.results.costs import Measurement
+from layermem.study.arms import parse_arms
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from host_models import ARMS, make_host
 from labelled import SIZES, fill, finetuned, rows_of, write_rows
+from layermem.results.comparison import Comparison
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -16,7 +17,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.intervals import proportion
-from layermem.results.comparison import Comparison
 from layermem.results.files import read_result
 from layermem.results.record_counts import RecordCounts
 from layermem.retrofit import load_attached

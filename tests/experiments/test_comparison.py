@@ -5,16 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from layermem.experiments.comparison import compare_runs
+from layermem.results.run_record import Divergence, Metric
 from recorded import SIZES, record
 
+from layermem import presets
 from layermem.config import Compute, Data, Model, Optim, Regularizer, Task
 from layermem.efficiency.costs import cost
-from layermem import presets
-from layermem.experiments.comparison import compare_runs
 from layermem.host_config import VARIANT, Host
 from layermem.models.registry import lookup
 from layermem.records_config import Records
-from layermem.results.run_record import Divergence, Metric
 from layermem.tasks import arithmetic
 
 

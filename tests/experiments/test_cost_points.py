@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 from recorded import a_point
 
-from layermem import cli
+from layermem import cli, presets
 from layermem.cli.costs import Costs
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency import measuring
-from layermem import presets
-from layermem.study.cost_points import count_costs
 from layermem.efficiency.model_sizes import model_sizes, resized
 from layermem.report import cost_tables
 from layermem.results.costs import Costs as CostsResult
 from layermem.results.costs import Measurement
 from layermem.results.files import read_result
+from layermem.study.cost_points import count_costs
 
 FIELDS = {
     "hidden_size": 64,

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 from labelled import rows_of, write_rows
+from layermem.results.comparison import Comparison
+from layermem.results.encoder_trials import EncoderTrials
 
 from layermem import cli
 from layermem.config import Optim, Records
 from layermem.experiments import encoders
 from layermem.experiments.finetuning import finetune
-from layermem.results.comparison import Comparison
-from layermem.results.encoder_trials import EncoderTrials
 from layermem.results.files import read_result
 from layermem.runs import RunFolder
 from layermem.train.run_config import recorded_run

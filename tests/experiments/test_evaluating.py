@@ -7,18 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 from eval_fixtures import docs
+from layermem.experiments.reproduction import evaluating
 from small_run import a_run
 
 from layermem import cli
 from layermem.evals.task_catalog import TASKS
 from layermem.experiments import reproduce
 from layermem.paper import get_artefact
-from layermem.paper.fig1 import grouped_queries
-from layermem.study.records import read_record
-from layermem.experiments.reproduction import evaluating
 from layermem.paper.artefact import Trained
+from layermem.paper.fig1 import grouped_queries
 from layermem.results.eval import EvalResult, TaskFacts
 from layermem.results.files import read_result
+from layermem.study.records import read_record
 from layermem.train.run import train
 
 needs_lm_eval = pytest.mark.skipif(

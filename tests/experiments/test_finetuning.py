@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from host_models import ARMS, make_host, shake_routers
+from layermem.results.comparison import Comparison
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM
@@ -16,7 +17,6 @@ from layermem.cli.finetune import Finetune, to_run
 from layermem.config import Data, Host, Run, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
 from layermem.experiments.finetuning import load_host
-from layermem.results.comparison import Comparison
 from layermem.results.files import read_result
 from layermem.results.perplexity import PerplexityResult
 from layermem.retrofit import attach, load_attached

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from layermem.experiments.reproduction import inspecting
 from small_run import a_run
 
 import layermem
 from layermem.experiments import analyze
-from layermem.study.records import read_record
-from layermem.experiments.reproduction import inspecting
 from layermem.paper.artefact import Trained
 from layermem.results.analysis import Analysis, AnalysisOptions
 from layermem.results.files import read_result
+from layermem.study.records import read_record
 from layermem.train.run import train
 
 

@@ -14,19 +14,19 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from recorded import SIZES, record
-from small_run import a_run, curve
-
-from layermem.config import Compute, Optim, Run, to_dict
-from layermem.experiments import arms, many_runs
 from layermem.experiments.learning_rates import (
     best_learning_rate,
     best_rate_and_decay,
     tried_with_decays,
 )
-from layermem.study.records import recorded_about
+from recorded import SIZES, record
+from small_run import a_run, curve
+
+from layermem.config import Compute, Optim, Run, to_dict
+from layermem.experiments import arms, many_runs
 from layermem.models.registry import variants
 from layermem.runs import RunFolder
+from layermem.study.records import recorded_about
 from layermem.train.run import train
 from layermem.train.run_config import load_run
 

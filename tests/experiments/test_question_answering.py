@@ -10,6 +10,7 @@ import torch
 from asked import END, asked, predictions_of, put_base, put_questions, question_rows
 from host_models import ARMS, shake_routers
 from labelled import write_rows
+from layermem.results.comparison import Comparison
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import (
@@ -21,7 +22,6 @@ from transformers import (
 
 from layermem import cli
 from layermem.results.answers import Answers
-from layermem.results.comparison import Comparison
 from layermem.results.files import read_result
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached

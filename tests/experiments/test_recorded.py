@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from layermem.experiments.arms import try_rates_and_decays
+from layermem.experiments.step_times import base_of_step
 from recorded import SIZES, record
 
 from layermem.config import Compute, Data, Optim, Run
-from layermem.experiments.arms import try_rates_and_decays
 from layermem.study.recorded import RecordedRuns
-from layermem.experiments.step_times import base_of_step
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 

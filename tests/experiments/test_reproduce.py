@@ -11,22 +11,22 @@ from dataclasses import replace
 
 import pytest
 import yaml
+from layermem.experiments.reproduction import estimates, step_costs
+from layermem.results.artefact import ArtefactResult, ArtefactRow
 from recorded import record
 from reproducing import BASE, made_up
 from small_run import a_run
 
-from layermem import cli
+from layermem import cli, many_runs, reproduce
+from layermem import paper as artefacts
 from layermem.efficiency import measuring
 from layermem.evals.solving import evaluate
-from layermem import paper as artefacts, many_runs, reproduce
 from layermem.paper import fig1, fig4, fig11
 from layermem.presets import get_preset
-from layermem.experiments.reproduction import estimates, step_costs
-from layermem.study.recorded import RecordedRuns
 from layermem.report import artefacts as report
-from layermem.results.artefact import ArtefactResult, ArtefactRow
 from layermem.results.files import read_result
 from layermem.runs import RunFolder
+from layermem.study.recorded import RecordedRuns
 from layermem.train.run import train
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from host_models import make_host
+from layermem.results.retrofit import RetrofitResult
 
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
@@ -16,7 +17,6 @@ from layermem.experiments import retrofits, step_memory, step_times
 from layermem.experiments.finetuning import finetune
 from layermem.report import retrofit as report
 from layermem.results.files import read_result
-from layermem.results.retrofit import RetrofitResult
 from layermem.runs import RunFolder
 from layermem.train.run_config import recorded_run
 

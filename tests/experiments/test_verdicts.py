@@ -4,20 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from layermem.experiments.reproduction import inspecting, observing
+from layermem.experiments.reproduction.summary import summarise
+from layermem.results.run_record import Validation
 from reproducing import made_up
 
-from layermem import paper as artefacts, reproduce
-from layermem.experiments.reproduction import inspecting, observing
+from layermem import paper as artefacts
+from layermem import reproduce
+from layermem.intervals import interval, p_value, price_of_looks
 from layermem.paper.artefact import (
     Claim,
     Observed,
     PaperNumber,
     Trained,
 )
-from layermem.experiments.reproduction.summary import summarise
-from layermem.intervals import interval, p_value, price_of_looks
 from layermem.results.analysis import Layout
-from layermem.results.run_record import Validation
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import subprocess
 
 import numpy as np
 import pytest
+from layermem.experiments.comparison import compare_runs
 from recorded import an_analysis, record
 
-from layermem.experiments.comparison import compare_runs
 from layermem.report import comparison, figures, page
 from layermem.results.files import to_json
 

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from layermem.experiments.comparison import compare_runs
 from recorded import a_point, an_analysis, record
 
 from layermem import cli
 from layermem.config import Data, Optim
-from layermem.experiments.comparison import compare_runs
 from layermem.report import comparison as report
 from layermem.report.page import write_page
 from layermem.results.costs import Costs
