@@ -41,13 +41,13 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
     folder.create()
     about = {"run_id": run.id, "command": f"layermem train made-up --seed {run.seed}", **recorded}
     folder.config.write_text(yaml.safe_dump({**to_dict(run), "about": about}))
+    ended = ended and diverged is None
     for i in range(1, rows + 1):
-        at = {"step": 10 * i, "tokens": 1000 * i}
+        at = {"step": run.max_steps * i // rows if ended else 10 * i, "tokens": 1000 * i}
         speed = {"flops": 7000 * i, "tokens_per_second": 50.0 + i} if counted else {}
         folder.append_row({**at, "loss": final + rows - i, **speed})
         solved = {} if right is None else {"val_accuracy": right * i / rows}
         folder.append_row({**at, "val_loss": final + rows - i, **solved})
-    ended = ended and diverged is None
     if diverged is not None:
         folder.record_divergence(run.id, diverged, f"the loss is not finite at step {diverged}")
     if ended:

@@ -18,6 +18,7 @@ from layermem.study.choosing import choices_of, read_trials
 from layermem.study.conditions import at_equal_parameters
 from layermem.study.definition import Board, Study
 from layermem.study.gathering import gather
+from layermem.study.launching import Launcher, LocalProcesses
 from layermem.study.looks import replaced_result
 from layermem.study.many_runs import train_missing
 from layermem.study.planning import (
@@ -45,13 +46,21 @@ def result_folder(study: Study, out: Path) -> Path:
 
 
 def carry_out(
-    study: Study, out: Path, runs: Sequence[Path] = (), jobs: int = 1, command: str = ""
+    study: Study,
+    out: Path,
+    runs: Sequence[Path] = (),
+    jobs: int = 1,
+    command: str = "",
+    *,
+    launcher: Launcher | None = None,
 ) -> tuple[StudyResult, str | None]:
     """Train what is missing; return the result, and what failed (None: nothing).
 
     ``out``: folder of new runs and of the result; ``runs``: further folders whose runs are used
-    where they are the same.
+    where they are the same. ``launcher``: where they are trained; None: in processes here, ``jobs``
+    at once.
     """
+    launcher = launcher or LocalProcesses(jobs)
     recorded, file = RecordedRuns(out, runs), result_folder(study, out) / RESULT
     check_conditions(study)
     done: dict[str, Done] = {}
@@ -65,14 +74,14 @@ def carry_out(
             # Before any training, as steps that cannot be compared with are refused.
             measured[board.name] = _measure(study, board, out)
             attempts |= trials(board)
-        if failure := train_planned(attempts, recorded, jobs):
+        if failure := train_planned(attempts, recorded, launcher):
             # The choice would be without a learning rate by accident.
             raise RuntimeError(failure)
         counting: Plan = {}
         for board in stage:
             done[board.name] = _plan(study, board, recorded, done, measured[board.name])
             counting |= done[board.name].counting
-        if failure := train_planned(counting, recorded, jobs):
+        if failure := train_planned(counting, recorded, launcher):
             failures.append(failure)
     result = gather(study, done, recorded, replaced_result(file), file.parent)
     result = replace(result, command=command)
@@ -136,7 +145,7 @@ def _plan(
     )
 
 
-def train_planned(plan: Plan, recorded: RecordedRuns, jobs: int) -> str | None:
+def train_planned(plan: Plan, recorded: RecordedRuns, launcher: Launcher) -> str | None:
     """Train what is recorded nowhere; return what failed (None: nothing)."""
     own = {
         name: planned.run
@@ -151,7 +160,7 @@ def train_planned(plan: Plan, recorded: RecordedRuns, jobs: int) -> str | None:
     if elsewhere := len(plan) - len(own):
         logger.info("%d of %d runs are recorded elsewhere", elsewhere, len(plan))
     try:
-        train_missing(own, recorded.out, jobs, may_diverge=True)
+        train_missing(own, recorded.out, may_diverge=True, launcher=launcher)
     except RuntimeError as error:
         return str(error)
     return None

@@ -4,9 +4,7 @@ It does not know: what the runs are for.
 """
 
 import logging
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,12 +13,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-import yaml
-
-from layermem.config import Run, to_dict
+from layermem.config import Run
 from layermem.results.study import LOSS
-from layermem.runs import RunFolder, create_folder, write_atomically
+from layermem.runs import RunFolder, create_folder
+from layermem.study.launching import Launcher, LocalProcesses
 from layermem.study.records import (
     ERRORS,
     NOTE,
@@ -42,16 +38,22 @@ logger = logging.getLogger(__name__)
 
 
 def train_missing(
-    runs: Mapping[str, Run], out: Path, jobs: int = 1, *, may_diverge: bool = False
+    runs: Mapping[str, Run],
+    out: Path,
+    jobs: int = 1,
+    *,
+    may_diverge: bool = False,
+    launcher: Launcher | None = None,
 ) -> dict[str, RunFolder]:
-    """Train every run that has not ended, each in its own process and its own folder of ``out``.
+    """Train every run that has not ended, each in its own folder of ``out``.
 
-    Returns the folders by name. A folder that holds another run, or has lost what it recorded, is
-    an error before the first step, and so is a saved model to start from whose weights are not
-    those that the ended runs began with. A run that another process is training is waited for. A
-    run that fails leaves its error in ``error.txt`` in its folder; the others go on, and the
-    failures are raised together at the end. A failed run is tried again the next time; one that
-    diverged would do so again, and is left as it is: an error too, unless it ``may_diverge``.
+    ``launcher``: where they are trained; None: in processes here, ``jobs`` at once. Returns the
+    folders by name. A folder that holds another run, or has lost what it recorded, is an error
+    before the first step, and so is a saved model to start from whose weights are not those that
+    the ended runs began with. A run that another process is training is waited for. A run that
+    fails leaves its error in ``error.txt`` in its folder; the others go on, and the failures are
+    raised together at the end. A failed run is tried again the next time; one that diverged would
+    do so again, and is left as it is: an error too, unless it ``may_diverge``.
     """
     folders = {name: RunFolder(out / name) for name in runs}
     for name, folder in folders.items():
@@ -63,7 +65,7 @@ def train_missing(
     _check_starts(runs, folders, missing)
     logger.info("%d of %d runs are to be done", len(missing), len(runs))
     create_folder(out)
-    failed = _train_all(runs, folders, missing, jobs)
+    failed = _train_all(runs, folders, missing, launcher or LocalProcesses(jobs))
     if failed:
         by_reason: dict[str, list[str]] = {}
         for name, reason in failed.items():
@@ -105,25 +107,32 @@ def _check_starts(
 
 
 def _train_all(
-    runs: Mapping[str, Run], folders: Mapping[str, RunFolder], waiting: list[str], jobs: int
+    runs: Mapping[str, Run],
+    folders: Mapping[str, RunFolder],
+    waiting: list[str],
+    launcher: Launcher,
 ) -> dict[str, str]:
-    """Train the waiting runs, ``jobs`` at once; return which failed, and how.
+    """Train the waiting runs, as many at once as there is room for; return which failed, and how.
 
     After two failures of one kind no other run is begun, and those not begun stay in ``waiting``.
     """
     failed: dict[str, str] = {}
-    progress, active = SweepProgress(len(waiting)), _ActiveRuns(runs, folders, jobs)
+    progress, active = SweepProgress(len(waiting)), _ActiveRuns(runs, folders, launcher)
     with _sigterm_raises():
         try:
             while (waiting and not _fail_alike(failed)) or active.names():
-                while waiting and active.has_room() and not _fail_alike(failed):
-                    name = waiting.pop(0)
-                    progress.begin(name, runs[name].max_steps)
-                    active.start(name)
-                time.sleep(_POLL_INTERVAL)
+                while waiting and launcher.room() > 0 and not _fail_alike(failed):
+                    names = waiting[: launcher.room()]
+                    del waiting[: len(names)]
+                    for name in names:
+                        progress.begin(name, runs[name].max_steps)
+                    active.begin(names)
                 for name in active.names():
                     progress.update(name, folders[name].last_row())
-                for name, code in active.collect_finished().items():
+                finished = active.collect_finished()
+                if not finished:
+                    time.sleep(_POLL_INTERVAL)
+                for name, code in finished.items():
                     progress.end(name)
                     if reason := _report_end(name, runs[name], folders[name], code):
                         failed[name] = reason
@@ -140,40 +149,40 @@ def _fail_alike(failed: Mapping[str, str]) -> bool:
 
 
 class _ActiveRuns:
-    """Runs being trained: by processes of this command, or by another command."""
+    """Runs being trained: by this command's launcher, or by another command."""
 
     def __init__(
-        self, runs: Mapping[str, Run], folders: Mapping[str, RunFolder], jobs: int
+        self, runs: Mapping[str, Run], folders: Mapping[str, RunFolder], launcher: Launcher
     ) -> None:
-        self.runs, self.folders, self.jobs = runs, folders, jobs
-        self._processes: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
+        self.runs, self.folders, self.launcher = runs, folders, launcher
+        self._launched: list[str] = []
         self._of_others: list[str] = []
 
     def names(self) -> list[str]:
-        return [*self._processes, *self._of_others]
+        return [*self._launched, *self._of_others]
 
-    def has_room(self) -> bool:
-        return len(self._processes) < self.jobs
-
-    def start(self, name: str) -> None:
-        """Start a run, or wait for the command that is training it."""
-        if _is_taken(self.folders[name]):
-            logger.info("%s is being trained by another process", name)
-            self._of_others.append(name)
-            return
-        slot = min(set(range(self.jobs)) - {slot for slot, _ in self._processes.values()})
-        process = _start_process(self.runs[name], self.folders[name], self.jobs, slot)
-        self._processes[name] = slot, process
+    def begin(self, names: Sequence[str]) -> None:
+        """Launch runs, but for those that another command is training: these are waited for."""
+        free = []
+        for name in names:
+            if _is_taken(self.folders[name]):
+                logger.info("%s is being trained by another process", name)
+                self._of_others.append(name)
+                continue
+            # What an earlier attempt wrote is kept until the run has ended.
+            _append_note(self.folders[name], f"begun at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
+            free.append(name)
+        self.launcher.launch({name: (self.runs[name], self.folders[name]) for name in free})
+        self._launched += free
 
     def collect_finished(self) -> dict[str, int | None]:
         """Return runs no longer trained, with their exit codes (None: another command's).
 
-        A run that another command left unfinished is started here.
+        A run that another command left unfinished is launched here.
         """
-        codes = {name: process.poll() for name, (_, process) in self._processes.items()}
-        ended = {name: code for name, code in codes.items() if code is not None}
+        ended = self.launcher.ended()
         for name in ended:
-            del self._processes[name]
+            self._launched.remove(name)
         for name in [name for name in ended if not self._is_finished(name)]:
             if _is_taken(self.folders[name]):
                 # Another command was quicker to start it.
@@ -183,19 +192,17 @@ class _ActiveRuns:
         for name in [name for name in self._of_others if not _is_taken(self.folders[name])]:
             if self._is_finished(name):
                 finished[name] = None
-            elif not self.has_room():
+            elif self.launcher.room() < 1:
                 continue
             else:
-                self.start(name)
+                self.begin([name])
             self._of_others.remove(name)
         return finished
 
     def stop(self) -> None:
-        """Ask the processes of this command to save and end; their runs can be resumed."""
-        for _, process in self._processes.values():
-            process.terminate()
-        for name, (_, process) in self._processes.items():
-            process.wait()
+        """Ask the runs of this command to save and end; they can be resumed."""
+        self.launcher.stop()
+        for name in self._launched:
             _append_note(self.folders[name], "stopped, as this command was; it goes on with it")
 
     def _is_finished(self, name: str) -> bool:
@@ -224,31 +231,6 @@ def _is_taken(folder: RunFolder) -> bool:
             return False
     except RuntimeError:
         return True
-
-
-def _start_process(run: Run, folder: RunFolder, jobs: int, slot: int) -> subprocess.Popen[bytes]:
-    config = folder.path / "asked.yaml"
-    write_atomically(config, yaml.safe_dump(to_dict(run), sort_keys=False))
-    threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    # What an earlier attempt wrote is kept until the run has ended.
-    _append_note(folder, f"begun at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
-    with (folder.path / ERRORS).open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "layermem", "train", "--config", str(config)]
-            + ["--out", str(folder.path), "--resume"],
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            env={"OMP_NUM_THREADS": threads, **os.environ, **_gpu_environment(slot)},
-            # Ctrl-C is for this process, which then asks its runs to stop.
-            start_new_session=True,
-        )
-
-
-def _gpu_environment(slot: int) -> dict[str, str]:
-    """Return the environment variable that gives a process one of several GPUs, in turn."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if len(devices) > 1 else {}
 
 
 def _is_finished(run: Run, folder: RunFolder) -> bool:
