@@ -24,6 +24,8 @@ SIZES = Model(
     hidden_size=16, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=50
 )
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
 
 def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **changes):
     """Write a run's folder: validation losses fall to ``final``; ``right``: share it solves.
@@ -40,7 +42,7 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
     folder = RunFolder(path)
     folder.create()
     about = {"run_id": run.id, "command": f"layermem train made-up --seed {run.seed}", **recorded}
-    folder.config.write_text(yaml.safe_dump({**to_dict(run), "about": about}))
+    folder.config.write_text(yaml.dump({**to_dict(run), "about": about}, Dumper=_DUMPER))
     ended = ended and diverged is None
     for i in range(1, rows + 1):
         at = {"step": run.max_steps * i // rows if ended else 10 * i, "tokens": 1000 * i}

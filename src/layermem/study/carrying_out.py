@@ -7,6 +7,7 @@ It does not know: tables, pages, the command line.
 """
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,10 +39,17 @@ from layermem.train.run_config import recorded_run
 logger = logging.getLogger(__name__)
 RESULT = "study.json"
 """File of a result in its folder."""
+# In bytes, of a folder on the file systems that there are.
+_LONGEST_NAME = 255
 
 
 def result_folder(study: Study, out: Path) -> Path:
     """Return where the result of a study is written."""
+    if (length := len(os.fsencode(study.name))) > _LONGEST_NAME:
+        raise ValueError(
+            f"a folder's name has at most {_LONGEST_NAME} bytes, and that of the result would have "
+            f"{length} ({study.name}): name fewer boards"
+        )
     return out / "studies" / study.name
 
 

@@ -14,8 +14,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from layermem.config import Run
 from layermem.results.answers import Answers
 from layermem.results.files import read_result
@@ -31,7 +29,7 @@ from layermem.results.study import (
     Validation,
 )
 from layermem.runs import RunFolder
-from layermem.train.run_config import check_has_config, recorded_run
+from layermem.train.run_config import check_has_config, read_config, recorded_run
 from layermem.typed_dicts import from_dict
 
 ERRORS = "error.txt"
@@ -85,8 +83,7 @@ def recorded_about(folder: RunFolder) -> dict[str, Any]:
     """Return what a run recorded beside its options: versions, commit, command, data."""
     check_has_config(folder)
     with naming_damage(folder):
-        config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
-        return dict(config.get("about") or {})
+        return read_config(folder.config)[1]
 
 
 def read_divergence(folder: RunFolder, run_id: str) -> str | None:

@@ -20,16 +20,19 @@ from layermem.runs import RunFolder, write_atomically
 from layermem.train.provenance import command_line, describe_environment
 from layermem.train.resume_checks import config_changes
 
+# That of libyaml is several times as fast, and a study reads the config of each run some times.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 def load_run(path: str | os.PathLike[str]) -> Run:
     """Return the run of a config.yaml, edited or not."""
-    return run_from_dict(_read(path)[0])
+    return run_from_dict(read_config(path)[0])
 
 
 def recorded_run(folder: RunFolder) -> Run:
     """Return the run that a folder holds; a config edited since it was written is refused."""
     check_has_config(folder)
-    fields, about = _read(folder.config)
+    fields, about = read_config(folder.config)
     if about.get("digest", _digest(fields)) != _digest(fields):
         raise ValueError(
             f"{folder.config} was edited after the run wrote it, so it no longer says what was "
@@ -77,7 +80,7 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
         )
     check_same_run(folder, run)
     if recorded_run(folder) != run and not folder.final.exists():
-        _write(folder, run, _read(folder.config)[1])
+        _write(folder, run, read_config(folder.config)[1])
 
 
 def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:
@@ -87,15 +90,15 @@ def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | 
     earlier version began it. What is None is not recorded.
     """
     if not folder.complete_checkpoints():
-        about = {k: v for k, v in _read(folder.config)[1].items() if k not in beginning}
+        about = {k: v for k, v in read_config(folder.config)[1].items() if k not in beginning}
         known = {name: value for name, value in beginning.items() if value is not None}
         _write(folder, run, {**about, **known})
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
+def read_config(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     """Return the fields of a config.yaml, and what is under ``about``."""
     try:
-        fields = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        fields = yaml.load(Path(path).read_text(encoding="utf-8"), _LOADER)
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     about = fields.pop("about", None) if isinstance(fields, dict) else None
