@@ -41,9 +41,7 @@ def test_a_run_goes_on_in_a_process_of_its_own(alone, tmp_path):
     run, whole = alone
     rewound(whole.path, tmp_path / "one")
     folder = train_missing({"one": run}, tmp_path)["one"]
-    resumed, expected = (
-        [row["loss"] for row in curve(f) if "loss" in row] for f in (folder, whole)
-    )
+    losses = [[row["loss"] for row in curve(f) if "loss" in row] for f in (folder, whole)]
     # Its threads may be others.
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and len(losses[0]) == 8
     assert to_dict(load_run(folder.config)) == to_dict(run)

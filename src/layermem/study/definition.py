@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from layermem.config import Run
-from layermem.number_ranges import above, at_least, number
+from layermem.number_ranges import above, at_least, check_numbers, number
 from layermem.results.study import (
     LOSS,
     RIGHT_ANSWERS,
@@ -42,12 +42,15 @@ class Arm:
     """Its name."""
     change: Callable[[Run], Run]
     """Makes a board's run one of this arm."""
-    rates: tuple[float, ...] | None = None
+    rates: tuple[float, ...] | None = number(None, above(0))
     """Learning rates that it tries; None: the board's."""
     with_rate: Callable[[Run, float], Run] = with_learning_rate
     """Puts a learning rate into its run."""
     note: str = ""
     """What it is, where its name does not say it."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, f"{self.name}: ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +78,12 @@ class Board:
     """Makes what its runs need, and raises early where something that they need is missing."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         names = [arm.name for arm in self.arms]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"{self.name}: arms must be given and differ, got {', '.join(names)}")
-        for what, tried in (("learning rates", self.rates), ("weight decays", self.decays)):
+        rates = [("learning rates", self.rates_of(arm)) for arm in self.arms]
+        for what, tried in (*rates, ("weight decays", self.decays)):
             if len({f"{value:g}" for value in tried}) < len(tried):
                 shown = ", ".join(map(repr, tried))
                 raise ValueError(f"{what} must differ in six digits, got {shown}")

@@ -23,7 +23,7 @@ from layermem.data.labelled_records import read_records
 from layermem.data.record_splits import leave_out, split_by_hash
 from layermem.data.word_pieces import train_word_pieces
 from layermem.host_config import VARIANT
-from layermem.number_ranges import at_least, number
+from layermem.number_ranges import at_least, check_numbers, number
 from layermem.runs import write_atomically
 from layermem.study.definition import Arm, Board, Study
 
@@ -44,10 +44,11 @@ class EncoderSizes:
     """Most ids of the tokenizer."""
 
     def __post_init__(self) -> None:
-        if self.layers < 2 or self.heads < 1 or self.width % self.heads:
+        check_numbers(self, "--")
+        if self.width % self.heads:
             raise ValueError(
-                "an encoder needs at least 2 layers and a width that is a multiple of its heads, "
-                f"got layers={self.layers}, width={self.width}, heads={self.heads}"
+                "the width of an encoder must be a multiple of its heads, "
+                f"got width={self.width}, heads={self.heads}"
             )
 
 

@@ -168,12 +168,14 @@ def _arms(done: Done, plan: Plan, trained: Mapping[str, int]) -> tuple[results.A
         run, choice = runs[arm.name], done.choices.get(arm.name)
         lost = "diverged at every learning rate that was tried" if arm.name in done.lost else ""
         is_host = run.host.model is not None
+        # A lost arm's run may have no model to start from, whose sizes are not known then.
+        is_sized = not (is_host or (lost and run.model.pretrained))
         arms.append(
             results.Arm(
                 name=arm.name,
                 steps=run.max_steps,
-                parameters=trained.get(arm.name) if is_host else parameters(run),
-                width_of_mlp=None if is_host else run.model.intermediate_size,
+                parameters=parameters(run) if is_sized else trained.get(arm.name),
+                width_of_mlp=run.model.intermediate_size if is_sized else None,
                 rate=choice.rate if choice else None,
                 note=lost or arm.note,
             )
