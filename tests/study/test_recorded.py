@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from layermem.experiments.arms import try_rates_and_decays
-from layermem.experiments.step_times import base_of_step
 from recorded import SIZES, record
 
 from layermem.config import Compute, Data, Optim, Run
@@ -30,32 +28,33 @@ def test_a_run_is_found_however_it_was_carried_out(changes, tmp_path):
     assert found.path_of("study/lime-s0", other) == tmp_path / "new" / "study" / "lime-s0"
 
 
-def test_runs_that_tried_decays_are_found(tmp_path, monkeypatch):
-    """They lie deeper than others, in OUT/decay-DECAY/rates."""
-
-    def record_all(runs, out, jobs, **_):
-        for name, run in runs.items():
-            tried[run.id] = record(out / name, run=run)
-        return {}
-
-    tried = {}
-    monkeypatch.setattr("layermem.experiments.arms.train_missing", record_all)
-    monkeypatch.setattr("layermem.experiments.arms.losses_of_trials", lambda trials: {})
-    with pytest.raises(KeyError):
-        try_rates_and_decays(RUN, "plain", (0.1,), (0.0, 0.1), tmp_path / "runs" / "study", 1)
-    run = replace(RUN, variant="plain", seed=1000, optim=Optim(lr=0.1, weight_decay=0.0))
+def test_runs_are_found_at_any_depth_and_only_those_that_ended(tmp_path, caplog):
+    deep = record(tmp_path / "runs" / "study" / "rates" / "more" / "x", run=RUN)
+    diverged = record(tmp_path / "runs" / "lost", run=replace(RUN, seed=1), diverged=5)
+    record(tmp_path / "runs" / "begun", run=replace(RUN, seed=2), ended=False)
+    record(tmp_path / "runs" / ".hidden", run=replace(RUN, seed=3))
+    (tmp_path / "runs" / "damaged").mkdir()
+    (tmp_path / "runs" / "damaged" / "config.yaml").write_text("max_steps: 1\nnew_field: 1\n")
+    # A link may lead back to where it lies in.
     (tmp_path / "runs" / "study" / "back").symlink_to(tmp_path / "runs")
+    out = tmp_path / "new"
     for root in (tmp_path, tmp_path / "runs"):
-        found = RecordedRuns(tmp_path / "new", [root])
-        assert found.path_of("x", run) == tried[run.id]
+        found = RecordedRuns(out, [root])
+        folders = [found.path_of("x", replace(RUN, seed=seed)) for seed in range(4)]
+        assert folders == [deep, diverged, out / "x", out / "x"]
+    (said,) = set(caplog.messages)
+    assert "damaged is left out" in said
 
 
-def test_what_decides_a_steps_cost_is_not_the_run_alone():
-    others = (
-        replace(RUN, compute=Compute(micro_batch=2)),
-        replace(RUN, compute=Compute(compile=True)),
-        replace(RUN, compute=Compute(checkpoint_activations=True)),
-        replace(RUN, seed=1),
-    )
-    assert len({base_of_step(run) for run in (RUN, *others)}) == len(others) + 1
-    assert base_of_step(replace(RUN, log_every=3)) == base_of_step(RUN)
+def test_an_ended_run_of_the_plans_own_folder_comes_first(tmp_path):
+    record(tmp_path / "elsewhere" / "x", run=RUN)
+    own = record(tmp_path / "new" / "x", run=RUN)
+    assert RecordedRuns(tmp_path / "new", [tmp_path / "elsewhere"]).path_of("x", RUN) == own
+
+
+def test_folders_that_hold_no_runs_are_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        RecordedRuns(tmp_path / "new", [tmp_path / "nowhere"])
+    with pytest.raises(NotADirectoryError, match="file"):
+        RecordedRuns(tmp_path / "file" / "new")
