@@ -1,12 +1,9 @@
-"""What recorded runs came to: arms and settings, and what is refused."""
+"""Runs that are named one by one: their boards and arms, what they recorded, what is refused."""
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from layermem.experiments.comparison import compare_runs
-from layermem.results.run_record import Divergence, Metric
 from recorded import SIZES, record
 
 from layermem import presets
@@ -15,37 +12,52 @@ from layermem.efficiency.costs import cost
 from layermem.host_config import VARIANT, Host
 from layermem.models.registry import lookup
 from layermem.records_config import Records
+from layermem.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
+from layermem.study.comparing_runs import compare_runs
 from layermem.tasks import arithmetic
 
 
 def compared(tmp_path, *runs, **more):
-    return compare_runs(list(map(Path, runs)), tmp_path / "out", command="layermem report", **more)
+    return compare_runs(runs, tmp_path / "out", command="layermem report", **more)
 
 
-def arms_of(setting):
-    return {arm: list(names) for arm, names in setting.arms.items()}
+def arms_of(result, board=0):
+    """Return the names of the runs of each arm of a board, in its order."""
+    of = result.boards[board]
+    runs = result.of(of.name, "recorded")
+    return {
+        arm.name: [run.name for run in runs if run.arm == arm.name] for arm in of.conditions[0].arms
+    }
+
+
+def runs_of(result):
+    """Return the same of each board, without the names of arms."""
+    return [list(arms_of(result, board).values()) for board in range(len(result.boards))]
 
 
 def test_seeds_form_arms_and_plain_comes_first_in_a_folder(tmp_path):
+    runs = tmp_path / "runs"
     for seed in (1, 0):
-        record(tmp_path / "runs" / f"lime-s{seed}", seed=seed)
-        record(tmp_path / "runs" / f"plain-s{seed}", variant="plain", seed=seed)
-    (tmp_path / "runs" / "other").mkdir()
-    found = compared(tmp_path, tmp_path / "runs")
-    (setting,) = found.settings
+        record(runs / f"lime-s{seed}", seed=seed)
+        record(runs / f"plain-s{seed}", variant="plain", seed=seed)
+    (runs / "other").mkdir()
+    found = compared(tmp_path, runs)
     arms = {"plain": ["plain-s0", "plain-s1"], "lime": ["lime-s0", "lime-s1"]}
-    assert arms_of(setting) == arms and list(setting.arms) == list(arms)
+    assert arms_of(found) == arms and list(arms_of(found)) == list(arms)
     # In the order asked for, the first is what the others are compared with.
-    both = compared(tmp_path, tmp_path / "runs" / "lime-s0", tmp_path / "runs" / "plain-s0")
-    assert list(both.settings[0].arms) == ["lime", "plain"]
-    asked = compared(tmp_path, tmp_path / "runs", against="lime")
-    assert list(asked.settings[0].arms) == ["lime", "plain"]
-    with pytest.raises(ValueError, match="no arm is called 'lame'; there are plain, lime"):
-        compared(tmp_path, tmp_path / "runs", against="lame")
+    assert list(arms_of(compared(tmp_path, runs / "lime-s0", runs / "plain-s0"))) == [
+        "lime",
+        "plain",
+    ]
+    asked = compared(tmp_path, runs, against="lime")
+    assert list(arms_of(asked)) == ["lime", "plain"]
+    assert list(asked.boards[0].costs.points[0].counted) == ["lime", "plain"]
+    with pytest.raises(ValueError, match="'lame'; there are plain, lime"):
+        compared(tmp_path, runs, against="lame")
     # A run named twice is one run.
-    assert len(compared(tmp_path, tmp_path / "runs", tmp_path / "runs" / "lime-s0").runs) == 4
-    names = {f"{variant}-s{seed}" for variant in ("lime", "plain") for seed in (0, 1)}
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["runs"].keys() == names
+    assert len(compared(tmp_path, runs, runs / "lime-s0").runs) == 4
+    saved = json.loads((tmp_path / "out" / "study.json").read_text())["runs"]
+    assert {run["name"] for run in saved} == {*arms["plain"], *arms["lime"]}
 
 
 def test_arms_are_called_after_what_differs_alone(tmp_path):
@@ -57,8 +69,7 @@ def test_arms_are_called_after_what_differs_alone(tmp_path):
         record(tmp_path / "c", optim=slow, model=options),
         record(tmp_path / "d", optim=slow, model=options, seed=1, save_every=5, log_every=2),
     ]
-    (setting,) = compared(tmp_path, *runs).settings
-    assert arms_of(setting) == {
+    assert arms_of(compared(tmp_path, *runs)) == {
         "lime:lr=0.1": ["a"],
         "lime:lr=0.01": ["b"],
         "lime:router_init=identity:lr=0.01": ["c", "d"],
@@ -68,11 +79,17 @@ def test_arms_are_called_after_what_differs_alone(tmp_path):
 def test_runs_of_another_precision_are_no_seeds_of_one_arm(tmp_path):
     whole, half = Compute(precision="float32"), Compute(precision="bfloat16", micro_batch=4)
     runs = [record(tmp_path / "a", compute=whole), record(tmp_path / "b", seed=1, compute=half)]
-    (setting,) = compared(tmp_path, *runs).settings
-    assert arms_of(setting) == {"lime:precision=float32": ["a"], "lime:precision=bfloat16": ["b"]}
+    two = {"lime:precision=float32": ["a"], "lime:precision=bfloat16": ["b"]}
+    assert arms_of(compared(tmp_path, *runs)) == two
     # How many sequences go at once is no difference.
     more = record(tmp_path / "c", seed=2, compute=replace(half, micro_batch=2))
-    assert list(arms_of(compared(tmp_path, *runs[1:], more).settings[0]).values()) == [["b", "c"]]
+    assert runs_of(compared(tmp_path, *runs[1:], more)) == [[["b", "c"]]]
+    # "auto" is the precision that it came to.
+    runs = [
+        record(tmp_path / "auto" / name, seed=seed, about={"precision": precision})
+        for seed, (name, precision) in enumerate((("a", "float32"), ("b", "bfloat16")))
+    ]
+    assert arms_of(compared(tmp_path, *runs)) == two
 
 
 def test_micro_batches_tell_arms_with_a_penalty_apart(tmp_path):
@@ -82,40 +99,11 @@ def test_micro_batches_tell_arms_with_a_penalty_apart(tmp_path):
         record(tmp_path / "b", compute=Compute(micro_batch=8), regularizer=penalty),
         record(tmp_path / "c", compute=Compute(micro_batch=4), regularizer=penalty, seed=1),
     ]
-    (setting,) = compared(tmp_path, *runs).settings
-    assert arms_of(setting) == {
+    assert arms_of(compared(tmp_path, *runs)) == {
         "lime:penalty=None": ["a"],
         "lime:micro_batch=8:penalty=seq_vcr": ["b"],
         "lime:micro_batch=4:penalty=seq_vcr": ["c"],
     }
-
-
-def test_a_run_that_failed_before_its_first_step_is_not_left_out_in_silence(tmp_path, caplog):
-    record(tmp_path / "runs" / "lime-s0")
-    (tmp_path / "runs" / "lime-s1").mkdir()
-    (tmp_path / "runs" / "lime-s1" / "error.txt").write_text("no such file")
-    (tmp_path / "runs" / "notes").mkdir()
-    assert list(compared(tmp_path, tmp_path / "runs").runs) == ["lime-s0"]
-    (said,) = caplog.messages
-    assert said.endswith("lime-s1 is left out: it failed before its first step")
-
-
-def test_what_learnt_other_data_is_not_compared(tmp_path):
-    runs = [
-        record(tmp_path / "a"),
-        record(tmp_path / "b", data=Data(cache="elsewhere"), seed=1),
-        record(tmp_path / "c", data=Data(block_size=64)),
-        record(tmp_path / "d", right=0.5),
-        record(tmp_path / "e", right=0.5, task=Task(name="arithmetic", examples=60)),
-    ]
-    settings = compared(tmp_path, *runs).settings
-    assert [list(arms_of(s).values()) for s in settings] == [
-        [["a", "b"]],
-        [["c"]],
-        [["d"]],
-        [["e"]],
-    ]
-    assert [s.task for s in settings] == [None, None, "arithmetic", "arithmetic"]
 
 
 def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):
@@ -132,81 +120,58 @@ def test_models_of_other_sizes_are_no_seeds_of_one_arm(tmp_path):
         for size, seeds in (("small", (0, 1)), ("large", (2, 3)))
         for seed in seeds
     ]
-    (setting,) = compared(tmp_path, *runs).settings
-    assert arms_of(setting) == {
+    assert arms_of(compared(tmp_path, *runs)) == {
         f"{VARIANT}:from_config=small.json": ["small-s0", "small-s1"],
         f"{VARIANT}:from_config=large.json": ["large-s2", "large-s3"],
     }
 
 
-def test_seeds_that_are_added_are_another_look(tmp_path):
-    def runs_of(count):
-        return [
-            record(tmp_path / f"{variant}{seed}", variant=variant, seed=seed)
-            if not (tmp_path / f"{variant}{seed}").exists()
-            else tmp_path / f"{variant}{seed}"
-            for variant in ("plain", "lime")
-            for seed in range(count)
-        ]
-
-    def looks(*runs):
-        return compared(tmp_path, *runs).settings[0].looks
-
-    assert looks(*runs_of(2)) == looks(*runs_of(2)) == ((0, 1),)
-    assert looks(*runs_of(4)) == ((0, 1), (0, 1, 2, 3))
-    # A seed that has not ended was not looked at.
-    begun = record(tmp_path / "begun", seed=4, ended=False)
-    assert looks(*runs_of(4), begun) == ((0, 1), (0, 1, 2, 3))
-    other = [record(tmp_path / f"other{seed}", seed=seed, optim=Optim(lr=0.5)) for seed in range(3)]
-    assert looks(*other) == ((0, 1, 2),)
+def test_what_learnt_other_data_is_on_another_board(tmp_path):
+    runs = [
+        record(tmp_path / "a"),
+        record(tmp_path / "b", data=Data(cache="elsewhere"), seed=1),
+        record(tmp_path / "c", data=Data(block_size=64)),
+        record(tmp_path / "d", right=0.5),
+        record(tmp_path / "e", right=0.5, task=Task(name="arithmetic", examples=60)),
+        # On other validation data losses are others.
+        record(tmp_path / "f", eval_blocks=3),
+    ]
+    found = compared(tmp_path, *runs)
+    assert runs_of(found) == [[["a", "b"]], [["c"]], [["d"]], [["e"]], [["f"]]]
+    assert [board.metric for board in found.boards] == [
+        *(LOSS, LOSS, RIGHT_ANSWERS, RIGHT_ANSWERS, LOSS)
+    ]
+    names = [board.name for board in found.boards]
+    assert "block_size=64" in names[1] and "eval_blocks=3" in names[4] and len(set(names)) == 5
 
 
-def test_what_learnt_other_data_under_the_same_config_is_not_compared(tmp_path, caplog):
+def test_what_learnt_other_data_under_the_same_config_is_on_another_board(tmp_path, caplog):
     runs = [
         record(tmp_path / "a", about={"data": "first"}),
         record(tmp_path / "b", seed=1, about={"data": "first"}),
         record(tmp_path / "c", seed=2, about={"data": "second"}),
     ]
-    settings = compared(tmp_path, *runs).settings
-    assert [list(arms_of(s).values()) for s in settings] == [[["a", "b"]], [["c"]]]
-    assert [s.trained_on["digest"] for s in settings] == ["first", "second"]
+    found = compared(tmp_path, *runs)
+    assert runs_of(found) == [[["a", "b"]], [["c"]]]
+    assert [board.data["digest"] for board in found.boards] == ["first", "second"]
+    assert len({board.name for board in found.boards}) == 2
     (said,) = caplog.messages
-    assert said.startswith("a and c were trained on different data under the same config")
-    # What an older version has not recorded stays with the others.
+    assert "a and c" in said
+    # What has not recorded it stays with the others.
     older = record(tmp_path / "d", seed=3)
-    (setting,) = compared(tmp_path, *runs[:2], older).settings
-    assert list(arms_of(setting).values()) == [["a", "b", "d"]]
+    assert runs_of(compared(tmp_path, *runs[:2], older)) == [[["a", "b", "d"]]]
 
 
 def test_seeds_that_started_from_other_weights_are_no_arm(tmp_path):
     runs = [
         record(tmp_path / "a", about={"weights": "first"}),
         record(tmp_path / "b", seed=1, about={"weights": "second"}),
-        # What an older version has not recorded stays with the others.
+        # What has not recorded it stays with the others.
         record(tmp_path / "c", seed=2),
     ]
     with pytest.raises(ValueError, match="a and b of lime started from different weights"):
         compared(tmp_path, *runs)
-    (setting,) = compared(tmp_path, runs[0], runs[2]).settings
-    assert list(arms_of(setting).values()) == [["a", "c"]]
-
-
-def test_auto_is_the_precision_that_it_came_to(tmp_path):
-    runs = [
-        record(tmp_path / "a", about={"precision": "bfloat16"}),
-        record(tmp_path / "b", seed=1, about={"precision": "float32"}),
-    ]
-    (setting,) = compared(tmp_path, *runs).settings
-    assert arms_of(setting) == {"lime:precision=bfloat16": ["a"], "lime:precision=float32": ["b"]}
-
-
-def test_other_test_problems_are_not_compared(tmp_path):
-    runs = [record(tmp_path / "a", right=0.5), record(tmp_path / "b", right=0.5, seed=1)]
-    for path, digest in zip(runs, ("first", "second"), strict=True):
-        result = json.loads((path / "result.json").read_text()) | {"problems": digest}
-        (path / "result.json").write_text(json.dumps(result))
-    with pytest.raises(ValueError, match="a and b solved different test problems"):
-        compared(tmp_path, *runs)
+    assert runs_of(compared(tmp_path, runs[0], runs[2])) == [[["a", "c"]]]
 
 
 def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_path):
@@ -217,47 +182,78 @@ def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_pa
         model = replace(SIZES, pretrained=str(tmp_path / name))
         return record(tmp_path / f"from-{name}", variant=variant, model=model)
 
-    runs = [started("llama", "plain"), started("with-memory", "lime"), started("other", "lime")]
-    settings = compared(tmp_path, *runs).settings
-    assert [list(arms_of(s).values()) for s in settings] == [
-        [["from-llama"], ["from-with-memory"]],
-        [["from-other"]],
-    ]
+    runs = [started("llama", "plain"), started("with-memory", "lime"), started("other", "plain")]
+    found = compared(tmp_path, *runs)
+    assert runs_of(found) == [[["from-llama"], ["from-with-memory"]], [["from-other"]]]
+    # Runs are found by the name of their board.
+    assert len({board.name for board in found.boards}) == 2
+
+
+def test_seeds_that_are_added_are_another_look(tmp_path):
+    runs = {
+        (variant, seed): record(tmp_path / f"{variant}{seed}", variant=variant, seed=seed)
+        for seed in range(4)
+        for variant in ("plain", "lime")
+    }
+
+    def looks(*more, seeds=()):
+        named = [path for (_, seed), path in runs.items() if seed in seeds]
+        return compared(tmp_path, *named, *more).boards[0].conditions[0].looks
+
+    assert looks(seeds=(0, 1)) == looks(seeds=(0, 1)) == ((0, 1),)
+    assert looks(seeds=range(4)) == ((0, 1), (0, 1, 2, 3))
+    # A seed that has not ended was not looked at.
+    begun = record(tmp_path / "begun", seed=4, ended=False)
+    assert looks(begun, seeds=range(4)) == ((0, 1), (0, 1, 2, 3))
+    other = [record(tmp_path / f"other{seed}", seed=seed, optim=Optim(lr=0.5)) for seed in range(3)]
+    assert looks(*other) == ((0, 1, 2),)
 
 
 def test_what_a_run_recorded(tmp_path):
     record(tmp_path / "lime-s0", final=0.25, right=0.75)
-    one = compared(tmp_path, tmp_path / "lime-s0").runs["lime-s0"]
-    assert one.ended and one.steps == one.max_steps == 40
+    result = compared(tmp_path, tmp_path / "lime-s0")
+    (one,) = result.runs
+    assert one.state == "ended" and one.steps == one.max_steps == 40
     assert one.about["command"] == "layermem train made-up --seed 0"
-    assert one.metrics == {
-        "validation loss": Metric(value=0.25, is_share=False),
-        "right answers": Metric(value=0.75, is_share=True),
-        "every step right": Metric(value=0.375, is_share=True),
-    }
+    assert one.metrics == {LOSS: 0.25, RIGHT_ANSWERS: 0.75, EVERY_STEP_RIGHT: 0.375}
+    shares = {name: metric.is_share for name, metric in result.metrics.items()}
+    assert shares == {LOSS: False, RIGHT_ANSWERS: True, EVERY_STEP_RIGHT: True}
     assert one.tokens_per_second == 52.5
     assert [row.flops for row in one.validations] == [7000, 14000, 21000, 28000]
 
 
+def test_what_diverged_is_judged_by_nothing(tmp_path):
+    record(tmp_path / "lost", rows=2, max_steps=40, diverged=25, right=0.5)
+    old = record(tmp_path / "old", seed=1, right=0.5)
+    *kept, last = (old / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (old / "metrics.jsonl").write_text("".join([*kept, last.replace("0.5,", "NaN,", 1)]))
+    runs = {run.name: run for run in compared(tmp_path, tmp_path / "lost", old).runs}
+    assert {name: run.note for name, run in runs.items()} == {
+        "lost": "step 25: the loss is not finite at step 25",
+        "old": "step 40: the validation loss is nan",
+    }
+    assert all(run.state == "diverged" and run.metrics == {} for run in runs.values())
+    # JSON has no word for what is not finite.
+    assert "NaN" not in (tmp_path / "out" / "study.json").read_text()
+
+
 def test_costs_are_those_of_the_model_that_was_saved(tmp_path):
-    plain = record(tmp_path / "plain", variant="plain")
-    lime = record(tmp_path / "lime")
+    plain, lime = record(tmp_path / "plain", variant="plain"), record(tmp_path / "lime")
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "vocab_size": 70, "router": "full"}
     for path in (plain, lime):
         (path / "final" / "config.json").write_text(json.dumps(sizes))
-    (setting,) = compared(tmp_path, plain, lime).settings
-    (point,) = setting.costs.points
+    costs = compared(tmp_path, plain, lime).boards[0].costs
+    (point,) = costs.points
     assert (point.layers, point.width) == (3, 32)
     assert list(point.counted) == ["plain", "lime"]
-    assert [at.width for at in setting.costs.width] == [32, 64, 128, 256]
+    assert [at.width for at in costs.width] == [32, 64, 128, 256]
     # Chosen layer by layer, a router's sources say nothing about another depth.
     chosen = replace(SIZES, options=("router_sources=[[],[0]]",))
     pruned = record(tmp_path / "pruned", model=chosen)
-    (setting,) = compared(tmp_path, record(tmp_path / "p", variant="plain"), pruned).settings
-    assert [list(at.counted) for at in setting.costs.layers] == [["plain"]] * 6
-    assert len(setting.costs.width[0].counted) == 2
-    (alone,) = compared(tmp_path, pruned).settings
-    assert alone.costs.layers == ()
+    costs = compared(tmp_path, record(tmp_path / "p", variant="plain"), pruned).boards[0].costs
+    assert [list(at.counted) for at in costs.layers] == [["plain"]] * 6
+    assert len(costs.width[0].counted) == 2
+    assert compared(tmp_path, pruned).boards[0].costs.layers == ()
 
 
 def test_costs_of_a_run_that_started_from_a_windowed_model_are_those_of_its_window(tmp_path):
@@ -265,94 +261,84 @@ def test_costs_of_a_run_that_started_from_a_windowed_model_are_those_of_its_wind
     window = {"router": "last", "router_window": 2}
     started = record(tmp_path / "started", model=replace(SIZES, pretrained="a/model"))
     (started / "final" / "config.json").write_text(json.dumps(saved | window))
-    (point,) = compared(tmp_path, started).settings[0].costs.points
+    (point,) = compared(tmp_path, started).boards[0].costs.points
     sizes = {**saved, "intermediate_size": 64, "vocab_size": 50, **window}
     expected = cost(lookup("lime").config(**sizes), lookup("lime").variant, point.tokens)
     assert point.counted["lime"]["honest"] == expected
 
 
+def test_costs_of_an_arm_that_has_not_ended_are_beside_the_others(tmp_path):
+    plain = record(tmp_path / "plain", variant="plain")
+    saved = {"num_key_value_heads": 2, "num_attention_heads": 2}
+    (plain / "final" / "config.json").write_text(json.dumps(saved))
+    (point,) = (
+        compared(tmp_path, plain, record(tmp_path / "lime", ended=False)).boards[0].costs.points
+    )
+    assert list(point.counted) == ["plain", "lime"]
+    # 1,000 tokens in 10 steps of 32 sequences.
+    assert point.tokens == 3
+
+
+def test_other_sizes_are_points_with_their_own_presets(tmp_path):
+    wide = replace(SIZES, hidden_size=32)
+    runs = [record(tmp_path / "a"), record(tmp_path / "b", model=wide, preset="wide")]
+    (board,) = compared(tmp_path, *runs).boards
+    assert [(p.preset, p.width) for p in board.costs.points] == [("made-up", 16), ("wide", 32)]
+    assert board.name.startswith("made-up, wide (")
+
+
+def test_a_preset_says_how_its_arms_are_measured(tmp_path):
+    base = presets.get_preset("tiny-aet-4")
+    options = replace(base.model, options=("router_init=identity",))
+    runs = [
+        record(tmp_path / "a", variant="plain", preset="tiny-aet-4", model=base.model),
+        record(tmp_path / "b", preset="tiny-aet-4", model=options),
+    ]
+    assert compared(tmp_path, *runs).boards[0].costs.measure_command == (
+        "layermem costs tiny-aet-4 --variants plain,lime:router_init=identity --measure "
+        "--out costs.json"
+    )
+    assert compared(tmp_path, record(tmp_path / "c")).boards[0].costs.measure_command is None
+
+
+def test_folders_of_one_name_have_longer_names(tmp_path):
+    runs = [record(tmp_path / str(seed) / "run", seed=seed) for seed in (0, 1)]
+    assert [run.name for run in compared(tmp_path, *runs).runs] == ["0/run", "1/run"]
+
+
+def test_a_run_that_failed_before_its_first_step_is_not_left_out_in_silence(tmp_path, caplog):
+    record(tmp_path / "runs" / "lime-s0")
+    (tmp_path / "runs" / "lime-s1").mkdir()
+    (tmp_path / "runs" / "lime-s1" / "error.txt").write_text("no such file")
+    (tmp_path / "runs" / "notes").mkdir()
+    assert [run.name for run in compared(tmp_path, tmp_path / "runs").runs] == ["lime-s0"]
+    (said,) = caplog.messages
+    assert "lime-s1 is left out" in said
+
+
+def test_an_arm_that_no_model_can_have_does_not_stop_the_others(tmp_path):
+    record(tmp_path / "runs" / "plain-s0", variant="plain")
+    # As its folder is left where a start is refused.
+    impossible = replace(SIZES, options=("router=lasst",))
+    path = record(tmp_path / "runs" / "lime-s0", model=impossible, ended=False)
+    (path / "metrics.jsonl").unlink()
+    result = compared(tmp_path, tmp_path / "runs")
+    (point,) = result.boards[0].costs.points
+    assert point.counted.keys() == {"plain"} and len(arms_of(result)) == 2
+
+
 def test_what_is_no_run_is_said(tmp_path):
-    one = record(tmp_path / "one")
+    one, copy = record(tmp_path / "one"), record(tmp_path / "copy")
     (tmp_path / "empty").mkdir()
-    copy = record(tmp_path / "copy")
     for runs, error, message in (
-        ([], ValueError, "name at least one run folder"),
-        ([tmp_path / "nowhere"], FileNotFoundError, "nowhere does not exist; name a run folder"),
-        ([tmp_path / "empty"], ValueError, "empty is no run folder, and there is none in it"),
+        ([], ValueError, "at least one"),
+        ([tmp_path / "nowhere"], FileNotFoundError, "nowhere does not exist"),
+        ([tmp_path / "empty"], ValueError, "empty is no run folder"),
+        ([one / "config.yaml"], FileNotFoundError, "config.yaml is a file"),
         ([one, copy], ValueError, r"one and .*copy are one run, [0-9a-f]{12}; name one"),
     ):
         with pytest.raises(error, match=message):
             compared(tmp_path, *runs)
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; layermem analyze writes"):
-        compared(tmp_path, one, analyses=(tmp_path / "nowhere",))
-    for text, wrong in (
-        ("no JSON", "is not what layermem costs --out writes"),
-        ("[]", "is not what layermem costs --out writes"),
-        ('{"asked": 1}', "is not what .* writes, or was written before results had versions"),
-    ):
-        (tmp_path / "costs.json").write_text(text)
-        with pytest.raises(ValueError, match=rf"costs.json {wrong}"):
-            compared(tmp_path, one, costs=tmp_path / "costs.json")
-    with pytest.raises(FileNotFoundError, match=r"config.yaml is a file; name a run folder"):
-        compared(tmp_path, one / "config.yaml")
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("result.json", '{"accuracy": 0.5'),
-        ("result.json", "{}"),
-        ("metrics.jsonl", "12\n"),
-        ("config.yaml", "variant: lime\nnew_field: 1\n"),
-        ("config.yaml", ""),
-        ("final/config.json", "{"),
-    ],
-)
-def test_a_damaged_run_is_named(file, text, tmp_path):
-    one, other = record(tmp_path / "one", seed=1, right=0.5), record(tmp_path / "two", right=0.5)
-    (other / file).write_text(text)
-    with pytest.raises(ValueError, match=r"two holds files that are damaged or of another version"):
-        compared(tmp_path, one, other)
-
-
-def test_records_of_another_run_or_of_half_a_run_are_not_taken_for_its_own(tmp_path):
-    one, other = (record(tmp_path / f"s{seed}", seed=seed, right=0.5) for seed in (0, 1))
-    kept = (other / "metrics.jsonl").read_text()
-
-    def refused(message):
-        with pytest.raises(ValueError, match=rf"s1 holds files that are damaged .*{message}"):
-            compared(tmp_path, one, other)
-
-    # The last validation lost: the one before it would be a plausible number.
-    (other / "metrics.jsonl").write_text("".join(kept.splitlines(keepends=True)[:-1]))
-    refused("lacks the validation of its last step 40: the last is of step 30")
-    # Two records in one file.
-    (other / "metrics.jsonl").write_text((one / "metrics.jsonl").read_text() + kept)
-    refused("step 10 comes after step 40, so the rows are of more than one run")
-    (other / "metrics.jsonl").write_text(kept)
-    result = json.loads((other / "result.json").read_text())
-    (other / "result.json").write_text((one / "result.json").read_text())
-    refused("result.json is of run [0-9a-f]{12}, its folder of run [0-9a-f]{12}")
-    for share in (float("nan"), 52, -0.1):
-        (other / "result.json").write_text(json.dumps({**result, "accuracy": share}))
-        refused("accuracy must be from 0 to 1")
-    # Solved by fewer problems, it is another measure.
-    (other / "result.json").write_text(json.dumps({**result, "count": 10}))
-    with pytest.raises(ValueError, match=r"s0 solved 20 test problems and s1 10; .* name runs"):
-        compared(tmp_path, one, other)
-
-
-def test_what_diverged_is_recorded_and_is_judged_by_nothing(tmp_path):
-    record(tmp_path / "lost", rows=2, max_steps=40, diverged=25, right=0.5)
-    old = record(tmp_path / "old", seed=1, right=0.5)
-    *kept, last = (old / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (old / "metrics.jsonl").write_text("".join([*kept, last.replace("0.5,", "NaN,", 1)]))
-    runs = compared(tmp_path, tmp_path / "lost", old).runs
-    assert runs["lost"].diverged == Divergence(step=25, message="the loss is not finite at step 25")
-    assert runs["old"].diverged == Divergence(step=40, message="the validation loss is nan")
-    assert [run.metrics for run in runs.values()] == [{}, {}]
-    # JSON has no word for what is not finite.
-    assert "NaN" not in (tmp_path / "out" / "report.json").read_text()
 
 
 def test_two_runs_of_one_seed_and_arm_are_not_mixed(tmp_path):
@@ -367,69 +353,60 @@ def test_two_runs_of_one_seed_and_arm_are_not_mixed(tmp_path):
         compared(tmp_path, one, other)
 
 
-def test_costs_of_an_arm_that_has_not_ended_are_beside_the_others(tmp_path):
-    plain = record(tmp_path / "plain", variant="plain")
-    saved = {"num_key_value_heads": 2, "num_attention_heads": 2}
-    (plain / "final" / "config.json").write_text(json.dumps(saved))
-    costs = compared(tmp_path, plain, record(tmp_path / "lime", ended=False)).settings[0].costs
-    (point,) = costs.points
-    assert list(point.counted) == ["plain", "lime"]
-    # 1,000 tokens in 10 steps of 32 sequences.
-    assert point.tokens == 3
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("result.json", '{"accuracy": 0.5'),
+        ("result.json", "{}"),
+        ("metrics.jsonl", "12\n"),
+        ("config.yaml", "variant: lime\nnew_field: 1\n"),
+        ("config.yaml", "variant: [lime\n"),
+        ("config.yaml", ""),
+        ("final/config.json", "{"),
+    ],
+)
+def test_a_damaged_run_is_named(file, text, tmp_path):
+    one, other = record(tmp_path / "one", seed=1, right=0.5), record(tmp_path / "two", right=0.5)
+    (other / file).write_text(text)
+    with pytest.raises(ValueError, match=r"two holds files that are damaged"):
+        compared(tmp_path, one, other)
 
 
-def test_what_others_are_compared_with_is_the_same_for_costs(tmp_path):
-    runs = [record(tmp_path / "plain", variant="plain"), record(tmp_path / "lime")]
-    (setting,) = compared(tmp_path, *runs, against="lime").settings
-    assert list(setting.costs.points[0].counted) == ["lime", "plain"]
+def test_records_of_another_run_or_of_half_a_run_are_not_taken_for_its_own(tmp_path):
+    one, other = (record(tmp_path / f"s{seed}", seed=seed, right=0.5) for seed in (0, 1))
+    kept = (other / "metrics.jsonl").read_text()
+
+    def refused(message):
+        with pytest.raises(ValueError, match=rf"s1 holds files that are damaged .*{message}"):
+            compared(tmp_path, one, other)
+
+    # The last validation lost: the one before it would be a plausible number.
+    (other / "metrics.jsonl").write_text("".join(kept.splitlines(keepends=True)[:-1]))
+    refused("last step 40: the last is of step 30")
+    rows = [row for row in kept.splitlines(keepends=True) if "val_loss" not in row]
+    (other / "metrics.jsonl").write_text(rows[0])
+    refused("there is none at all")
+    # Two records in one file.
+    (other / "metrics.jsonl").write_text((one / "metrics.jsonl").read_text() + kept)
+    refused("step 10 comes after step 40")
+    (other / "metrics.jsonl").write_text(kept)
+    result = json.loads((other / "result.json").read_text())
+    (other / "result.json").write_text((one / "result.json").read_text())
+    refused("result.json is of run [0-9a-f]{12}, its folder of run [0-9a-f]{12}")
+    for share in (float("nan"), 52, -0.1):
+        (other / "result.json").write_text(json.dumps({**result, "accuracy": share}))
+        refused("accuracy must be from 0 to 1")
 
 
-def test_other_sizes_are_points_with_their_own_presets(tmp_path):
-    wide = replace(SIZES, hidden_size=32)
-    runs = [record(tmp_path / "a"), record(tmp_path / "b", model=wide, preset="wide")]
-    (setting,) = compared(tmp_path, *runs).settings
-    points = setting.costs.points
-    assert [(p.preset, p.width) for p in points] == [("made-up", 16), ("wide", 32)]
-    assert setting.presets == ("made-up", "wide")
-
-
-def test_a_preset_says_how_its_arms_are_measured(tmp_path):
-    base = presets.get_preset("tiny-aet-4")
-    options = replace(base.model, options=("router_init=identity",))
-    runs = [
-        record(tmp_path / "a", variant="plain", preset="tiny-aet-4", model=base.model),
-        record(tmp_path / "b", preset="tiny-aet-4", model=options),
-    ]
-    (setting,) = compared(tmp_path, *runs).settings
-    assert setting.costs.measure_command == (
-        "layermem costs tiny-aet-4 --variants plain,lime:router_init=identity --measure "
-        "--out costs.json"
-    )
-    (setting,) = compared(tmp_path, record(tmp_path / "c")).settings
-    assert setting.costs.measure_command is None
-
-
-def test_folders_of_one_name_have_longer_names(tmp_path):
-    runs = [record(tmp_path / str(seed) / "run", seed=seed) for seed in (0, 1)]
-    found = compared(tmp_path, *runs)
-    assert list(found.runs) == ["0/run", "1/run"]
-
-
-def test_an_ended_run_that_lost_its_validations_is_refused(tmp_path):
-    path = record(tmp_path / "runs" / "plain-s0", variant="plain")
-    metrics = path / "metrics.jsonl"
-    rows = [row for row in metrics.read_text().splitlines() if "val_loss" not in row]
-    metrics.write_text("\n".join(rows[:1]) + "\n")
-    with pytest.raises(ValueError, match=r"plain-s0 has ended, but .*: there is none at all; del"):
-        compared(tmp_path, tmp_path / "runs")
-
-
-def test_an_arm_that_no_model_can_have_does_not_stop_the_others(tmp_path):
-    record(tmp_path / "runs" / "plain-s0", variant="plain")
-    # As its folder is left where a start is refused.
-    impossible = replace(SIZES, options=("router=lasst",))
-    path = record(tmp_path / "runs" / "lime-s0", model=impossible, ended=False)
-    (path / "metrics.jsonl").unlink()
-    (setting,) = compared(tmp_path, tmp_path / "runs").settings
-    (point,) = setting.costs.points
-    assert point.counted.keys() == {"plain"} and len(setting.arms) == 2
+def test_other_test_problems_are_not_compared(tmp_path):
+    runs = [record(tmp_path / f"s{seed}", seed=seed, right=0.5) for seed in (0, 1)]
+    results = [json.loads((path / "result.json").read_text()) for path in runs]
+    for changes, said in (
+        ([{"problems": "first"}, {"problems": "second"}], "s0 and s1 solved different"),
+        # Solved by fewer problems, it is another measure.
+        ([{}, {"count": 10}], "s0 solved 20 test problems and s1 10"),
+    ):
+        for path, result, change in zip(runs, results, changes, strict=True):
+            (path / "result.json").write_text(json.dumps(result | change))
+        with pytest.raises(ValueError, match=said):
+            compared(tmp_path, *runs)

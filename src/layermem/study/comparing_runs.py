@@ -3,7 +3,7 @@
 It does not know: how folders are found and told apart, tables, pages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def compare_runs(
     runs = find_runs(paths)
     before = replaced_result(out / RESULT)
     settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
-    names = _names([_about(setting) for setting in settings])
+    names = _names(settings)
     boards: list[Board] = []
     records: list[RunRecord] = []
     for setting, name in zip(settings, names, strict=True):
@@ -116,15 +116,22 @@ def _about(runs: Runs) -> tuple[str, dict[str, Any]]:
     return f"{', '.join(presets)} ({options or data['source']})", data
 
 
-def _names(settings: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+def _names(settings: Sequence[Runs]) -> list[str]:
     """Return the names of settings, longer where two would be the same."""
+    abouts = []
+    for setting in settings:
+        (name, data), (first, _) = _about(setting), next(iter(setting.values()))
+        abouts.append((name, {**data, "eval_blocks": first.eval_blocks}))
     names = []
-    for name, data in settings:
-        same_name = [other for other_name, other in settings if other_name == name]
+    for place, (name, data) in enumerate(abouts):
+        same_name = [other for other_name, other in abouts if other_name == name]
         differing = [
             f"{key}={value}"
             for key, value in data.items()
             if any(other.get(key) != value for other in same_name)
         ]
+        if alike := abouts[:place].count((name, data)):
+            # They differ in what has no short name, as in the tokens of what they started from.
+            differing.append(f"{alike + 1}")
         names.append(f"{name[:-1]}, {' '.join(differing)})" if differing else name)
     return names
