@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
+from launchers import InThisProcess, use
 
 from layermem import cli
 from layermem.report import quickstart as report
@@ -21,18 +22,24 @@ def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("quickstart") / "out"
     asked = ["quickstart", "--out", str(out), "--examples", "128", "--epochs", "1", "--test", "12"]
     shown = io.StringIO()
-    with redirect_stdout(shown):
+    with redirect_stdout(shown), pytest.MonkeyPatch.context() as patch:
+        use(InThisProcess(), patch)
         cli.main(asked)
     return asked, out, shown.getvalue()
+
+
+def run_of(out, variant):
+    """Return the run folder of a variant."""
+    return RunFolder(out / "quickstart" / f"{variant}-s0")
 
 
 def test_it_trains_prints_and_writes_a_page(done):
     _, out, shown = done
     assert "plain decoder" in shown and "LIMe" in shown and "%" in shown
-    results = [json.loads((out / v / "result.json").read_text()) for v in ("plain", "lime")]
+    results = [json.loads(run_of(out, v).result.read_text()) for v in ("plain", "lime")]
     assert [r["count"] for r in results] == [12, 12]
     # The same data and order: the first batch is one.
-    first = [RunFolder(out / variant).rows()[0] for variant in ("plain", "lime")]
+    first = [run_of(out, variant).rows()[0] for variant in ("plain", "lime")]
     assert first[0]["tokens"] == first[1]["tokens"]
     text = (out / "index.html").read_text()
     for said in (
@@ -71,9 +78,10 @@ def test_what_is_said_follows_from_the_figures(done, right, first):
 
 def test_what_is_trained_is_not_trained_again(done, capsys):
     asked, out, _ = done
-    before = (out / "lime" / "metrics.jsonl").stat().st_mtime_ns
+    metrics = run_of(out, "lime").metrics
+    before = metrics.stat().st_mtime_ns
     cli.main(asked)
-    assert (out / "lime" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert metrics.stat().st_mtime_ns == before
     assert "LIMe" in capsys.readouterr().out
 
 
@@ -81,8 +89,9 @@ def test_attempts_at_other_problems_are_not_laid_side_by_side(done, tmp_path, ca
     asked, out, _ = done
     again = tmp_path / "again"
     shutil.copytree(out, again)
-    kept = (again / "plain" / "attempts.jsonl").read_text().splitlines(keepends=True)
-    (again / "plain" / "attempts.jsonl").write_text("".join([*kept[1:], kept[0]]))
+    attempts = run_of(again, "plain").attempts
+    kept = attempts.read_text().splitlines(keepends=True)
+    attempts.write_text("".join([*kept[1:], kept[0]]))
     asked = [str(again) if word == str(out) else word for word in asked]
     with pytest.raises(SystemExit, match="again did not solve the same problems"):
         cli.main(asked)
@@ -92,16 +101,16 @@ def test_a_missing_result_is_named(done, tmp_path):
     options, out, _ = done
     again = tmp_path / "again"
     shutil.copytree(out, again)
-    (again / "lime" / "result.json").unlink()
+    run_of(again, "lime").result.unlink()
     options = [str(again) if word == str(out) else word for word in options]
     before = (again / "quickstart.json").read_text()
-    with pytest.raises(SystemExit, match=r"lime/result.json does not exist"):
+    with pytest.raises(SystemExit, match=r"lime-s0 has ended without a result.json"):
         cli.main(options)
     assert (again / "quickstart.json").read_text() == before
 
 
 def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
-    run, kept = done[1] / "lime", tmp_path / "solved.json"
+    run, kept = run_of(done[1], "lime").path, tmp_path / "solved.json"
     cli.main(["solve", str(run), "--count", "20", "--batch-size", "8", "--out", str(kept)])
     shown = capsys.readouterr().out
     result = json.loads(kept.read_text())

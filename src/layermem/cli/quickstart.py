@@ -26,7 +26,7 @@ class Quickstart(QuickstartOptions):
 
 def quickstart(options: Quickstart, command: str) -> None:
     """Show the mechanism at work."""
-    from layermem.experiments.quickstart import train_quickstart
+    from layermem.study.quickstart import train_quickstart
     from layermem.report import quickstart as report
     from layermem.report.page import write_page
 
