@@ -49,11 +49,9 @@ def test_a_failed_run_ends_the_command_with_an_error(tmp_path, monkeypatch, caps
     with pytest.raises(SystemExit, match="2 of 4 runs failed: words/plain-s1, words/lime-s1"):
         cli.main(asked)
     assert "failed: seed 1" in " ".join(capsys.readouterr().out.split())
-    states = [
-        run["state"]
-        for run in json.loads((tmp_path / "studies/words/study.json").read_text())["runs"]
-    ]
-    assert states.count("failed") == 2 and (tmp_path / "studies" / "words" / "index.html").exists()
+    folder = tmp_path / "studies" / "words"
+    states = [run.state for run in read_result(StudyResult, folder).runs]
+    assert states.count("failed") == 2 and (folder / "index.html").exists()
 
 
 def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):
