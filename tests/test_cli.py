@@ -1,9 +1,7 @@
 """The command line: its options are the config's, its errors one line."""
 
-import html
 import json
 import re
-import shlex
 import subprocess
 import sys
 from dataclasses import asdict
@@ -124,7 +122,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 def test_help(capsys):
-    for command in ("train", "sweep", "presets", "solve", "report", "analyze", "costs"):
+    for command in ("train", "study", "presets", "solve", "report", "analyze", "costs"):
         with pytest.raises(SystemExit) as left:
             cli.main([command, "--help"])
         assert left.value.code == 0
@@ -148,7 +146,7 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
     ("argv", "message"),
     [
         (["fly"], "unknown command 'fly'; there are quickstart, train"),
-        (["sweeps"], "unknown command 'sweeps'; did you mean sweep?"),
+        (["studies"], "unknown command 'studies'; did you mean study?"),
         (["train", "--seed", "1", "tiny-lm"], "name a preset first (layermem train PRESET"),
         (["train", "tiny-lm", "--config", "x.yaml"], "give a preset or --config, got tiny-lm and"),
         (["train", "--config", "x.yaml", "--config=y.yaml"], "give one --config, got y.yaml and x"),
@@ -297,40 +295,6 @@ def test_tasks_are_shown(capsys):
         name, _, value = option.partition("=")
         with pytest.raises(SystemExit, match=rf"{name} must be .* 100,000, got {value} \("):
             cli.main(["tasks", task, "--options", option])
-
-
-def test_decays_without_rates_are_refused():
-    with pytest.raises(SystemExit, match="--decays are tried with every learning rate: name some"):
-        cli.main(["sweep", "tiny-mad-recall", "--decays", "0", "0.1"])
-
-
-# Its parts are tested in experiments/test_sweep.py and report/.
-@pytest.mark.slow
-def test_a_sweep_runs_what_is_missing_and_prints_intervals(tmp_path, config, capsys):
-    out = tmp_path / "sweep"
-    asked = ["sweep", "--config", str(config), "--out", str(out), "--max-steps", "2", "--jobs", "2"]
-    asked += ["--variants", "plain,lime:router_init=identity", "--seeds", "2"]
-    cli.main(asked)
-    shown = capsys.readouterr().out
-    assert "validation loss" in shown and "against plain" in shown
-    kept = json.loads((out / "report.json").read_text())
-    (setting,) = kept["settings"]
-    assert list(setting["arms"]) == ["plain", "lime:router_init=identity"]
-    assert setting["arms"]["plain"] == ["plain-s0", "plain-s1"]
-    assert shlex.join(["layermem", *asked]) in html.unescape((out / "index.html").read_text())
-    folders = {path.name: RunFolder(path) for path in out.iterdir() if path.is_dir()}
-    assert set(folders) == {
-        f"{arm}-s{seed}" for arm in ("plain", "lime-router_init=identity") for seed in (0, 1)
-    }
-    before = {name: folder.metrics.stat().st_mtime_ns for name, folder in folders.items()}
-    cli.main(asked)
-    assert capsys.readouterr().out == shown
-    assert before == {n: f.metrics.stat().st_mtime_ns for n, f in folders.items()}
-    with pytest.raises(SystemExit, match="unknown variant 'lame'"):
-        cli.main([*asked, "--variants", "plain,lame"])
-    with pytest.raises(SystemExit):
-        cli.main([*asked, "--seeds", "0"])
-    assert "seeds must be at least 1, got 0" in capsys.readouterr().err
 
 
 def test_costs_are_the_papers(capsys):
