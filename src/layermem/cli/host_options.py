@@ -37,10 +37,10 @@ class HostOptions:
     """Validation blocks used; None: all."""
     cache: str | None = None
     """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
-    task: Literal["arithmetic", "prosqa", "mqar", "chains", "mad"] | None = None
-    """Task to train on, in place of text."""
+    task: str | None = None
+    """Task to train on, in place of text, as `layermem list tasks` has it."""
     task_options: tuple[str, ...] = ()
-    """Options of the task, each NAME=VALUE; `layermem tasks` lists them."""
+    """Options of the task, each NAME=VALUE; `layermem list tasks` lists them."""
     examples: int = number(50_000, at_least(1))
     """Problems in the training set of a task."""
     test: int = number(2_000, at_least(1))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from layermem.config import Compute, Data, Model, Optim, Run, Task
+from layermem.plugins import load_plugins
 from layermem.presets import mad, recall
 
 Preset = Callable[[], Run]
@@ -24,15 +25,16 @@ def preset(function: Preset) -> Preset:
 
 
 def names() -> list[str]:
-    """Return the names of all presets, those of this file first."""
+    """Return the names of all presets, those of this file first, those of plugins last."""
+    load_plugins()
     return list(_PRESETS)
 
 
 def get_preset(name: str) -> Run:
     """Return the run of a preset; "aet-4" alone is "tiny-aet-4"."""
-    if f"tiny-{name}" in _PRESETS:
+    if name not in _PRESETS and f"tiny-{name}" in _PRESETS:
         name = f"tiny-{name}"
-    if name not in _PRESETS:
+    if name not in names():
         known = [*_PRESETS, *(known.removeprefix("tiny-") for known in _PRESETS)]
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_PRESETS)}"
