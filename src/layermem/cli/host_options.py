@@ -6,8 +6,6 @@ It does not know: what a command does with them.
 from dataclasses import dataclass
 from typing import Literal
 
-import tyro
-
 from layermem.number_ranges import SHARE, at_least, number
 
 
@@ -15,8 +13,6 @@ from layermem.number_ranges import SHARE, at_least, number
 class HostOptions:
     """The model, its data, and how it is trained."""
 
-    model: tyro.conf.Positional[str]
-    """Folder or hub name of a model of transformers."""
     revision: str | None = None
     """Branch, tag or commit of a model on the hub."""
     text: str | None = None
@@ -61,7 +57,7 @@ class HostOptions:
     """Sequences computed at once; gradients are accumulated to --batch-size."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
     """Floating-point format."""
-    steps: int = number(1000, at_least(1))
+    max_steps: int = number(1000, at_least(1))
     """Training steps."""
     eval_every: int = number(100, at_least(1))
     """Steps between two validations; there is one before the first step and after the last."""
