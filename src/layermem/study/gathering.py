@@ -101,8 +101,8 @@ def _read(plan: Plan, by_condition: Mapping[str, Plan], recorded: RecordedRuns) 
             record = read_record(name, planned.run, folder)
             if planned.run.task.name is not None and RIGHT_ANSWERS not in record.metrics:
                 raise ValueError(
-                    f"{folder.path} has ended without a {folder.result.name}; `layermem eval "
-                    f"{folder.path}` writes it, or delete the folder to run it again"
+                    f"{folder.path} has ended without a {folder.result.name}; delete the folder to "
+                    "run it again"
                 )
         conditions = tuple(each for each, runs in by_condition.items() if name in runs)
         records.append(replace(record, board=planned.board, arm=planned.arm, conditions=conditions))

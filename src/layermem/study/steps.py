@@ -55,8 +55,8 @@ def tokens_of_a_sequence(run: Run) -> int:
     """Return the tokens of a training sequence; of a task, the mean over its problems."""
     if run.records.source is not None:
         raise ValueError(
-            f"steps of a run on records ({run.records.source}) are not measured, so that there is "
-            "no equal time: leave --conditions time out"
+            f"steps of a run on records ({run.records.source}) are not timed: leave --conditions "
+            "time, or --dry-run, out"
         )
     if run.host.model is None:
         length = model_sizes(run)[1]

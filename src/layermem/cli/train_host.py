@@ -1,4 +1,4 @@
-"""`layermem finetune`: go on training a model of transformers, with layer memory or without.
+"""`layermem train --host MODEL`: go on training a model of transformers, with memory or without.
 
 It does not know: how a model is attached or trained.
 """
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from layermem.cli.host_options import HostOptions
+from layermem.cli.screen import show_estimate
 from layermem.config import Compute, Data, Host, Optim, Records, Run, Task
 from layermem.host_config import VARIANT
 from layermem.named_options import merged
@@ -36,14 +37,16 @@ _TOKENS_OF_QUESTIONS = 384
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finetune(HostOptions):
+class TrainHost(HostOptions):
     """Go on training a model of transformers: routers alone, all weights, or LoRA as a control
     without memory. A decoder on text or a task; a decoder or an encoder on records: labels, or
-    questions whose answers stand in a text. MODEL may be a checkpoint with attached memory.
+    questions whose answers stand in a text.
 
-    The folder is that of `layermem train`; `layermem report` compares folders.
+    The folder is that of any run; `layermem report` compares folders.
     """
 
+    host: str
+    """Folder or hub name of a model of transformers, which may have attached memory."""
     records: str | None = None
     """Records to train on, in place of text: .jsonl; of labels also a .tsv or .csv with a header,
     of questions also SQuAD's own .json."""
@@ -86,15 +89,24 @@ class Finetune(HostOptions):
     save_every: int = number(0, at_least(0))
     """Steps between two checkpoints; 0: that of the last step alone, until the final model is
     there."""
+    keep: int = number(2, at_least(1))
+    """Number of newest checkpoints that are kept."""
+    track: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    """Trackers that get the metrics as metrics.jsonl does (pip install layermem[track])."""
     out: Path | None = None
-    """Folder of the run; default: runs/finetune-MODEL-TRAIN-MEMORY-sSEED."""
+    """Folder of the run; default: runs/MODEL-TRAIN-MEMORY-sSEED, with the task or the records."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Go on from the newest checkpoint in the folder."""
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print how long the run would take here; train nothing but some timed steps."""
 
 
-def finetune(options: Finetune, command: str) -> None:
+def train_host(options: TrainHost, command: str) -> None:
     """Train a run and print its folder."""
     run = to_run(options)
+    if options.dry_run:
+        show_estimate(run)
+        return
     from transformers.utils import logging as transformers_logging
 
     from layermem.experiments.finetuning import finetune as finetune_run
@@ -107,7 +119,7 @@ def finetune(options: Finetune, command: str) -> None:
     logger.info("%s", folder.path)
 
 
-def to_run(options: Finetune) -> Run:
+def to_run(options: TrainHost) -> Run:
     """Return the run that a command's options describe."""
     _check_data(options)
     memory = options.memory or ("none" if options.train == "lora" else "full")
@@ -115,11 +127,13 @@ def to_run(options: Finetune) -> Run:
         preset="finetune",
         variant=VARIANT,
         seed=options.seed,
-        max_steps=options.steps,
+        max_steps=options.max_steps,
         log_every=options.log_every,
         eval_every=options.eval_every,
         eval_blocks=options.eval_blocks,
         save_every=options.save_every,
+        keep=options.keep,
+        track=options.track,
         data=_data(options),
         task=_task(options),
         records=_records(options),
@@ -132,7 +146,7 @@ def to_run(options: Finetune) -> Run:
             batch_size=options.batch_size,
         ),
         host=Host(
-            model=options.model,
+            model=options.host,
             revision=options.revision,
             memory=memory,
             window=options.window,
@@ -146,7 +160,7 @@ def to_run(options: Finetune) -> Run:
     )
 
 
-def _check_data(options: Finetune) -> None:
+def _check_data(options: TrainHost) -> None:
     """Raise unless there is one of text, a task and records, with options of its own alone."""
     given = {
         "--text SOURCE": options.text,
@@ -161,7 +175,7 @@ def _check_data(options: Finetune) -> None:
     kind = named[0].removeprefix("--")
     for name in dict.fromkeys(name for names in _OF_DATA.values() for name in names):
         value = getattr(options, name)
-        if name not in _OF_DATA[kind] and value != getattr(Finetune, name):
+        if name not in _OF_DATA[kind] and value != getattr(TrainHost, name):
             shown = " ".join(value) if isinstance(value, tuple) else value
             others = " and ".join(
                 f"--{other}" for other, names in _OF_DATA.items() if name in names
@@ -177,7 +191,7 @@ def _check_data(options: Finetune) -> None:
         )
 
 
-def _data(options: Finetune) -> Data:
+def _data(options: TrainHost) -> Data:
     if options.records is not None:
         return Data()
     if options.text is None:
@@ -194,7 +208,7 @@ def _data(options: Finetune) -> Data:
     )
 
 
-def _records(options: Finetune) -> Records:
+def _records(options: TrainHost) -> Records:
     if options.records is None:
         return Records()
     # None of them has a meaning of its own: that of the config is meant.
@@ -208,7 +222,7 @@ def _records(options: Finetune) -> Records:
     return Records(source=options.records, **given)
 
 
-def _task(options: Finetune) -> Task:
+def _task(options: TrainHost) -> Task:
     if options.records is not None:
         return Task()
     return Task(
@@ -220,7 +234,7 @@ def _task(options: Finetune) -> Task:
     )
 
 
-def _task_options(options: Finetune) -> tuple[str, ...]:
+def _task_options(options: TrainHost) -> tuple[str, ...]:
     """Return the task's options; a recorded config says how its problems were drawn."""
     if options.task is None:
         return ()
@@ -232,5 +246,7 @@ def _task_options(options: Finetune) -> tuple[str, ...]:
 
 
 def _default_folder(run: Run) -> Path:
-    name = re.sub(r"[^\w.-]", "-", Path(str(run.host.model)).name)
-    return Path("runs") / f"finetune-{name}-{run.host.train}-{run.host.memory}-s{run.seed}"
+    on = run.task.name or (Path(run.records.source).stem if run.records.source else "")
+    parts = [Path(str(run.host.model)).name, on, run.host.train, run.host.memory]
+    name = re.sub(r"[^\w.-]", "-", "-".join(filter(None, parts)))
+    return Path("runs") / f"{name}-s{run.seed}"
