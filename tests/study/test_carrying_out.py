@@ -61,6 +61,21 @@ def test_arms_meet_under_each_condition(tmp_path, made_up, study):
     (shared,) = (run for run in result.runs if run.name == "board/plain-lr0.01-s0")
     assert shared.conditions == ("tokens", "time", "parameters")
     assert read_result(StudyResult, tmp_path / "studies" / "board") == result
+    tables = {t.header[1]: t for s in report.build(result).sections for t in s.tables if t.header}
+    for shown in (tables["board, equal tokens"], tables["board, equal training time"]):
+        assert shown.header[-2:] == ["time", "memory"]
+        prices = {row[1]: row[-2:] for row in shown.texts()}
+        assert prices == {
+            "plain": ["1.00", "1.00"],
+            "lime": ["1.25", "1.50"],
+            "hyper_connections": ["0.90", ""],
+        }
+        assert shown.texts()[0][:2] == ["1", "lime"] and "best mean" in shown.texts()[0]
+        assert "within noise" in " ".join(shown.texts()[1] + shown.texts()[2])
+    # At equal parameters models are others than those that were measured.
+    assert "time" not in tables["board, equal parameters"].header
+    assert [row[3] for row in tables["seconds of a step"].texts()] == ["10MB", "15MB", ""]
+    assert "may lie beyond those tried" in tables["0.001"].caption
     # Nothing is done twice.
     count = len(made_up.begun)
     assert carry_out(study(), tmp_path, command="the command", launcher=made_up)[0] == result

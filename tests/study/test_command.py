@@ -68,8 +68,8 @@ def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (["tiny-lm", "--seeds", "0"], "seeds must be at least 1, got 0"),
-        (["tiny-lm", "--seeds", "1001"], "seed 1000"),
+        (["tiny-lm", "--seeds", "0"], "seeds must be in .1, 1000., got 0"),
+        (["tiny-lm", "--seeds", "1000", "--seed", "1"], "seed 1000"),
         (["tiny-lm", "--jobs", "0"], "jobs must be at least 1, got 0"),
         (["tiny-lm", "--rates", "0"], "rates must be above 0, got 0"),
         (["tiny-lm", "--rates", "1e-3", "1e-3"], "0.001, 0.001"),

@@ -14,7 +14,7 @@ from layermem.models.registry import lookup
 from layermem.records_config import Records
 from layermem.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
 from layermem.study.comparing_runs import compare_runs
-from layermem.tasks import arithmetic
+from layermem.tasks.registry import get_task
 
 
 def compared(tmp_path, *runs, **more):
@@ -176,7 +176,7 @@ def test_seeds_that_started_from_other_weights_are_no_arm(tmp_path):
 
 def test_what_started_elsewhere_is_compared_where_the_tokens_are_the_same(tmp_path):
     for name, numbers in (("llama", 9), ("with-memory", 9), ("other", 8)):
-        arithmetic.tokenizer(value_max=numbers).save_pretrained(tmp_path / name)
+        get_task("arithmetic").tokenizer(value_max=numbers).save_pretrained(tmp_path / name)
 
     def started(name, variant):
         model = replace(SIZES, pretrained=str(tmp_path / name))

@@ -20,7 +20,7 @@ from layermem.train.setup import prepare_run
 
 SMALL = [
     *("--layers", "2", "--width", "8", "--heads", "2", "--vocabulary", "60", "--max-length", "16"),
-    *("--steps", "4", "--batch-size", "8", "--seeds", "2", "--rates", "1e-3", "1e-2"),
+    *("--max-steps", "4", "--batch-size", "8", "--seeds", "2", "--rates", "1e-3", "1e-2"),
 ]
 NAME = "encoders-records"
 
@@ -82,6 +82,13 @@ def test_arms_take_their_rates_and_are_compared(records, tmp_path, here, capsys)
         compare(records, out, "--width", "16")
 
 
+@pytest.mark.slow
+def test_runs_are_trained_in_processes_of_their_own(records, tmp_path):
+    result = compare(records, tmp_path / "out", "--rates", "1e-3", "--seeds", "1", "--jobs", "2")
+    assert [run.state for run in result.runs] == ["ended"] * 4
+    assert all(math.isfinite(run.metrics[RIGHT_ANSWERS]) for run in result.of(NAME, "tokens"))
+
+
 def make_study(records, out):
     return study_of_encoders(
         replace(records, max_length=16),
@@ -134,7 +141,7 @@ def test_arms_differ_in_their_memory_alone(records, tmp_path):
         (["--arms", "none", "last"], "host.memory=last and host.window=None do not go together"),
         (["--rates", "1e-3", "1e-3"], "0.001, 0.001"),
         (["--rates", "0"], "got 0"),
-        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--seeds", "0"], "--seeds must be in .1, 1000., got 0"),
         (["--width", "9"], "width=9, heads=2"),
         (["--layers", "1"], "--layers must be at least 2, got 1"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),

@@ -14,6 +14,7 @@ from layermem import cli
 from layermem.report import quickstart as report
 from layermem.results.files import read_result
 from layermem.results.quickstart import QuickstartResult
+from layermem.results.solved import SolvedTasks
 from layermem.runs import RunFolder
 
 
@@ -110,22 +111,21 @@ def test_a_missing_result_is_named(done, tmp_path):
 
 
 def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
-    run, kept = run_of(done[1], "lime").path, tmp_path / "solved.json"
-    cli.main(["solve", str(run), "--count", "20", "--batch-size", "8", "--out", str(kept)])
-    shown = capsys.readouterr().out
-    result = json.loads(kept.read_text())
-    assert "a guess" in shown and list(result["by"]["operands"]) == ["4"] and result["count"] == 20
-    cli.main(["solve", str(run), "--count", "5", "--options", "operands=3", "--split", "train"])
-    assert re.search(r"^ *3 +5 ", capsys.readouterr().out, flags=re.MULTILINE)
-    for more, message in (
-        (["--options", "operand_max=300", "value_max=300"], "the tokenizer has no token for"),
-        (["--options", "operand=3"], "no option operand"),
-        (
-            ["--options", "held_out=expression"],
-            "trained on problems of held_out=strict; of .*leave",
-        ),
+    run = run_of(done[1], "lime").path
+    asked = ["eval", str(run), "--tasks", "arithmetic", "--out", str(tmp_path)]
+    cli.main([*asked, "--limit", "20", "--batch-size", "8"])
+    assert "A guess" in capsys.readouterr().out
+    solved = read_result(SolvedTasks, tmp_path).models["lime-s0"]["arithmetic"]
+    assert list(solved.by["operands"]) == ["4"] and solved.count == 20
+    cli.main([*asked, "--limit", "5", "--task-options", "operands=3", "--split", "train"])
+    solved = read_result(SolvedTasks, tmp_path).models["lime-s0"]["arithmetic"]
+    assert {level: shares.count for level, shares in solved.by["operands"].items()} == {"3": 5}
+    for more, named in (
+        (["operand_max=300", "value_max=300"], "the tokenizer has no token for"),
+        (["operand=3"], "no option operand"),
+        (["held_out=expression"], "trained on problems of held_out=strict; of .*leave"),
     ):
-        with pytest.raises(SystemExit, match=message):
-            cli.main(["solve", str(run), "--count", "20", *more])
+        with pytest.raises(SystemExit, match=named):
+            cli.main([*asked, "--limit", "20", "--task-options", *more])
     with pytest.raises(SystemExit, match="has no final model"):
-        cli.main(["solve", str(tmp_path)])
+        cli.main(["eval", str(tmp_path), "--tasks", "arithmetic"])

@@ -10,9 +10,10 @@ from host_models import make_host
 from launchers import InThisProcess, use
 
 from layermem import cli
-from layermem.cli.finetune import to_run
+from layermem.config import Host, Model, Run
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency.measuring import time_interleaved
+from layermem.host_config import VARIANT
 from layermem.report import study as report
 from layermem.results.comparing import lines_of
 from layermem.results.files import read_result
@@ -63,7 +64,7 @@ def here(monkeypatch):
 
 def arguments(folder, out, *more):
     text = ["--text", str(folder / "words.jsonl"), "--validation-share", "0.2"]
-    sizes = ["--block-size", "24", "--batch-size", "8", "--micro-batch", "4", "--steps", "4"]
+    sizes = ["--block-size", "24", "--batch-size", "8", "--micro-batch", "4", "--max-steps", "4"]
     rates = ["--rates", "1e-3", "1e-2", "--router-rates", "1e-2", "--seeds", "2"]
     rest = ["--precision", "float32", "--cache", str(folder / "cache"), "--out", str(out)]
     return ["study", "retrofit", str(folder / "llama"), *text, *sizes, *rates, *rest, *more]
@@ -130,12 +131,13 @@ def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, c
     )
     # Steps of runs of another length are no others, but these runs are.
     with pytest.raises(SystemExit, match=r"another model, data or sizes|max_steps was 4, is 5"):
-        cli.main(arguments(folder, out, "--steps", "5"))
+        cli.main(arguments(folder, out, "--max-steps", "5"))
 
 
 def study(**changes):
-    options = cli.parse(["finetune", "some/model", "--text", "stdlib", "--train", "all"])
-    base = replace(to_run(options), **changes.pop("base", {}))
+    host = Host(model="some/model", memory="full", train="all")
+    base = Run(preset="finetune", variant=VARIANT, model=Model(), host=host)
+    base = replace(base, **changes.pop("base", {}))
     return study_of_retrofit(
         **{"base": base, "rates": (1e-4,), "router_rates": (1e-3,), "seeds": (0,), **changes}
     )
