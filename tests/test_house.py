@@ -16,8 +16,8 @@ SOURCES = ROOT / "src" / "layermem"
 FLOORS = [
     {"number_ranges"},
     {"auto_classes", "host_config", "named_options", "records_config", "typed_dicts"},
-    {"run_identity", "task_config"},
-    {"config", "counting", "intervals", "processor", "results", "runs", "text_hash"},
+    {"intervals", "run_identity", "task_config"},
+    {"config", "counting", "processor", "results", "runs", "text_hash"},
     {"ops", "data", "lineage", "tasks"},
     {"models"},
     {"variants"},

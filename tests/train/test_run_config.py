@@ -26,7 +26,7 @@ def test_a_folder_that_holds_a_run(whole, tmp_path):
     before = whole.metrics.read_text()
     with pytest.raises(FileExistsError, match="holds a run already; add --resume"):
         train(a_run(tmp_path), whole.path)
-    with pytest.raises(ValueError, match=r"another config: optim.lr was 0.01, is 0.5\. Resume it"):
+    with pytest.raises(ValueError, match=r"another config: optim.lr was 0.01, is 0.5\. Choose"):
         train(a_run(tmp_path, optim={"lr": 0.5}), whole.path, resume=True)
     assert whole.metrics.read_text() == before
 
