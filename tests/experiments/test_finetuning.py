@@ -15,13 +15,13 @@ from layermem import cli
 from layermem.cli.finetune import Finetune, to_run
 from layermem.config import Data, Host, Run, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
-from layermem.experiments.finetuning import load_host
 from layermem.results.comparison import Comparison
 from layermem.results.files import read_result
 from layermem.results.perplexity import PerplexityResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.adapter import CARD
 from layermem.runs import RunFolder
+from layermem.train.host_models import load_host
 from layermem.train.run import train
 from layermem.train.run_config import load_run, recorded_run
 

@@ -5,9 +5,9 @@ from small_run import a_run
 
 from layermem.config import Task
 from layermem.tasks import registry
-from layermem.train.data_digest import data_digest, prompts_digest
-from layermem.train.problem_dataset import build_problem_datasets
+from layermem.train.learning.problems import build_problem_datasets
 from layermem.train.run import train
+from layermem.train.sequences import data_digest, prompts_digest
 
 
 def about(folder):

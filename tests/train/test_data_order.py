@@ -1,6 +1,6 @@
 """The order of the data: whole epochs, from the seed alone."""
 
-from layermem.train.data_order import DataOrder
+from layermem.train.sequences import DataOrder
 
 
 def test_every_epoch_is_a_permutation_of_its_own():

@@ -4,8 +4,7 @@ import pytest
 
 from layermem.data.question_records import Answer, QuestionRecord
 from layermem.intervals import proportion
-from layermem.train.question_dataset import GivenAnswer
-from layermem.train.question_results import (
+from layermem.train.learning.question_scores import (
     guesses,
     prediction_rows,
     questions_text,
@@ -13,6 +12,7 @@ from layermem.train.question_results import (
     score_by_answer,
     solved_of,
 )
+from layermem.train.learning.question_windows import GivenAnswer
 
 CONTEXT = "In 1889 the tower of Paris was built by Eiffel and his men."
 

@@ -8,9 +8,8 @@ import torch
 from asked import KINDS, pieces_tokenizer, question_rows, words_tokenizer
 
 from layermem.data.question_records import Answer, QuestionRecord
-from layermem.train.question_dataset import QuestionDataset
-from layermem.train.question_trainer import best_spans, window_losses
-from layermem.train.question_windows import OUTSIDE, WindowEncoder
+from layermem.train.learning.question_windows import OUTSIDE, QuestionDataset, WindowEncoder
+from layermem.train.learning.questions import best_spans, window_losses
 
 
 def records(count=12, **options):

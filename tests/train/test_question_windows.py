@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from layermem.data.question_records import Answer, QuestionRecord
 from layermem.data.tokenizers import load_tokenizer
-from layermem.train.question_windows import END, NULL, OUTSIDE, START, WindowEncoder
+from layermem.train.learning.question_windows import END, NULL, OUTSIDE, START, WindowEncoder
 
 BOTH = START + END
 

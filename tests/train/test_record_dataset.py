@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 from layermem.data.labelled_records import LabelledRecord
 from layermem.data.tokenizers import load_tokenizer
-from layermem.train.record_dataset import RecordDataset, RecordEncoder, padding_of
+from layermem.train.learning.labels import RecordDataset, RecordEncoder
+from layermem.train.sequences import padding_of
 
 
 @pytest.fixture(scope="module")

@@ -97,11 +97,13 @@ def finetune(options: Finetune, command: str) -> None:
     run = to_run(options)
     from transformers.utils import logging as transformers_logging
 
-    from layermem.experiments.finetuning import finetune as finetune_run
-    from layermem.experiments.finetuning import outcome
+    from layermem.evals.solving import evaluate
+    from layermem.report.run_outcome import outcome
+    from layermem.train.run import train
 
     transformers_logging.disable_progress_bar()
-    folder = finetune_run(run, options.out or _default_folder(run), resume=options.resume)
+    out = options.out or _default_folder(run)
+    folder = train(run, out, resume=options.resume, evaluate=evaluate)
     if run.records.source is not None and folder.final.exists():
         logger.info("%s", outcome(folder))
     logger.info("%s", folder.path)

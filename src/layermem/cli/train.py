@@ -33,7 +33,6 @@ def train(options: Train, command: str) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem.evals.solving import evaluate
-    from layermem.experiments.finetuning import load_host
     from layermem.models.registry import lookup
     from layermem.train.run import train as train_run
 
@@ -43,5 +42,5 @@ def train(options: Train, command: str) -> None:
     # One progress display is enough.
     transformers_logging.disable_progress_bar()
     out = options.out or Path("runs") / f"{run.preset}-{run.variant}-s{run.seed}"
-    folder = train_run(run, out, resume=options.resume, evaluate=evaluate, load_host=load_host)
+    folder = train_run(run, out, resume=options.resume, evaluate=evaluate)
     logger.info("%s", folder.path)

@@ -22,9 +22,9 @@ from layermem.config import Run, to_dict
 from layermem.experiments.records import read_divergence, read_metrics, recorded_about
 from layermem.results.run_record import LOSS
 from layermem.runs import RunFolder, create_folder, write_atomically
-from layermem.train.data_digest import weights_digest
 from layermem.train.progress import SweepProgress
 from layermem.train.run_config import check_same_run
+from layermem.train.sequences import weights_digest
 
 # Seconds between two looks at the runs.
 _POLL_INTERVAL = 0.5

@@ -27,7 +27,6 @@ from layermem.config import Run
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency.measuring import Shape, step_of
 from layermem.experiments.arms import CHOOSING_SEED
-from layermem.experiments.finetuning import load_host
 from layermem.experiments.looks import Looks, looks_at_board, replaced_result
 from layermem.experiments.many_runs import train_missing
 from layermem.experiments.records import (
@@ -47,7 +46,8 @@ from layermem.results.retrofit import RetrofitResult, RetrofitTrial
 from layermem.results.run_record import LOSS, RIGHT_ANSWERS
 from layermem.runs import RunFolder, write_atomically
 from layermem.tasks.registry import vocabulary_and_length
-from layermem.train.setup import prepare_run
+from layermem.train.host_models import load_host
+from layermem.train.learning import prepare_learning
 
 WAYS = ("plain", "lora", "routers", "all")
 """The ways; the others are compared with the first."""
@@ -108,7 +108,7 @@ def compare_retrofits(
     # What a run needs and cannot load is said once, before a run of each way and rate has failed of
     # it: tokenizer and data, which are the same for all, and the model of each way.
     firsts = [study.run(way, study.rates_of(way)[0], CHOOSING_SEED) for way in WAYS]
-    prepare_run(firsts[0])
+    prepare_learning(firsts[0])
     for run in firsts:
         load_host(run)
     trials = _try_rates(study, out, jobs)

@@ -87,7 +87,7 @@ def _usage_of_questions(run: Run, folder: RunFolder, *, is_attached: bool) -> st
         first = json.loads(file.readline())
     records = run.records
     return f"""```python
-{extra}from layermem.train.question_answering import answer_questions
+{extra}from layermem.train.learning.questions import answer_questions
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 path = "path/to/this/folder"

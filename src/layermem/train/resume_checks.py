@@ -20,7 +20,7 @@ from layermem.lineage import FIELD, ORIGIN
 from layermem.run_identity import differences
 from layermem.runs import RunFolder
 from layermem.train.checkpoints import logged_rows, process_layout
-from layermem.train.data_digest import SequenceDataset, sequences_digest, weights_digest
+from layermem.train.sequences import SequenceDataset, sequences_digest, weights_digest
 
 logger = logging.getLogger(__name__)
 # Fields of a model's config with a share of activations that training sets to zero.
@@ -41,9 +41,9 @@ _IGNORED_MODEL_FIELDS = {
 }
 
 
-def describe_origin(run: Run, data: Mapping[str, SequenceDataset | None]) -> dict[str, Any]:
+def describe_origin(run: Run, data: Mapping[str, SequenceDataset]) -> dict[str, Any]:
     """Return the fields of a run, and digests of what it reads."""
-    digests = {name: sequences_digest(split) for name, split in data.items() if split is not None}
+    digests = {name: sequences_digest(split) for name, split in data.items()}
     weights = weights_digest(run.model.pretrained or run.host.model)
     return {"run": to_dict(run), "data": digests, "weights": weights}
 

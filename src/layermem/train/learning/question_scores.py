@@ -1,4 +1,4 @@
-"""What a trained model answers to the validation questions: scores, predictions, and guesses.
+"""Scores of what a model answers to questions, and of guesses that need no model; predictions.
 
 It does not know: models, how questions are read, the trainer.
 """
@@ -17,7 +17,7 @@ from layermem.results.answers import AnswerScore
 from layermem.results.solved import Shares, Solved
 from layermem.tasks.answer_scores import exact_match, f1
 from layermem.text_hash import hash_to_unit_interval
-from layermem.train.question_dataset import GivenAnswer
+from layermem.train.learning.question_windows import GivenAnswer
 
 # What questions with and without an answer are called in a result, as SQuAD 2.0 calls them.
 _LEVEL, _HAS, _HAS_NONE = "answer", "HasAns", "NoAns"

@@ -1,17 +1,20 @@
-"""Tokenizer and config of a model of transformers that learns records, and whether they fit.
+"""What learning labels and learning questions share: a tokenizer that fits, and outputs of a model.
 
-It does not know: records, the model's weights.
+It does not know: what is learnt of records, how models are loaded.
 """
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoTokenizer
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
 
 from layermem.config import Run
 from layermem.models.checkpoints import check_path
+from layermem.train.sequences import PaddedSequences, padding_of
 
 # Models whose positions are counted from the id of the padding token on.
 _OFFSET_POSITIONS = {
@@ -21,6 +24,11 @@ _OFFSET_POSITIONS = {
     "camembert",
     "roberta-prelayernorm",
 }
+
+
+def path_of(source: str | None) -> Path:
+    """Return the path of a file of records."""
+    return Path(str(source)).expanduser()
 
 
 def load_host_tokenizer(run: Run) -> Any:
@@ -34,22 +42,6 @@ def load_host_tokenizer(run: Run) -> Any:
         raise ValueError(
             f"{host.model} has no tokenizer ({str(error).splitlines()[0]}); save one into it: "
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        ) from error
-
-
-def load_host_config(run: Run) -> Any:
-    """Return the config of the pretrained model, or that of a file for random weights."""
-    file = run.records.from_config
-    if file is None:
-        check_path(str(run.host.model))
-        return AutoConfig.from_pretrained(run.host.model, revision=run.host.revision or "main")
-    try:
-        fields = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
-        return AutoConfig.for_model(fields.pop("model_type"), **fields)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"{file} is no config of a model of transformers, a JSON object with model_type and "
-            f"sizes ({type(error).__name__}: {error})"
         ) from error
 
 
@@ -76,12 +68,10 @@ def check_fits(run: Run, config: Any, tokenizer: Any) -> None:
         )
 
 
-def check_known(sequences: Iterable[list[int]], tokenizer: Any, model: str) -> None:
-    """Raise if most tokens are unknown: transformers makes a tokenizer up where there is none.
-
-    ``sequences``: ids of the training records.
-    """
-    tokens = [token for ids in sequences for token in ids]
+def check_known(items: Sequence[Mapping[str, Any]], tokenizer: Any, model: str) -> None:
+    """Raise if most tokens of training records are unknown: transformers makes a tokenizer up where
+    there is none."""
+    tokens = [int(token) for item in items for token in item["input_ids"]]
     unknown, special_ids = tokens.count(tokenizer.unk_token_id), set(tokenizer.all_special_ids)
     special = sum(token in special_ids for token in tokens) - unknown
     if 2 * unknown > len(tokens) - special:
@@ -92,19 +82,46 @@ def check_known(sequences: Iterable[list[int]], tokenizer: Any, model: str) -> N
         )
 
 
-def padding_of(tokenizer: Any) -> int:
-    """Return the id that sequences are padded with: that of the end, where there is no other."""
-    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    found = next((each for each in ids if each is not None), None)
-    if found is None:
-        raise ValueError(
-            "the tokenizer has neither a padding token nor an end token; give it one: "
-            "tokenizer.pad_token = ..., tokenizer.save_pretrained(...)"
-        )
-    return int(found)
-
-
 def joins_pairs(tokenizer: Any) -> bool:
     """Return whether a tokenizer puts a special token between two texts."""
     special = tokenizer("a", "a", return_special_tokens_mask=True)["special_tokens_mask"]
     return 1 in special[special.index(0) : len(special) - special[::-1].index(0)]
+
+
+def has_segments(config: Any) -> bool:
+    """Return whether a model tells the tokens of two texts apart."""
+    return getattr(config, "type_vocab_size", 0) > 1
+
+
+def encode(tokenizer: Any, *texts: str, special: bool = True, **options: Any) -> Any:
+    """Return what a tokenizer makes of texts; what looks like a special token is text."""
+    return tokenizer(
+        *texts,
+        add_special_tokens=special,
+        split_special_tokens=True,
+        return_token_type_ids=True,
+        verbose=False,
+        **options,
+    )
+
+
+def judge_outputs(
+    model: Any, batch: dict[str, Tensor], judge: Callable[[Any, Tensor], tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Return [B, 2 + N]: loss of each sequence, one, and N numbers, by outputs and labels."""
+    labels = batch.pop("labels")
+    losses, numbers = judge(model(**batch), labels)
+    return torch.cat([torch.stack([losses, torch.ones_like(losses)], 1), numbers.to(losses)], 1)
+
+
+@torch.no_grad()
+def forward_all(model: Any, data: PaddedSequences, batch_size: int) -> Iterator[tuple[Any, Tensor]]:
+    """Yield a model's outputs of each batch of a dataset, in eval mode, and the batch's labels."""
+    was_training = model.training
+    model.eval()
+    loader: Any = DataLoader(data, batch_size=batch_size, collate_fn=data.collate)
+    for batch in loader:
+        inputs = {name: tensor.to(model.device) for name, tensor in batch.items()}
+        labels = inputs.pop("labels")
+        yield model(**inputs), labels
+    model.train(was_training)
