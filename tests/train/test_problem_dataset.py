@@ -132,7 +132,8 @@ def test_the_first_problems_stand_there_as_often_as_asked():
     learnt, same = build_problem_datasets(repeating, tokenizer)
     assert len(learnt) == repeating.sequences == 38
     assert learnt.problems == [*once.problems, *once.problems[:4], *once.problems[:4]]
-    assert learnt.sequences[30:34] == learnt.sequences[34:] == once.sequences[:4]
+    ids = learnt.identity()
+    assert ids[30:34] == ids[34:] == once.identity()[:4]
     assert same.problems == validation.problems
 
 
