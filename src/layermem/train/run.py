@@ -173,7 +173,10 @@ def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
         if is_first:
             precision = "bfloat16" if trainer.args.bf16 else "float32"
             groups = trainer.unwrapped_optimizer().param_groups
-            write_model_card(temporary, trainer.run, folder, trainer.model, groups, precision)
+            describe = trainer.learning.describe
+            write_model_card(
+                temporary, trainer.run, folder, trainer.model, groups, precision, describe
+            )
             os.replace(temporary, folder.final)
     if is_first and not trainer.run.save_every:
         folder.delete_checkpoint(trainer.run.max_steps)

@@ -23,6 +23,7 @@ from layermem.train.learning.labels import LabelLearning
 from layermem.train.learning.problems import Evaluate, ProblemLearning
 from layermem.train.learning.questions import QuestionLearning
 from layermem.train.learning.text import TextLearning
+from layermem.train.model_card import Learnt
 from layermem.train.sequences import SequenceDataset
 
 Save: TypeAlias = Callable[[Any, RunFolder], tuple[Solved, Sequence[str]] | None]
@@ -70,6 +71,9 @@ class Learning(Protocol):
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         """Return the row of a validation, from the mean loss and the N numbers of all sequences, in
         their order."""
+
+    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+        """Return what the model's card says of this, from what the ended run has in its folder."""
 
 
 def prepare_learning(run: Run, evaluate: Evaluate | None = None) -> Learning:

@@ -22,7 +22,7 @@ from layermem.config import Records, Run
 from layermem.data.labelled_records import FieldNames, LabelledRecord, read_records
 from layermem.data.record_splits import check_labels, find_classes, split_records
 from layermem.intervals import proportion
-from layermem.results.files import to_json
+from layermem.results.files import read_result, to_json
 from layermem.results.record_counts import RecordCounts
 from layermem.results.solved import Shares, Solved
 from layermem.runs import RunFolder, write_atomically
@@ -38,6 +38,7 @@ from layermem.train.learning.record_inputs import (
     load_host_tokenizer,
     path_of,
 )
+from layermem.train.model_card import Learnt, head_loading, literal
 from layermem.train.sequences import PaddedSequences, padding_of
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,42 @@ class LabelLearning:
         write_atomically(folder.records, to_json(self.counts))
         solved = score_classes(data, predicted, self.counts.majority_share)
         return solved, [json.dumps(row["texts"]) for row in rows]
+
+    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+        counts = read_result(RecordCounts, folder.records)
+        result = Solved.from_json(folder.result.read_text(encoding="utf-8"))
+        low, high = result.interval
+        with folder.attempts.open(encoding="utf-8") as file:
+            texts = json.loads(file.readline())["texts"]
+        return Learnt(
+            task="text-classification",
+            data=f"{self.run.records.source}; classification of records",
+            unit="record",
+            results={
+                "validation records": f"{result.count:,} ({counts.validation_cut:,} of them cut)",
+                "right class": f"{result.accuracy:.1%} (95% interval over records: {low:.1%} to "
+                f"{high:.1%})",
+                f"right by always {counts.majority!r}, the most frequent": f"{result.chance:.1%}",
+            },
+            usage=_usage(self.run, model.config, texts, counts.separator),
+        )
+
+
+def _usage(run: Run, config: Any, texts: Sequence[str], separator: str | None) -> str:
+    """Return code that loads the model and has it say the class of a validation record."""
+    imports, load = head_loading(run, "AutoModelForSequenceClassification")
+    segments = separator is None and has_segments(config)
+    inputs = ", ".join(map(literal, texts))
+    if separator is not None:
+        # As in training: this tokenizer puts nothing between two texts.
+        inputs = f" {literal(separator)} ".join(map(literal, texts)) + ", add_special_tokens=False"
+    return f"""{imports}
+
+path = "path/to/this/folder"
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = {load}
+inputs = tokenizer({inputs}, return_token_type_ids={segments}, return_tensors="pt")
+print(model.config.id2label[int(model(**inputs).logits.argmax())])"""
 
 
 def read_splits(

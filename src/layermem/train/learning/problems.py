@@ -17,8 +17,9 @@ from layermem.config import Run, Task
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder, write_atomically
 from layermem.tasks import registry
-from layermem.train.learning.text import judge_tokens, load_token_model
+from layermem.train.learning.text import judge_tokens, load_token_model, usage_of_decoder
 from layermem.train.metrics import validation_row
+from layermem.train.model_card import Learnt
 from layermem.train.sequences import IGNORED, PaddedSequences, padding_of
 from layermem.train.setup import load_run_tokenizer
 
@@ -50,6 +51,30 @@ class ProblemLearning:
             solved, _ = self.evaluate(model, self.tokenizer, self.run.task, "validation")
             row |= {"val_accuracy": solved.accuracy, "val_steps": solved.steps}
         return row
+
+    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+        task, prompt, results = self.run.task, "The", {}
+        if folder.attempts.exists():
+            with folder.attempts.open(encoding="utf-8") as file:
+                prompt = json.loads(file.readline())["prompt"]
+        if folder.result.exists():
+            result = json.loads(folder.result.read_text(encoding="utf-8"))
+            low, high = result["interval"]
+            results = {
+                "test problems": f"{result['count']:,}",
+                "right final answer": f"{result['accuracy']:.1%} (95% interval over problems: "
+                f"{low:.1%} to {high:.1%})",
+                "every step right": f"{result['steps']:.1%}",
+                "right by chance": f"{result['chance']:.1%}",
+            }
+        options = f" ({' '.join(task.options)})" if task.options else ""
+        return Learnt(
+            task="text-generation",
+            data=f"{task.examples:,} problems of the task {task.name}, seed {task.seed}{options}",
+            unit="token",
+            results=results,
+            usage=usage_of_decoder(self.run, prompt),
+        )
 
     def _save(self, trainer: Any, folder: RunFolder) -> tuple[Solved, list[str]] | None:
         """Have the trained model solve the test problems, and write the attempts."""

@@ -24,7 +24,7 @@ from layermem.config import Records, Run
 from layermem.data.question_records import QuestionFields, QuestionRecord, read_questions
 from layermem.data.record_splits import split_records
 from layermem.results.answers import Answers, QuestionCounts
-from layermem.results.files import to_json
+from layermem.results.files import read_result, to_json
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder, write_atomically
 from layermem.tasks.answer_scores import exact_match, f1
@@ -54,6 +54,7 @@ from layermem.train.learning.record_inputs import (
     load_host_tokenizer,
     path_of,
 )
+from layermem.train.model_card import Learnt, head_loading, literal
 from layermem.train.sequences import padding_of
 
 logger = logging.getLogger(__name__)
@@ -150,6 +151,53 @@ class QuestionLearning:
         write_atomically(folder.predictions, "".join(f"{json.dumps(row)}\n" for row in rows))
         write_atomically(folder.answers, to_json(answers))
         return solved_of(records, texts, guessed), questions_text(records)
+
+    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+        answers = read_result(Answers, folder.answers)
+        scores = {
+            "validation questions": answers.all,
+            "of those with an answer": answers.has_answer if answers.no_answer else None,
+            "of those without one": answers.no_answer,
+            **{f"guess, {name}": score for name, score in answers.guesses.items()},
+        }
+        with folder.predictions.open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+        return Learnt(
+            task="question-answering",
+            data=f"{self.run.records.source}; question-answering of records",
+            unit="window",
+            results={
+                f"{name}: exact match, F1 of words": f"{score.exact:.1%}, {score.f1:.1%} of "
+                f"{score.count:,}"
+                for name, score in scores.items()
+                if score is not None
+            },
+            usage=_usage(self.run, first["question"], first["context"]),
+        )
+
+
+def _usage(run: Run, question: str, context: str) -> str:
+    """Return code that loads the model and has it answer a validation question."""
+    imports, load = head_loading(run, "AutoModelForQuestionAnswering")
+    records = run.records
+    return f"""from layermem.train.learning.questions import answer_questions
+{imports}
+
+path = "path/to/this/folder"
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = {load}
+question = {literal(question)}
+context = {literal(context)}
+(answer,) = answer_questions(
+    model,
+    tokenizer,
+    [(question, context)],
+    max_length={records.max_length},
+    stride={records.stride},
+    longest_answer={records.longest_answer},
+    unanswerable={records.unanswerable},
+)
+print(answer.text)"""
 
 
 def answer_questions(

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from layermem.config import Run
 from layermem.data.blocks import Blocks
 from layermem.data.preparing import prepare
+from layermem.runs import RunFolder
 from layermem.train.host_models import load_host
 from layermem.train.metrics import validation_row
+from layermem.train.model_card import Learnt, literal
 from layermem.train.sequences import IGNORED
 from layermem.train.setup import build_model, load_run_tokenizer
 
@@ -44,6 +46,38 @@ class TextLearning:
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         return validation_row(loss)
+
+    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+        data = self.run.data
+        names = ", ".join(filter(None, (data.source, data.subset, data.revision)))
+        return Learnt(
+            task="text-generation",
+            data=f"{names}; blocks of {data.block_size} tokens",
+            unit="token",
+            usage=usage_of_decoder(self.run, "The"),
+        )
+
+
+def usage_of_decoder(run: Run, prompt: str) -> str:
+    """Return code that loads the model and has it continue a prompt."""
+    load, imports = "AutoModelForCausalLM.from_pretrained", "AutoModelForCausalLM, AutoTokenizer"
+    first = "import layermem  # makes the model known to transformers"
+    if run.host.model is not None and run.host.memory != "none":
+        load, imports = "load_attached", "AutoTokenizer"
+        first = "from layermem.retrofit import load_attached"
+    return f"""{first}
+from transformers import {imports}
+
+path = "path/to/this/folder"
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = {load}(path)
+prompt = {literal(prompt)}
+# As in training: without special tokens, which some tokenizers add at both ends.
+inputs = tokenizer(
+    prompt, return_tensors="pt", add_special_tokens=False, return_token_type_ids=False
+)
+tokens = model.generate(**inputs, max_new_tokens=64, do_sample=False)
+print(tokenizer.decode(tokens[0]))"""
 
 
 def load_token_model(run: Run, tokenizer: Any) -> Any:
