@@ -16,9 +16,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.intervals import proportion
+from layermem.results.answers import RecordCounts
 from layermem.results.comparison import Comparison
 from layermem.results.files import read_result
-from layermem.results.record_counts import RecordCounts
 from layermem.retrofit import load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
@@ -230,7 +230,7 @@ def test_records_of_the_validation_file_are_left_out(folder, tmp_path, caplog):
     out = finetuned(folder, tmp_path / "out", "--validation", str(tmp_path / "v.jsonl"), steps=1)
     counts = read_result(RecordCounts, out.records)
     assert counts.validation == 41 and counts.training + counts.left_out == 120
-    assert counts.left_out >= 1 and f"({counts.left_out} left out" in caplog.text
+    assert counts.left_out >= 1 and f"left out {counts.left_out}" in caplog.text
 
 
 def test_a_classifier_is_gone_on_with_under_its_classes(folder, arms, tmp_path):

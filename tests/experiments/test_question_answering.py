@@ -338,5 +338,5 @@ def test_tiny_models_learn_to_answer(base, memory, tmp_path, caplog):
     guessed = max(guess.f1 for guess in answers.guesses.values())
     assert answers.all.exact > 0.9 > guessed + 0.5
     assert answers.has_answer.f1 > 0.9 and answers.no_answer.exact > 0.9
-    assert "of questions without one (NoAns): exact match" in caplog.text
-    assert "guess, none: exact match" in caplog.text
+    assert "of those without one: exact match, F1 of words" in caplog.text
+    assert "guess, none: exact match, F1 of words" in caplog.text

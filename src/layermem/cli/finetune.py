@@ -98,14 +98,11 @@ def finetune(options: Finetune, command: str) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem.evals.solving import evaluate
-    from layermem.report.run_outcome import outcome
     from layermem.train.run import train
 
     transformers_logging.disable_progress_bar()
     out = options.out or _default_folder(run)
     folder = train(run, out, resume=options.resume, evaluate=evaluate)
-    if run.records.source is not None and folder.final.exists():
-        logger.info("%s", outcome(folder))
     logger.info("%s", folder.path)
 
 

@@ -143,7 +143,7 @@ def _record_divergence(trainer: Trainer, folder: RunFolder) -> Iterator[None]:
 
 
 def _save_result(trainer: Trainer, folder: RunFolder, save: Save) -> None:
-    """Have the final model measured, and write the result."""
+    """Have the final model measured, write the result and log it."""
     measured = save(trainer, folder)
     if measured is None:
         return
@@ -155,6 +155,8 @@ def _save_result(trainer: Trainer, folder: RunFolder, save: Save) -> None:
         problems=prompts_digest(problems),
     )
     write_atomically(folder.result, solved.to_json())
+    for name, text in trainer.learning.describe(trainer.model, folder).results.items():
+        logger.info("%s: %s", name, text)
 
 
 def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:

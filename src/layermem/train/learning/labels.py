@@ -10,7 +10,6 @@ It does not know: how files are read, the training loop.
 """
 
 import json
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, final
@@ -22,8 +21,8 @@ from layermem.config import Records, Run
 from layermem.data.labelled_records import FieldNames, LabelledRecord, read_records
 from layermem.data.record_splits import check_labels, find_classes, split_records
 from layermem.intervals import proportion
+from layermem.results.answers import RecordCounts
 from layermem.results.files import read_result, to_json
-from layermem.results.record_counts import RecordCounts
 from layermem.results.solved import Shares, Solved
 from layermem.runs import RunFolder, write_atomically
 from layermem.train.host_models import load_host_config, load_record_model
@@ -36,12 +35,13 @@ from layermem.train.learning.record_inputs import (
     joins_pairs,
     judge_outputs,
     load_host_tokenizer,
+    log_counts,
     path_of,
+    shares_without_steps,
 )
 from layermem.train.model_card import Learnt, head_loading, literal
 from layermem.train.sequences import PaddedSequences, padding_of
 
-logger = logging.getLogger(__name__)
 _HEADED = "ForSequenceClassification"
 
 
@@ -82,7 +82,7 @@ class LabelLearning:
             majority=majority,
             majority_share=count / len(validation),
         )
-        _log(self.counts, records.max_length)
+        log_counts(self.counts)
 
     def load_model(self) -> Any:
         return load_record_model(self.run, self.config, AutoModelForSequenceClassification)
@@ -259,10 +259,7 @@ def _judge(outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def score_classes(data: RecordDataset, predicted: Sequence[int], chance: float) -> Solved:
-    """Return the share of right classes, in all and of each class, beside always one class.
-
-    ``steps`` has no meaning of its own here, and is the same share.
-    """
+    """Return the share of right classes, in all and of each class, beside always one class."""
     pairs = list(zip(predicted, data.labels, strict=True))
     by_class = {
         name: _shares([ours == i for ours, label in pairs if label == i])
@@ -283,9 +280,7 @@ def score_classes(data: RecordDataset, predicted: Sequence[int], chance: float) 
 
 def _shares(right: Sequence[bool]) -> Shares:
     share, interval = sum(right) / len(right), proportion(sum(right), len(right))
-    return Shares(
-        count=len(right), accuracy=share, interval=interval, steps=share, steps_interval=interval
-    )
+    return shares_without_steps(len(right), share, interval)
 
 
 def _order_classes(classes: list[str], config: Any, model: str) -> list[str]:
@@ -309,19 +304,3 @@ def _set_classes(config: Any, classes: Sequence[str], padding: int) -> None:
     config.problem_type = "single_label_classification"
     # A decoder reads the class at the last token that is no padding.
     config.pad_token_id = padding
-
-
-def _log(counts: RecordCounts, max_length: int) -> None:
-    logger.info(
-        "records: %s and the label %s; %d for training, %d for validation (%d left out, since "
-        "their texts are in both); cut to %d tokens: %d and %d; classes: %s",
-        " and ".join(counts.fields),
-        counts.label,
-        counts.training,
-        counts.validation,
-        counts.left_out,
-        max_length,
-        counts.training_cut,
-        counts.validation_cut,
-        ", ".join(counts.classes),
-    )

@@ -1,52 +1,66 @@
-"""Scores of what a model answers to questions, and of guesses that need no model; predictions.
+"""Scores of answers to questions, beside guesses that need no model.
 
 It does not know: models, how questions are read, the trainer.
 """
 
-import json
 import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from layermem.data.question_records import QuestionRecord
 from layermem.intervals import proportion
-from layermem.results.answers import AnswerScore
-from layermem.results.solved import Shares, Solved
+from layermem.results.answers import Answers, AnswerScore, QuestionCounts
+from layermem.results.solved import Solved
 from layermem.tasks.answer_scores import exact_match, f1
 from layermem.text_hash import hash_to_unit_interval
-from layermem.train.learning.question_windows import GivenAnswer
+from layermem.train.learning.record_inputs import shares_without_steps
 
-# What questions with and without an answer are called in a result, as SQuAD 2.0 calls them.
-_LEVEL, _HAS, _HAS_NONE = "answer", "HasAns", "NoAns"
 _WORD = re.compile(r"\S+")
 
 
-def score(records: Sequence[QuestionRecord], texts: Sequence[str]) -> AnswerScore | None:
-    """Return the scores of answers with intervals; None: there are none."""
-    if not records:
-        return None
-    exact, overlap = (math.fsum(scores) for scores in _scores(records, texts))
-    count = len(records)
+def score(
+    records: Sequence[QuestionRecord], texts: Sequence[str], *, is_guess: bool = False
+) -> AnswerScore:
+    """Return the mean scores of answers, with intervals unless they are guesses."""
+    count, pairs = len(records), list(zip(texts, records, strict=True))
+    exact, overlap = (
+        math.fsum(of(text, record.gold) for text, record in pairs) for of in (exact_match, f1)
+    )
     return AnswerScore(
         count=count,
         exact=exact / count,
-        exact_interval=proportion(exact, count),
+        exact_interval=() if is_guess else proportion(exact, count),
         f1=overlap / count,
-        f1_interval=proportion(overlap, count),
+        f1_interval=() if is_guess else proportion(overlap, count),
     )
 
 
-def score_by_answer(
-    records: Sequence[QuestionRecord], texts: Sequence[str]
-) -> tuple[AnswerScore | None, AnswerScore | None]:
-    """Return the scores of questions that have an answer, and of those that have none."""
-    pairs = list(zip(records, texts, strict=True))
-    sides = ([pair for pair in pairs if bool(pair[0].answers) is has] for has in (True, False))
-    has_answer, no_answer = (score([r for r, _ in side], [t for _, t in side]) for side in sides)
-    return has_answer, no_answer
+def score_all(
+    records: Sequence[QuestionRecord],
+    texts: Sequence[str],
+    training: Sequence[QuestionRecord],
+    *,
+    run_id: str,
+    counts: QuestionCounts,
+) -> Answers:
+    """Return the scores of a run's answers, and of guesses from what it was trained on."""
+    by_answer: dict[bool, AnswerScore | None] = {True: None, False: None}
+    for has_answer in by_answer:
+        side = [
+            pair for pair in zip(records, texts, strict=True) if bool(pair[0].answers) is has_answer
+        ]
+        if side:
+            by_answer[has_answer] = score(*zip(*side, strict=True))
+    return Answers(
+        run_id=run_id,
+        counts=counts,
+        all=score(records, texts),
+        has_answer=by_answer[True],
+        no_answer=by_answer[False],
+        guesses=guesses(records, training),
+    )
 
 
 def guesses(
@@ -62,69 +76,28 @@ def guesses(
             _piece(record, words, hash_to_unit_interval(record.id)) for record in records
         ],
     }
-    return {name: _guess(records, each) for name, each in texts.items()}
+    return {name: score(records, each, is_guess=True) for name, each in texts.items()}
 
 
-def solved_of(
-    records: Sequence[QuestionRecord], texts: Sequence[str], guessed: Mapping[str, AnswerScore]
-) -> Solved:
+def solved_of(answers: Answers, records: Sequence[QuestionRecord], texts: Sequence[str]) -> Solved:
     """Return the exact matches as shares, for result.json, beside those of the best guess.
 
-    ``steps`` has no meaning of its own here, and is the same share.
+    Questions with and without an answer are called as SQuAD 2.0 calls them.
     """
-    levels = dict(zip((_HAS, _HAS_NONE), score_by_answer(records, texts), strict=True))
-    by = {name: _shares(each) for name, each in levels.items() if each is not None}
-    total = score(records, texts)
-    if total is None:
-        raise ValueError("there are no validation questions")
+    levels = {"HasAns": answers.has_answer, "NoAns": answers.no_answer}
+    shares = {
+        name: shares_without_steps(of.count, of.exact, of.exact_interval)
+        for name, of in {"": answers.all, **levels}.items()
+        if of is not None
+    }
     faults = Counter(map(_fault, records, texts))
     faults.pop("", None)
     return Solved(
-        **vars(_shares(total)),
+        **vars(shares.pop("")),
         split="validation",
-        chance=max(each.exact for each in guessed.values()),
-        by={_LEVEL: by},
+        chance=max(each.exact for each in answers.guesses.values()),
+        by={"answer": shares},
         faults=dict(faults.most_common()),
-    )
-
-
-def prediction_rows(
-    records: Sequence[QuestionRecord], given: Sequence[GivenAnswer]
-) -> list[dict[str, Any]]:
-    """Return an object of predictions.jsonl for each question: all that a grader needs."""
-    return [
-        {
-            "id": record.id,
-            "question": record.question,
-            "context": record.context,
-            "answers": record.gold,
-            "prediction": answer.text,
-            "start": answer.start,
-            "score": answer.score,
-            "null_score": answer.null_score,
-            "exact": exact_match(answer.text, record.gold),
-            "f1": f1(answer.text, record.gold),
-        }
-        for record, answer in zip(records, given, strict=True)
-    ]
-
-
-def questions_text(records: Sequence[QuestionRecord]) -> list[str]:
-    """Return each question as one text, by which the validation set is recognised."""
-    return [json.dumps([each.id, each.context, each.question, each.gold]) for each in records]
-
-
-def _scores(
-    records: Sequence[QuestionRecord], texts: Sequence[str]
-) -> tuple[list[float], list[float]]:
-    pairs = [(text, record.gold) for record, text in zip(records, texts, strict=True)]
-    return [exact_match(*pair) for pair in pairs], [f1(*pair) for pair in pairs]
-
-
-def _guess(records: Sequence[QuestionRecord], texts: Sequence[str]) -> AnswerScore:
-    exact, overlap = _scores(records, texts)
-    return AnswerScore(
-        count=len(records), exact=sum(exact) / len(records), f1=sum(overlap) / len(records)
     )
 
 
@@ -145,13 +118,3 @@ def _fault(record: QuestionRecord, text: str) -> str:
     if not text:
         return "no answer where there is one"
     return "a part of the answer, or more" if f1(text, record.gold) else "elsewhere"
-
-
-def _shares(of: AnswerScore) -> Shares:
-    return Shares(
-        count=of.count,
-        accuracy=of.exact,
-        interval=of.exact_interval,
-        steps=of.exact,
-        steps_interval=of.exact_interval,
-    )

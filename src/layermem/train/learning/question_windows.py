@@ -14,6 +14,7 @@ of the context they hold, nor have room for the end token of a decoder.
 It does not know: files, models, how a window is judged.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
@@ -58,16 +59,8 @@ class GivenAnswer:
     """Smallest sum of both logits of a window's null token."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Whole:
-    """A question and its whole context in tokens."""
-
-    ids: list[int]
-    segments: list[int]
-    begin: int
-    """Where the context begins."""
-    spans: list[tuple[int, int]]
-    """Of each token of the context: its first character, and the one after its last."""
+# Score, first token, last token and null score of the best span of a window.
+_Span: TypeAlias = tuple[float, float, float, float, Window]
 
 
 class WindowEncoder:
@@ -102,16 +95,16 @@ class WindowEncoder:
     def encode(self, record: QuestionRecord) -> Iterator[Window]:
         """Yield the windows of a question, from the beginning of its context on."""
         whole = self._joined(record) if self.joins_pairs else self._side_by_side(record)
-        _check_covered(record, whole.spans)
-        answer, count = _tokens_of_answer(record, whole.spans), len(whole.spans)
+        _check_covered(record, whole.spans.tolist())
+        answer, count = _tokens_of_answer(record, whole.spans.tolist()), len(whole.spans)
         room = self._room(record, whole)
         # Where the context fits as a whole, it is the only window, whatever two would share.
         for begin in range(0, max(1, count - self.stride), max(1, room - self.stride)):
-            yield self._window(whole, begin, min(begin + room, count), answer)
+            yield _cut(whole, begin, min(begin + room, count), answer)
 
-    def _room(self, record: QuestionRecord, whole: _Whole) -> int:
+    def _room(self, record: QuestionRecord, whole: Window) -> int:
         """Return how many tokens of the context a window has."""
-        others = len(whole.ids) - len(whole.spans)
+        others = len(whole.input_ids) - len(whole.spans)
         room = self.max_length - others
         if room < 1 or (room <= self.stride and room < len(whole.spans)):
             raise ValueError(
@@ -122,54 +115,36 @@ class WindowEncoder:
             )
         return room
 
-    def _window(
-        self, whole: _Whole, begin: int, end: int, answer: tuple[int, int] | None
-    ) -> Window:
-        first = whole.begin
-        kept = [
-            *range(first),
-            *range(first + begin, first + end),
-            *range(first + len(whole.spans), len(whole.ids)),
-        ]
-        ids = [whole.ids[i] for i in kept]
-        spans = whole.spans[begin:end]
-        labels = np.full(len(ids), OUTSIDE, dtype=np.int8)
-        labels[first : first + len(spans)] = [0 if b > a else OUTSIDE for a, b in spans]
-        null = ids.index(self.tokenizer.cls_token_id) if self.has_null_first else len(ids) - 1
-        labels[null] = NULL
-        places = [null, null]
-        if answer and begin <= answer[0] and answer[1] < end:
-            places = [token - begin + first for token in answer]
-        for place, flag in zip(places, (START, END), strict=True):
-            labels[place] += flag
-        return Window(
-            input_ids=np.array(ids, dtype=np.int32),
-            token_type_ids=np.array([whole.segments[i] for i in kept], dtype=np.int8),
-            labels=labels,
-            spans=np.array(spans, dtype=np.int32),
-            first=first,
-        )
-
-    def _joined(self, record: QuestionRecord) -> _Whole:
+    def _joined(self, record: QuestionRecord) -> Window:
         encoded = self._call(record.question, record.context)
         ids, segments = list(encoded["input_ids"]), list(encoded["token_type_ids"])
         of_context = [i for i, text in enumerate(encoded.sequence_ids()) if text == 1]
         begin, end = (of_context[0], of_context[-1] + 1) if of_context else (len(ids), len(ids))
         if not self.has_null_first and end == len(ids):
             ids, segments = [*ids, self._end()], [*segments, segments[-1]]
-        spans = encoded["offset_mapping"][begin:end]
-        return _Whole(ids=ids, segments=segments, begin=begin, spans=spans)
+        return self._whole(ids, segments, encoded["offset_mapping"][begin:end], begin)
 
-    def _side_by_side(self, record: QuestionRecord) -> _Whole:
+    def _side_by_side(self, record: QuestionRecord) -> Window:
         question, context = (
             self._call(text, special=False) for text in (record.question, record.context)
         )
-        ids = [*question["input_ids"], self._end(), *context["input_ids"], self._end()]
-        return _Whole(
-            ids=ids,
-            segments=[0] * len(ids),
-            begin=len(question["input_ids"]) + 1,
-            spans=context["offset_mapping"],
+        before = [*question["input_ids"], self._end()]
+        ids = [*before, *context["input_ids"], self._end()]
+        return self._whole(ids, [0] * len(ids), context["offset_mapping"], len(before))
+
+    def _whole(
+        self, ids: list[int], segments: list[int], spans: list[tuple[int, int]], first: int
+    ) -> Window:
+        """Return a question with its whole context, without its answer."""
+        labels = np.full(len(ids), OUTSIDE, dtype=np.int8)
+        labels[first : first + len(spans)] = [0 if b > a else OUTSIDE for a, b in spans]
+        labels[ids.index(self.tokenizer.cls_token_id) if self.has_null_first else -1] = NULL
+        return Window(
+            input_ids=np.array(ids, dtype=np.int32),
+            token_type_ids=np.array(segments, dtype=np.int8),
+            labels=labels,
+            spans=np.array(spans, dtype=np.int32),
+            first=first,
         )
 
     def _end(self) -> int:
@@ -184,6 +159,25 @@ class WindowEncoder:
 
     def _call(self, *texts: str, special: bool = True) -> Any:
         return encode(self.tokenizer, *texts, special=special, return_offsets_mapping=True)
+
+
+def _cut(whole: Window, begin: int, end: int, answer: tuple[int, int] | None) -> Window:
+    """Return a window of some tokens of the context; ``answer``: its first and its last token."""
+    first, context = whole.first, whole.first + np.arange(len(whole.spans))
+    kept = np.delete(np.arange(len(whole.labels)), [*context[:begin], *context[end:]])
+    labels = whole.labels[kept]
+    places = np.flatnonzero(labels == NULL).repeat(2)
+    if answer and begin <= answer[0] and answer[1] < end:
+        places = first - begin + np.array(answer)
+    for place, flag in zip(places, (START, END), strict=True):
+        labels[place] += flag
+    return Window(
+        input_ids=whole.input_ids[kept],
+        token_type_ids=whole.token_type_ids[kept],
+        labels=labels,
+        spans=whole.spans[begin:end],
+        first=first,
+    )
 
 
 def window_encoder(config: Any, tokenizer: Any, max_length: int, stride: int) -> WindowEncoder:
@@ -264,14 +258,14 @@ class QuestionDataset(PaddedSequences):
         """
         if len(best) != len(self.windows):
             raise ValueError(f"there are {len(self.windows)} windows, got spans of {len(best)}")
-        spans: list[list[tuple[float, float, int, int, Window]]] = [[] for _ in self.records]
+        spans: dict[int, list[_Span]] = defaultdict(list)
         for number, window, (score, first, last, null) in zip(
             self.record_of, self.windows, best, strict=True
         ):
-            spans[number].append((score, null, int(first), int(last), window))
+            spans[number].append((score, first, last, null, window))
         return [
-            _choose(record, of_record, unanswerable=unanswerable)
-            for record, of_record in zip(self.records, spans, strict=True)
+            _choose(record, spans[number], unanswerable=unanswerable)
+            for number, record in enumerate(self.records)
         ]
 
 
@@ -283,18 +277,13 @@ def _gold_tokens(window: Window) -> int:
     return int(ends.argmax() - begins.argmax()) + 1
 
 
-def _choose(
-    record: QuestionRecord,
-    spans: Sequence[tuple[float, float, int, int, Window]],
-    *,
-    unanswerable: bool,
-) -> GivenAnswer:
+def _choose(record: QuestionRecord, spans: Sequence[_Span], *, unanswerable: bool) -> GivenAnswer:
     """Return the best span of all windows, or none where the null score is higher."""
-    null = min(null for _, null, *_ in spans)
-    score, _, first, last, window = max(spans, key=lambda span: span[0])
+    null = min(span[3] for span in spans)
+    score, first, last, _, window = max(spans, key=lambda span: span[0])
     if unanswerable and null > score:
         return GivenAnswer(text="", start=None, score=score, null_score=null)
-    begin = int(window.spans[first - window.first, 0])
-    text = record.context[begin : window.spans[last - window.first, 1]]
+    begin = int(window.spans[int(first) - window.first, 0])
+    text = record.context[begin : window.spans[int(last) - window.first, 1]]
     shift = len(text) - len(text.lstrip())
     return GivenAnswer(text=text.strip(), start=begin + shift, score=score, null_score=null)

@@ -12,7 +12,6 @@ It does not know: how files are read, how a context is cut into windows, the tra
 """
 
 import json
-import logging
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -29,14 +28,7 @@ from layermem.results.solved import Solved
 from layermem.runs import RunFolder, write_atomically
 from layermem.tasks.answer_scores import exact_match, f1
 from layermem.train.host_models import load_host_config, load_record_model
-from layermem.train.learning.question_scores import (
-    guesses,
-    prediction_rows,
-    questions_text,
-    score,
-    score_by_answer,
-    solved_of,
-)
+from layermem.train.learning.question_scores import score_all, solved_of
 from layermem.train.learning.question_windows import (
     END,
     NULL,
@@ -52,12 +44,12 @@ from layermem.train.learning.record_inputs import (
     forward_all,
     judge_outputs,
     load_host_tokenizer,
+    log_counts,
     path_of,
 )
 from layermem.train.model_card import Learnt, head_loading, literal
 from layermem.train.sequences import padding_of
 
-logger = logging.getLogger(__name__)
 # Training windows by which a tokenizer is checked to know the texts.
 _CHECKED_WINDOWS = 1000
 
@@ -95,7 +87,7 @@ class QuestionLearning:
             separator=encoder.separator,
             null_is_first=encoder.has_null_first,
         )
-        _log(self.counts, records)
+        log_counts(self.counts)
 
     def load_model(self) -> Any:
         return load_record_model(self.run, self.config, AutoModelForQuestionAnswering)
@@ -135,22 +127,26 @@ class QuestionLearning:
             unanswerable=options.unanswerable,
         )
         records, texts = data.records, [answer.text for answer in given]
-        guessed, total = guesses(records, self.training), score(records, texts)
-        has_answer, no_answer = score_by_answer(records, texts)
-        if total is None:
-            raise ValueError("there are no validation questions")
-        answers = Answers(
-            run_id=self.run.id,
-            counts=self.counts,
-            all=total,
-            has_answer=has_answer,
-            no_answer=no_answer,
-            guesses=guessed,
-        )
-        rows = prediction_rows(records, given)
+        answers = score_all(records, texts, self.training, run_id=self.run.id, counts=self.counts)
+        rows = [
+            {
+                "id": record.id,
+                "question": record.question,
+                "context": record.context,
+                "answers": record.gold,
+                "prediction": answer.text,
+                "start": answer.start,
+                "score": answer.score,
+                "null_score": answer.null_score,
+                "exact": exact_match(answer.text, record.gold),
+                "f1": f1(answer.text, record.gold),
+            }
+            for record, answer in zip(records, given, strict=True)
+        ]
         write_atomically(folder.predictions, "".join(f"{json.dumps(row)}\n" for row in rows))
         write_atomically(folder.answers, to_json(answers))
-        return solved_of(records, texts, guessed), questions_text(records)
+        asked = [json.dumps([each.id, each.context, each.question, each.gold]) for each in records]
+        return solved_of(answers, records, texts), asked
 
     def describe(self, model: Any, folder: RunFolder) -> Learnt:
         answers = read_result(Answers, folder.answers)
@@ -167,7 +163,8 @@ class QuestionLearning:
             data=f"{self.run.records.source}; question-answering of records",
             unit="window",
             results={
-                f"{name}: exact match, F1 of words": f"{score.exact:.1%}, {score.f1:.1%} of "
+                f"{name}: exact match, F1 of words": f"{score.exact:.1%}"
+                f"{_ends(score.exact_interval)}, {score.f1:.1%}{_ends(score.f1_interval)} of "
                 f"{score.count:,}"
                 for name, score in scores.items()
                 if score is not None
@@ -198,6 +195,10 @@ context = {literal(context)}
     unanswerable={records.unanswerable},
 )
 print(answer.text)"""
+
+
+def _ends(interval: Sequence[float]) -> str:
+    return f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
 
 
 def answer_questions(
@@ -317,20 +318,3 @@ def _check_head(config: Any, model: str) -> None:
             "it has one on BERT, RoBERTa, DeBERTa-v2, LLaMA, Mistral, Qwen2, Qwen3, SmolLM3, GPT-2 "
             "and GPT-NeoX, among others"
         )
-
-
-def _log(counts: QuestionCounts, records: Records) -> None:
-    logger.info(
-        "questions: %d for training, %d for validation (%d left out, since their contexts are in "
-        "both); windows of %d tokens: %d and %d; answers that no window holds whole, or of more "
-        "than %d tokens: %d and %d",
-        counts.training,
-        counts.validation,
-        counts.left_out,
-        records.max_length,
-        counts.training_windows,
-        counts.validation_windows,
-        records.longest_answer,
-        counts.training_out_of_reach,
-        counts.validation_out_of_reach,
-    )

@@ -3,6 +3,7 @@
 It does not know: what is learnt of records, how models are loaded.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from transformers import AutoTokenizer
 
 from layermem.config import Run
 from layermem.models.checkpoints import check_path
+from layermem.results.solved import Shares
 from layermem.train.sequences import PaddedSequences, padding_of
 
+logger = logging.getLogger(__name__)
 # Models whose positions are counted from the id of the padding token on.
 _OFFSET_POSITIONS = {
     "roberta",
@@ -103,6 +106,19 @@ def encode(tokenizer: Any, *texts: str, special: bool = True, **options: Any) ->
         verbose=False,
         **options,
     )
+
+
+def shares_without_steps(count: int, accuracy: float, interval: tuple[float, ...]) -> Shares:
+    """Return shares whose ``steps`` have no meaning of their own, and are the same share."""
+    return Shares(
+        count=count, accuracy=accuracy, interval=interval, steps=accuracy, steps_interval=interval
+    )
+
+
+def log_counts(counts: Any) -> None:
+    """Log what a run on records is trained on: each field of a dataclass."""
+    named = (f"{name.replace('_', ' ')} {value}" for name, value in vars(counts).items())
+    logger.info("records: %s", ", ".join(named))
 
 
 def judge_outputs(
