@@ -53,19 +53,10 @@ def save_origin(checkpoint: Path, origin: Mapping[str, Any]) -> None:
     (checkpoint / ORIGIN).write_text(json.dumps(origin, indent=1), encoding="utf-8")
 
 
-def check_origin(
-    checkpoint: Path, origin: Mapping[str, Any], config: PreTrainedConfig | None
-) -> None:
-    """Raise unless a checkpoint came from this run, its data and a model with this config.
-
-    A checkpoint of an earlier version, which recorded no origin, is judged by its model's config
-    alone.
-    """
-    if (checkpoint / ORIGIN).exists():
-        recorded = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8"))
-        _check_run_and_data(checkpoint, recorded, origin)
-    if config is None:
-        return
+def check_origin(checkpoint: Path, origin: Mapping[str, Any], config: PreTrainedConfig) -> None:
+    """Raise unless a checkpoint came from this run, its data and a model with this config."""
+    recorded = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8"))
+    _check_run_and_data(checkpoint, recorded, origin)
     before, now = (
         {name: value for name, value in c.to_dict().items() if name not in _IGNORED_MODEL_FIELDS}
         for c in (AutoConfig.from_pretrained(checkpoint), config)
@@ -87,8 +78,7 @@ def _check_run_and_data(
             f"{checkpoint} was written by another run: {'; '.join(changes)}. Delete it to go "
             "on from the checkpoint before it, or choose another --out"
         )
-    # Earlier versions recorded no weights.
-    if recorded.get("weights") not in (None, origin["weights"]):
+    if recorded["weights"] != origin["weights"]:
         start = origin["run"]["model"]["pretrained"] or origin["run"]["host"]["model"]
         raise ValueError(
             f"{start} does not hold the weights that {checkpoint} was trained from: put them back, "

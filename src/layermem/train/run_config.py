@@ -91,8 +91,8 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
 def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:
     """Record digests of the data and weights, and the precision: what fields do not determine.
 
-    A run that goes on from a checkpoint keeps what was recorded when it began, or lacks it if an
-    earlier version began it. What is None is not recorded.
+    A run that goes on from a checkpoint keeps what was recorded when it began. What is None is not
+    recorded.
     """
     if not folder.complete_checkpoints():
         about = {k: v for k, v in _read(folder.config)[1].items() if k not in beginning}

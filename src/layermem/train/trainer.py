@@ -300,9 +300,8 @@ class Trainer(transformers.Trainer):
         """Restore the losses since the last row, so that the next row averages all of its steps."""
         # The checkpoint's state holds how often the run logged, validated and saved until then.
         self.state.compute_steps(self.args, self.run.max_steps)
-        saved = checkpoints.load_unlogged_loss(self._resumed_from) if self._resumed_from else None
-        if saved is not None:
-            loss, self._globalstep_last_logged = saved
+        if self._resumed_from:
+            loss, self._globalstep_last_logged = checkpoints.load_unlogged_loss(self._resumed_from)
             self._tr_loss.fill_(loss)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

@@ -282,14 +282,9 @@ def _has(labels: Tensor, flag: int) -> Tensor:
 
 def _read(records: Records) -> tuple[list[QuestionRecord], list[QuestionRecord], int]:
     """Return the two splits, and how many questions were left out of training."""
-    defaults = QuestionFields()
-    context, question = records.fields or (defaults.context, defaults.question)
-    names = QuestionFields(
-        context=context,
-        question=question,
-        answers=records.label or defaults.answers,
-        id=records.id_field or defaults.id,
-    )
+    given = dict(zip(("context", "question"), records.fields, strict=False))
+    given |= {"answers": records.label or "", "id": records.id_field or ""}
+    names = QuestionFields(**{name: value for name, value in given.items() if value})
     every, validation = (
         read_questions(path_of(path), names, unanswerable=records.unanswerable) if path else None
         for path in (records.source, records.validation)
