@@ -1,12 +1,12 @@
 """``Learning``: what a run learns, as the trainer and the run loop see it.
 
-    text        blocks of text; every next token
-    problems    generated problems of a task; the tokens of their solutions
-    labels      records of one or two texts; their label
-    questions   questions about a text; the piece of the text that answers
+    text        blocks of text; the loss is on every next token
+    problems    generated problems of a task; the loss is on the tokens of their solutions
+    labels      records of one or two texts; the loss is on the class of each record
+    questions   questions about a text; the loss is on the first and the last token of the answer
 
-``prepare_learning`` returns the one of a run. Another kind of data is another file here, and a line
-there.
+``prepare_learning`` returns the learning of a run. To learn another kind of data, add a file here
+and a line to that function.
 
 It does not know: how any of the four prepares, judges or saves.
 """
@@ -30,31 +30,32 @@ Save: TypeAlias = Callable[[Any, RunFolder], tuple[Solved, Sequence[str]] | None
 
 
 class Learning(Protocol):
-    """The data of a run, ready for training, and what is made of them."""
+    """The prepared data of a run, and how a model learns them, is judged and is described."""
 
     @property
     def tokenizer(self) -> Any:
-        """Saved beside the model."""
+        """The tokenizer, which is saved beside the model."""
 
     @property
     def train_data(self) -> SequenceDataset:
-        """Sequences to train on."""
+        """The sequences to train on."""
 
     @property
     def validation_data(self) -> SequenceDataset:
-        """Sequences that a validation judges."""
+        """The sequences that a validation judges."""
 
     @property
     def step_loss(self) -> Callable[..., Tensor] | None:
-        """From outputs and labels to a micro-batch's part of its step's loss; None: the model's."""
+        """A function from the outputs and labels of a micro-batch to its part of the step's loss;
+        None: the model computes the loss of its tokens itself."""
 
     @property
     def save(self) -> Save | None:
-        """Measure the final model of an ended trainer, write the rows of what is measured into the
-        run's folder, and return the result with each of the problems as a text. None: nothing is
-        measured.
+        """A function that measures the final model of an ended trainer and writes each attempt into
+        the run's folder. It returns the result, and each problem or record as a text. None: nothing
+        is measured at the end.
 
-        All processes call it, and the first one returns a result. A signal may interrupt it, and
+        All processes call it, and the first process returns the result. A signal may interrupt it;
         the resumed run calls it again.
         """
 
@@ -65,15 +66,18 @@ class Learning(Protocol):
         """Return the model that is trained, with the parameters to train."""
 
     def judge(self, model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
-        """Return [B, 2 + N] of a validation batch: sum of losses, number of losses, and N numbers
-        of each sequence; ``loss_chunk``: tokens whose logits are in memory at once, 0 for all."""
+        """Return, for each sequence of a validation batch, the sum of its losses, their number, and
+        N numbers for ``metrics``, as a tensor [B, 2 + N].
+
+        ``loss_chunk``: how many tokens' logits are in memory at once; 0: all of them.
+        """
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
-        """Return the row of a validation, from the mean loss and the N numbers of all sequences, in
-        their order."""
+        """Return the row of metrics of a validation, from its mean loss and the N numbers of all
+        sequences, in their order."""
 
     def describe(self, model: Any, folder: RunFolder) -> Learnt:
-        """Return what the model's card says of this, from what the ended run has in its folder."""
+        """Return what the model card says of the data and the results, from the run's folder."""
 
 
 def prepare_learning(run: Run, evaluate: Evaluate | None = None) -> Learning:

@@ -22,7 +22,7 @@ from layermem.data.labelled_records import FieldNames, LabelledRecord, read_reco
 from layermem.data.record_splits import check_labels, find_classes, split_records
 from layermem.intervals import proportion
 from layermem.results.answers import RecordCounts
-from layermem.results.files import read_result, to_json
+from layermem.results.files import to_json
 from layermem.results.solved import Shares, Solved
 from layermem.runs import RunFolder, write_atomically
 from layermem.train.host_models import load_host_config, load_record_model
@@ -121,7 +121,7 @@ class LabelLearning:
         return solved, [json.dumps(row["texts"]) for row in rows]
 
     def describe(self, model: Any, folder: RunFolder) -> Learnt:
-        counts = read_result(RecordCounts, folder.records)
+        counts = self.counts
         result = Solved.from_json(folder.result.read_text(encoding="utf-8"))
         low, high = result.interval
         with folder.attempts.open(encoding="utf-8") as file:
