@@ -1,7 +1,9 @@
 """`layermem finetune --records`: classifiers from a model of transformers to their run folders."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -22,6 +24,8 @@ from layermem.results.files import read_result
 from layermem.retrofit import load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
+from layermem.train.learning.record_inputs import forward_all
+from layermem.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +172,26 @@ def test_a_run_that_was_interrupted_ends_as_one_left_alone(dropout, folder, tmp_
         stop_at(patch, 5, interrupt)
         finetuned(folder, tmp_path / "part", *options, base=base)
     part = RunFolder(tmp_path / "part")
+    cli.main(["train", "--config", str(part.config), "--out", str(part.path), "--resume"])
+    assert_same_end(whole, part)
+    assert whole.result.read_text() == part.result.read_text()
+
+
+def test_a_signal_while_records_are_judged_leaves_a_run_that_goes_on(
+    folder, tmp_path, monkeypatch, interruptible
+):
+    whole = finetuned(folder, tmp_path / "whole")
+
+    def stopped(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from forward_all(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("layermem.train.learning.labels.forward_all", stopped)
+        part = finetuned(folder, tmp_path / "part")
+    assert not part.final.exists() and not part.result.exists()
+    # It is judged without being trained again.
+    monkeypatch.setattr(Trainer, "training_step", None)
     cli.main(["train", "--config", str(part.config), "--out", str(part.path), "--resume"])
     assert_same_end(whole, part)
     assert whole.result.read_text() == part.result.read_text()

@@ -46,6 +46,7 @@ from layermem.results.retrofit import RetrofitResult, RetrofitTrial
 from layermem.results.run_record import LOSS, RIGHT_ANSWERS
 from layermem.runs import RunFolder, write_atomically
 from layermem.tasks.registry import vocabulary_and_length
+from layermem.train.earlier_stages import check_earlier_stages
 from layermem.train.host_models import load_host
 from layermem.train.learning import prepare_learning
 
@@ -108,6 +109,7 @@ def compare_retrofits(
     # What a run needs and cannot load is said once, before a run of each way and rate has failed of
     # it: tokenizer and data, which are the same for all, and the model of each way.
     firsts = [study.run(way, study.rates_of(way)[0], CHOOSING_SEED) for way in WAYS]
+    check_earlier_stages(firsts[0])
     prepare_learning(firsts[0])
     for run in firsts:
         load_host(run)

@@ -74,13 +74,7 @@ class Trainer(transformers.Trainer):
     optimizer: Any
     lr_scheduler: Any
 
-    def __init__(
-        self,
-        run: Run,
-        folder: RunFolder,
-        model: Any,
-        learning: Learning,
-    ) -> None:
+    def __init__(self, run: Run, folder: RunFolder, model: Any, learning: Learning) -> None:
         self.run, self.folder, self.learning = run, folder, learning
         train_data, validation_data = learning.train_data, learning.validation_data
         args = training_arguments(run, folder)
