@@ -8,8 +8,7 @@ It does not know: where documents come from, tokens, blocks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 # Characters of a text: a tokenizer's own bookkeeping takes some hundred bytes for each.
 MAX_CHARACTERS = 1_000_000
@@ -62,25 +61,6 @@ def cut_document(text: str) -> Iterator[str]:
         yield text[start:end]
         start = end
     yield text[start:]
-
-
-def text_of_record(record: Any, field: str, where: str) -> str:
-    """Return the text of a record's field, or raise an error that names the record by ``where``."""
-    if isinstance(record, list):
-        raise ValueError(
-            f"{where} holds a list; a line must hold one object, {{...}}: `jq -c '.[]'` writes a "
-            "list's objects so"
-        )
-    if not isinstance(record, Mapping) or field not in record:
-        content = ", ".join(record) if isinstance(record, Mapping) else repr(record)[:60]
-        raise ValueError(
-            f"{where} has no field {field!r} (it has {content}); set data.text_field, or --field"
-        )
-    text = record[field]
-    if not isinstance(text, str):
-        raise ValueError(f"{where}: the field {field!r} must be a string, got {text!r:.60}")
-    check_text(text, f"{where}: the field {field!r}")
-    return text
 
 
 def check_text(text: str, name: str) -> None:

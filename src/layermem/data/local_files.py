@@ -1,30 +1,28 @@
 """Local files as sources of documents: JSON lines, Parquet and text, of a path or a folder.
 
 A plain file is cut while it is read; of JSON lines one line is held in memory, of Parquet 256 rows
-and what its reader keeps of a row group.
+and what its reader keeps of a row group. ``datasets`` would hold a plain file whole, and write its
+ends of lines otherwise.
 
 It does not know: Hugging Face datasets, tokens, blocks.
 """
 
 import codecs
 import hashlib
-import itertools
-import json
 import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
-from pyarrow import ArrowException, parquet
+from layermem.data.compression import kind_of, open_decompressed
+from layermem.data.documents import Source, cut_document
+from layermem.data.records import JSON_LINES, file_records, text_of_document
 
-from layermem.data import compression
-from layermem.data.documents import Source, cut_document, text_of_record
-
-_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet", ".txt", ".md", ".py")
 # The part of a file that is one document; of other files, all of it is.
-_UNITS = {".jsonl": "line", ".ndjson": "line", ".json": "line", ".parquet": "row"}
+_UNITS = {**dict.fromkeys(JSON_LINES, "line"), ".parquet": "row"}
+_SUFFIXES = (*_UNITS, ".txt", ".md", ".py")
 # Bytes of a plain file read at once.
 _CHUNK = 2**20
 
@@ -39,13 +37,11 @@ class LocalFiles(Source):
 
     def _documents(self) -> Iterator[Iterable[str]]:
         for path in self.paths:
-            unit = _document_unit(path)
-            if unit == "line":
-                yield from map(cut_document, self._json_lines(path))
-            elif unit == "row":
-                yield from map(cut_document, self._parquet_rows(path))
-            else:
+            if _document_unit(path) == "file":
                 yield _plain_parts(path)
+            else:
+                for record in file_records(path, only=self.text_field):
+                    yield cut_document(text_of_document(record, self.text_field))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.text_field.encode())
@@ -55,42 +51,11 @@ class LocalFiles(Source):
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
-    def _json_lines(self, path: Path) -> Iterator[str]:
-        for record, where in json_records(path):
-            yield text_of_record(record, self.text_field, where)
-
-    def _parquet_rows(self, path: Path) -> Iterator[str]:
-        try:
-            with parquet.ParquetFile(path) as file:
-                names = file.schema_arrow.names
-                if self.text_field not in names:
-                    # It raises the error that names the columns there are.
-                    text_of_record(dict.fromkeys(names), self.text_field, str(path))
-                batches = file.iter_batches(batch_size=256, columns=[self.text_field])
-                rows = itertools.chain.from_iterable(b.column(0).to_pylist() for b in batches)
-                for number, text in enumerate(rows):
-                    record, where = {self.text_field: text}, f"{path}, row {number}"
-                    yield text_of_record(record, self.text_field, where)
-        except (ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"{path} is damaged, cut short or no Parquet file ({error}); fetch it or write it "
-                "again"
-            ) from error
-
-
-def json_records(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield what each line of a file of JSON lines holds, and a name for the line in errors."""
-    with compression.open_decompressed(path) as file:
-        for number, line in enumerate(file, 1):
-            where = f"{path}, line {number}"
-            if line.strip():
-                yield _parse_line(line, where), where
-
 
 def open_path(path: Path, text_field: str) -> LocalFiles | None:
     """Return the documents of a file or folder, or None where there is neither."""
     if path.is_file():
-        if _suffix(path) == ".tar":
+        if kind_of(path) == ".tar":
             raise ValueError(f"{path} is an archive; unpack it, and name the folder")
         return LocalFiles([path], text_field)
     if path.is_dir():
@@ -113,7 +78,7 @@ def find_files(folder: Path) -> Iterator[Path]:
             )
         visited.add(os.path.realpath(current))
         for path in (Path(current, name) for name in names if not name.startswith(".")):
-            if _suffix(path) not in _SUFFIXES:
+            if kind_of(path) not in _SUFFIXES:
                 continue
             if path.is_symlink() and not path.exists():
                 raise FileNotFoundError(
@@ -145,21 +110,15 @@ def _is_text(path: Path) -> bool:
         return False
 
 
-def _suffix(path: Path) -> str:
-    """Return the suffix without a compression's: ``.jsonl`` of ``a.jsonl.gz``."""
-    compressed = path.suffix.lower() in compression.SUFFIXES
-    return (Path(path.stem).suffix if compressed else path.suffix).lower()
-
-
 def _document_unit(path: Path) -> str:
-    return _UNITS.get(_suffix(path), "file")
+    return _UNITS.get(kind_of(path), "file")
 
 
 def _plain_parts(path: Path) -> Iterator[str]:
     """Yield a file's text, cut while it is read."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     text, read, ended = "", 0, False
-    with compression.open_decompressed(path) as file:
+    with open_decompressed(path) as file:
         while not ended:
             chunk = file.read(_CHUNK)
             # The decoder still holds the bytes of a character that the last chunk cut in two.
@@ -167,7 +126,9 @@ def _plain_parts(path: Path) -> Iterator[str]:
             try:
                 decoded = decoder.decode(chunk, final=ended)
             except UnicodeDecodeError as error:
-                raise _utf8_error(path, begin + error.start) from error
+                raise ValueError(
+                    f"{path} is not UTF-8 at byte {begin + error.start}; convert it first"
+                ) from error
             if "\0" in decoded:
                 raise ValueError(
                     f"{path} holds a NUL at byte {read + chunk.index(0)}: it is damaged, or not "
@@ -178,19 +139,3 @@ def _plain_parts(path: Path) -> Iterator[str]:
             *complete, text = cut_document(text)
             yield from complete
     yield text
-
-
-def _parse_line(line: bytes, where: str) -> Any:
-    try:
-        return json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise _utf8_error(where, error.start) from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(
-            f"{where} is not JSON ({error}); a line must hold one whole object, {{...}}: "
-            "`jq -c .` writes objects so, `jq -c '.[]'` those of a list"
-        ) from error
-
-
-def _utf8_error(where: object, byte: int) -> ValueError:
-    return ValueError(f"{where} is not UTF-8 at byte {byte}; convert it first")

@@ -37,7 +37,7 @@ from layermem.tasks.expressions import (
 )
 from layermem.tasks.fast_tokenizer import as_fast_tokenizer
 from layermem.tasks.grading import Grade
-from layermem.tasks.hashed_splits import SPLITS, Split, check_split_and_count
+from layermem.tasks.splits import SPLITS, Split, check_split_and_count
 from layermem.text_hash import hash_to_unit_interval
 
 if TYPE_CHECKING:
