@@ -125,10 +125,11 @@ def test_a_missing_field_is_refused_with_its_line(name, tmp_path):
         (
             "a.json",
             '{"data": [{"paragraphs": [{"qas": [{"id": 1, "question": "?", "answers": []}]}]}]}',
-            "question 1 has no field 'context'",
+            "question 1: context must be a text, got None",
         ),
         ("a.txt", "", "is of no kind of records that is read"),
-        ("b.jsonl", None, "does not exist"),
+        ("b.jsonl", None, "b.jsonl"),
+        ("b.json", None, "b.json"),
     ],
 )
 def test_what_is_no_file_of_questions_is_refused(name, text, message, tmp_path):

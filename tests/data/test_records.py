@@ -41,10 +41,12 @@ def write(path, rows=ROWS):
 def test_every_kind_holds_the_same_texts(tmp_path, kind):
     records = list(file_records(write(tmp_path / f"a{kind}")))
     assert [dict(record.fields) for record in records] == ROWS
-    places = {"p": ("row 0", "row 1"), "t": ("line 2", "line 4"), "c": ("line 2", "line 4")}
-    assert [r.where.rpartition(", ")[2] for r in records] == list(
-        places.get(kind[1], ("line 1", "line 3"))
-    )
+    places = ["line 1", "line 3"]
+    if kind == ".parquet":
+        places = ["row 0", "row 1"]
+    elif kind[:4] in (".csv", ".tsv"):
+        places = ["line 2", "line 4"]
+    assert [record.where.rpartition(", ")[2] for record in records] == places
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".tsv", ".parquet"])

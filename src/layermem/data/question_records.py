@@ -92,8 +92,6 @@ def read_questions(
 
 def _squad(path: Path, names: QuestionFields) -> Iterator[Record]:
     """Yield the questions of one of SQuAD's own files as flat records."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist or is no file; name a file of questions")
     if names != QuestionFields():
         raise ValueError(
             f"{path} is read as one of SQuAD's own files, whose fields have names of their own: "
@@ -105,8 +103,7 @@ def _squad(path: Path, names: QuestionFields) -> Iterator[Record]:
             of_paragraph = f"{of_article}, paragraph {j}"
             for k, question in enumerate(_list_in(paragraph, "qas", of_paragraph), 1):
                 record = as_record(question, f"{of_paragraph}, question {k}")
-                context = {key: paragraph[key] for key in ("context",) if key in paragraph}
-                yield Record({**record.fields, **context}, record.where)
+                yield Record({**record.fields, "context": paragraph.get("context")}, record.where)
 
 
 def _list_in(value: Any, name: str, where: str) -> list[Any]:

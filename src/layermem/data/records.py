@@ -81,8 +81,6 @@ def file_records(path: Path, *, only: str | None = None) -> Iterator[Record]:
         raise ValueError(
             f"{path} is of no kind of records that is read: {', '.join(KINDS)}, plain or compressed"
         )
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist or is no file; name a file of records")
     if kind in JSON_LINES:
         return json_lines(path)
     return _parquet_rows(path, only) if kind == ".parquet" else _table_rows(path, kind)
