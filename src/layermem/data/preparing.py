@@ -28,8 +28,7 @@ from tqdm import tqdm
 
 from layermem.config import Data
 from layermem.data.blocks import Prepared
-from layermem.data.documents import Source
-from layermem.data.sources import hub_name, open_source
+from layermem.data.sources import Source, hub_name, open_source
 from layermem.data.staging import claim_folder, staging_folder, write_errors
 from layermem.data.tokenizers import Ids, batch_encoder, fingerprint, id_dtype
 from layermem.text_hash import hash_to_unit_interval

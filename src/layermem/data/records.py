@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from layermem.data import compression
-from layermem.data.documents import check_text
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 KINDS = (*JSON_LINES, ".tsv", ".csv", ".parquet")
@@ -107,6 +106,20 @@ def as_record(value: Any, where: str) -> Record:
         mend = "; `jq -c '.[]'` writes a list's objects so" if isinstance(value, list) else ""
         raise ValueError(f"{where} must hold an object, {{...}}, got {value!r:.60}{mend}")
     return Record(value, where)
+
+
+def check_text(text: str, name: str) -> None:
+    """Raise, calling the text ``name``, if it has no UTF-8: tokenizers read nothing else.
+
+    JSON can hold half a surrogate pair; in an argument one stands for a byte that is not UTF-8.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} holds half a surrogate pair, {text[error.start]!a}, at character "
+            f"{error.start}, which is not valid text; correct it or leave it out"
+        ) from error
 
 
 def text_of_document(record: Record, field: str) -> str:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from layermem.data.compression import kind_of
-from layermem.data.local_files import find_files
 from layermem.data.records import KINDS, file_records
+from layermem.data.sources import find_files
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from layermem.data.documents import check_text
-from layermem.data.records import json_lines, text_of_document
+from layermem.data.records import check_text, json_lines, text_of_document
 
 Messages: TypeAlias = list[dict[str, Any]]
 
