@@ -192,11 +192,13 @@ class _Writer:
         with write_errors(path):
             self.file: IO[bytes] = path.open("wb")
 
-    def add(self, ids: Ids) -> None:
+    def add(self, documents: Sequence[Ids]) -> None:
+        end = np.array([self.end], self.dtype)
+        content = np.concatenate([part for ids in documents for part in (ids, end)])
         with write_errors(self.path):
-            self.file.write(np.append(ids, self.dtype(self.end)).tobytes())
-        self.tokens += len(ids) + 1
-        self.documents += 1
+            self.file.write(content.tobytes())
+        self.tokens += len(content)
+        self.documents += len(documents)
 
     def close(self) -> None:
         with write_errors(self.path):
@@ -220,8 +222,12 @@ def _write(
     batches = _batch_parts(part for part in documents if part[0])
     with bar, closing(_tokenize(batches, tokenizer)) as tokenized:
         for batch, encoded in tokenized:
+            sides: dict[str, list[Ids]] = {side: [] for side in writers}
             for (_, first), ids in zip(batch, encoded, strict=True):
-                writers["valid" if hash_to_unit_interval(first) < share else "train"].add(ids)
+                sides["valid" if hash_to_unit_interval(first) < share else "train"].append(ids)
+            for side, added in sides.items():
+                if added:
+                    writers[side].add(added)
             bar.update(sum(map(len, encoded)))
     total = {split: f"{writer.tokens:,}" for split, writer in writers.items()}
     logger.info("%s: tokens for training %s, for validation %s", name, *total.values())
