@@ -45,8 +45,8 @@ class Finetune(HostOptions):
     """
 
     records: str | None = None
-    """Records to train on, in place of text: .jsonl; of labels also a .tsv or .csv with a header,
-    of questions also SQuAD's own .json."""
+    """Records to train on, in place of text: .jsonl or .parquet; of labels also a .tsv or .csv with
+    a header, of questions also SQuAD's own .json."""
     kind: Literal["classification", "question-answering"] | None = None
     """What is learnt of records; None: classification."""
     fields: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ It does not know: which fields there are to be.
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,9 @@ def file_records(path: Path, *, only: str | None = None) -> Iterator[Record]:
 def json_lines(path: Path) -> Iterator[Record]:
     """Yield the objects of a file of JSON lines, whatever its suffix; empty lines are none."""
     for line, where in _lines(path):
-        if not line.strip():
+        # Files that were joined have byte order marks within.
+        line = line.removeprefix("\ufeff").strip(" \t\r\n\v\f")
+        if not line:
             continue
         try:
             value = json.loads(line)
@@ -138,12 +141,12 @@ def read_json(path: Path) -> Any:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each line with its end and without a byte order mark, and its place for errors."""
+    """Yield each line with its end, and its place for errors; no byte order mark is before all."""
     with compression.open_decompressed(path) as file:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
             try:
-                yield line.decode("utf-8-sig"), where
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8"), where
             except UnicodeDecodeError as error:
                 raise ValueError(
                     f"{where} is not UTF-8 at byte {error.start}; convert it first"
@@ -170,7 +173,9 @@ def _tab_separated(path: Path) -> Iterator[tuple[list[str], str]]:
 
 def _comma_separated(path: Path) -> Iterator[tuple[list[str], str]]:
     """Yield the cells of each row, which may stand in quotation marks, over several lines."""
-    rows, begin = csv.reader((line for line, _ in _lines(path)), strict=True), 1
+    # Spreadsheets may end lines in "\r" alone.
+    lines = (part for line, _ in _lines(path) for part in re.split(r"(?<=\r)(?!\n)", line) if part)
+    rows, begin = csv.reader(lines, strict=True), 1
     try:
         for cells in rows:
             if cells:
