@@ -93,3 +93,17 @@ def test_bytes_that_are_no_text_are_named_by_their_line(tmp_path, kind):
     path.write_bytes(path.read_bytes() + b"ab\xff\n")
     with pytest.raises(ValueError, match=r"line \d is not UTF-8 at byte 2"):
         list(file_records(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("joined.jsonl", '\ufeff{"text": "a"}\n\ufeff{"text": "\ufeffb"}\n', ["a", "\ufeffb"]),
+        ("joined.tsv", "\ufefftext\n\ufeffa\n", ["\ufeffa"]),
+        ("old.csv", 'text\r"a\rb"\rc\r', ["a\rb", "c"]),
+        ("lines.tsv", "text\na\rb\u2028c\x85\r\n", ["a\rb\u2028c\x85"]),
+    ],
+)
+def test_only_what_is_no_text_is_left_out(tmp_path, name, content, texts):
+    (tmp_path / name).write_bytes(content.encode())
+    assert [record.text("text") for record in file_records(tmp_path / name)] == texts
