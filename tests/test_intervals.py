@@ -273,6 +273,7 @@ def test_how_many_pairs_settle_a_difference():
     assert pairs_to_settle(an_interval(1.0)) == 10
     assert pairs_to_settle(an_interval(0.01)) == pytest.approx(78_500, rel=0.01)
     assert pairs_to_settle(an_interval(0.0)) is None
+    assert pairs_to_settle(an_interval(1e-12)) is None
     assert pairs_to_settle(Interval(mean=1.0, half=math.inf, count=1)) is None
     assert pairs_to_settle(Interval(mean=1.0, half=0.0, count=3)) == 6
     assert p_value(Interval(mean=1.0, half=0.0, count=5)) > 0.05

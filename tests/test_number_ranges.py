@@ -68,6 +68,8 @@ def test_each_number_of_several_is_checked():
         {"steps": 0},
         {"steps": 10},
         {"steps": 2.5},
+        {"steps": 10**400},
+        {"rates": (10**400,)},
         {"steps": True},
     ):
         (name,) = wrong
@@ -87,6 +89,7 @@ def test_each_number_of_several_is_checked():
         (["quickstart", "--seed", "-1"], "--seed"),
         (["costs", "tiny-lm", "--layers", "4", "0"], "--layers"),
         (["costs", "tiny-lm", "--tokens", "0"], "--tokens"),
+        (["train", "tiny-lm", "--max-steps", "1" + "0" * 400], "max_steps"),
     ],
 )
 def test_the_command_line_refuses_them(args, name, tmp_path, monkeypatch, capsys):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _DRAWN_AT_ONCE = 2**22
 # So many pairs of one sign have a p-value below 5% by their signs alone.
 _PAIRS_OF_ONE_SIGN = 6
+# Beyond so many pairs, which nobody will have, scipy's functions do not take their number.
+_MOST_PAIRS = 2**53
 # Of values, relative: some units of a float64's last digit, as where they are means themselves.
 _ROUNDING = 1e-12
 _Key = TypeVar("_Key", bound=Hashable)
@@ -181,7 +183,8 @@ def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
     """Return how many pairs would settle a mean difference as large and as varied as this one.
 
     With so many, a two-sided t-test at 5% tells it from 0 in a share ``power`` of repetitions. None
-    where there is no saying: the difference is 0, or a single pair does not show how it varies.
+    where there is no saying: the difference is 0 or next to it, or a single pair does not show how
+    it varies.
     It takes the observed difference for the true one, which few pairs know badly: a guide.
     """
     if difference.count < 2 or not difference.mean:
@@ -205,6 +208,8 @@ def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
     high = 2
     while not is_settled(high):
         high *= 2
+        if high > _MOST_PAIRS:
+            return None
     low = max(1, high // 2)
     while high - low > 1:
         middle = (low + high) // 2

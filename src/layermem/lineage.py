@@ -26,6 +26,8 @@ FIELD = "layermem_lineage"
 """Name of the field of a model's config."""
 ORIGIN = "origin.json"
 """File of a run's checkpoint, which no other checkpoint has."""
+ROUTERS = "routers.json"
+"""File of saved routers, which says what trained them and their base."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,16 @@ def _saved_config(location: str | Path, revision: str | None) -> Mapping[str, An
     except (OSError, ValueError):
         return None
     # A saved model with attached memory has the config of its host inside its own.
-    return {**saved.get("host_config", {}), **saved}
+    return {**saved.get("host_config", {}), **saved, **_of_routers(Path(location))}
+
+
+def _of_routers(folder: Path) -> dict[str, Any]:
+    """Return the lineage of saved routers: a config beside them is that of their base."""
+    try:
+        settings = json.loads((folder / ROUTERS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {FIELD: settings[FIELD]} if isinstance(settings, dict) and FIELD in settings else {}
 
 
 def _is_of_a_run(folder: Path) -> bool:

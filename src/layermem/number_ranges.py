@@ -41,8 +41,12 @@ class Range:
     """Whether the upper end is not in the range."""
 
     def __contains__(self, value: float) -> bool:
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:  # An integer beyond any float.
+            return False
         return (
-            math.isfinite(value)
+            finite
             and (value > self.least if self.without_least else value >= self.least)
             and (value < self.most if self.without_most else value <= self.most)
         )
@@ -103,8 +107,8 @@ def check_numbers(config: Any, path: str = "") -> None:
 
 def check_number(value: Any, allowed: Range, name: str, *, is_whole: bool = False) -> None:
     """Raise ``ValueError`` unless a value is a number in a range; ``is_whole``: an integer."""
-    kind = numbers.Integral if is_whole else numbers.Real
-    if isinstance(value, bool) or not isinstance(value, kind) or float(value) not in allowed:
+    kind: Any = numbers.Integral if is_whole else numbers.Real
+    if isinstance(value, bool) or not isinstance(value, kind) or value not in allowed:
         what = "a whole number" if is_whole else "a number"
         wanted = f"{what}, {allowed}" if math.isinf(allowed.least) else f"{allowed}"
         raise ValueError(f"{name} must be {wanted}, got {value!r}")

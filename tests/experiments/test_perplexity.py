@@ -119,6 +119,9 @@ def test_what_is_refused(run, folder, texts, tmp_path):
     empty.write_text('{"body": ""}\n', encoding="utf-8")
     with pytest.raises(SystemExit, match=r"there is no text in .*empty.jsonl"):
         refused(run, "--texts", empty)
+    for again in (folder / "texts.jsonl.xz", folder):
+        with pytest.raises(SystemExit, match=r"texts.jsonl.xz is read twice"):
+            refused(run, *text, again)
     with pytest.raises(SystemExit, match=r"nowhere.txt does not exist"):
         refused(run, "--texts", tmp_path / "nowhere.txt")
 

@@ -89,6 +89,16 @@ def test_a_state_dict_travels(tmp_path):
         assert torch.equal(other(ids).logits, model(ids).logits)
 
 
+def test_a_card_of_routers_that_were_replaced_is_replaced(tmp_path):
+    save_routers(make_attached("llama"), tmp_path)
+    save_routers(attach(make_host("llama"), router="last", window=2), tmp_path)
+    assert "| router, window | last, 2 |" in (tmp_path / "README.md").read_text()
+    with (tmp_path / "README.md").open("a") as file:
+        file.write("edited by hand")
+    save_routers(make_attached("llama"), tmp_path)
+    assert "| router, window | last, 2 |" in (tmp_path / "README.md").read_text()
+
+
 def test_the_card_says_what_the_routers_are_for(tmp_path):
     model = make_attached("llama", window=2)
     model.model.config._name_or_path = "someone/base-model"
@@ -199,6 +209,8 @@ def test_damaged_files_are_named(tmp_path):
         ("{", "is damaged"),
         ("[]", "must have format 3"),
         ("{}", "got None"),
+        ('{"format": 3, "base": null}', "does not say which base"),
+        ('{"format": 3, "base": []}', "does not say which base"),
     ):
         (tmp_path / "routers.json").write_text(text)
         with pytest.raises(ValueError, match=message):

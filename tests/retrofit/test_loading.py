@@ -5,11 +5,28 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from host_models import make_attached, make_host, make_ids, shake_routers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
-from layermem.retrofit import attach, load_attached, router_parameters, save_routers, trainable
+from layermem.retrofit import (
+    Host,
+    attach,
+    detach,
+    load_attached,
+    router_parameters,
+    save_routers,
+    trainable,
+)
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +147,64 @@ def of_a_lost_base(folder, tmp_path):
 def test_what_would_be_another_model_is_refused(adapter, make, message, tmp_path):
     with pytest.raises((ValueError, OSError), match=message):
         load_attached(**make(adapter[0], tmp_path))
+
+
+def test_a_model_is_saved_with_the_memory_of_a_part_of_it(tmp_path):
+    """Its own class would leave the routers out, and only report them."""
+    model = make_host("llama")
+    shake_routers(attach(model.model))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(StrictDataclassError, match="layer memory is attached"):
+        type(model).from_pretrained(tmp_path)
+    ids = make_ids()
+    loaded = load_attached(tmp_path, attn_implementation="eager")
+    assert torch.equal(logits_of(loaded, ids), logits_of(model, ids))
+    detach(model.model)
+    model.save_pretrained(tmp_path / "bare")
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "bare")) is type(model)
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_one_of_two_stacks_of_a_class(stack, tmp_path):
+    sizes = {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 3, "num_heads": 4}
+    config = T5Config(vocab_size=61, **sizes, decoder_start_token_id=0)
+    model = T5ForConditionalGeneration(config).eval()
+    names = {"attention": "layer.0.SelfAttention", "key": "k", "value": "v"}
+    shake_routers(attach(model, host=Host(layers=f"{stack}.block", **names)))
+    model.save_pretrained(tmp_path)
+    loaded = load_attached(tmp_path, auto_class=AutoModelForSeq2SeqLM).eval()
+    ids = make_ids()
+    inputs = {"input_ids": ids, "decoder_input_ids": ids[:, :4]}
+    assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
+    assert "auto_class=AutoModelForSeq2SeqLM" in (tmp_path / "README.md").read_text()
+    other = {"encoder": model.decoder, "decoder": model.encoder}[stack]
+    attach(other, host=Host(layers="block", **names))
+    with pytest.raises(ValueError, match="has 2 stacks of layers with memory"):
+        save_routers(model, tmp_path / "routers")
+    with pytest.raises(ValueError, match="has 2 stacks of layers with memory"):
+        model.save_pretrained(tmp_path / "both")
+
+
+@pytest.mark.parametrize(
+    ("model_class", "auto"),
+    [
+        (transformers.LlamaForCausalLM, "AutoModelForCausalLM"),
+        (transformers.LlamaModel, "AutoModel"),
+        (transformers.LlamaForSequenceClassification, "AutoModelForSequenceClassification"),
+    ],
+)
+def test_the_card_loads_a_model_as_what_it_is(model_class, auto, tmp_path):
+    attach(model_class(make_host("llama").config)).save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert f'load_attached("this-folder", auto_class={auto})' in card
+    loaded = load_attached(tmp_path, auto_class=getattr(transformers, auto))
+    assert type(loaded) is model_class
+
+
+def test_embeddings_of_an_encoder_that_are_missing(tmp_path):
+    make_attached("bert").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    left = {name: weight for name, weight in weights.items() if "position" not in name}
+    save_file(left, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="lacks 1 of the model's weights, such as bert.embeddings"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path)

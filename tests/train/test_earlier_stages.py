@@ -161,6 +161,29 @@ def test_records_of_finetuned_hosts(tmp_path):
     assert check_earlier_stages(random) == Lineage()
 
 
+def test_records_that_were_split_by_other_fields(tmp_path):
+    """A record is held out by a hash of its texts, so that other fields hold out others."""
+    host = Host(model="tokenizer", memory="none", train="all")
+    of_records = {"variant": VARIANT, "model": Model(), "host": host}
+    records = Records(source="r.jsonl", fields=("a", "b"))
+    earlier = Run(preset="p", records=records, **of_records)
+    host = replace(host, model=str(saved(tmp_path / "first", earlier)))
+    run = replace(earlier, host=host)
+    check_earlier_stages(run)
+    for fields in (("b", "a"), ("a",), ()):
+        with pytest.raises(ValueError, match="r.jsonl with records.fields=a b, by whose texts"):
+            check_earlier_stages(replace(run, records=replace(records, fields=fields)))
+    other = replace(records, fields=("a",), validation="other.jsonl")
+    check_earlier_stages(replace(run, records=other))
+    # Questions are held out by their context.
+    records = Records(source="r.jsonl", kind="question-answering")
+    host = replace(host, model=str(saved(tmp_path / "second", replace(earlier, records=records))))
+    run = replace(run, host=host, records=replace(records, fields=("context", "query")))
+    check_earlier_stages(run)
+    with pytest.raises(ValueError, match="with records.fields=None, by whose texts"):
+        check_earlier_stages(replace(run, records=replace(records, fields=("text", "query"))))
+
+
 def test_of_a_model_of_others_it_is_unknown_what_it_has_seen(tmp_path):
     LlamaConfig().save_pretrained(tmp_path / "llama")
     unknown = Lineage(before=str(tmp_path / "llama"))
@@ -265,6 +288,13 @@ def routers_alone(folder, tmp_path):
     return tmp_path / "both"
 
 
+def routers_beside_a_config(folder, tmp_path):
+    """What can be finetuned: the config is that of the base."""
+    routers_alone(folder, tmp_path)
+    shutil.copy(tmp_path / "base" / "config.json", tmp_path / "routers")
+    return tmp_path / "routers"
+
+
 ROUTES = {
     "final": lambda folder, tmp_path: folder.final,
     "checkpoint": lambda folder, tmp_path: folder.checkpoints / "checkpoint-1",
@@ -276,6 +306,7 @@ ROUTES = {
     "saved in Python": saved_in_python,
     "attached": attached,
     "routers alone": routers_alone,
+    "routers beside a config": routers_beside_a_config,
 }
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from layermem.data.local_files import LocalFiles
 from layermem.data.sources import open_source
 from layermem.evals.perplexity import check_context, longest_context, perplexity
 from layermem.experiments.analyze_checkpoints import Checkpoint, load_model, open_checkpoints
@@ -106,6 +107,7 @@ def _resolve(options: PerplexityOptions, checkpoints: Sequence[Checkpoint]) -> P
         raise ValueError("name texts to read: --texts FILE ...")
     if options.max_documents is not None and options.max_documents < 1:
         raise ValueError(f"--max-documents must be at least 1, got {options.max_documents}")
+    _check_distinct(options)
     longest = {each.name: _longest(each) for each in checkpoints}
     context = options.context
     if context is None:
@@ -123,6 +125,22 @@ def _resolve(options: PerplexityOptions, checkpoints: Sequence[Checkpoint]) -> P
     for name, length in longest.items():
         _, stride = check_context(context, options.stride, length, name)
     return replace(options, context=context, stride=stride)
+
+
+def _check_distinct(options: PerplexityOptions) -> None:
+    """Raise if a text is read twice: its documents would count twice, and narrow the intervals."""
+    seen: dict[object, str] = {}
+    for text in options.texts:
+        source = open_source(text, text_field=options.field, streaming=True)
+        files = source.paths if isinstance(source, LocalFiles) else ()
+        places: list[object] = [path.resolve() for path in files]
+        for place in places or [text]:
+            if place in seen:
+                raise ValueError(
+                    f"{place} is read twice, by --texts {seen[place]} and {text}, so that its "
+                    "documents would count twice: name it once"
+                )
+            seen[place] = text
 
 
 def _longest(checkpoint: Checkpoint) -> int | None:

@@ -270,7 +270,7 @@ def tiny_prosqa() -> Run:
     """ProsQA of 12 nodes and 3 steps, 4 layers of width 64, 4 epochs: minutes on one CPU core.
 
     From new weights. It does not get beyond chance, nor with records as large as the originals
-    (--task.options steps=null nodes=null statements=null): docs/results.md, LOG.md.
+    (--task.options steps=null nodes=null statements=null): docs/log/2026-11-prosqa-new-weights.md.
     """
     model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4)
     optim = Optim(schedule="linear", min_lr=0.0, batch_size=64)

@@ -29,12 +29,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from layermem.lineage import FIELD
+from layermem.lineage import FIELD, ROUTERS
 from layermem.retrofit.attachment import ROUTER, Attachment, attachment_of, check_same_memory
 from layermem.retrofit.card import model_card
 from layermem.runs import write_atomically
 
-WEIGHTS, SETTINGS, CARD = "routers.safetensors", "routers.json", "README.md"
+WEIGHTS, SETTINGS, CARD = "routers.safetensors", ROUTERS, "README.md"
 # Numbers of a weight that are hashed, at most, so that large models stay quick.
 _SAMPLES = 2**14
 # Where PEFT keeps a module that it wraps: below a LoRA, and beside a copy that trains.
@@ -55,7 +55,7 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Write the routers of an attached model to a folder, with a model card.
 
     The folder can be uploaded as it is (``huggingface_hub.upload_folder``). A card that is there
-    already is kept.
+    already is kept, unless it is that of the routers which are replaced, as it was written.
     """
     attachment, path = attachment_of(model), Path(folder)
     if (path / "config.json").exists():
@@ -67,6 +67,7 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{name} of the routers is not finite; load an earlier checkpoint")
+    keeps_card = (path / CARD).exists() and not _is_of_replaced(path)
     copies = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     content = save(copies, metadata={"format": "pt"})
     settings = {**_describe(attachment), "digest": hashlib.sha256(content).hexdigest()}
@@ -74,8 +75,16 @@ def save_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
         settings[FIELD] = lineage
     write_atomically(path / WEIGHTS, content)
     write_atomically(path / SETTINGS, json.dumps(settings, indent=2) + "\n")
-    if not (path / CARD).exists():
+    if not keeps_card:
         (path / CARD).write_text(model_card(settings), encoding="utf-8")
+
+
+def _is_of_replaced(path: Path) -> bool:
+    """Return whether the card in a folder is that of its routers, and nobody has edited it."""
+    try:
+        return (path / CARD).read_text(encoding="utf-8") == model_card(read_settings(path))
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def load_routers(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -216,6 +225,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     found = saved.get("format") if isinstance(saved, dict) else saved
     if found != _FORMAT:
         raise ValueError(f"{path / SETTINGS} must have format {_FORMAT}, got {found!r}")
+    base = saved.get("base")
+    if not isinstance(base, dict) or not isinstance(base.get("fingerprints"), dict):
+        raise ValueError(
+            f"{path / SETTINGS} is damaged (it does not say which base its routers are for); copy "
+            "it again"
+        )
     return saved
 
 

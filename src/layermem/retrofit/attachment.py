@@ -180,11 +180,16 @@ def _begin_buffer(weights: list[Tensor | None] | None, like: Tensor) -> SlotBuff
 
 def attachment_of(model: nn.Module) -> Attachment:
     """Return the attachment of a model; raise ``ValueError`` if it has none."""
-    for module in model.modules():
-        attachment = vars(module).get(ATTRIBUTE)
-        if isinstance(attachment, Attachment):
-            return attachment
-    raise ValueError(f"{type(model).__name__} has no layer memory; attach(model) adds it")
+    found = [vars(module).get(ATTRIBUTE) for module in model.modules()]
+    attachments = [each for each in found if isinstance(each, Attachment)]
+    if len(attachments) > 1:
+        raise ValueError(
+            f"{type(model).__name__} has {len(attachments)} stacks of layers with memory: give the "
+            "one that is meant, as model.encoder"
+        )
+    if not attachments:
+        raise ValueError(f"{type(model).__name__} has no layer memory; attach(model) adds it")
+    return attachments[0]
 
 
 def has_memory(model: nn.Module) -> bool:

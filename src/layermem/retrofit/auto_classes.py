@@ -7,6 +7,7 @@ It does not know: files, adapters.
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from torch import nn
@@ -86,15 +87,32 @@ class AttachedModels:
         return model_class, host
 
 
-def register(config_class: Any) -> None:
-    """Let each Auto class that knows a host know its config with memory."""
+def auto_class_of(model: PreTrainedModel) -> str:
+    """Return the name of the Auto class that loads a model as what it is."""
+    names = {
+        auto.__name__
+        for auto in _auto_classes_of(type(model.config))
+        if auto.__name__ != "AutoModelForPreTraining"
+        and _get_model_class(model.config, auto._model_mapping) is type(model)
+    }
+    usual = "AutoModelForCausalLM"
+    return min(names, key=lambda name: (name != usual, name), default=usual)
+
+
+def _auto_classes_of(host_class: type[Any]) -> Iterator[Any]:
     for auto in vars(modeling_auto).values():
         mapping = getattr(auto, "_model_mapping", None)
         is_auto = isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)
-        if is_auto and mapping is not None and config_class.host_class in mapping:
-            body = {"auto_class": auto, "__module__": __name__}
-            models = type(f"Attached{auto.__name__.removeprefix('Auto')}", (AttachedModels,), body)
-            mapping.register(config_class, models)
+        if is_auto and mapping is not None and host_class in mapping:
+            yield auto
+
+
+def register(config_class: Any) -> None:
+    """Let each Auto class that knows a host know its config with memory."""
+    for auto in _auto_classes_of(config_class.host_class):
+        body = {"auto_class": auto, "__module__": __name__}
+        models = type(f"Attached{auto.__name__.removeprefix('Auto')}", (AttachedModels,), body)
+        auto._model_mapping.register(config_class, models)
     if config_class.host_class in TOKENIZER_MAPPING:
         TOKENIZER_MAPPING.register(config_class, TOKENIZER_MAPPING[config_class.host_class])
 
@@ -104,7 +122,9 @@ def check_missing(model: nn.Module, names: Any, location: Any) -> None:
     owner = attachment_of(model).owner
     path = next(name for name, module in model.named_modules() if module is owner)
     prefix = f"{path}." if path else ""
-    lost = sorted(name for name in names if name.startswith(prefix) or f".{ROUTER}." in name)
+    # Encoders have their embeddings outside of the module that runs the layers.
+    parts = (f".{ROUTER}.", ".embeddings.")
+    lost = sorted(n for n in names if n.startswith(prefix) or any(p in f".{n}" for p in parts))
     if lost:
         raise ValueError(
             f"{location} lacks {len(lost)} of the model's weights, such as {lost[0]}: it is "

@@ -135,7 +135,14 @@ def find_given(model: nn.Module, host: Host) -> tuple[nn.Module, Host]:
 def find_saved(model: nn.Module, memory: Mapping[str, Any]) -> tuple[nn.Module, Host]:
     """Return the module that runs the layers, and the ``Host`` that was saved for it."""
     name = memory["architecture"]
-    owners = [m for m in model.modules() if name in {kind.__name__ for kind in type(m).__mro__}]
+    found = {
+        path: module
+        for path, module in model.named_modules()
+        if name in {kind.__name__ for kind in type(module).__mro__}
+    }
+    owners = list(found.values())
+    if len(owners) > 1 and memory.get("path") in found:
+        owners = [found[memory["path"]]]
     if len(owners) != 1:
         raise ValueError(
             f"{type(model).__name__} has {len(owners)} modules of {name}, whose layers memory was "

@@ -1,8 +1,11 @@
 """``save_pretrained`` of an attached model: its config is that of a model with memory.
 
+A model that holds one with memory (``attach(model.encoder)``) is saved with it too.
+
 It does not know: routers, hooks.
 """
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from transformers import PreTrainedModel
 
 from layermem.models.card import write_card
 from layermem.retrofit.attached_config import saved_with_memory
-from layermem.retrofit.attachment import attachment_of
+from layermem.retrofit.attachment import attachment_of, has_memory
 
 _METHOD = "save_pretrained"
 
@@ -29,20 +32,29 @@ class SavePretrained:
             return self._save_adapter(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", not args or args[0]):
             self._write_card(save_directory)
-        with saved_with_memory(self.model.config, attachment_of(self.model).describe()):
+        attachment = attachment_of(self.model)
+        # A model may have two stacks of one class.
+        path = next(n for n, module in self.model.named_modules() if module is attachment.owner)
+        memory = {**attachment.describe(), "path": path}
+        with saved_with_memory(self.model.config, memory):
             return type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
 
     def _write_card(self, folder: str | os.PathLike[str]) -> None:
         name, memory = type(self.model).__name__, attachment_of(self.model).describe()
         window = f", window {memory['window']}" if memory["window"] else ""
+        # It imports this module.
+        from layermem.retrofit.auto_classes import auto_class_of
+
+        auto = auto_class_of(self.model)
         write_card(
             folder,
             self.model,
             title=f"{name} with layer memory",
             description=f"A {name} with attached layer memory ({memory['router']}{window})",
             tag="layer-memory",
-            code="from layermem.retrofit import load_attached\n\n"
-            'model = load_attached("this-folder")  # an Auto class opens it too',
+            code="from layermem.retrofit import load_attached\n"
+            f"from transformers import {auto}\n\n"
+            f'model = load_attached("this-folder", auto_class={auto})',
         )
 
     def _save_adapter(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,3 +82,23 @@ def save_as_before(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(vars(module).get(_METHOD), SavePretrained):
             delattr(module, _METHOD)
+
+
+def save_all_with_memory() -> None:
+    """Let models of transformers be saved with the memory of a part that it was attached to."""
+    save = PreTrainedModel.save_pretrained
+
+    @functools.wraps(save)
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _METHOD in vars(self) or not has_memory(self):
+            return save(self, *args, **kwargs)
+        setattr(self, _METHOD, SavePretrained(self))
+        try:
+            return self.save_pretrained(*args, **kwargs)
+        finally:
+            delattr(self, _METHOD)
+
+    PreTrainedModel.save_pretrained = save_pretrained
+
+
+save_all_with_memory()

@@ -132,6 +132,18 @@ def _check_source(
             f"of what {part}.validation_share={ours.validation_share:g} holds out here: name a "
             "--validation of other text, or hold out as much in all stages"
         )
+    if isinstance(ours, Records) and isinstance(theirs, Records) and _keys(ours) != _keys(theirs):
+        raise ValueError(
+            f"{told} on {theirs.source} with records.fields={' '.join(theirs.fields) or None}, by "
+            "whose texts it held out others than would be held out here: give all stages the same "
+            "--fields, or name a --validation of other text"
+        )
+
+
+def _keys(records: Records) -> tuple[str, ...]:
+    """Return the fields by whose texts records are split: of questions, that of the context."""
+    is_of_questions = records.kind == "question-answering"
+    return records.fields[:1] or ("context",) if is_of_questions else records.fields
 
 
 def _of_hub(source: Data | Records) -> tuple[str | None, ...]:
