@@ -48,8 +48,8 @@ class TrainHost(HostOptions):
     host: str
     """Folder or hub name of a model of transformers, which may have attached memory."""
     records: str | None = None
-    """Records to train on, in place of text: .jsonl; of labels also a .tsv or .csv with a header,
-    of questions also SQuAD's own .json."""
+    """Records to train on, in place of text: .jsonl or .parquet; of labels also a .tsv or .csv with
+    a header, of questions also SQuAD's own .json."""
     kind: Literal["classification", "question-answering"] | None = None
     """What is learnt of records; None: classification."""
     fields: tuple[str, ...] = ()
