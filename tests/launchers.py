@@ -7,9 +7,10 @@ import traceback
 
 from recorded import record
 
-from layermem.experiments.finetuning import finetune
+from layermem.evals.solving import evaluate
 from layermem.study import carrying_out, many_runs
 from layermem.study.records import ERRORS
+from layermem.train.run import train
 
 
 class InThisProcess:
@@ -29,7 +30,7 @@ class InThisProcess:
     def train(self, run, folder):
         """Train a run as its own process would; return the exit code."""
         try:
-            finetune(run, folder.path, resume=True)
+            train(run, folder.path, resume=True, evaluate=evaluate)
         except Exception as error:
             with (folder.path / ERRORS).open("a") as log:
                 log.write(f"{traceback.format_exception_only(error)[-1]}")

@@ -15,8 +15,8 @@ from layermem.results.study import RIGHT_ANSWERS, StudyResult
 from layermem.runs import RunFolder
 from layermem.study import encoders
 from layermem.study.encoders import EncoderSizes, study_of_encoders
+from layermem.train.learning import prepare_learning
 from layermem.train.run_config import recorded_run
-from layermem.train.setup import prepare_run
 
 SMALL = [
     *("--layers", "2", "--width", "8", "--heads", "2", "--vocabulary", "60", "--max-length", "16"),
@@ -113,7 +113,7 @@ def test_the_tokenizer_has_not_seen_the_validation_records(records, tmp_path):
         base = tmp_path / name / NAME / "base"
         vocabulary = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
         assert not {"z", "q"} & set(vocabulary)
-        trained_on = prepare_run(board.arms[1].change(board.base)).train_data.records
+        trained_on = prepare_learning(board.arms[1].change(board.base)).train_data.records
         texts = [text for record in trained_on for text in record.texts]
         assert texts == encoders._training_texts(of_run)
         seen.append(len(texts))
