@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch
 from host_models import ARMS, make_host, shake_routers
-from layermem.results.comparison import Comparison
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM
@@ -19,6 +18,7 @@ from layermem.data.tokenizers import load_tokenizer
 from layermem.experiments.finetuning import load_host
 from layermem.results.files import read_result
 from layermem.results.perplexity import PerplexityResult
+from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.adapter import CARD
 from layermem.runs import RunFolder
@@ -180,8 +180,8 @@ def test_a_task_is_solved_before_and_after(folder, tmp_path):
 def test_arms_are_compared_on_a_page(arms, tmp_path, capsys):
     folders = [str(run.path) for run in arms.values()]
     cli.main(["report", *folders, "--out", str(tmp_path)])
-    result = read_result(Comparison, tmp_path / "report.json")
-    names = list(result.settings[0].arms)
+    result = read_result(StudyResult, tmp_path / "study.json")
+    names = [arm.name for arm in result.boards[0].conditions[0].arms]
     assert names[0] == "host:memory=none:train=all"
     assert names[2:] == ["host:memory=full:train=routers", "host:memory=last:train=all:window=2"]
     assert "models of transformers" in (tmp_path / "index.html").read_text()

@@ -6,7 +6,8 @@ from layermem import cli
 from layermem.efficiency.costs import cost
 from layermem.efficiency.measuring import Measurement
 from layermem.efficiency.model_sizes import model_sizes
-from layermem.experiments import preset_measurements, presets
+from layermem import presets
+from layermem.experiments import preset_measurements
 from layermem.experiments.preset_costs import preset_costs as all_costs
 from layermem.experiments.preset_measurements import measure_presets
 from layermem.models.registry import lookup
