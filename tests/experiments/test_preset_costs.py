@@ -2,11 +2,10 @@
 
 import pytest
 
-from layermem import cli
+from layermem import cli, presets
 from layermem.efficiency.costs import cost
 from layermem.efficiency.measuring import Measurement
 from layermem.efficiency.model_sizes import model_sizes
-from layermem import presets
 from layermem.experiments import preset_measurements
 from layermem.experiments.preset_costs import preset_costs as all_costs
 from layermem.experiments.preset_measurements import measure_presets
