@@ -110,7 +110,7 @@ def _lines(result: StudyResult, drawing: Drawing) -> Figure | None:
     if not ours:
         return None
     places = {**ours, **theirs}
-    is_share = all(result.metrics[point.quantity].is_share for point in drawing.points)
+    is_share = all(result.metric(point.quantity).is_share for point in drawing.points)
     return Figure(
         svg=figures.curves(
             {line: ([p[0] for p in of], [p[1] for p in of]) for line, of in places.items()},
@@ -137,7 +137,7 @@ def _bars(result: StudyResult, drawing: Drawing) -> Figure | None:
     }
     if not any(groups.values()):
         return None
-    chances = {quantity: result.metrics[quantity].chance for quantity in groups}
+    chances = {quantity: result.metric(quantity).chance for quantity in groups}
     return Figure(
         svg=figures.grouped_bars(groups, papers, chances, up=drawing.up),
         caption=f"{drawing.up}: means over seeds with 95% intervals"

@@ -54,7 +54,7 @@ def claim_text(judged: JudgedClaim) -> str:
 
 def claim_numbers(result: StudyResult, judged: JudgedClaim) -> tuple[str, str]:
     """Write the paper's difference, or number, of a claim and ours; nothing where there is none."""
-    claim, metric = judged.claim, result.metrics[judged.claim.quantity]
+    claim, metric = judged.claim, result.metric(judged.claim.quantity)
     sign = "" if claim.against is None else "+"
     paper = ""
     if judged.paper is not None:
@@ -73,7 +73,7 @@ def numbers_table(result: StudyResult) -> Table:
     ours = {(row.metric, row.arm): row.by_seed for row in result.rows}
     rows: list[list[Cell]] = []
     for quantity, arm in dict.fromkeys((*ours, *papers)):
-        metric, paper = result.metrics[quantity], papers.get((quantity, arm))
+        metric, paper = result.metric(quantity), papers.get((quantity, arm))
         values = ours.get((quantity, arm), {})
         write = format_counted if metric.counted else _as_printed
         each = ", ".join(format_number(value, metric.is_share) for value in values.values())

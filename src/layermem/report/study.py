@@ -97,7 +97,7 @@ def sentence(result: StudyResult) -> str:
 
 def _said(result: StudyResult, board: Board, condition: Condition) -> str:
     """Say which arms of a table differ from the first beyond noise."""
-    metric = result.metrics.get(board.metric, Metric())
+    metric = result.metric(board.metric)
     lines = lines_of(result, board, condition, board.metric)
     first = condition.arms[0].name
     where = (
@@ -150,7 +150,7 @@ def _of_claims(result: StudyResult) -> list[Section]:
             claim_text(each): each.difference
             for each in judge(result)
             if each.difference is not None
-            and result.metrics[each.claim.quantity].is_share == is_share
+            and result.metric(each.claim.quantity).is_share == is_share
         }
         for is_share in (False, True)
     }
@@ -187,7 +187,7 @@ def _of_board(result: StudyResult, board: Board) -> list[Section]:
             lines = lines_of(result, board, condition, metric)
             if any(line.p is not None for line in lines):
                 title = f"{metric}, {TITLES[condition.name]}"
-                drawn.append(_forest(title, lines, result.metrics[metric]))
+                drawn.append(_forest(title, lines, result.metric(metric)))
         shown += levels_tables(result, board, condition)
     notes = [] if result.claims else [note for note in result.notes if board.name in note]
     sections = [Section(title=board.name, paragraphs=notes, tables=shown, figures=drawn)]

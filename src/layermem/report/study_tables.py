@@ -67,7 +67,7 @@ def arms_table(
     alone has room for.
     """
     lines = lines_of(result, board, condition, metric)
-    of, arms = result.metrics.get(metric, Metric()), {arm.name: arm for arm in condition.arms}
+    of, arms = result.metric(metric), {arm.name: arm for arm in condition.arms}
     first, runs = condition.arms[0].name, result.of(board.name, condition.name)
     columns: dict[str, list[Cell]] = {
         "": ["" if line.rank is None else str(line.rank) for line in lines],
@@ -222,7 +222,7 @@ def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metr
             for arm in boards[0].conditions[0].arms
             for board in boards
         }
-        metric = result.metrics[boards[0].metric]
+        metric = result.metric(boards[0].metric)
         looks = max(1, *(len(c.looks) for c in boards[0].conditions if c.name == "parameters"))
         arms = dict.fromkeys(arm for arm, _ in values)
         parts = {"arms and shapes": {f"{arm}, {shape}": v for (arm, shape), v in values.items()}}

@@ -354,6 +354,10 @@ class StudyResult:
     missing: str = ""
     """What was not evaluated and why; empty: nothing."""
 
+    def metric(self, name: str) -> Metric:
+        """Return a metric; one that nothing is recorded of says nothing of itself."""
+        return self.metrics.get(name, Metric())
+
     def of(self, board: str, condition: str) -> list[RunRecord]:
         """Return the runs that count on a board under a condition."""
         return [run for run in self.runs if run.board == board and condition in run.conditions]
