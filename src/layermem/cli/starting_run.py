@@ -1,4 +1,4 @@
-"""The run that `layermem train` and `layermem sweep` start from: a preset's or a config's.
+"""The run that `layermem train` and `layermem study` start from: a preset's or a config's.
 
     layermem train tiny-lm --seed 2             the preset's options are the defaults
     layermem train --config DIR/config.yaml     the config's options are the defaults

@@ -1,0 +1,53 @@
+"""A made-up artefact of one board of made-up runs, and results of studies from numbers alone."""
+
+from recorded import SIZES
+
+from layermem.config import Run
+from layermem.paper.artefact import Artefact, beside_plain, board
+from layermem.paper.observing import losses
+from layermem.results.study import Claim, Metric, Row, StudyResult
+
+BASE = Run(preset="made-up", max_steps=40, model=SIZES)
+
+
+def made_up(rates=(), arms=("plain", "lime"), **changes):
+    """Return an artefact of one board of made-up runs, judged by their losses."""
+    fields = {
+        "title": "made up",
+        "claim": "LIMe is better.",
+        "boards": lambda scale: (board(name="study", base=BASE, arms=arms, rates=rates),),
+        "observe": lambda trained: losses(trained, "study", "loss"),
+        "claims": lambda scale: beside_plain("loss", arms, "lower"),
+        **changes,
+    }
+    return Artefact(**fields)
+
+
+def a_study(seeds=2, **changes):
+    """Return the study that the made-up artefact is at scale tiny."""
+    return made_up(**changes).study("table7", "tiny", seeds)
+
+
+def a_result(values, claims=(), *, seeds=(0, 1, 2), metrics=None, name="table7", **changes):
+    """Return a result from its rows: quantity to arm to its values, seed by seed.
+
+    ``claims``: fields of each claim, which is of LIMe against plain unless they say otherwise.
+    """
+    rows = [
+        Row(metric=quantity, arm=arm, by_seed=dict(zip(seeds, of_arm, strict=False)))
+        for quantity, by_arm in values.items()
+        for arm, of_arm in by_arm.items()
+    ]
+    fields = {
+        "command": "layermem study",
+        "name": f"paper/{name}-tiny",
+        "title": "made up",
+        "scale": "tiny",
+        "boards": (),
+        "runs": (),
+        "claim": "LIMe is better.",
+        "claims": tuple(Claim(**{"arm": "lime", "direction": "lower", **each}) for each in claims),
+        "metrics": {**{row.metric: Metric() for row in rows}, **(metrics or {})},
+        **changes,
+    }
+    return StudyResult(seeds=tuple(seeds), rows=tuple(rows), **fields)
