@@ -85,7 +85,8 @@ def arms_table(
     for name in ("learning rate", "steps", "mlp", "parameters"):
         values = set(map(str, columns.get(name, [])))
         if len(values) == 1:
-            common.append(f"{name} {columns.pop(name)[0]}")
+            columns.pop(name)
+            common += [f"{name} {value}" for value in values if value]
     dropped = {"each seed", "against the best", "seeds to settle it", "mlp"} if narrow else set()
     if len(lines) < 3:
         # It is the difference from the first.
