@@ -5,7 +5,17 @@ from recorded import SIZES
 from layermem.config import Run
 from layermem.paper.artefact import Artefact, beside_plain, board
 from layermem.paper.observing import losses
-from layermem.results.study import Claim, Metric, Row, StudyResult
+from layermem.results.study import (
+    METRICS,
+    Arm,
+    Board,
+    Claim,
+    Condition,
+    Metric,
+    Row,
+    RunRecord,
+    StudyResult,
+)
 
 BASE = Run(preset="made-up", max_steps=40, model=SIZES)
 
@@ -51,3 +61,37 @@ def a_result(values, claims=(), *, seeds=(0, 1, 2), metrics=None, name="table7",
         **changes,
     }
     return StudyResult(seeds=tuple(seeds), rows=tuple(rows), **fields)
+
+
+def a_comparison(
+    values, *, boards=("b",), conditions=("tokens",), metric="validation loss", **changes
+):
+    """Return the result of a study: arm to its values, seed by seed, on every board."""
+    runs = tuple(
+        RunRecord(
+            name=f"{board}/{arm}-s{seed}", run_id=f"{board}{arm}{seed}", folder="", board=board,
+            state="diverged" if value is None else "ended", arm=arm, seed=seed,
+            conditions=conditions, metrics={} if value is None else {metric: value},
+            note="step 20: not finite" if value is None else "",
+        )
+        for board in boards
+        for arm, of_arm in values.items()
+        for seed, value in enumerate(of_arm)
+    )  # fmt: skip
+    arms = tuple(Arm(name=arm, steps=100, parameters=7) for arm in values)
+    fields = {
+        "boards": tuple(
+            Board(
+                name=board,
+                metric=metric,
+                conditions=tuple(Condition(name=name, arms=arms) for name in conditions),
+            )
+            for board in boards
+        ),
+        **changes,
+    }
+    seeds = tuple(range(max(map(len, values.values()))))
+    return StudyResult(
+        command="layermem study b", name="b", title="a study", seeds=seeds, metrics=dict(METRICS),
+        runs=runs, **fields,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up import BASE
+from made_up import BASE, a_comparison
 from recorded import a_point, an_analysis, record
 
 from layermem import cli
@@ -19,14 +19,8 @@ from layermem.report.study_tables import arms_table, rates_table, runs_table, sh
 from layermem.results.costs import Costs
 from layermem.results.files import to_json
 from layermem.results.study import (
-    Arm,
-    Board,
-    Condition,
     MeasuredMemory,
     MeasuredSteps,
-    Metric,
-    RunRecord,
-    StudyResult,
     TriedRates,
 )
 from layermem.study.comparing_runs import compare_runs
@@ -64,42 +58,6 @@ def four(tmp_path):
     ]
 
 
-def a_study(values, *, boards=("b",), conditions=("tokens",), metric="validation loss", **changes):
-    """Return the result of a study: arm to its values, seed by seed, on every board."""
-    metrics = {
-        "validation loss": Metric(better="lower"),
-        "right answers": Metric(is_share=True, better="higher"),
-    }
-    runs = tuple(
-        RunRecord(
-            name=f"{board}/{arm}-s{seed}", run_id=f"{board}{arm}{seed}", folder="", board=board,
-            state="diverged" if value is None else "ended", arm=arm, seed=seed,
-            conditions=conditions, metrics={} if value is None else {metric: value},
-            note="step 20: not finite" if value is None else "",
-        )
-        for board in boards
-        for arm, of_arm in values.items()
-        for seed, value in enumerate(of_arm)
-    )  # fmt: skip
-    arms = tuple(Arm(name=arm, steps=100, parameters=7) for arm in values)
-    fields = {
-        "boards": tuple(
-            Board(
-                name=board,
-                metric=metric,
-                conditions=tuple(Condition(name=name, arms=arms) for name in conditions),
-            )
-            for board in boards
-        ),
-        **changes,
-    }
-    seeds = tuple(range(max(map(len, values.values()))))
-    return StudyResult(
-        command="layermem study b", name="b", title="a study", seeds=seeds, metrics=metrics,
-        runs=runs, **fields,
-    )  # fmt: skip
-
-
 def test_means_intervals_and_paired_differences(tmp_path, four):
     result = compared(tmp_path, *four)
     assert [table.header[1] for table in report.tables(result)] == [
@@ -124,29 +82,29 @@ def test_means_intervals_and_paired_differences(tmp_path, four):
 
 def test_what_came_out_is_a_sentence():
     close = {"plain": (2.0, 2.1, 2.2), "lime": (2.1, 2.0, 2.2)}
-    assert report.sentence(a_study(close)) == (
+    assert report.sentence(a_comparison(close)) == (
         "On b, equal tokens no arm differs from plain in validation loss beyond noise."
     )
     apart = {**close, "mudd": (1.0, 1.2, 1.1), "dca": (3.0, 3.2, 3.1)}
-    said = report.sentence(a_study(apart))
+    said = report.sentence(a_comparison(apart))
     assert re.search(r"mudd \(-1\.0\d* ± 0\.\d\d\) is ahead of plain", said)
     assert re.search(r"dca \(\+1\.0\d* ± 0\.\d\d\) is behind plain", said)
     assert said.endswith("1 other within noise.")
     # What is ahead has more right answers, and a lower loss.
     shares = {"plain": (0.4, 0.41, 0.42), "lime": (0.6, 0.62, 0.61)}
     assert "lime (+20.0% ± 2.5%) is ahead" in report.sentence(
-        a_study(shares, metric="right answers")
+        a_comparison(shares, metric="right answers")
     )
-    assert "has no interval" in report.sentence(a_study({"plain": (1.0,), "lime": (2.0,)}))
-    assert "no pair" in report.sentence(a_study({"plain": (1.0,), "lime": (None,)}))
-    assert "one arm" in report.sentence(a_study({"plain": (1.0, 2.0)}))
-    both = report.sentence(a_study(close, boards=("a", "b"), conditions=("tokens", "time")))
+    assert "has no interval" in report.sentence(a_comparison({"plain": (1.0,), "lime": (2.0,)}))
+    assert "no pair" in report.sentence(a_comparison({"plain": (1.0,), "lime": (None,)}))
+    assert "one arm" in report.sentence(a_comparison({"plain": (1.0, 2.0)}))
+    both = report.sentence(a_comparison(close, boards=("a", "b"), conditions=("tokens", "time")))
     assert both.count("no arm differs") == 4
 
 
 def test_every_table_of_differences_has_a_forest_plot():
     values = {"plain": (2.0, 2.1, 2.2), "lime": (1.1, 1.0, 1.2)}
-    result = a_study(values, boards=("a", "b"), conditions=("tokens", "time"))
+    result = a_comparison(values, boards=("a", "b"), conditions=("tokens", "time"))
     page = report.build(result)
     sections = {section.title: section for section in page.sections}
     for name in ("a", "b"):
@@ -157,13 +115,13 @@ def test_every_table_of_differences_has_a_forest_plot():
             assert f"equal {condition}" in figure.caption and ">lime<" in figure.svg
     assert page.lead.startswith(report.sentence(result)) and page.lead.endswith("12 runs.")
     # Of one pair there is no interval to draw.
-    (alone, *_) = report.build(a_study({"plain": (1.0,), "lime": (2.0,)})).sections
+    (alone, *_) = report.build(a_comparison({"plain": (1.0,), "lime": (2.0,)})).sections
     assert alone.tables and not alone.figures
 
 
 def test_shapes_are_compared_at_equal_parameters():
     values = {"plain": (2.0, 2.1, 2.25), "lime": (1.1, 1.0, 1.2)}
-    result = a_study(values, boards=("p-2x8", "p-8x4"), conditions=("tokens", "parameters"))
+    result = a_comparison(values, boards=("p-2x8", "p-8x4"), conditions=("tokens", "parameters"))
     boards = (replace(board, preset="p", shape=board.name[2:]) for board in result.boards)
     result = replace(result, boards=tuple(boards))
     runs = (
@@ -196,7 +154,7 @@ def tried(arm, losses, chosen, decay=None, rates=(0.001, 0.01)):
 
 
 def test_rates_that_were_tried_are_told():
-    result = a_study({"plain": (1.0,), "lime": (2.0,)})
+    result = a_comparison({"plain": (1.0,), "lime": (2.0,)})
     (board,) = result.boards
     of_both = (tried("plain", (2.0, 1.5), 0.01), tried("lime", (1.25, None), 0.001))
     table = rates_table(replace(board, tried=of_both))
@@ -256,7 +214,7 @@ def test_a_seed_that_diverged_is_in_no_mean_and_said(tmp_path, four):
 
 def test_several_differences_have_adjusted_p_values():
     values = {"plain": (0.50, 0.51, 0.49), "lime": (0.70, 0.72, 0.69), "mudd": (0.50, 0.52, 0.49)}
-    result = a_study({**values, "dca": (0.9, None, None)}, metric="right answers")
+    result = a_comparison({**values, "dca": (0.9, None, None)}, metric="right answers")
     rows, table = table_of(result, "right answers")
     # By hand: differences .20, .21, .20 have t = 61 and p = .00027, doubled; 0, .01, 0 have t = 1.
     assert {arm: row["p (Holm)"] for arm, row in rows.items()} == {
@@ -270,7 +228,7 @@ def test_several_differences_have_adjusted_p_values():
     assert "All arms: steps 100, parameters 7." in table.caption
     # One difference is that from the best.
     two, _ = table_of(
-        a_study(dict(list(values.items())[:2]), metric="right answers"), "right answers"
+        a_comparison(dict(list(values.items())[:2]), metric="right answers"), "right answers"
     )
     assert two["lime"]["p (Holm)"] == "< 0.001" and "against the best" not in two["lime"]
     narrow, _ = table_of(result, "right answers", narrow=True)
@@ -410,7 +368,9 @@ def test_measured_costs_have_a_part_of_their_own(tmp_path, four):
 
 
 def test_what_a_step_takes_stands_beside_the_arms():
-    result = a_study({"plain": (2.0, 2.5), "lime": (1.5, 1.75)}, conditions=("time", "parameters"))
+    result = a_comparison(
+        {"plain": (2.0, 2.5), "lime": (1.5, 1.75)}, conditions=("time", "parameters")
+    )
     (board,) = result.boards
     steps = MeasuredSteps(
         machine="a cpu", base="", rounds=3, seconds={"plain": 0.5, "lime": 0.625, "old": 9.0},
