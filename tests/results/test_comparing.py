@@ -49,6 +49,8 @@ def test_the_rule_of_verdicts(ours, direction, verdict, reason):
         # Ahead on every seed, and both no better than a guess.
         ((0.45, 0.46, 0.47), (0.48, 0.49, 0.51), 0.5, UNSAID, "neither is"),
         ((0.48, 0.49, 0.51), (0.45, 0.46, 0.47), 0.5, UNSAID, "neither is"),
+        # A mean above a guess, whose interval is not.
+        ((0.45, 0.46, 0.47), (0.49, 0.53, 0.52), 0.5, UNSAID, "neither is"),
         ((0.45, 0.46, 0.47), (0.58, 0.59, 0.61), 0.5, "holds", "the interval excludes 0"),
         ((0.58, 0.59, 0.61), (0.45, 0.46, 0.47), 0.5, "does not hold", "the other way round"),
         ((0.45, 0.46, 0.47), (0.48, 0.49, 0.51), None, "holds", "the interval excludes 0"),
