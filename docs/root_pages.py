@@ -1,4 +1,4 @@
-"""Adds CHANGELOG.md, LOG.md and CONTRIBUTING.md to the site, and leads links to files to its map.
+"""Adds CHANGELOG.md and CONTRIBUTING.md to the site, and leads links to files to its map.
 
 MkDocs reads pages from docs/ alone. In the repository a page may link to any file; on the site a
 link to a page leads to that page, and one to another file to its row of the page "Every file".
@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages of the top folder, and their addresses on the site.
-PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "LOG.md": "log.md"}
+PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
 # What a browser fetches by itself; a link that a reader may follow is no such thing.
 _LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]+src=\"?(?:https?:)?//[^>]+>")
@@ -41,8 +41,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def redirect_links(markdown: str, folder: str) -> str:
     """Return a page with links to files made links to the site's pages.
 
-    ``folder`` holds the page in the repository.
+    ``folder`` holds the page in the repository. On the site docs/ is the top, and pages of the
+    repository's top folder stand there too.
     """
+    site_folder = posixpath.relpath(folder, "docs") if folder else "."
 
     def target(match: re.Match[str]) -> str:
         link, anchor = match[1], match[2] or ""
@@ -50,10 +52,12 @@ def redirect_links(markdown: str, folder: str) -> str:
             return match[0]
         path = posixpath.normpath(posixpath.join(folder, link))
         if path in PAGES:
-            return PAGES[path] + anchor
-        if path.startswith("docs/") and not path.endswith(".py"):
-            return path.removeprefix("docs/") + anchor
-        return f"files.md#{path}"
+            page = PAGES[path] + anchor
+        elif path.startswith("docs/") and not path.endswith(".py"):
+            page = path.removeprefix("docs/") + anchor
+        else:
+            page = f"files.md#{path}"
+        return posixpath.relpath(page, site_folder)
 
     return _LINK.sub(target, markdown)
 

@@ -17,7 +17,7 @@ from layermem import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
+    path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
 ]
 LANGUAGES = {"python", "bash", "text"}
 VARIANTS_PAGE = "docs/variants.md"
@@ -143,15 +143,32 @@ def test_links_lead_somewhere(page):
     ("folder", "link", "redirected"),
     [
         ("docs", "tasks.md#prosqa", "tasks.md#prosqa"),
-        ("docs", "../LOG.md", "log.md"),
+        ("docs", "../CHANGELOG.md", "changelog.md"),
         ("docs", "../src/layermem/runs.py", "files.md#src/layermem/runs.py"),
         ("", "docs/tasks.md#prosqa", "tasks.md#prosqa"),
+        ("docs/log", "../tasks.md#prosqa", "../tasks.md#prosqa"),
+        ("docs/log", "index.md", "index.md"),
+        ("docs/log", "../../CHANGELOG.md", "../changelog.md"),
+        ("docs/log", "../../src/layermem/runs.py", "../files.md#src/layermem/runs.py"),
+        ("", "docs/log/index.md", "log/index.md"),
         ("", "docs/file_map.py", "files.md#docs/file_map.py"),
         ("", "https://arxiv.org/abs/2502.09245", "https://arxiv.org/abs/2502.09245"),
     ],
 )
 def test_links_are_redirected_on_the_site(folder, link, redirected):
     assert root_pages.redirect_links(f"See [it]({link}).", folder) == f"See [it]({redirected})."
+
+
+def test_the_index_of_the_log_has_a_row_for_every_entry():
+    opening = re.compile(r"# (.+\?)\n\n\*\*Outcome \((\d{4}-\d\d-\d\d)\)\.\*\* \S")
+    entries = []
+    for path in ROOT.glob("docs/log/2*.md"):
+        match = opening.match(path.read_text(encoding="utf-8"))
+        assert match, f"{path.name}: begin with the question and its outcome"
+        entries.append((match[1], match[2], path.name))
+    row = re.compile(r"^\| (.+\?) \| .+ \| (\S+) \| \[.+\]\((.+)\) \|$", re.MULTILINE)
+    assert entries
+    assert sorted(row.findall(read("docs/log/index.md"))) == sorted(entries)
 
 
 def test_the_api_reference_names_what_is_there():

@@ -20,10 +20,10 @@ from layermem.study import estimates
     ("argv", "named"),
     [
         (["paper/tabel7"], "'tabel7'.*table7"),
-        (["paper/table7", "--seeds", "0"], "--seeds must be at least 1, got 0"),
-        (["paper/table7", "--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["paper/table7", "--seeds", "0"], "--seeds .*got 0"),
+        (["paper/table7", "--jobs", "0"], "--jobs .*got 0"),
         (["paper/table7", "--runs", "nowhere"], "nowhere"),
-        (["paper/table7", "--seeds", "1001", "--dry-run"], "seed 1000"),
+        (["paper/table7", "--seeds", "1001", "--dry-run"], "--seeds .*1001"),
         (["paper/table7", "--conditions", "time"], "--conditions"),
         (["paper/fig1", "--records", "here"], "--records here"),
         (["paper/fig1", "--records", "here", "--dry-run"], "--records here"),

@@ -3,12 +3,15 @@
 It does not know: how runs are compared or drawn.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
 from layermem.cli.screen import screen, show, write
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +29,20 @@ class Report:
     """Folders that layermem perplexity, blimp or eval has written, shown on the page."""
     costs: Path | None = None
     """File that layermem costs --measure --out has written, shown on the page."""
+    figure: Path | None = None
+    """File (svg, png, pdf) for the learning curves of the runs, in place of the page."""
     out: Path = Path("report")
     """Folder for study.json and the page."""
 
 
 def report(options: Report, command: str) -> None:
-    """Print the results of runs, and write the page about them."""
+    """Print the results of runs, and write the page about them, or draw their curves."""
+    if options.figure is not None:
+        from layermem.report.curves import draw_curves
+
+        draw_curves(options.runs, options.figure)
+        logger.info("%s", options.figure)
+        return
     from layermem.report import study as page
     from layermem.report.given import given_sections
     from layermem.study.comparing_runs import compare_runs

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from layermem.cli.finetune import Finetune, to_run
 from layermem.cli.host_options import HostOptions
-from layermem.cli.screen import screen, show, write
+from layermem.cli.screen import screen, show, show_estimates, write
 from layermem.cli.starting_run import StartingRun, resolve_run, with_base_run
-from layermem.number_ranges import SHARE, above, at_least, number
+from layermem.cli.train_host import TrainHost, to_run
+from layermem.number_ranges import SHARE, above, at_least, between, number
 from layermem.results.study import Scale
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Conditions = tuple[Literal["tokens", "time", "parameters"], ...]
 class Carrying:
     """How any study is carried out."""
 
-    seeds: int | None = number(None, at_least(1))
+    seeds: int | None = number(None, between(1, 1000))
     """Seeds, the same for every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
     conditions: Conditions = ()
     """What is equal between the arms: tokens, time (arms whose steps take longer have fewer),
@@ -154,6 +154,8 @@ class OfRetrofit(HostOptions, Carrying):
     with LoRA, with routers alone, with memory and all weights; each at its best learning rate.
     Ended runs are not run again, begun ones are resumed."""
 
+    model: tyro.conf.Positional[str]
+    """Folder or hub name of a model of transformers."""
     memory: Literal["full", "last", "first"] = "full"
     """Earlier layers that a layer reads, in the ways with memory."""
     rates: tuple[float, ...] = number((5e-5, 2e-4, 1e-3), above(0))
@@ -164,8 +166,12 @@ class OfRetrofit(HostOptions, Carrying):
     def study(self) -> "Study":
         """Return the study."""
         given = {field.name: getattr(self, field.name) for field in fields(HostOptions)}
-        log_every = max(1, self.steps // 50)
-        base = to_run(Finetune(**given, memory=self.memory, train="all", log_every=log_every))
+        log_every = max(1, self.max_steps // 50)
+        base = to_run(
+            TrainHost(
+                host=self.model, memory=self.memory, train="all", log_every=log_every, **given
+            )
+        )
         from layermem.study.retrofit import study_of_retrofit
 
         seeds = range(self.seeds or 5)
@@ -209,7 +215,7 @@ class OfEncoders(Carrying):
     """Weight decay of weight matrices."""
     batch_size: int = number(32, at_least(1))
     """Records in one step."""
-    steps: int = number(400, at_least(1))
+    max_steps: int = number(400, at_least(1))
     """Training steps."""
 
     def study(self) -> "Study":
@@ -229,7 +235,7 @@ class OfEncoders(Carrying):
                 weight_decay=self.weight_decay,
                 batch_size=self.batch_size,
             ),
-            self.steps,
+            self.max_steps,
             self.out,
             arms=self.arms,
             rates=self.rates,
@@ -259,12 +265,14 @@ class OfPlugin(Carrying):
 class AnyStudy(Carrying):
     """Compare arms, seed by seed; ended runs are not run again, begun ones are resumed.
 
-    layermem study PRESET --variants plain,lime    variants on a preset
-    layermem study BOARD,BOARD                     variants on several boards, on equal terms
-    layermem study paper/fig6                      a table or figure of the paper
-    layermem study retrofit MODEL --text FILE      four ways of going on training a model
-    layermem study encoders FILE                   small encoders on labelled records
-    layermem study NAME                            a study of a plugin
+    What is compared comes first. PRESET: variants on a preset, or on the config of a run.
+
+    BOARD,BOARD or PRESET@LAYERSxWIDTH: variants on several boards, on equal terms.
+
+    paper/NAME: a table or figure of the paper. NAME: a study of a plugin.
+
+    retrofit MODEL: four ways of going on training a model. encoders FILE: small encoders on
+    records.
 
     Each has options of its own: layermem study retrofit --help.
     """
@@ -321,29 +329,11 @@ def study(options: Any, command: str) -> None:
 
 
 def _estimate(asked: "Study", options: Carrying) -> None:
-    from layermem.report.numbers import format_duration, with_unit
-    from layermem.report.page import Table
-    from layermem.study.estimates import UNCERTAINTY, estimate, machine
+    from layermem.report.numbers import format_duration
+    from layermem.study.estimates import estimate
 
     boards = estimate(asked, options.out, options.runs)
-    rows = [
-        [
-            each.board,
-            f"{each.trials} + {each.counting}",
-            f"{each.recorded}" + (f", {each.failed} failed" if each.failed else ""),
-            "" if each.parameters is None else with_unit(each.parameters, 3),
-            with_unit(each.tokens, 3),
-            "" if each.flops is None else f"{each.flops:.2e}",
-            format_duration(3600 * each.hours),
-        ]
-        for each in boards
-    ]
-    how = (
-        f"{basis}: from {UNCERTAINTY[basis]}." for basis in dict.fromkeys(e.basis for e in boards)
-    )
-    header = ["board", "runs", "recorded", "parameters", "tokens", "FLOPs", "still to come"]
-    caption = f"Runs that choose rates + those that count. Time of {machine()}, {' '.join(how)}"
-    show(Table(header=header, rows=rows, caption=caption if boards else "It trains nothing."))
+    show_estimates(boards)
     runs = sum(each.trials + each.counting for each in boards)
     seconds = 3600 * sum(each.hours for each in boards)
     screen().print(f"{runs} runs, about {format_duration(seconds)} to come")

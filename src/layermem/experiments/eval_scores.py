@@ -1,6 +1,6 @@
 """Scores from answers: shares of right ones with intervals, and differences item by item.
 
-Two questions have two intervals: what other items would show (Wilson, bootstrap, McNemar), and what
+Two questions have two intervals: what other items would show (Wilson, jackknife, McNemar), and what
 other few-shot examples would show (Student's t over seeds).
 
 It does not know: models, prompts, files.
@@ -9,7 +9,7 @@ It does not know: models, prompts, files.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from layermem.intervals import bootstrap_ratios, holm, interval, mcnemar, paired, proportion
+from layermem.intervals import holm, interval, mcnemar, paired, proportion, ratio_interval
 from layermem.results.eval import Accuracy, TaskAnswers, TaskDifference, TaskScore
 
 
@@ -71,8 +71,10 @@ def _difference(ours: Sequence[TaskAnswers], theirs: Sequence[TaskAnswers]) -> T
     only_ours, only_theirs = pairs.count((1, 0)), pairs.count((0, 1))
     return TaskDifference(
         accuracy=by_seed.mean,
-        over_items=(
-            bootstrap_ratios([(mean, [1.0] * items) for mean in means]) if items > 1 else ()
+        # No difference of shares is larger than 1.
+        over_items=tuple(
+            max(-1.0, min(1.0, end))
+            for end in ratio_interval([(mean, [1.0] * items) for mean in means]) or ()
         ),
         over_seeds=_ends(by_seed.mean, by_seed.half) if len(ours) > 1 else (),
         only_ours=only_ours,

@@ -19,7 +19,7 @@ from layermem.data.sources import open_source
 from layermem.evals.perplexity import check_context, longest_context, perplexity
 from layermem.experiments.analyze_checkpoints import Checkpoint, load_model, open_checkpoints
 from layermem.experiments.checkpoint_arms import arms_of
-from layermem.intervals import bootstrap_ratios
+from layermem.intervals import ratio_interval
 from layermem.results.files import to_json
 from layermem.results.perplexity import (
     Perplexity,
@@ -90,8 +90,8 @@ def compare(ours: Perplexity, theirs: Perplexity) -> PerplexityDifference:
 
 
 def _interval(pairs: list[tuple[list[float], list[float]]]) -> tuple[float, ...]:
-    """Return the bootstrap interval over documents; of a single document there is none."""
-    return bootstrap_ratios(pairs) if len(pairs[0][0]) > 1 else ()
+    """Return the interval over documents; of a single document there is none."""
+    return ratio_interval(pairs) or ()
 
 
 def _columns(

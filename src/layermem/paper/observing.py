@@ -44,12 +44,6 @@ def right_answers(trained: Observing, study: str, quantity: str) -> Iterator[Obs
         if record.solved
     }
     for arm, runs in trained.records.get(study, {}).items():
-        for record in runs.values():
-            if RIGHT_ANSWERS not in record.metrics:
-                raise ValueError(
-                    f"{record.folder} has ended without a result.json; `layermem solve "
-                    f"{record.folder}` writes it, or delete the folder to run it again"
-                )
         by_seed = {seed: record.metrics[RIGHT_ANSWERS] for seed, record in runs.items()}
         # Problems of one study are the same, and so is what a guess at them comes to.
         chance = min(chances) if len(chances) == 1 else None

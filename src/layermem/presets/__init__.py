@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from layermem.config import Compute, Data, Model, Optim, Run, Task
+from layermem.plugins import load_plugins
 from layermem.presets import mad, recall
 
 Preset = Callable[[], Run]
@@ -24,15 +25,16 @@ def preset(function: Preset) -> Preset:
 
 
 def names() -> list[str]:
-    """Return the names of all presets, those of this file first."""
+    """Return the names of all presets, those of this file first, those of plugins last."""
+    load_plugins()
     return list(_PRESETS)
 
 
 def get_preset(name: str) -> Run:
     """Return the run of a preset; "aet-4" alone is "tiny-aet-4"."""
-    if f"tiny-{name}" in _PRESETS:
+    if name not in _PRESETS and f"tiny-{name}" in _PRESETS:
         name = f"tiny-{name}"
-    if name not in _PRESETS:
+    if name not in names():
         known = [*_PRESETS, *(known.removeprefix("tiny-") for known in _PRESETS)]
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_PRESETS)}"
@@ -270,7 +272,7 @@ def tiny_prosqa() -> Run:
     """ProsQA of 12 nodes and 3 steps, 4 layers of width 64, 4 epochs: minutes on one CPU core.
 
     From new weights. It does not get beyond chance, nor with records as large as the originals
-    (--task.options steps=null nodes=null statements=null): docs/results.md, LOG.md.
+    (--task.options steps=null nodes=null statements=null): docs/log/2026-11-prosqa-new-weights.md.
     """
     model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4)
     optim = Optim(schedule="linear", min_lr=0.0, batch_size=64)

@@ -159,7 +159,7 @@ def _differences(result: EvalResult) -> Table:
             [short_name(task), *(_difference(each[task]) for each in result.differences.values())]
             for task in result.tasks
         ],
-        caption="Difference of right answers [95% bootstrap over items; 95% over seeds, paired]; p "
+        caption="Difference of right answers [95% over items; 95% over seeds, paired]; p "
         "by McNemar's exact test on the items of the first seed, adjusted for the number of tasks "
         "by Holm's method.",
     )

@@ -103,8 +103,8 @@ def _differences(result: PerplexityResult) -> Table:
     return Table(
         header=[f"against {first}", "bits per byte", "nats per token"],
         rows=[[name, *_difference(difference)] for name, difference in result.differences.items()],
-        caption="Below zero: lower loss than the first. 95% intervals by 2,000 bootstrap samples "
-        "of the documents, the same for both: over documents, not over seeds of training.",
+        caption="Below zero: lower loss than the first. 95% intervals by the jackknife "
+        "over documents, the same for both, and not over seeds of training.",
     )
 
 

@@ -136,7 +136,7 @@ class TaskDifference:
     accuracy: float
     """Difference of the shares of right answers, the mean over seeds."""
     over_items: tuple[float, ...]
-    """Its 95% bootstrap interval over items; empty: there is one item."""
+    """Its 95% interval over items; empty: there is one item."""
     over_seeds: tuple[float, ...]
     """Its 95% interval over seeds, paired; empty: there is one seed."""
     only_ours: int

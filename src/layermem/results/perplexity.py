@@ -102,11 +102,11 @@ class PerplexityDifference:
     bits_per_byte: float
     """Difference of bits per byte; below zero: this model is better."""
     bits_interval: tuple[float, ...]
-    """Its 95% bootstrap interval over documents."""
+    """Its 95% interval over documents."""
     loss: float | None
     """Difference of nats per token; None: the two have different tokens."""
     loss_interval: tuple[float, ...] | None
-    """Its 95% bootstrap interval over documents."""
+    """Its 95% interval over documents."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,10 @@ It does not know: problems, how they are graded.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
+from layermem.number_ranges import at_least, number
 from layermem.typed_dicts import from_dict, to_dict
 
 
@@ -25,8 +27,8 @@ class Shares:
     """Its 95% interval: lower and upper end."""
     steps: float
     """Share with every step right."""
-    steps_interval: tuple[float, ...] = ()
-    """Its 95% interval; empty in files of older versions."""
+    steps_interval: tuple[float, ...]
+    """Its 95% interval."""
 
     def __post_init__(self) -> None:
         for name in ("accuracy", "steps"):
@@ -66,9 +68,39 @@ class Solved(Shares):
 
     @classmethod
     def from_json(cls, text: str) -> "Solved":
-        """Return what a result.json says; what another version added to it is left out."""
-        values = json.loads(text)
-        if isinstance(values, dict):
-            names = {field.name for field in fields(cls)}
-            values = {name: value for name, value in values.items() if name in names}
-        return from_dict(cls, values, "")
+        """Return what a result.json says."""
+        return from_dict(cls, json.loads(text), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolvedOptions:
+    """Which problems are solved."""
+
+    tasks: tuple[str, ...]
+    """Names of tasks."""
+    count: int | None = number(None, at_least(1))
+    """Problems of each; None: 10,000."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Split they are of."""
+    seed: int | None = number(None, at_least(0))
+    """Seed of the problems; None: the run's."""
+    task_options: tuple[str, ...] = ()
+    """Options of the task, added to the run's; one of the same name takes its place."""
+    batch_size: int | None = number(None, at_least(1))
+    """Problems solved at once; None: 256."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolvedTasks:
+    """What models of runs solve of their tasks."""
+
+    KIND: ClassVar[str] = "solved"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem eval"
+
+    command: str
+    """What made it."""
+    options: SolvedOptions
+    """What was solved."""
+    models: Mapping[str, Mapping[str, Solved]]
+    """Name of each model to task to what it solves."""

@@ -22,7 +22,7 @@ from layermem.results.costs import Cost
 from layermem.results.files import read_result
 from layermem.results.study import MeasuredSteps, RunRecord
 from layermem.study.choosing import choices_of, read_trials
-from layermem.study.definition import Board, Study
+from layermem.study.definition import Arm, Board, Study
 from layermem.study.planning import (
     Choices,
     PlannedRun,
@@ -163,6 +163,15 @@ def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimat
         _estimate(board, [pair for pair in planned.values() if pair[0].board == name])
         for name, board in boards.items()
     ]
+
+
+def estimate_run(run: Run) -> Estimate:
+    """Return what one run would take."""
+    arm = Arm(name=run.variant, change=lambda base: base)
+    board = Board(name=run.preset, base=run, arms=(arm,))
+    planned = PlannedRun(board=board.name, arm=arm.name, run=run)
+    state = RunRecord(name=run.preset, run_id=run.id, folder="", state="not begun")
+    return _estimate(board, [(planned, state)])
 
 
 def _estimate(board: Board, members: Sequence[tuple[PlannedRun, RunRecord]]) -> Estimate:

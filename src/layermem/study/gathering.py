@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from layermem.experiments.finetuning import load_host
 from layermem.results import study as results
 from layermem.results.study import (
     BY_LEVEL,
@@ -33,6 +32,7 @@ from layermem.study.records import (
     run_state,
 )
 from layermem.study.run_folders import trained_on
+from layermem.train.host_models import load_host
 from layermem.train.run_config import check_same_run
 
 
@@ -102,8 +102,8 @@ def _read(plan: Plan, by_condition: Mapping[str, Plan], recorded: RecordedRuns) 
             record = read_record(name, planned.run, folder)
             if planned.run.task.name is not None and RIGHT_ANSWERS not in record.metrics:
                 raise ValueError(
-                    f"{folder.path} has ended without a {folder.result.name}; `layermem eval "
-                    f"{folder.path}` writes it, or delete the folder to run it again"
+                    f"{folder.path} has ended without a {folder.result.name}; delete the folder to "
+                    "run it again"
                 )
         conditions = tuple(each for each, runs in by_condition.items() if name in runs)
         records.append(replace(record, board=planned.board, arm=planned.arm, conditions=conditions))

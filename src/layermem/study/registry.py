@@ -13,6 +13,7 @@ It does not know: the command line, how plugins are found.
 import difflib
 from collections.abc import Callable
 
+from layermem.plugins import load_plugins
 from layermem.study.definition import Study
 
 _STUDIES: dict[str, Callable[[], Study]] = {}
@@ -26,6 +27,7 @@ def study(function: Callable[[], Study]) -> Callable[[], Study]:
 
 def names() -> list[str]:
     """Return the names of the studies that were made known."""
+    load_plugins()
     return list(_STUDIES)
 
 
@@ -36,7 +38,7 @@ def description(name: str) -> str:
 
 def get_study(name: str) -> Study:
     """Return the study of a name."""
-    if name not in _STUDIES:
+    if name not in names():
         close = difflib.get_close_matches(name, _STUDIES, n=1)
         hint = (
             f"did you mean {close[0]}?" if close else f"there are {', '.join(_STUDIES) or 'none'}"

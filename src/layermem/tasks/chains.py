@@ -28,7 +28,7 @@ import statistics
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
@@ -48,9 +48,6 @@ from layermem.tasks.chain_statements import (
 from layermem.tasks.grading import Grade
 from layermem.tasks.hashed_splits import Split, check_split_and_count, is_in_split
 from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 VARIABLES = string.ascii_lowercase
 Order = Literal["shuffled", "levels", "interleaved", "chain"]
@@ -137,13 +134,8 @@ def chance(problems: Sequence[Queried]) -> float:
     return statistics.fmean(1 / len(possible_answers(problem)) for problem in problems)
 
 
-def tokenizer(values: int | None = None, **_: Any) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer with a token for each variable, symbol and value."""
-    return queried.tokenizer(_all_words(values))
-
-
 def word_tokenizer(values: int | None = None, **_: Any) -> Tokenizer:
-    """Return the same without transformers' interface."""
+    """Return a tokenizer with a token for each word."""
     return queried.word_tokenizer(_all_words(values))
 
 

@@ -12,15 +12,11 @@ It does not know: any particular task, models, training.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem.tasks.fast_tokenizer import as_fast_tokenizer
 from layermem.tasks.grading import Grade
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 BLANK = "_"
 """The word where nothing is said."""
@@ -100,11 +96,6 @@ def word_tokenizer(words: Iterable[str]) -> Tokenizer:
     )
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return inner
-
-
-def tokenizer(words: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """Return the same with transformers' interface."""
-    return as_fast_tokenizer(word_tokenizer(words))
 
 
 def count_answers(problems: Sequence[Queried]) -> dict[str, Any]:
