@@ -77,9 +77,12 @@ def begun(in_this_process):
 
 @pytest.fixture
 def trained_here(in_this_process):
-    """Train runs in this process, which imports what they need only once."""
+    """Train runs in this process, which imports what they need only once; return their names."""
+    names = []
 
     def act(run, folder):
+        names.append(folder.path.name)
         train(run, folder.path, evaluate=evaluate)
 
     in_this_process(act)
+    return names

@@ -23,7 +23,6 @@ from layermem.results.comparing import judge
 from layermem.results.files import read_result
 from layermem.results.study import StudyResult
 from layermem.runs import RunFolder
-from layermem.study import many_runs
 from layermem.study.carrying_out import carry_out
 from layermem.study.estimates import planned_states
 from layermem.study.recorded import RecordedRuns
@@ -203,9 +202,10 @@ def test_two_artefacts_at_shrunken_size(tmp_path, trained_here, monkeypatch, cap
     drawn = [f for s in build(result).sections for f in s.figures if isinstance(f, Figure)]
     papers = [figure.caption for figure in drawn if "1.15%" in figure.caption]
     assert len(papers) == 2 and "FLOPs" in papers[0] and "tokens" in papers[1]
-    monkeypatch.setattr(many_runs, "_start_process", None)
+    assert len(trained_here) == 4
     result, _ = carry_out(get_artefact("fig5").study("fig5", "tiny", 2), out)
     computed = result.computed("share read from earlier layers, mean over layers")
+    assert len(trained_here) == 4
     trained, start = computed["lime"], computed["lime at its start"]
     assert set(trained) == set(start) == {0, 1} and trained != start
     assert all(0 < share < 1 for share in (*trained.values(), *start.values()))
