@@ -7,12 +7,12 @@ import sys
 import pytest
 import torch
 from host_models import ARMS, make_host, shake_routers
-from layermem.cli.finetune import Finetune, to_run
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM
 
 from layermem import cli
+from layermem.cli.train_host import TrainHost, to_run
 from layermem.config import Data, Host, Run, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
 from layermem.results.files import read_result
@@ -278,14 +278,14 @@ def test_what_would_train_something_else_is_refused(options, message, folder, tm
 def test_options_of_another_kind_of_data_are_refused(data, given, kinds):
     source = {data: "arithmetic" if data == "task" else "data.jsonl"}
     with pytest.raises(ValueError, match=f" has no effect on {data}, it is for {kinds}:"):
-        to_run(Finetune(model="x", **source, **given))
+        to_run(TrainHost(host="x", **source, **given))
 
 
 @pytest.mark.parametrize("data", ["text", "records"])
 def test_a_share_beside_a_file_of_validation_is_refused(data):
     given = {"validation": "v.jsonl", "validation_share": 0.3}
     with pytest.raises(ValueError, match=r"--validation-share 0.3 has no effect beside"):
-        to_run(Finetune(model="x", **{data: "data.jsonl"}, **given))
+        to_run(TrainHost(host="x", **{data: "data.jsonl"}, **given))
 
 
 def test_lora_without_peft_is_refused(folder, tmp_path, monkeypatch):
@@ -331,5 +331,5 @@ def test_fields_without_effect_on_a_host_are_refused(changes):
 
 
 def test_what_is_trained_is_part_of_the_run():
-    run = to_run(Finetune(model="x", text="stdlib"))
-    assert run.id != to_run(Finetune(model="x", text="stdlib", train="all")).id
+    run = to_run(TrainHost(host="x", text="stdlib"))
+    assert run.id != to_run(TrainHost(host="x", text="stdlib", train="all")).id

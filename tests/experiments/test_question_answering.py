@@ -308,7 +308,8 @@ def test_arms_are_compared_on_a_page(arms, tmp_path):
     arms_here = result.boards[0].conditions[0].arms
     assert arms_here[0].name == "host:memory=none:train=all" and len(arms_here) == 4
     for run in result.runs:
-        assert set(run.metrics) == {"validation loss", "right answers", "F1 of words"}
+        by_answer = {f"right answers by answer: {kind}" for kind in ("HasAns", "NoAns")}
+        assert set(run.metrics) == {"validation loss", "right answers", "F1 of words"} | by_answer
     run = next(run for run in result.runs if run.folder == str(arms["lora"].path))
     assert run.metrics["F1 of words"] == read_result(Answers, arms["lora"].answers).all.f1
     page = (tmp_path / "index.html").read_text()
