@@ -34,13 +34,11 @@ from layermem.paper.artefact import SEEDS
 from layermem.report import minimal_pairs, perplexity
 from layermem.report.numbers import format_interval, format_p
 from layermem.report.page import Table
+from layermem.report.paper_tables import claim_numbers, claims_table, numbers_table
 from layermem.report.study_tables import (
     TITLES,
     arms_table,
-    claim_numbers,
-    claims_table,
     levels_tables,
-    numbers_table,
     shapes_tables,
 )
 from layermem.results.comparing import Verdict, judge

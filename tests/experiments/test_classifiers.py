@@ -11,7 +11,6 @@ import pytest
 import torch
 from host_models import ARMS, make_host
 from labelled import SIZES, fill, finetuned, rows_of, write_rows
-from layermem.results.comparison import Comparison
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -21,6 +20,7 @@ from layermem.data.tokenizers import load_tokenizer
 from layermem.intervals import proportion
 from layermem.results.answers import RecordCounts
 from layermem.results.files import read_result
+from layermem.results.study import StudyResult
 from layermem.retrofit import load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
@@ -229,12 +229,13 @@ def test_the_card_says_how_to_use_the_model(base, folder, arms, tmp_path, monkey
 @pytest.mark.slow
 def test_arms_are_compared_on_a_page(arms, tmp_path, caplog):
     cli.main(["report", *(str(run.path) for run in arms.values()), "--out", str(tmp_path)])
-    result = read_result(Comparison, tmp_path / "report.json")
-    (setting,) = result.settings
-    assert list(setting.arms)[0] == "host:memory=none:train=all" and len(setting.arms) == 4
-    metrics = {name for run in result.runs.values() for name in run.metrics}
-    assert metrics == {"validation loss", "right answers"}
-    assert setting.trained_on["source"].endswith("records.jsonl")
+    result = read_result(StudyResult, tmp_path / "study.json")
+    (board,) = result.boards
+    (condition,) = board.conditions
+    assert condition.arms[0].name == "host:memory=none:train=all" and len(condition.arms) == 4
+    by_label = {f"right answers by label: {label}" for label in "ny"}
+    assert {*result.metrics} == {"validation loss", "right answers"} | by_label
+    assert board.data["source"].endswith("records.jsonl")
     assert "records.jsonl" in (tmp_path / "index.html").read_text()
 
 
@@ -243,7 +244,7 @@ def test_other_records_are_another_setting(folder, arms, tmp_path):
     other = finetuned(folder, tmp_path / "o", "--max-length", "12", "--train", "all", steps=1)
     both = [str(other.path), str(arms["routers"].path)]
     cli.main(["report", *both, "--out", str(tmp_path / "page")])
-    assert len(read_result(Comparison, tmp_path / "page" / "report.json").settings) == 2
+    assert len(read_result(StudyResult, tmp_path / "page" / "study.json").boards) == 2
     assert read_result(RecordCounts, other.records).validation_cut > 0
 
 

@@ -7,17 +7,17 @@ import sys
 import pytest
 import torch
 from host_models import ARMS, make_host, shake_routers
-from layermem.cli.finetune import Finetune, to_run
-from layermem.results.comparison import Comparison
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM
 
 from layermem import cli
+from layermem.cli.train_host import TrainHost, to_run
 from layermem.config import Data, Host, Run, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
 from layermem.results.files import read_result
 from layermem.results.perplexity import PerplexityResult
+from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.adapter import CARD
 from layermem.runs import RunFolder
@@ -180,8 +180,8 @@ def test_a_task_is_solved_before_and_after(folder, tmp_path):
 def test_arms_are_compared_on_a_page(arms, tmp_path, capsys):
     folders = [str(run.path) for run in arms.values()]
     cli.main(["report", *folders, "--out", str(tmp_path)])
-    result = read_result(Comparison, tmp_path / "report.json")
-    names = list(result.settings[0].arms)
+    result = read_result(StudyResult, tmp_path / "study.json")
+    names = [arm.name for arm in result.boards[0].conditions[0].arms]
     assert names[0] == "host:memory=none:train=all"
     assert names[2:] == ["host:memory=full:train=routers", "host:memory=last:train=all:window=2"]
     assert "models of transformers" in (tmp_path / "index.html").read_text()
@@ -278,14 +278,14 @@ def test_what_would_train_something_else_is_refused(options, message, folder, tm
 def test_options_of_another_kind_of_data_are_refused(data, given, kinds):
     source = {data: "arithmetic" if data == "task" else "data.jsonl"}
     with pytest.raises(ValueError, match=f" has no effect on {data}, it is for {kinds}:"):
-        to_run(Finetune(model="x", **source, **given))
+        to_run(TrainHost(host="x", **source, **given))
 
 
 @pytest.mark.parametrize("data", ["text", "records"])
 def test_a_share_beside_a_file_of_validation_is_refused(data):
     given = {"validation": "v.jsonl", "validation_share": 0.3}
     with pytest.raises(ValueError, match=r"--validation-share 0.3 has no effect beside"):
-        to_run(Finetune(model="x", **{data: "data.jsonl"}, **given))
+        to_run(TrainHost(host="x", **{data: "data.jsonl"}, **given))
 
 
 def test_lora_without_peft_is_refused(folder, tmp_path, monkeypatch):
@@ -331,5 +331,5 @@ def test_fields_without_effect_on_a_host_are_refused(changes):
 
 
 def test_what_is_trained_is_part_of_the_run():
-    run = to_run(Finetune(model="x", text="stdlib"))
-    assert run.id != to_run(Finetune(model="x", text="stdlib", train="all")).id
+    run = to_run(TrainHost(host="x", text="stdlib"))
+    assert run.id != to_run(TrainHost(host="x", text="stdlib", train="all")).id

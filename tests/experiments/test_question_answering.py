@@ -10,7 +10,6 @@ import torch
 from asked import END, asked, predictions_of, put_base, put_questions, question_rows
 from host_models import ARMS, shake_routers
 from labelled import write_rows
-from layermem.results.comparison import Comparison
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import (
@@ -23,6 +22,7 @@ from transformers import (
 from layermem import cli
 from layermem.results.answers import Answers
 from layermem.results.files import read_result
+from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
@@ -304,13 +304,14 @@ assert [each.text for each in given] == [row["prediction"] for row in rows]
 def test_arms_are_compared_on_a_page(arms, tmp_path):
     folders = [str(run.path) for run in arms.values()]
     cli.main(["report", *folders, "--out", str(tmp_path)])
-    result = read_result(Comparison, tmp_path / "report.json")
-    (setting,) = result.settings
-    assert list(setting.arms)[0] == "host:memory=none:train=all" and len(setting.arms) == 4
-    for run in result.runs.values():
-        assert set(run.metrics) == {"validation loss", "right answers", "F1 of words"}
-    run = next(run for run in result.runs.values() if run.folder == str(arms["lora"].path))
-    assert run.metrics["F1 of words"].value == read_result(Answers, arms["lora"].answers).all.f1
+    result = read_result(StudyResult, tmp_path / "study.json")
+    arms_here = result.boards[0].conditions[0].arms
+    assert arms_here[0].name == "host:memory=none:train=all" and len(arms_here) == 4
+    for run in result.runs:
+        by_answer = {f"right answers by answer: {kind}" for kind in ("HasAns", "NoAns")}
+        assert set(run.metrics) == {"validation loss", "right answers", "F1 of words"} | by_answer
+    run = next(run for run in result.runs if run.folder == str(arms["lora"].path))
+    assert run.metrics["F1 of words"] == read_result(Answers, arms["lora"].answers).all.f1
     page = (tmp_path / "index.html").read_text()
     assert "F1 of words" in page and "HasAns" in page and "NoAns" in page
 

@@ -3,10 +3,10 @@
 import pytest
 from asked import asked, put_base, put_questions, question_rows
 from labelled import write_rows
-from layermem.cli.finetune import Finetune, to_run
 from safetensors.torch import load_file, save_file
 
 from layermem import cli
+from layermem.cli.train_host import TrainHost, to_run
 from layermem.config import run_from_dict
 
 QUESTIONS = ["--kind", "question-answering"]
@@ -93,8 +93,8 @@ def test_options_of_questions_are_for_records():
 
 
 def test_every_option_of_questions_is_in_the_run_id():
-    base = {"model": "m", "records": "q.jsonl", "kind": "question-answering"}
-    run = to_run(Finetune(**base))
+    base = {"host": "m", "records": "q.jsonl", "kind": "question-answering"}
+    run = to_run(TrainHost(**base))
     assert (run.records.max_length, run.records.stride, run.records.longest_answer) == (
         384,
         128,
@@ -109,7 +109,7 @@ def test_every_option_of_questions_is_in_the_run_id():
         {"label": "spans"},
         {"kind": "classification"},
     )
-    ids = {to_run(Finetune(**{**base, **other})).id for other in others}
+    ids = {to_run(TrainHost(**{**base, **other})).id for other in others}
     assert len(ids | {run.id}) == len(others) + 1
     with pytest.raises(ValueError, match="records.unanswerable=True is for a run that is trained"):
         run_from_dict({"records": {"unanswerable": True}})

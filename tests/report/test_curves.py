@@ -4,9 +4,9 @@ import math
 
 import pytest
 import yaml
-from layermem.results.run_record import Validation
 
 from layermem.report.curves import curves_of_arms, draw_curves
+from layermem.results.study import Validation
 from layermem.runs import RunFolder
 
 

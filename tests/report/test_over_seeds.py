@@ -15,8 +15,8 @@ def test_means_and_differences_are_seed_by_seed():
     (table,) = over_seeds_tables("right", SHARES, ARMS, share=True)
     assert table.header == ["right", "plain", "lime", "lime against plain"]
     # t(0.975, 2) = 4.3027, the deviation 0.1: 4.3027 x 0.1 / sqrt(3) = 0.2484.
-    assert table.rows[0][:3] == ["all", "60.0% +- 24.8%", "70.0% +- 24.8%"]
-    assert table.rows[0][3].startswith("+10.0% +- 0.0% (p = 0.250)")
+    assert table.rows[0][:3] == ["all", "60% ± 25%", "70% ± 25%"]
+    assert table.rows[0][3].startswith("+10.0% ± 0.0% (p = 0.250)")
 
 
 def test_p_values_are_adjusted_for_all_rows():

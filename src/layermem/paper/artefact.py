@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from layermem.config import Run
-from layermem.results.study import Claim, Direction, PaperNumber, Scale
+from layermem.results.study import Claim, Direction, Drawing, PaperNumber, Scale
 from layermem.study.arms import arms_of_variants
 from layermem.study.definition import Board, Observed, Study, Trained
 
@@ -48,6 +48,8 @@ class Artefact:
     """What the paper prints."""
     claims: Callable[[Scale], tuple[Claim, ...]]
     """What it claims of the arms of a scale."""
+    drawings: Callable[[Scale], tuple[Drawing, ...]] = lambda scale: ()
+    """What it draws at a scale."""
     needs: Mapping[Scale, str] = field(default_factory=dict)
     """What a scale needs beside a CPU and this machine's files."""
     on_gpu: tuple[Scale, ...] = ()
@@ -88,6 +90,7 @@ class Artefact:
             claim=self.claim,
             papers=self.numbers,
             claims=self.claims(scale),
+            drawings=self.drawings(scale),
             notes=self.notes,
             missing=self.missing,
             tasks=self.tasks,

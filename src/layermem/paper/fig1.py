@@ -10,7 +10,7 @@ from layermem.config import Run
 from layermem.paper.artefact import FINEWEB, Artefact, Observing, board
 from layermem.paper.observing import lower_perplexity, perplexities, saved
 from layermem.presets import get_preset
-from layermem.results.study import Claim, PaperNumber, Scale
+from layermem.results.study import Claim, Drawing, PaperNumber, Scale
 from layermem.study.definition import Board, Observed
 
 RATES: dict[Scale, tuple[float, ...]] = {
@@ -76,6 +76,7 @@ ARTEFACT = Artefact(
         ),
     ),
     claims=claims,
+    drawings=lambda scale: (Drawing(kind="curves", across="flops", up="validation loss"),),
     needs=NEEDS,
     on_gpu=("small", "paper"),
     notes=(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from layermem.paper.artefact import Artefact, Observing, beside_plain
 from layermem.paper.fig1 import NEEDS, TRAINING_LOSS, grouped_queries
 from layermem.paper.observing import losses, saved
-from layermem.results.study import Claim, Scale
+from layermem.results.study import Claim, Drawing, Scale
 from layermem.study.definition import Board, Observed
 
 _SAVED = "tokens saved on the way to the higher last loss"
@@ -37,6 +37,7 @@ ARTEFACT = Artefact(
     boards=_boards,
     observe=_observe,
     claims=_claims,
+    drawings=lambda scale: (Drawing(kind="curves", across="tokens", up="validation loss"),),
     needs=NEEDS,
     on_gpu=("small", "paper"),
     notes=(TRAINING_LOSS, "The figure prints no numbers."),

@@ -16,7 +16,7 @@ from layermem.paper.fig1 import (
 )
 from layermem.paper.observing import lower_perplexity, perplexities, saved
 from layermem.presets import get_preset
-from layermem.results.study import Claim, PaperNumber, Scale
+from layermem.results.study import Claim, Drawing, PaperNumber, Scale
 from layermem.study.definition import Board, Observed
 
 _PRESETS: dict[Scale, str] = {"tiny": "tiny-lm", "small": "small-30m", "paper": "paper-1b-full"}
@@ -60,6 +60,10 @@ ARTEFACT = Artefact(
         PaperNumber(quantity=LOWER, arm="lime", value=0.0115, where="section 1", is_share=True),
     ),
     claims=_claims,
+    drawings=lambda scale: (
+        Drawing(kind="curves", across="flops", up="validation loss"),
+        Drawing(kind="curves", across="tokens", up="validation loss"),
+    ),
     needs=NEEDS,
     on_gpu=("small", "paper"),
     notes=(

@@ -3,13 +3,13 @@
 It does not know: how runs are trained, how claims are judged.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from layermem.paper.artefact import Artefact, Observing, board
 from layermem.paper.inspecting import analyses, entropy, options_at
 from layermem.paper.observing import right_answers
 from layermem.presets import get_preset
-from layermem.results.study import Claim, Direction, PaperNumber, Scale
+from layermem.results.study import Claim, Direction, Drawing, PaperNumber, Point, Scale
 from layermem.study.definition import Board, Observed
 
 RATES: dict[Scale, tuple[float, ...]] = {
@@ -59,6 +59,22 @@ def _claims(scale: Scale) -> tuple[Claim, ...]:
     return (*answers, *entropies)
 
 
+def _drawing(up: str, quantity: Callable[[int], str]) -> Drawing:
+    points = (
+        Point(quantity=quantity(operands), arm=arm, line=arm, at=operands)
+        for arm in ("plain", "lime")
+        for operands in _CLAIMED
+    )
+    return Drawing(kind="lines", across="operands", up=up, points=tuple(points))
+
+
+def _drawings(scale: Scale) -> tuple[Drawing, ...]:
+    return (
+        _drawing("right answers", _answers),
+        _drawing("entropy of the last layer's values", _entropies),
+    )
+
+
 ARTEFACT = Artefact(
     title="Arithmetic: right answers and entropy of values by operands",
     claim="At 4 operands LIMe performs similarly to LLaMA, at 5 and 6 it is ahead (71.6% against "
@@ -74,6 +90,7 @@ ARTEFACT = Artefact(
         ),
     ),
     claims=_claims,
+    drawings=_drawings,
     needs={"paper": "most of a day of a CPU thread, or a GPU"},
     notes=(
         "The paper states neither the range of its numbers nor the batch: the presets' are "

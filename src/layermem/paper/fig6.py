@@ -12,7 +12,7 @@ from layermem.paper.artefact import Artefact, Observing, board
 from layermem.paper.fig1 import NEEDS, TRAINING_LOSS
 from layermem.paper.observing import losses
 from layermem.presets import get_preset
-from layermem.results.study import Claim, Scale
+from layermem.results.study import Claim, Drawing, Point, Scale
 from layermem.study.definition import Board, Observed
 
 _DEPTHS: dict[Scale, tuple[int, ...]] = {
@@ -68,6 +68,15 @@ def _claims(scale: Scale) -> tuple[Claim, ...]:
     )
 
 
+def _drawings(scale: Scale) -> tuple[Drawing, ...]:
+    points = (
+        Point(quantity=_LOSS, arm=_at(arm, depth), line=arm, at=depth)
+        for arm in ("plain", "lime")
+        for depth in _DEPTHS[scale]
+    )
+    return (Drawing(kind="lines", across="layers", up=_LOSS, points=tuple(points)),)
+
+
 ARTEFACT = Artefact(
     title="Deep decoders: loss by depth",
     claim="LIMe outperforms LLaMA at 32, 64 and 128 layers, and LIMe of 64 layers outperforms "
@@ -75,6 +84,7 @@ ARTEFACT = Artefact(
     boards=_boards,
     observe=_observe,
     claims=_claims,
+    drawings=_drawings,
     needs=NEEDS,
     on_gpu=("small", "paper"),
     notes=(

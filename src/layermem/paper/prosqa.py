@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from layermem.paper.artefact import FINEWEB, Artefact, Observing, beside_plain, board
 from layermem.paper.observing import right_answers
 from layermem.presets import get_preset
-from layermem.results.study import Claim, PaperNumber, Scale
+from layermem.results.study import Claim, Drawing, PaperNumber, Scale
 from layermem.study.definition import Board, Observed
 
 _ARMS = ("plain", "lime")
@@ -49,6 +49,7 @@ ARTEFACT = Artefact(
         ),
     ),
     claims=_claims,
+    drawings=lambda scale: (Drawing(kind="bars", up="right answers"),),
     needs={"small": "a GPU", "paper": f"{FINEWEB}; days of GPUs for pretraining"},
     on_gpu=("small", "paper"),
     notes=(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from layermem.paper.artefact import Artefact
 from layermem.paper.evaluating import AVERAGE, missing, observe_tasks
 from layermem.paper.fig1 import NEEDS, grouped_queries
-from layermem.results.study import Claim, PaperNumber, Scale
+from layermem.results.study import Claim, Drawing, PaperNumber, Scale
 from layermem.study.definition import Board
 
 ARMS = ("plain", "hyper_connections", "lime")
@@ -48,6 +48,7 @@ def evaluation(
             for arm, percent in zip(ARMS, row, strict=True)
         ),
         claims=claims,
+        drawings=lambda scale: (Drawing(kind="bars", up="right answers"),),
         needs=NEEDS,
         on_gpu=("small", "paper"),
         notes=(

@@ -123,6 +123,43 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
     return _svg(draw, (3.6, 3.4))
 
 
+def grouped_bars(
+    groups: Mapping[str, Mapping[str, tuple[float, float, float]]],
+    marks: Mapping[tuple[str, str], float],
+    chances: Mapping[str, float | None],
+    *,
+    up: str,
+) -> str:
+    """Return an SVG of shares with intervals (low, middle, high) by group and name.
+
+    ``marks``: group and name to a number beside it; ``chances``: group to what a guess comes to.
+    """
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    width = 0.8 / max(1, len(names))
+
+    def draw(axes: Axes) -> None:
+        for i, (group, values) in enumerate(groups.items()):
+            for name, (low, middle, high) in values.items():
+                at = i + width * (names.index(name) - (len(names) - 1) / 2)
+                colour = STYLES[names.index(name) % len(STYLES)][0]
+                axes.bar(at, middle, 0.9 * width, color=colour, alpha=0.75)
+                errors = [[middle - low], [high - middle]]
+                axes.errorbar(at, middle, errors, color=_INK, capsize=2, linewidth=0.8)
+                if (group, name) in marks:
+                    axes.plot(at, marks[group, name], marker="D", markersize=4, color=_INK)
+            if (chance := chances.get(group)) is not None:
+                axes.hlines(chance, i - 0.45, i + 0.45, color=_INK, linewidth=0.8, linestyle=":")
+        for i, name in enumerate(names):
+            axes.bar(0, 0, color=STYLES[i % len(STYLES)][0], label=_escape_label(name))
+        axes.set_xticks(range(len(groups)), [_escape_label(textwrap.fill(g, 12)) for g in groups])
+        axes.tick_params(axis="x", labelsize=7, rotation=30 if len(groups) > 4 else 0)
+        axes.set_ylabel(up)
+        _label_in_percent(axes, from_0_to_100=True)
+        axes.legend(frameon=False, fontsize=8)
+
+    return _svg(draw, (6.0, 3.4))
+
+
 def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
     """Return an SVG of differences with their intervals, one below the other, and a line at 0.
 

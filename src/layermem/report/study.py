@@ -9,19 +9,17 @@ from collections.abc import Iterable, Sequence
 
 from layermem.report import figures
 from layermem.report.cost_tables import counted_section
-from layermem.report.curves import curves_of_arms
+from layermem.report.drawings import learning_curves, paper_figures
 from layermem.report.numbers import NOISE, format_interval
 from layermem.report.page import Figure, Page, Section, Table
+from layermem.report.paper_tables import claim_text, claims_table, numbers_table
 from layermem.report.study_tables import (
     INTERVALS as INTERVALS,
 )
 from layermem.report.study_tables import (
     TITLES,
     arms_table,
-    claim_text,
-    claims_table,
     levels_tables,
-    numbers_table,
     rates_table,
     runs_table,
     shapes_tables,
@@ -31,12 +29,10 @@ from layermem.report.study_tables import (
 from layermem.results.comparing import HOLDS, NOT, RULE, Line, judge, lines_of
 from layermem.results.study import Board, Condition, Metric, RunRecord, StudyResult
 
-# Figures of learning: the field of a validation that goes up, its label, how numbers are written.
-_UP: tuple[tuple[str, str, figures.Scale], ...] = (
-    ("val_loss", "validation loss", "number"),
-    ("val_accuracy", "right answers", "share"),
+_NOT_COUNTED = (
+    "Costs are not counted in closed form: the arms are models of transformers, or none of them "
+    "has trained a step."
 )
-_ACROSS = (("tokens", "tokens"), ("flops", "training FLOPs"))
 _SHAPES = (
     "One preset in several shapes, LAYERSxWIDTH, of equally many parameters: all arms and shapes "
     "together, then the shapes of each arm. Each arm in each shape has a learning rate of its own."
@@ -101,7 +97,7 @@ def sentence(result: StudyResult) -> str:
 
 def _said(result: StudyResult, board: Board, condition: Condition) -> str:
     """Say which arms of a table differ from the first beyond noise."""
-    metric = result.metrics.get(board.metric, Metric())
+    metric = result.metric(board.metric)
     lines = lines_of(result, board, condition, board.metric)
     first = condition.arms[0].name
     where = (
@@ -154,7 +150,7 @@ def _of_claims(result: StudyResult) -> list[Section]:
             claim_text(each): each.difference
             for each in judge(result)
             if each.difference is not None
-            and result.metrics[each.claim.quantity].is_share == is_share
+            and result.metric(each.claim.quantity).is_share == is_share
         }
         for is_share in (False, True)
     }
@@ -174,7 +170,10 @@ def _of_claims(result: StudyResult) -> list[Section]:
             figures=drawn,
         ),
         Section(
-            title="The paper and here", paragraphs=result.notes, tables=[numbers_table(result)]
+            title="The paper and here",
+            paragraphs=result.notes,
+            tables=[numbers_table(result)],
+            figures=paper_figures(result),
         ),
     ]
 
@@ -188,11 +187,11 @@ def _of_board(result: StudyResult, board: Board) -> list[Section]:
             lines = lines_of(result, board, condition, metric)
             if any(line.p is not None for line in lines):
                 title = f"{metric}, {TITLES[condition.name]}"
-                drawn.append(_forest(title, lines, result.metrics[metric]))
+                drawn.append(_forest(title, lines, result.metric(metric)))
         shown += levels_tables(result, board, condition)
     notes = [] if result.claims else [note for note in result.notes if board.name in note]
     sections = [Section(title=board.name, paragraphs=notes, tables=shown, figures=drawn)]
-    if curves := _curves(result, board):
+    if curves := learning_curves(result, board):
         counted = "FLOPs are counted in closed form: three forwards a step, attention to all keys."
         sections.append(
             Section(title=f"How they learn: {board.name}", paragraphs=[counted], figures=curves)
@@ -210,29 +209,6 @@ def _forest(title: str, lines: Sequence[Line], metric: Metric) -> Figure:
     )
 
 
-def _curves(result: StudyResult, board: Board) -> list[Figure]:
-    """Draw loss and right answers per token and per FLOP, of the first condition's runs."""
-    condition = board.conditions[0]
-    runs = [run for run in result.of(board.name, condition.name) if run.validations]
-    of_arms = {
-        arm.name: [run.validations for run in runs if run.arm == arm.name] for arm in condition.arms
-    }
-    styles = {arm.name: i for i, arm in enumerate(condition.arms)}
-    open_ones = sorted({run.arm for run in runs if run.state != "ended"})
-    note = f" Not all seeds have ended of: {', '.join(open_ones)}." if open_ones else ""
-    drawn = []
-    for up, label, scale in _UP:
-        for across, x_label in _ACROSS:
-            series, bands = curves_of_arms(of_arms, across, up)
-            if series:
-                svg = figures.curves(
-                    series, across=x_label, up=label, scale=scale, bands=bands, styles=styles
-                )
-                caption = f"{label} by {x_label}: mean over seeds, in a band from the lowest to "
-                drawn.append(Figure(svg=svg, caption=f"{caption}the highest.{note}"))
-    return drawn
-
-
 def _of_costs(boards: Sequence[Board]) -> list[Section]:
     """Return what arms cost: as counted, and as measured where it was."""
     sections = []
@@ -240,12 +216,14 @@ def _of_costs(boards: Sequence[Board]) -> list[Section]:
         sections.append(Section(title="What a step takes", tables=measured))
     for board in boards:
         costs = board.costs
-        if costs.points:
+        title = f"What it costs: {board.name}" if len(boards) > 1 else "What it costs"
+        if not costs.points:
+            sections.append(Section(title=title, paragraphs=[_NOT_COUNTED]))
+        else:
             command = costs.measure_command or (
                 "layermem costs PRESET --measure, for a preset of these sizes"
             )
             how = "" if board.steps else f"Time and memory were not measured. To do it: {command}"
-            title = f"What it costs: {board.name}" if len(boards) > 1 else "What it costs"
             lines = [costs.layers, costs.width]
             sections.append(counted_section(title, costs.points, lines, how))
     return sections

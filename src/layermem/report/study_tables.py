@@ -1,4 +1,4 @@
-"""Tables of a study: arms side by side, levels, claims beside the paper, rates, costs, runs.
+"""Tables of a study: arms side by side, levels, shapes, rates, costs, runs.
 
 It does not know: torch, run folders, pages.
 """
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from layermem.intervals import interval
 from layermem.report.numbers import (
-    format_counted,
     format_interval,
     format_number,
     format_p,
@@ -16,7 +15,7 @@ from layermem.report.numbers import (
     looks_note,
 )
 from layermem.report.page import Cell, Link, Table
-from layermem.results.comparing import JudgedClaim, Line, compare, judge, lines_of
+from layermem.results.comparing import Line, compare, lines_of
 from layermem.results.study import (
     BY_LEVEL,
     Arm,
@@ -48,11 +47,9 @@ INTERVALS = (
     "Holm's method for the arms of the table, and from 0.05 on a difference is within noise."
 )
 """What numbers of a table are."""
+# What is shown of the circumstances of a run.
+_MADE_WITH = ("layermem", "commit", "torch", "machine")
 _BEST = " Against the best: for all pairs of arms, as which is best was picked from these numbers."
-_CHANCE = (
-    "Chance: what an answer comes to that ignores the question, the most frequent one where that "
-    "is right more often than 1 / choices."
-)
 
 
 def shown_metrics(result: StudyResult, board: Board, condition: Condition) -> list[str]:
@@ -70,15 +67,15 @@ def arms_table(
     alone has room for.
     """
     lines = lines_of(result, board, condition, metric)
-    of, arms = result.metrics.get(metric, Metric()), {arm.name: arm for arm in condition.arms}
-    first = condition.arms[0].name
+    of, arms = result.metric(metric), {arm.name: arm for arm in condition.arms}
+    first, runs = condition.arms[0].name, result.of(board.name, condition.name)
     columns: dict[str, list[Cell]] = {
         "": ["" if line.rank is None else str(line.rank) for line in lines],
         _title(board, condition): [line.arm for line in lines],
         **_facts(board, condition, [arms[line.arm] for line in lines]),
-        metric: [_mean(line, of, arms[line.arm], result, board, condition) for line in lines],
-        "each seed": [_seeds(line, of, result, board, condition) for line in lines],
-        f"against {first}": [format_interval(x.difference, of.is_share, "+") for x in lines],
+        metric: [_mean(line, of, metric, arms[line.arm].note, runs) for line in lines],
+        "each seed": [_seeds(line, of, runs) for line in lines],
+        f"against {first}": [_difference(line, of, lines) for line in lines],
         "p (Holm)": [format_p(line.p) for line in lines],
         "against the best": ["best mean" if x.rank == 1 else format_p(x.p_to_best) for x in lines],
         "seeds to settle it": [format_pairs(x.difference, x.pairs_to_settle) for x in lines],
@@ -88,7 +85,8 @@ def arms_table(
     for name in ("learning rate", "steps", "mlp", "parameters"):
         values = set(map(str, columns.get(name, [])))
         if len(values) == 1:
-            common.append(f"{name} {columns.pop(name)[0]}")
+            columns.pop(name)
+            common += [f"{name} {value}" for value in values if value]
     dropped = {"each seed", "against the best", "seeds to settle it", "mlp"} if narrow else set()
     if len(lines) < 3:
         # It is the difference from the first.
@@ -129,30 +127,32 @@ def _facts(board: Board, condition: Condition, arms: Sequence[Arm]) -> dict[str,
     }
 
 
-def _mean(
-    line: Line,
-    metric: Metric,
-    arm: Arm,
-    result: StudyResult,
-    board: Board,
-    condition: Condition,
-) -> str:
-    notes = [arm.note] if arm.note else []
+def _mean(line: Line, metric: Metric, name: str, note: str, runs: Sequence[RunRecord]) -> str:
+    """Write a mean, and which of the arm's seeds are not in it."""
+    notes = [note] if note else []
     states: dict[str, list[str]] = {}
-    for run in result.of(board.name, condition.name):
-        if run.arm == arm.name and run.seed in line.missing:
-            states.setdefault(run.state, []).append(str(run.seed))
+    for run in runs:
+        if run.arm == line.arm and run.seed in line.missing:
+            state = f"no {name} recorded" if run.state == "ended" else run.state
+            states.setdefault(state, []).append(str(run.seed))
     notes += [f"{state}: seed {', '.join(seeds)}" for state, seeds in states.items()]
     mean = format_interval(line.mean, metric.is_share)
     return f"{mean} ({'; '.join(notes)})".strip() if notes else mean
 
 
-def _seeds(
-    line: Line, metric: Metric, result: StudyResult, board: Board, condition: Condition
-) -> list[Link]:
-    runs = {run.seed: run for run in result.of(board.name, condition.name) if run.arm == line.arm}
+def _difference(line: Line, metric: Metric, lines: Sequence[Line]) -> str:
+    """Write the difference from the first arm, and over how many seeds where one lacks some."""
+    written = format_interval(line.difference, metric.is_share, "+")
+    seeds = {seed for each in lines for seed in (*each.by_seed, *each.missing)}
+    if line.difference is None or line.difference.count in (1, len(seeds)):
+        return written
+    return f"{written} (over {line.difference.count} of {len(seeds)} seeds)"
+
+
+def _seeds(line: Line, metric: Metric, runs: Sequence[RunRecord]) -> list[Link]:
+    marks = {run.seed: run_mark(run) for run in runs if run.arm == line.arm}
     return [
-        Link(format_number(value, metric.is_share), run_mark(runs[seed]))
+        Link(format_number(value, metric.is_share), marks[seed])
         for seed, value in sorted(line.by_seed.items())
     ]
 
@@ -223,7 +223,7 @@ def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metr
             for arm in boards[0].conditions[0].arms
             for board in boards
         }
-        metric = result.metrics[boards[0].metric]
+        metric = result.metric(boards[0].metric)
         looks = max(1, *(len(c.looks) for c in boards[0].conditions if c.name == "parameters"))
         arms = dict.fromkeys(arm for arm, _ in values)
         parts = {"arms and shapes": {f"{arm}, {shape}": v for (arm, shape), v in values.items()}}
@@ -252,95 +252,6 @@ def _plain_table(title: str, name: str, metric: Metric, lines: Sequence[Line]) -
         ],
         caption=INTERVALS + _BEST,
     )
-
-
-def claims_table(result: StudyResult) -> Table:
-    """Return a table of the claims: the paper's difference, ours, and what came of it."""
-    return Table(
-        header=["claim", "paper", "here", "p (Holm)", "seeds to settle it", "holds?"],
-        rows=[
-            [
-                claim_text(judged),
-                *claim_numbers(result, judged),
-                format_p(judged.p).removesuffix(", within noise"),
-                format_pairs(judged.difference, judged.pairs_to_settle),
-                f"{judged.verdict} ({judged.reason})",
-            ]
-            for judged in judge(result)
-        ],
-        caption=f"{_over(result)} p-values are adjusted by Holm's method for the number of claims. "
-        "Seeds to settle it: pairs with which a difference as observed would be told from 0 in "
-        f"four of five repetitions.{looks_note(result.looks)}",
-    )
-
-
-def claim_text(judged: JudgedClaim) -> str:
-    """Write what is claimed."""
-    how = {"higher": "above", "lower": "below", "similar": "similar to", "equal": "equal to"}
-    claim = judged.claim
-    other = claim.against or "the paper's number"
-    return f"{claim.quantity}: {claim.arm} {how[claim.direction]} {other}"
-
-
-def claim_numbers(result: StudyResult, judged: JudgedClaim) -> tuple[str, str]:
-    """Write the paper's difference, or number, of a claim and ours; nothing where there is none."""
-    claim, metric = judged.claim, result.metrics[judged.claim.quantity]
-    sign = "" if claim.against is None else "+"
-    paper = ""
-    if judged.paper is not None:
-        # As printed: shares with two decimals in percent.
-        decimals = 2 if metric.is_share else None
-        paper = format_number(judged.paper, metric.is_share, sign, decimals)
-    if sign:
-        return paper, format_interval(judged.difference, metric.is_share, sign)
-    values = result.computed(claim.quantity).get(claim.arm, {})
-    return paper, _ours(values, metric)
-
-
-def numbers_table(result: StudyResult) -> Table:
-    """Return a table of the numbers of an artefact: the paper's, ours by seed, mean, chance."""
-    papers = {(number.quantity, number.arm): number for number in result.papers}
-    ours = {(row.metric, row.arm): row.by_seed for row in result.rows}
-    rows: list[list[Cell]] = []
-    for quantity, arm in dict.fromkeys((*ours, *papers)):
-        metric, paper = result.metrics[quantity], papers.get((quantity, arm))
-        values = ours.get((quantity, arm), {})
-        write = format_counted if metric.counted else _as_printed
-        each = ", ".join(format_number(value, metric.is_share) for value in values.values())
-        rows.append(
-            [
-                quantity,
-                arm,
-                "" if paper is None else write(paper.value, metric.is_share),
-                "" if paper is None else paper.where,
-                _ours(values, metric),
-                "" if metric.counted else each,
-                "" if metric.chance is None else format_number(metric.chance, metric.is_share),
-            ]
-        )
-    has_chance = any(row[-1] for row in rows)
-    return Table(
-        header=["", "arm", "paper", "where", "here", "each seed", "chance"],
-        rows=rows,
-        caption=_over(result) + (f" {_CHANCE}" if has_chance else ""),
-    )
-
-
-def _as_printed(value: float, is_share: bool) -> str:
-    return format_number(value, is_share, decimals=2 if is_share else None)
-
-
-def _ours(values: Mapping[int, float], metric: Metric) -> str:
-    if not values:
-        return ""
-    if metric.counted:
-        return f"counted: {format_counted(next(iter(values.values())), metric.is_share)}"
-    return format_interval(interval(list(values.values())), metric.is_share)
-
-
-def _over(result: StudyResult) -> str:
-    over = "seeds" if result.runs else "repeats"
-    return f"95% intervals over {over} by Student's t; differences are taken pair by pair."
 
 
 def rates_table(board: Board) -> Table:
@@ -413,7 +324,13 @@ def steps_table(board: Board) -> Table | None:
 
 def runs_table(result: StudyResult) -> Table:
     """Return a table of the runs, to which numbers of other tables lead."""
-    made_with = ("layermem", "commit", "torch", "machine")
+    made_with = {
+        run.name: ", ".join(f"{key} {run.about[key]}" for key in _MADE_WITH if run.about.get(key))
+        for run in result.runs
+    }
+    # Runs that chose a rate keep nothing of this, nor do those that have not begun.
+    differ = len({made for made in made_with.values() if made}) > 1
+    warning = " Not all of them were made with the same versions and machine." if differ else ""
     return Table(
         header=["run", "id", "seed", "state", "steps", "tokens/s", "made with"],
         rows=[
@@ -424,12 +341,12 @@ def runs_table(result: StudyResult) -> Table:
                 f"{run.state}: {run.note}" if run.note else run.state,
                 f"{run.max_steps:,}" if run.max_steps else "",
                 f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else "",
-                ", ".join(f"{key} {run.about[key]}" for key in made_with if run.about.get(key)),
+                made_with[run.name],
             ]
             for run in result.runs
         ],
         marks=[run_mark(run) for run in result.runs],
         caption="An id stands for every option that decides about a run's weights. Tokens a "
         "second: the median of the wall time its machine took, whatever else that machine did; no "
-        "comparison. layermem train --config RUN/config.yaml --out NEW repeats a run.",
+        f"comparison. layermem train --config RUN/config.yaml --out NEW repeats a run.{warning}",
     )

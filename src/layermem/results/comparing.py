@@ -122,7 +122,7 @@ def lines_of(result: StudyResult, board: Board, condition: Condition, metric: st
     values = {arm.name: found.get(arm.name, {}) for arm in condition.arms}
     runs = result.of(board.name, condition.name)
     seeds = result.seeds or sorted({run.seed for run in runs if run.state != "begun"})
-    better = result.metrics[metric].better
+    better = result.metric(metric).better
     return compare(values, seeds, better, max(1, len(condition.looks)))
 
 
@@ -187,7 +187,7 @@ def _judge(claim: Claim, result: StudyResult, looks: int) -> JudgedClaim:
         return judged
     missing = sorted(set(result.seeds) - (mine.keys() & other.keys()))
     verdict, reason = _verdict(difference, claim.direction, missing, looks)
-    chance = result.metrics[claim.quantity].chance
+    chance = result.metric(claim.quantity).chance
     if verdict != UNSAID and not (_is_above(mine, chance) or _is_above(other, chance)):
         verdict, reason = UNSAID, "neither is above a guess"
     p = p_value(difference)
@@ -217,7 +217,7 @@ def _judge_counted(
     claim = judged.claim
     if not values or paper is None:
         return judged
-    if not result.metrics[claim.quantity].counted:
+    if not result.metric(claim.quantity).counted:
         raise ValueError(
             f"{claim.quantity} of {claim.arm} is not counted, so it is judged by seeds"
         )

@@ -7,6 +7,7 @@
         Condition       the arms under one condition (equal tokens, time, parameters)
       Row             a quantity of one arm that was computed from several runs, or from none
       PaperNumber, Claim    what the paper prints and claims of such rows
+      Drawing, Point        which of this the paper draws, and how
 
 Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
 
@@ -284,6 +285,35 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where a row stands in a drawing of lines."""
+
+    quantity: str
+    """The row's metric."""
+    arm: str
+    """The row's arm."""
+    line: str
+    """The line that it is on."""
+    at: float
+    """Where on the axis across."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure of the paper, drawn of the result's own numbers beside the paper's."""
+
+    kind: Literal["curves", "lines", "bars"]
+    """"curves": validation losses of runs; "lines": rows at points; "bars": rows by arm, of the
+    quantities that the paper prints."""
+    up: str
+    """What goes up."""
+    across: str = ""
+    """What goes across; of curves "flops" or "tokens"."""
+    points: tuple[Point, ...] = ()
+    """Of lines: the rows that are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyResult:
     """Everything that a study's page shows."""
 
@@ -315,12 +345,18 @@ class StudyResult:
     """What the paper prints."""
     claims: tuple[Claim, ...] = ()
     """What it claims of the rows."""
+    drawings: tuple[Drawing, ...] = ()
+    """What it draws."""
     looks: Looks = ()
     """Seeds of each look at what is claimed, this one last; empty: the first look."""
     notes: tuple[str, ...] = ()
     """What tempers the comparison with the paper, and what is in no mean."""
     missing: str = ""
     """What was not evaluated and why; empty: nothing."""
+
+    def metric(self, name: str) -> Metric:
+        """Return a metric; one that nothing is recorded of says nothing of itself."""
+        return self.metrics.get(name, Metric())
 
     def of(self, board: str, condition: str) -> list[RunRecord]:
         """Return the runs that count on a board under a condition."""

@@ -18,6 +18,7 @@ from layermem.results.study import (
     LOSS,
     RIGHT_ANSWERS,
     Claim,
+    Drawing,
     PaperNumber,
     RunRecord,
     Scale,
@@ -161,6 +162,8 @@ class Study:
     """What the paper prints."""
     claims: tuple[Claim, ...] = ()
     """What it claims."""
+    drawings: tuple[Drawing, ...] = ()
+    """What it draws."""
     notes: tuple[str, ...] = ()
     """What tempers the comparison with the paper."""
     missing: str = ""

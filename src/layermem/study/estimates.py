@@ -9,7 +9,7 @@ It does not know: tables, how a run is trained.
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -201,11 +201,13 @@ def _sequences(run: Run) -> int:
 
 
 def _cost(run: Run) -> Cost:
-    """Return what one sequence of a run of ours costs in closed form."""
+    """Return what one sequence of a run of ours costs in closed form, of their mean length."""
     fields, length = model_sizes(run)
     entry = lookup(run.variant)
     config = entry.config(**fields | run.model.variant_fields())
-    return cost(config, entry.variant, max(1, round(length)))
+    tokens = max(1, round(length))
+    whole, share = cost(config, entry.variant, tokens), length / tokens
+    return replace(whole, forward=share * whole.forward, training=share * whole.training)
 
 
 def _seconds(run: Run, of_a_sequence: float) -> float:

@@ -74,6 +74,7 @@ def gather(
         claim=study.claim,
         papers=study.papers,
         claims=study.claims,
+        drawings=study.drawings,
         looks=looks_at_claims(before, runs, study.seeds) if study.claims else (),
         notes=(*study.notes, *_lost_notes(runs)),
         missing=study.missing,

@@ -6,85 +6,96 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from layermem.experiments.reproduction import estimates
-from layermem.experiments.reproduction.plans import plan
 
-from layermem.experiments import arena_boards, artefacts, model_sizes, presets, reproduce
+from layermem import presets
+from layermem.efficiency import model_sizes
 from layermem.experiments.preset_costs import preset_costs
 from layermem.models.registry import lookup
-from layermem.paper import table9
-from layermem.paper.artefact import SCALES, Trained
+from layermem.paper import get_artefact, names, table9
+from layermem.paper.artefact import SCALES, Observing
 from layermem.presets import get_preset
 from layermem.results.costs import Measurement
+from layermem.study import estimates
 from layermem.study.arms import parse_arms
+from layermem.study.boards import board_of, open_boards
+from layermem.study.planning import counting_runs, stages, trials
+from layermem.study.recorded import RecordedRuns
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
-
-
 # It draws problems, the same ones for many artefacts.
 _vocabulary_and_length = functools.cache(model_sizes.vocabulary_and_length)
 
 
+def runs_of(study, folder="runs"):
+    """Return the planned runs of a study by name, no rate being chosen yet."""
+    plan, recorded = {}, RecordedRuns(Path(folder))
+    for stage in stages(study.boards):
+        for board in stage:
+            plan |= trials(board) | counting_runs(board, study.seeds, {}, recorded.path_of)
+    return plan
+
+
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", artefacts.names())
+@pytest.mark.parametrize("name", names())
 def test_every_artefact_is_planned_at_every_scale(name, scale, tmp_path, monkeypatch):
-    speed = estimates.Speed(flops_per_second=1e10, basis="measured")
-    monkeypatch.setattr(reproduce, "measure_speed", lambda run, sizes: speed)
+    def seconds(arms):
+        return dict.fromkeys(arms, 1e-3), "timed"
+
+    monkeypatch.setattr(estimates, "_seconds_of_steps", seconds)
     monkeypatch.setattr(model_sizes, "vocabulary_and_length", _vocabulary_and_length)
-    artefact = artefacts.get_artefact(name)
-    studies = reproduce.estimate(name, scale, None, tmp_path)
-    runs = plan(artefact, scale, reproduce.seeds_at(artefact, scale, None))
-    assert sum(study.runs for study in studies) == len(runs)
-    assert len({planned.run.id for planned in runs.values()}) <= len(runs)
+    study = get_artefact(name).study(name, scale)
+    boards, runs = estimates.estimate(study, tmp_path), runs_of(study)
+    assert sum(board.trials + board.counting for board in boards) == len(runs)
     assert (not runs) == (name in ("table8", "table9"))
-    for study in studies:
-        assert study.hours > 0 and study.cost.tokens > 1e4 and not study.recorded
-    quantities = {(claim.quantity, claim.arm) for claim in artefact.claims(scale)}
-    assert quantities
+    for board in boards:
+        assert board.hours > 0 and board.tokens > 1e4 and not board.recorded
+    assert study.claims
     # What is claimed is of arms that are trained.
     arms = {planned.arm for planned in runs.values()}
-    for claim in artefact.claims(scale) if arms else ():
+    for claim in study.claims if arms else ():
         assert any(claim.arm.startswith(arm) for arm in arms), claim
 
 
-def test_the_deepest_tiny_models_are_those_of_the_arenas_board():
+def test_the_deepest_tiny_models_are_those_of_a_board_of_that_shape():
     """Runs of figure 6 are used for the board of that shape, and the other way round."""
-    deepest = artefacts.get_artefact("fig6").studies("tiny")[-1].base
-    board, wide = arena_boards.open_boards(("tiny-lm@64x32", "tiny-lm@16x64")).values()
-    assert deepest.id == board.id != wide.id
-    small, paper = (artefacts.get_artefact("fig6").studies(scale)[1] for scale in SCALES[1:])
+    deepest = get_artefact("fig6").boards("tiny")[-1]
+    deep, wide = (
+        board_of(run, "plain,lime") for _, run in open_boards(("tiny-lm@64x32", "tiny-lm@16x64"))
+    )
+    assert deepest.base.id == deep.base.id != wide.base.id
+    small, paper = (get_artefact("fig6").boards(scale)[1] for scale in SCALES[1:])
     assert small.base.model.sizes() == {**paper.base.model.sizes(), "num_hidden_layers": 32}
 
 
-@pytest.mark.parametrize("name", artefacts.names())
+@pytest.mark.parametrize("name", names())
 def test_scale_paper_is_the_papers_configuration(name):
-    artefact = artefacts.get_artefact(name)
-    for study in artefact.studies("paper"):
-        assert study.base == get_preset(study.base.preset)
-        assert study.base.preset.startswith("paper-") and not study.rates
-    runs = plan(artefact, "paper", reproduce.seeds_at(artefact, "paper", None))
-    assert all(planned.run.seed == planned.study.base.seed for planned in runs.values())
+    study = get_artefact(name).study(name, "paper")
+    for board in study.boards:
+        assert board.base == get_preset(board.base.preset)
+        assert board.base.preset.startswith("paper-") and not board.rates
+    bases = {board.name: board.base for stage in stages(study.boards) for board in stage}
+    assert all(p.run.seed == bases[p.board].seed for p in runs_of(study).values())
 
 
 def test_the_fixed_names():
     figures = [f"fig{i}" for i in range(1, 12)]
     tables = ["table1", *(f"table{i}" for i in range(4, 10))]
-    assert artefacts.names() == [*figures, "prosqa", *tables]
-    with pytest.raises(ValueError, match="unknown artefact 'table77'; did you mean table7"):
-        artefacts.get_artefact("table77")
+    assert names() == [*figures, "prosqa", *tables]
+    with pytest.raises(ValueError, match="'table77'.*table7"):
+        get_artefact("table77")
 
 
 def test_one_run_has_one_folder_in_all_artefacts():
     """Runs are shared between artefacts: the same name is the same run."""
     by_name = {}
     for scale in SCALES:
-        for name in artefacts.names():
-            for label, planned in plan(artefacts.get_artefact(name), scale, (0, 1)).items():
+        for name in names():
+            for label, planned in runs_of(get_artefact(name).study(name, scale, 2)).items():
                 assert by_name.setdefault(label, planned.run.id) == planned.run.id, label
 
 
 def test_fine_tuning_starts_from_the_pretrained_run_of_the_same_arm_and_seed():
-    runs = plan(artefacts.get_artefact("prosqa"), "paper", (0, 1))
+    runs = runs_of(get_artefact("prosqa").study("prosqa", "paper", 2))
     tuned = {label: p.run for label, p in runs.items() if label.startswith("paper-prosqa")}
     assert len(tuned) == 4 and list(runs)[0].startswith("paper-150m/")
     for label, run in tuned.items():
@@ -94,13 +105,14 @@ def test_fine_tuning_starts_from_the_pretrained_run_of_the_same_arm_and_seed():
 
 
 def test_costs_of_a_run_are_those_of_the_presets(monkeypatch):
-    names = ["tiny-lm", "tiny-aet-4", "paper-1b-gqa"]
-    monkeypatch.setattr(presets, "names", lambda: names)
+    chosen = ["tiny-lm", "tiny-aet-4", "paper-1b-gqa"]
+    monkeypatch.setattr(presets, "names", lambda: chosen)
     by_name = {preset.name: preset for preset in preset_costs()}
-    for name in names:
-        ours = estimates.run_cost(replace(get_preset(name), variant="plain"))
-        assert ours.parameters == by_name[name].parameters
-        assert ours.flops == pytest.approx(by_name[name].flops, rel=1e-6)
+    for name in chosen:
+        run = replace(get_preset(name), variant="plain")
+        step, sequences = estimates._cost(run), estimates._sequences(run)
+        assert step.parameters == by_name[name].parameters
+        assert step.training * sequences == pytest.approx(by_name[name].flops, rel=1e-6)
 
 
 def paper_tables(text):
@@ -117,7 +129,7 @@ def paper_tables(text):
 def printed_as(number):
     """Return the ways in which a number may be printed."""
     value = number.value
-    if number.unit == "share":
+    if number.is_share:
         return {f"{100 * value:.2f}", f"+{100 * value:.2f}%"}
     return {
         *(f"{value:.4f}", f"{value / 1e9:.5f}", f"{value / 1e12:.4f}"),
@@ -131,8 +143,8 @@ def test_the_papers_numbers_are_in_its_text():
     text = PAPER.read_text(encoding="utf-8")
     tables, checked = paper_tables(text), 0
     labels = {"plain": "LLaM", "hyper_connections": "HC", "lime": "LIM"}
-    for name in artefacts.names():
-        for number in artefacts.get_artefact(name).numbers:
+    for name in names():
+        for number in get_artefact(name).numbers:
             if not number.where.startswith("Table "):
                 short = f"{100 * number.value:.4g}"
                 assert short in text or f"{number.value:.1f}" in text, number
@@ -150,13 +162,13 @@ def test_the_papers_numbers_are_in_its_text():
     columns = {"average": "Avg"}
     for name in ("table1", "table4", "table5", "table6"):
         rows = {row[0].upper()[:2]: row for row in tables[f"Table {name[5:]}"]}
-        for number in artefacts.get_artefact(name).numbers:
+        for number in get_artefact(name).numbers:
             row = rows[labels[number.arm].upper()[:2]]
             at = rows["MO"].index(columns.get(number.quantity, number.quantity))
             assert float(row[at]) == pytest.approx(100 * number.value), number
     arms = {"average": "LIME average", "": "LIME"}
     by_label = {row[0]: row[1] for row in tables["Table 7"]}
-    for number in artefacts.get_artefact("table7").numbers:
+    for number in get_artefact("table7").numbers:
         parts = re.findall(r"router=(\w+)|window=(\d)", number.arm)
         kind, window = "".join(p[0] for p in parts), "".join(p[1] for p in parts)
         label = arms.get(kind, f"LIME {kind}-{window}")
@@ -179,16 +191,16 @@ def _sources(arm, layers):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_arms_of_table_7_are_models_that_differ(scale):
-    artefact = artefacts.get_artefact("table7")
-    for study in artefact.studies(scale):
-        layers = study.base.model.num_hidden_layers
-        models = {_sources(name, layers) for name in study.arms}
-        assert len(models) == len(study.arms), study.name
+    artefact = get_artefact("table7")
+    for board in artefact.boards(scale):
+        layers = board.base.model.num_hidden_layers
+        arms = {arm.name for arm in board.arms}
+        assert len({_sources(name, layers) for name in arms}) == len(arms), board.name
         full = _sources("lime", layers)
-        for left_out in {number.arm for number in artefact.numbers} - set(study.arms):
+        for left_out in {number.arm for number in artefact.numbers} - arms:
             assert _sources(left_out, layers) == full, left_out
     claimed = {claim.against for claim in artefact.claims(scale)} - {"plain"}
-    assert claimed <= {arm for study in artefact.studies(scale) for arm in study.arms}
+    assert claimed <= {arm.name for board in artefact.boards(scale) for arm in board.arms}
 
 
 def test_what_a_step_costs_is_relative_to_plains_of_the_same_repeat(monkeypatch, tmp_path):
@@ -204,7 +216,7 @@ def test_what_a_step_costs_is_relative_to_plains_of_the_same_repeat(monkeypatch,
         return dict.fromkeys(modes, steps)
 
     monkeypatch.setattr(table9, "measure_once", measure_once)
-    trained = Trained(scale="tiny", seeds=(0, 1), records={}, out=tmp_path)
+    trained = Observing(scale="tiny", seeds=(0, 1), records={}, out=tmp_path)
     observed = {(o.quantity, o.arm): o for o in table9.ARTEFACT.observe(trained)}
     more_time = observed["time above plain, grouped queries, eager", "lime"]
     assert more_time.by_seed == pytest.approx({0: 0.1, 1: 0.1})

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from layermem.experiments.reproduction import inspecting
 from small_run import a_run
 
 import layermem
 from layermem.experiments import analyze
-from layermem.paper.artefact import Trained
-from layermem.results.analysis import Analysis, AnalysisOptions
+from layermem.paper import inspecting, observing
+from layermem.paper.artefact import Observing
+from layermem.results.analysis import Analysis, AnalysisOptions, Layout
 from layermem.results.files import read_result
+from layermem.results.study import RunRecord, Validation
 from layermem.study.records import read_record
 from layermem.train.run import train
 
@@ -28,7 +29,7 @@ def untrained(tmp_path_factory):
             folder, variant=arm, seed=3, max_steps=1, eval_every=1, save_every=0, optim=still
         )
         records[arm] = {3: read_record(arm, run, train(run, folder / arm))}
-    return Trained(scale="tiny", seeds=(3,), records={"study": records}, out=folder / "result")
+    return Observing(scale="tiny", seeds=(3,), records={"study": records}, out=folder / "result")
 
 
 def test_routers_at_their_start_are_those_of_the_run(untrained):
@@ -79,3 +80,39 @@ def test_other_weights_of_one_run_are_analyzed_anew(untrained, tmp_path, monkeyp
     kept = {path.parent.name[-12:] for path in tmp_path.glob("analyses/*/analysis.json")}
     assert len(kept) == 2
     assert all(read_result(Analysis, path) for path in tmp_path.glob("analyses/*"))
+
+
+def test_tokens_saved_are_at_the_higher_last_loss():
+    def a_run_of(losses):
+        curve = (
+            Validation(step=10 * i, val_loss=loss, tokens=100.0 * i, flops=1000.0 * i)
+            for i, loss in enumerate(losses, 1)
+        )
+        return RunRecord(
+            name="x", run_id="x", folder="runs/x", state="ended", validations=tuple(curve)
+        )
+
+    def share(ours, theirs):
+        records = {"s": {"lime": {0: a_run_of(ours)}, "plain": {0: a_run_of(theirs)}}}
+        trained = Observing(scale="tiny", seeds=(0,), records=records, out=Path())
+        observed, zero = observing.saved(trained, "s", "lime", "tokens", "q")
+        assert zero.by_seed == {0: 0.0}
+        return observed.by_seed[0]
+
+    # Half way between 3 and 1, after 150 of 400 tokens.
+    assert share((3.0, 1.0, 0.5, 0.4), (4.0, 3.5, 3.0, 2.0)) == pytest.approx(1 - 150 / 400)
+    assert share((4.0, 3.5, 3.0, 2.0), (3.0, 1.0, 0.5, 0.4)) == pytest.approx(1 - 400 / 150)
+    assert share((3.0, 2.0), (3.0, 2.0)) == 0
+    assert share((1.0, 1.0), (3.0, 2.0)) == pytest.approx(1 - 100 / 200)
+    # How often a run is validated makes it no other run, but its curve another.
+    for ours, theirs in (((3.0, 2.0), (3.0, 2.5, 2.0)), ((2.0,), (2.0,))):
+        with pytest.raises(ValueError, match="runs/x at [12]"):
+            share(ours, theirs)
+
+
+def test_the_nearest_point_of_a_layout():
+    points = ((0.0, 0.0), (0.0, 1.0), (5.0, 5.0), (5.0, 6.0))
+    layers = {0: points[::-1], 1: points}
+    assert inspecting.same_as_nearest(Layout(labels=(0, 0, 1, 1), layers=layers)) == 1
+    assert inspecting.same_as_nearest(Layout(labels=(0, 1, 0, 1), layers=layers)) == 0
+    assert inspecting.same_as_nearest(Layout(labels=(0, 0, 1, 2), layers=layers)) == 0.5

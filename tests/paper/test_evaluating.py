@@ -7,14 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from eval_fixtures import docs
-from layermem.experiments.reproduction import evaluating
 from small_run import a_run
 
-from layermem import cli
 from layermem.evals.task_catalog import TASKS
-from layermem.experiments import reproduce
-from layermem.paper import get_artefact
-from layermem.paper.artefact import Trained
+from layermem.paper import evaluating, get_artefact
+from layermem.paper.artefact import Observing
 from layermem.paper.fig1 import grouped_queries
 from layermem.results.eval import EvalResult, TaskFacts
 from layermem.results.files import read_result
@@ -62,41 +59,13 @@ def test_a_table_can_be_had_without_some_of_its_tasks():
     assert printed.value == pytest.approx(0.5174, abs=5e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "without", "message"),
-    [
-        ("table1", ["multi_rc"], "--without multi_rc: this table has no such task; did you mean m"),
-        ("table5", ["WiC"], "no such task; there are ARC-E, ARC-C, HellaSwag, OBQA"),
-        ("fig1", ["WiC"], "it asks no evaluation tasks, as tables 1 and 4 to 6"),
-        ("table5", ["ARC-E", "ARC-C", "HellaSwag", "OBQA"], "--without leaves no task"),
-    ],
-)
-def test_a_task_that_is_not_there_cannot_be_left_out(name, without, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        reproduce.reproduce(name, "tiny", 1, tmp_path, without=without)
-
-
 @needs_lm_eval
-def test_what_cannot_be_asked_is_said_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduce, "train", None)
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_cannot_be_asked_is_said_before_anything_is_trained(dry_run):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        reproduce.reproduce("table4", "tiny", 1, tmp_path, task_records=["nowhere"])
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        reproduce.tasks_to_answer("table4", "tiny", ["nowhere"])
-
-
-def test_a_dry_run_says_which_tasks_would_be_asked(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "estimate", lambda *_: [])
-    argv = ["reproduce", "table5", "--dry-run", "--out", str(tmp_path)]
-    cli.main([*argv, "--without", "openbookqa"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "each model is asked 3 evaluation tasks (ARC-E, ARC-C, HellaSwag), for which no" in shown
-    with pytest.raises(SystemExit, match="--without WiC: this table has no such task"):
-        cli.main([*argv, "--without", "WiC"])
-    for dry in ([], ["--dry-run"]):
-        with pytest.raises(SystemExit, match="--records here: records are of evaluation tasks"):
-            cli.main(["reproduce", "fig1", *dry, "--records", "here", "--out", str(tmp_path)])
-    assert not list(tmp_path.iterdir())
+        evaluating.check_artefact(
+            "table4", get_artefact("table4"), "tiny", ["nowhere"], dry_run=dry_run
+        )
 
 
 def test_a_guess_is_the_most_frequent_answer(monkeypatch, tmp_path):
@@ -112,7 +81,7 @@ def test_a_guess_is_the_most_frequent_answer(monkeypatch, tmp_path):
     of_tasks = {"QNLI": facts(0.5, 0.55), "COPA": facts(0.5, 0.48)}
     monkeypatch.setattr(evaluating, "_score", lambda *_: (scored, of_tasks))
     records = {seed: SimpleNamespace(folder=f"run-{seed}") for seed in (0, 1)}
-    trained = Trained(
+    trained = Observing(
         scale="tiny", seeds=(0, 1), records={"study": {"lime": records}}, out=tmp_path
     )
     qnli, copa, average = evaluating.observe_tasks(("QNLI", "COPA"))(trained)
@@ -132,7 +101,7 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
             record = read_record(folder.path.name, run, folder)
             runs.setdefault(variant, {})[seed] = record
     records = write_records(tmp_path / "records")
-    trained = Trained(
+    trained = Observing(
         scale="tiny",
         seeds=(0, 1),
         records={"study": runs},
