@@ -1,30 +1,15 @@
 """Fixtures: runs of a study that are recorded, or trained, in this process."""
 
 import math
-from dataclasses import dataclass
 
+import launchers
 import pytest
+from launchers import InThisProcess
 from recorded import record
 
 from layermem.evals.solving import evaluate
-from layermem.study import many_runs
+from layermem.study.records import ERRORS
 from layermem.train.run import train
-
-
-@dataclass
-class Ended:
-    """What stands for a process that has ended."""
-
-    code: int
-
-    def poll(self):
-        return self.code
-
-    def terminate(self):
-        """Nothing is left to end."""
-
-    def wait(self):
-        return self.code
 
 
 @pytest.fixture
@@ -32,11 +17,9 @@ def in_this_process(monkeypatch):
     """Have runs be done by a function of run and folder in place of processes of their own."""
 
     def use(act):
-        def start(run, folder, jobs, slot):
-            return Ended(act(run, folder) or 0)
-
-        monkeypatch.setattr(many_runs, "_start_process", start)
-        monkeypatch.setattr(many_runs, "_POLL_INTERVAL", 0)
+        launcher = InThisProcess()
+        launcher.train = lambda run, folder: act(run, folder) or 0
+        return launchers.use(launcher, monkeypatch)
 
     return use
 
@@ -60,7 +43,7 @@ def begun(in_this_process):
             raise KeyboardInterrupt
         if did == "fails":
             folder.path.mkdir(parents=True, exist_ok=True)
-            with (folder.path / many_runs.ERRORS).open("a") as log:
+            with (folder.path / ERRORS).open("a") as log:
                 log.write("-- sweep: begun at noon\nValueError: the disk is | full\n")
             return 1
         if did == "diverges":
