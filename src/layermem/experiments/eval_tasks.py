@@ -5,8 +5,8 @@ All are prepared before a model is loaded, so that what is missing or damaged is
 It does not know: models, scores.
 """
 
+import importlib.util
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +27,6 @@ from layermem.evals.record_files import Files, expected_file, find_records, read
 from layermem.evals.task_catalog import EvalTask, chosen_tasks, find_task
 from layermem.results.eval import EvalOptions
 
-logger = logging.getLogger(__name__)
 # What a definition calls files of this machine.
 _LOCAL = ("json", "csv", "parquet", "text")
 
@@ -74,10 +73,14 @@ class PreparedTask:
         return docs_digest(self.loaded)
 
 
-def prepare_tasks(options: EvalOptions, folder: Path) -> list[PreparedTask]:
-    """Return the tasks of the options; records are checked and written into ``folder``."""
+def prepare_tasks(names: Sequence[str], options: EvalOptions, folder: Path) -> list[PreparedTask]:
+    """Return the tasks of these names; their records are checked and written into ``folder``."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError(
+            "lm-eval is not installed; it is in the extra eval: pip install layermem[eval]"
+        )
     tasks = chosen_tasks(
-        options.tasks, lambda name: own_task(name) if is_definition(name) else find_task(name)
+        names, lambda name: own_task(name) if is_definition(name) else find_task(name)
     )
     files = find_records(options.records, tasks)
     for task in tasks:

@@ -1,45 +1,96 @@
-"""The page about evaluation tasks, and its tables on the screen, from an ``EvalResult`` alone.
+"""The page about evaluations of checkpoints, and its tables on a screen, from an ``EvalResult``.
 
-It does not know: torch, models, how anything was computed.
+Each table has the models side by side; below it what tempers it, differences from the first model
+and, where models are runs that differ in the seed alone, means over seeds. Every table of
+differences has a forest plot.
+
+It does not know: torch, models, how anything was measured.
 """
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 
-from layermem.report.page import Page, Section, Table
-from layermem.results.eval import Accuracy, EvalResult, TaskDifference, TaskScore
+from layermem.intervals import Interval, adjusted_p_values, interval, paired
+from layermem.report import figures
+from layermem.report.numbers import (
+    NOISE,
+    format_ends,
+    format_interval,
+    format_number,
+    format_p,
+)
+from layermem.report.page import Figure, Page, Section, Table
+from layermem.results import eval as results
+from layermem.results.eval import Difference, EvalResult, Part, Row, Score
 
 _PREFIX, _SUFFIX = "bigbench_", "_multiple_choice"
+_OVER_SEEDS = (
+    "Means over {seeds} seeds of training with 95% intervals by Student's t; differences are taken "
+    "seed by seed, with p-values adjusted by Holm's method for all of this table."
+)
+_BEYOND = "Intervals over items say what other items would show, not what other seeds would."
 
 
 def build(result: EvalResult) -> Page:
     """Return the page."""
     return Page(
         title=f"Evaluation of {' and '.join(result.models)}",
-        lead="Right answers to evaluation tasks, beside chance, the most frequent "
-        "answer, and the paper's figures.",
-        sections=[section(result), Section(title="Again", commands=[result.command])],
+        lead=sentence(result),
+        sections=[*sections(result), Section(title="Again", commands=[result.command])],
     )
 
 
-def section(result: EvalResult, title_suffix: str = "") -> Section:
-    """Return the section of a page that shows the result."""
-    return Section(
-        title=f"Evaluation tasks{title_suffix}",
-        paragraphs=[_how(result)],
-        tables=tables(result),
-    )
+def sections(result: EvalResult, suffix: str = "") -> list[Section]:
+    """Return the sections of a page that show the result."""
+    return [
+        Section(
+            title=f"{part.title}{suffix}",
+            paragraphs=[part.how],
+            tables=[table for name in part.tables for table in _tables(result, part, name)],
+            figures=[drawn for name in part.tables for drawn in _figures(result, part, name)],
+        )
+        for part in result.parts
+    ]
 
 
 def tables(result: EvalResult) -> list[Table]:
-    """Return the tables of scores, what to beware of, differences, and sources."""
-    normed = any(s.accuracy_norm for scores in result.models.values() for s in scores.values())
+    """Return the tables for a screen."""
     return [
-        _scores(result),
-        *_oddities(result),
-        *([_norms(result)] if normed else []),
-        *([_differences(result)] if result.differences else []),
-        _sources(result),
+        table
+        for part in result.parts
+        for name, kind in part.tables.items()
+        if not kind.is_long
+        for table in _tables(result, part, name)
     ]
+
+
+def sentence(result: EvalResult) -> str:
+    """Say what came out: what differs from the first model beyond noise, by each table."""
+    said = [_said(result, part, name) for part in result.parts for name in part.tables]
+    over_items = len(result.models) > 1 and not _has_seeds(result)
+    return " ".join(filter(None, (*said, _BEYOND if over_items else "")))
+
+
+def over_seeds(result: EvalResult, name: str) -> Table | None:
+    """Return the table of means over seeds of a table; None: there are no several seeds."""
+    differences = _over_seeds(result, name)
+    if not differences:
+        return None
+    (kind,) = (part.tables[name] for part in result.parts if name in part.tables)
+    first, *others = result.arms
+    header = [name, *result.arms, *(f"{arm} against {first}" for arm in others)]
+    rows = []
+    for row in _rows_over_seeds(result, name):
+        means = (interval(_values(row, result.arms[arm])) for arm in result.arms)
+        cells = [format_interval(mean, kind.is_share) for mean in means]
+        for arm in others:
+            difference, p = differences[row.name, arm]
+            shown = f"p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
+            cells.append(f"{format_interval(difference, kind.is_share, '+')} ({shown})")
+        rows.append([_short(row.name), *cells])
+    return Table(
+        header=header, rows=rows, caption=_OVER_SEEDS.format(seeds=len(result.arms[first]))
+    )
 
 
 def task_list(tasks: Sequence[tuple[str, str, float, dict[str, float], str, str]]) -> Table:
@@ -52,7 +103,7 @@ def task_list(tasks: Sequence[tuple[str, str, float, dict[str, float], str, str]
         header=["task", "paper's table", "chance", "LLaMA", "HC", "LIMe", "records", "else"],
         rows=[
             [
-                short_name(name),
+                _short(name),
                 where,
                 f"{chance:.1%}" if chance else "varies",
                 *(f"{paper[model]:.2f}" for model in ("LLaMA", "HC", "LIMe")),
@@ -66,127 +117,256 @@ def task_list(tasks: Sequence[tuple[str, str, float, dict[str, float], str, str]
     )
 
 
-def short_name(task: str) -> str:
+def _short(name: str) -> str:
     """Return the name of a task without what all of BIG-bench have in theirs."""
-    return task.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+    return name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
 
 
-def _how(result: EvalResult) -> str:
-    options = result.options
-    seeds = options.seeds if options.shots else 1
-    limit = "" if options.limit is None else f", the first {options.limit} items of each task"
-    return (
-        f"{options.shots} examples before each item, drawn with {seeds} seeds{limit}; by lm-eval "
-        f"{result.lm_eval}. An answer is the choice of the highest log-probability."
-    )
-
-
-def _oddities(result: EvalResult) -> list[Table]:
-    """Return the table of what makes scores mean less than they seem to; none if nothing does."""
-    rows = [
-        [
-            short_name(task),
-            model,
-            f"{score.truncated:,} of {score.requests:,}",
-            f"{score.unknown_tokens:,}",
-            f"{score.ties:,}",
-        ]
-        for model, scores in result.models.items()
-        for task, score in scores.items()
-        if score.truncated or score.unknown_tokens or score.ties
+def _tables(result: EvalResult, part: Part, name: str) -> list[Table]:
+    """Return one table of a part with those that go with it."""
+    rows, kind = list(result.of(name).values()), part.tables[name]
+    found = [
+        _scores(result, name, kind, rows),
+        _counts(name, rows),
+        _differences(result, name, kind, rows),
+        _sources(name, rows),
+        None if kind.is_long else over_seeds(result, name),
     ]
-    if not rows:
-        return []
-    table = Table(
-        header=["beware", "model", "prompts cut", "unknown tokens", "ties"],
-        rows=rows,
-        caption="Prompts that are longer than the model reads lack their start; unknown tokens "
-        "stand for text which the tokenizer has no tokens for; of two equally probable best "
-        "choices the first counts.",
+    return [table for table in found if table is not None]
+
+
+def _scores(result: EvalResult, name: str, kind: results.Table, rows: Sequence[Row]) -> Table:
+    papers = dict.fromkeys(model for row in rows for model in row.paper)
+    columns = {
+        name: [_short(row.name) for row in rows],
+        "of": [_size(row) for row in rows],
+        **{m: [_score(row.scores.get(m), kind) for row in rows] for m in result.models},
+        "chance": [_share(row.chance) for row in rows],
+        "most frequent": [_share(row.most_frequent) for row in rows],
+        f"paper: {' / '.join(papers)}": [" / ".join(map(_share, r.paper.values())) for r in rows],
+    }
+    kept = {title: cells for title, cells in columns.items() if any(cells)}
+    return Table(
+        header=list(kept),
+        rows=[list(row) for row in zip(*kept.values(), strict=True)],
+        caption=kind.caption,
     )
-    return [table]
 
 
-def _scores(result: EvalResult) -> Table:
-    rows = [
-        [
-            short_name(task),
-            f"{facts.items:,}",
-            *(_share(scores[task].accuracy) for scores in result.models.values()),
-            f"{facts.chance:.1%}",
-            f"{facts.majority:.1%}",
-            f"{facts.paper['LLaMA']:.1f} / {facts.paper['LIMe']:.1f}" if facts.paper else "",
-        ]
-        for task, facts in result.tasks.items()
+def _size(row: Row) -> str:
+    """Write how many items a row is of, or how many each model's is of where that differs."""
+    counts = dict.fromkeys(f"{s.count:,}" for s in row.scores.values() if s.count is not None)
+    return f"{' / '.join(counts)} {row.unit}".strip()
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else format_number(share, True)
+
+
+def _score(score: Score | None, kind: results.Table) -> str:
+    if score is None:
+        return ""
+    if kind.repeats == "folds" and score.repeats:
+        deviation = statistics.pstdev(score.repeats)
+        of_folds = Interval(mean=score.value, half=deviation, count=len(score.repeats))
+        return format_interval(of_folds, kind.is_share)
+    over = interval(score.repeats) if len(score.repeats) > 1 else None
+    return format_ends(score.value, score.interval, kind.is_share) + _over(over)
+
+
+def _over(repeats: Interval | None) -> str:
+    """Write half the width of an interval over seeds of few-shot examples, if there are several."""
+    return "" if repeats is None else f" ± {format_number(repeats.half, True)} over seeds"
+
+
+def _counts(name: str, rows: Sequence[Row]) -> Table | None:
+    """Return the table of what makes scores mean less than they seem to; None: nothing does."""
+    counted = [
+        (row.name, model, score.counts)
+        for row in rows
+        for model, score in row.scores.items()
+        if score.counts
     ]
-    if len(result.tasks) > 1:
-        facts_of = list(result.tasks.values())
-        means = [
-            sum(score.accuracy.mean for score in scores.values()) / len(scores)
-            for scores in result.models.values()
-        ]
-        chance = sum(facts.chance for facts in facts_of) / len(facts_of)
-        rows.append(["mean of these", "", *(f"{m:.1%}" for m in means), f"{chance:.1%}", "", ""])
+    if not counted:
+        return None
+    kinds = dict.fromkeys(kind for _, _, counts in counted for kind in counts)
     return Table(
-        header=["task", "items", *result.models, "chance", "most frequent", "paper: LLaMA / LIMe"],
-        rows=rows,
-        caption="Right answers (acc): mean over seeds [95% over items; 95% over few-shot seeds]. "
-        "The paper's figures are of 1B models after 50B tokens, 3-shot; it does not say whether by "
-        "acc or acc_norm.",
-    )
-
-
-def _norms(result: EvalResult) -> Table:
-    def cell(score: TaskScore) -> str:
-        return _share(score.accuracy_norm) if score.accuracy_norm else ""
-
-    return Table(
-        header=["task", *result.models],
+        header=[f"counted in {name}", "model", *kinds],
         rows=[
-            [short_name(task), *(cell(scores[task]) for scores in result.models.values())]
-            for task in result.tasks
-            if any(scores[task].accuracy_norm for scores in result.models.values())
+            [_short(row), model, *(f"{counts[kind]:,}" if kind in counts else "" for kind in kinds)]
+            for row, model, counts in counted
         ],
-        caption="The same by log-probability per character of a choice (acc_norm).",
     )
 
 
-def _differences(result: EvalResult) -> Table:
-    first = next(iter(result.models))
+def _differences(
+    result: EvalResult, name: str, kind: results.Table, rows: Sequence[Row]
+) -> Table | None:
+    """Return the table of differences from the first model; None: there are none."""
+    first, *others = result.models
+    compared = [row for row in rows if row.differences or not row.is_comparable]
+    if not any(row.differences for row in compared):
+        return None
+
+    def cell(row: Row, model: str) -> str:
+        difference = row.differences.get(model)
+        if difference is None:
+            return f"other {row.unit}" if row.name in with_differences else ""
+        text = format_ends(difference.value, difference.interval, kind.is_share, "+")
+        ours, theirs = row.scores[model].repeats, row.scores[first].repeats
+        text += _over(paired(ours, theirs) if len(ours) > 1 else None)
+        alone = "" if difference.interval else " (one item)"
+        return f"{text}{alone}" if difference.p is None else f"{text}, p {format_p(difference.p)}"
+
+    with_differences = {"bits per byte", "nats per token"}
     return Table(
-        header=[f"against {first}", *result.differences],
-        rows=[
-            [short_name(task), *(_difference(each[task]) for each in result.differences.values())]
-            for task in result.tasks
-        ],
-        caption="Difference of right answers [95% over items; 95% over seeds, paired]; p "
-        "by McNemar's exact test on the items of the first seed, adjusted for the number of tasks "
-        "by Holm's method.",
+        header=[f"{name}, against {first}", *others],
+        rows=[[_short(row.name), *(cell(row, m) for m in others)] for row in compared],
+        caption=_BEYOND,
     )
 
 
-def _sources(result: EvalResult) -> Table:
+def _sources(name: str, rows: Sequence[Row]) -> Table | None:
+    columns = dict.fromkeys(kind for row in rows for kind in row.about)
+    if not columns:
+        return None
     return Table(
-        header=["task", "items from", "examples from", "definition"],
-        rows=[
-            [short_name(task), facts.source, facts.few_shot_source, f"version {facts.version}"]
-            for task, facts in result.tasks.items()
-        ],
-        caption="Where items and few-shot examples come from. An item is never its own example.",
+        header=[name, *columns],
+        rows=[[_short(r.name), *(r.about.get(c, "") for c in columns)] for r in rows if r.about],
+        caption="Where items and few-shot examples come from.",
     )
 
 
-def _share(accuracy: Accuracy) -> str:
-    return f"{accuracy.mean:.1%} {_ends(accuracy.over_items, accuracy.over_seeds)}"
+def _has_seeds(result: EvalResult) -> bool:
+    return bool(result.arms) and len(next(iter(result.arms.values()))) > 1
 
 
-def _difference(difference: TaskDifference) -> str:
-    p = difference.p_value
-    ends = _ends(difference.over_items, difference.over_seeds, "+")
-    shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-    return f"{difference.accuracy:+.1%} {ends} {shown}"
+def _rows_over_seeds(result: EvalResult, name: str) -> list[Row]:
+    """Return the rows of a table that all models can be compared by."""
+    rows = result.of(name).values() if _has_seeds(result) else ()
+    return [row for row in rows if row.is_comparable and len(row.scores) == len(result.models)]
 
 
-def _ends(over_items: Sequence[float], over_seeds: Sequence[float], sign: str = "") -> str:
-    given = (ends for ends in (over_items, over_seeds) if ends)
-    return "[" + "; ".join(f"{low:{sign}.1%} to {high:{sign}.1%}" for low, high in given) + "]"
+def _over_seeds(result: EvalResult, name: str) -> dict[tuple[str, str], tuple[Interval, float]]:
+    """Return the difference of each row and arm from the first arm, seed by seed, with its p."""
+    first, *others = result.arms or ("",)
+    differences = {
+        (row.name, arm): paired(*(_values(row, result.arms[each]) for each in (arm, first)))
+        for row in _rows_over_seeds(result, name)
+        for arm in others
+    }
+    adjusted = adjusted_p_values(differences)
+    return {key: (difference, adjusted[key]) for key, difference in differences.items()}
+
+
+def _values(row: Row, models: Sequence[str]) -> list[float]:
+    return [row.scores[model].value for model in models]
+
+
+def _said(result: EvalResult, part: Part, name: str) -> str:
+    """Say which models, or arms, differ from the first in which rows of a table."""
+    kind, rows = part.tables[name], list(result.of(name).values())
+    of_arms = {} if kind.is_long else _over_seeds(result, name)
+    told = {key: None if p >= NOISE else d.mean for key, (d, p) in of_arms.items()} or {
+        (row.name, model): difference.value if _is_beyond_noise(difference) else None
+        for row in rows
+        for model, difference in row.differences.items()
+    }
+    if not told:
+        return _said_alone(result, name, kind, rows) if name == next(iter(part.tables)) else ""
+    first = next(iter(result.arms)) if of_arms else result.models[0]
+    parts = []
+    for other in dict.fromkeys(model for _, model in told):
+        values = {row: value for (row, model), value in told.items() if model == other}
+        groups: dict[str, list[str]] = {}
+        for row, value in values.items():
+            if value is not None:
+                is_better = (value > 0) == (kind.better == "higher")
+                shown = f"{_short(row)} ({format_number(value, kind.is_share, '+')})"
+                groups.setdefault("ahead of" if is_better else "behind", []).append(shown)
+        said = [f"{how} {first} in {', '.join(of_rows)}" for how, of_rows in groups.items()]
+        rest = len(values) - sum(map(len, groups.values()))
+        if rest:
+            said.append(f"within noise of it in {rest} row{'s' * (rest > 1)}")
+        parts.append(f"{other} is {', '.join(said)}" if groups else f"{other} is {said[0]}")
+    return f"By {name}, beside {first}: {'; '.join(parts)}."
+
+
+def _said_alone(result: EvalResult, name: str, kind: results.Table, rows: Sequence[Row]) -> str:
+    """Say what models come to in the row that sums up a table: the mean of others, or the first."""
+    row = rows[0] if rows[-1].unit else rows[-1]
+    values = [
+        f"{model} {format_number(row.scores[model].value, kind.is_share)}"
+        for model in result.models
+        if model in row.scores
+    ]
+    guess = "" if row.chance is None else f", a guess {_share(row.chance)}"
+    return f"{name}, {_short(row.name)}: {', '.join(values)}{guess}."
+
+
+def _is_beyond_noise(difference: Difference) -> bool:
+    if difference.p is not None:
+        return difference.p < NOISE
+    return bool(difference.interval) and not difference.interval[0] <= 0 <= difference.interval[1]
+
+
+def _figures(result: EvalResult, part: Part, name: str) -> list[Figure]:
+    """Return what is drawn of a table: a curve, bars beside chance, forest plots of differences."""
+    kind, rows = part.tables[name], list(result.of(name).values())
+    drawn = []
+    if kind.across:
+        drawn.append(_curve(result, name, kind, rows))
+    shown = {model: (s.interval[0], s.value, s.interval[1]) for model, s in rows[0].scores.items()
+             if s.interval}  # fmt: skip
+    if rows[0].name == "all" and rows[0].chance is not None and shown:
+        svg = figures.bars(shown, up=name, chance=rows[0].chance)
+        caption = f"{name} with 95% intervals. Dotted: a guess."
+        drawn.append(Figure(svg=svg, caption=caption))
+    several = len(result.models) > 2
+    of_items = {
+        f"{_short(row.name)}, {model}" if several else _short(row.name): _as_interval(difference)
+        for row in rows
+        for model, difference in row.differences.items()
+        if difference.interval
+    }
+    if of_items:
+        drawn.append(_forest(name, kind, of_items, result.models[0], "items"))
+    of_seeds = {} if kind.is_long else _over_seeds(result, name)
+    if of_seeds:
+        first = next(iter(result.arms))
+        named = {
+            f"{_short(row)}, {arm}" if len(result.arms) > 2 else _short(row): difference
+            for (row, arm), (difference, _) in of_seeds.items()
+        }
+        drawn.append(_forest(name, kind, named, first, "seeds"))
+    return drawn
+
+
+def _curve(result: EvalResult, name: str, kind: results.Table, rows: Sequence[Row]) -> Figure:
+    placed = [(row.at, row.scores) for row in rows if row.at is not None]
+    series = {
+        model: (
+            [at for at, scores in placed if model in scores],
+            [scores[model].value for _, scores in placed if model in scores],
+        )
+        for model in result.models
+    }
+    scale: figures.Scale = "share" if kind.is_share else "number"
+    svg = figures.curves(series, across=kind.across, up=name, scale=scale)
+    return Figure(svg=svg, caption=f"{name} by {kind.across}.")
+
+
+def _forest(
+    name: str, kind: results.Table, differences: Mapping[str, Interval], first: str, over: str
+) -> Figure:
+    return Figure(
+        svg=figures.forest(differences, is_share=kind.is_share, across=f"against {first}"),
+        caption=f"{name}: differences from {first} with 95% intervals over {over}; {kind.better} "
+        "is better.",
+    )
+
+
+def _as_interval(difference: Difference) -> Interval:
+    """Return a difference as what a forest plot draws; an end may have been cut at 100%."""
+    half = max(abs(end - difference.value) for end in difference.interval)
+    return Interval(mean=difference.value, half=half, count=2)
