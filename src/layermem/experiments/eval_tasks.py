@@ -24,7 +24,8 @@ from layermem.evals.lm_eval_definitions import (
 )
 from layermem.evals.own_definitions import examples_split, is_definition, own_task
 from layermem.evals.record_files import Files, expected_file, find_records, read_docs
-from layermem.evals.task_catalog import EvalTask, chosen_tasks, find_task
+from layermem.evals.task_catalog import EvalTask, chosen_tasks, find_task, short_name
+from layermem.report.page import Table
 from layermem.results.eval import EvalOptions
 
 # What a definition calls files of this machine.
@@ -151,22 +152,26 @@ def _missing(task: EvalTask) -> str:
     return f"{needs}; give its records: --records {task.name}={name}, or a folder with {name}"
 
 
-def list_tasks(
-    places: Sequence[str],
-) -> list[tuple[str, str, float, dict[str, float], str, str]]:
-    """Return of each task of the paper what ``report.eval.task_list`` shows."""
+def list_tasks(places: Sequence[str]) -> Table:
+    """Return the table of the paper's tasks, with the records of them that lie in some places."""
     tasks = chosen_tasks(["paper"])
     files = find_records(places, tasks)
-    return [
-        (
-            task.name,
+    rows = [
+        [
+            short_name(task.name),
             task.tables,
-            task.chance,
-            dict(task.paper),
+            f"{task.chance:.1%}" if task.chance else "varies",
+            *(f"{percent:.2f}" for percent in task.paper.values()),
             ", ".join(path.name for paths in files[task.name].values() for path in paths)
             if task.name in files
             else f"none; would be {expected_file(task)}",
-            data_set(task),
-        )
+            f"hub: {data}" if (data := data_set(task)) else "not on the hub",
+        ]
         for task in tasks
     ]
+    return Table(
+        header=["task", "paper's table", "chance", *tasks[0].paper, "records", "else"],
+        rows=rows,
+        caption="Accuracies of the paper's 1B models in percent, 3-shot. A task with records runs "
+        "offline; one without is fetched from the hub.",
+    )

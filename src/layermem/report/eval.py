@@ -10,6 +10,7 @@ It does not know: torch, models, how anything was measured.
 import statistics
 from collections.abc import Mapping, Sequence
 
+from layermem.evals.task_catalog import short_name
 from layermem.intervals import Interval, adjusted_p_values, interval, paired
 from layermem.report import figures
 from layermem.report.numbers import (
@@ -23,12 +24,11 @@ from layermem.report.page import Figure, Page, Section, Table
 from layermem.results import eval as results
 from layermem.results.eval import Difference, EvalResult, Part, Row, Score
 
-_PREFIX, _SUFFIX = "bigbench_", "_multiple_choice"
 _OVER_SEEDS = (
     "Means over {seeds} seeds of training with 95% intervals by Student's t; differences are taken "
     "seed by seed, with p-values adjusted by Holm's method for all of this table."
 )
-_BEYOND = "Intervals over items say what other items would show, not what other seeds would."
+_OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
 
 
 def build(result: EvalResult) -> Page:
@@ -66,9 +66,22 @@ def tables(result: EvalResult) -> list[Table]:
 
 def sentence(result: EvalResult) -> str:
     """Say what came out: what differs from the first model beyond noise, by each table."""
-    said = [_said(result, part, name) for part in result.parts for name in part.tables]
-    over_items = len(result.models) > 1 and not _has_seeds(result)
-    return " ".join(filter(None, (*said, _BEYOND if over_items else "")))
+    said, within_noise = list[str](), list[str]()
+    for part in result.parts:
+        for name, kind in part.tables.items():
+            verdicts = _verdicts(result, name, kind)
+            if told := _told(result, name, kind, verdicts):
+                said.append(told)
+            elif verdicts:
+                within_noise.append(name)
+            elif name == next(iter(part.tables)):
+                said.append(_alone(result, name, kind))
+    if within_noise:
+        names = ", ".join(within_noise)
+        said.append(f"Nothing differs from {_first(result)} beyond noise by {names}.")
+    if len(result.models) > 1 and not _has_seeds(result):
+        said.append(_OVER_ITEMS)
+    return " ".join(said)
 
 
 def over_seeds(result: EvalResult, name: str) -> Table | None:
@@ -87,39 +100,10 @@ def over_seeds(result: EvalResult, name: str) -> Table | None:
             difference, p = differences[row.name, arm]
             shown = f"p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
             cells.append(f"{format_interval(difference, kind.is_share, '+')} ({shown})")
-        rows.append([_short(row.name), *cells])
+        rows.append([short_name(row.name), *cells])
     return Table(
         header=header, rows=rows, caption=_OVER_SEEDS.format(seeds=len(result.arms[first]))
     )
-
-
-def task_list(tasks: Sequence[tuple[str, str, float, dict[str, float], str, str]]) -> Table:
-    """Return the table of tasks there are.
-
-    Of each: name, tables of the paper, chance (0: it differs), the paper's figures, the files of
-    its records or what they would be called, and the data set on the hub.
-    """
-    return Table(
-        header=["task", "paper's table", "chance", "LLaMA", "HC", "LIMe", "records", "else"],
-        rows=[
-            [
-                _short(name),
-                where,
-                f"{chance:.1%}" if chance else "varies",
-                *(f"{paper[model]:.2f}" for model in ("LLaMA", "HC", "LIMe")),
-                files,
-                f"hub: {data}" if data else "not on the hub",
-            ]
-            for name, where, chance, paper, files, data in tasks
-        ],
-        caption="Accuracies of the paper's 1B models in percent, 3-shot. A task with records runs "
-        "offline; one without is fetched from the hub.",
-    )
-
-
-def _short(name: str) -> str:
-    """Return the name of a task without what all of BIG-bench have in theirs."""
-    return name.removeprefix(_PREFIX).removesuffix(_SUFFIX)
 
 
 def _tables(result: EvalResult, part: Part, name: str) -> list[Table]:
@@ -138,8 +122,8 @@ def _tables(result: EvalResult, part: Part, name: str) -> list[Table]:
 def _scores(result: EvalResult, name: str, kind: results.Table, rows: Sequence[Row]) -> Table:
     papers = dict.fromkeys(model for row in rows for model in row.paper)
     columns = {
-        name: [_short(row.name) for row in rows],
-        "of": [_size(row) for row in rows],
+        name: [short_name(row.name) for row in rows],
+        "count": [_size(row) for row in rows],
         **{m: [_score(row.scores.get(m), kind) for row in rows] for m in result.models},
         "chance": [_share(row.chance) for row in rows],
         "most frequent": [_share(row.most_frequent) for row in rows],
@@ -193,7 +177,11 @@ def _counts(name: str, rows: Sequence[Row]) -> Table | None:
     return Table(
         header=[f"counted in {name}", "model", *kinds],
         rows=[
-            [_short(row), model, *(f"{counts[kind]:,}" if kind in counts else "" for kind in kinds)]
+            [
+                short_name(row),
+                model,
+                *(f"{counts[kind]:,}" if kind in counts else "" for kind in kinds),
+            ]
             for row, model, counts in counted
         ],
     )
@@ -204,25 +192,24 @@ def _differences(
 ) -> Table | None:
     """Return the table of differences from the first model; None: there are none."""
     first, *others = result.models
-    compared = [row for row in rows if row.differences or not row.is_comparable]
-    if not any(row.differences for row in compared):
+    compared = [row for row in rows if row.differences]
+    if not compared:
         return None
 
     def cell(row: Row, model: str) -> str:
         difference = row.differences.get(model)
         if difference is None:
-            return f"other {row.unit}" if row.name in with_differences else ""
+            return f"other {row.unit}"
         text = format_ends(difference.value, difference.interval, kind.is_share, "+")
         ours, theirs = row.scores[model].repeats, row.scores[first].repeats
         text += _over(paired(ours, theirs) if len(ours) > 1 else None)
         alone = "" if difference.interval else " (one item)"
         return f"{text}{alone}" if difference.p is None else f"{text}, p {format_p(difference.p)}"
 
-    with_differences = {"bits per byte", "nats per token"}
     return Table(
         header=[f"{name}, against {first}", *others],
-        rows=[[_short(row.name), *(cell(row, m) for m in others)] for row in compared],
-        caption=_BEYOND,
+        rows=[[short_name(row.name), *(cell(row, m) for m in others)] for row in compared],
+        caption=_OVER_ITEMS,
     )
 
 
@@ -232,7 +219,9 @@ def _sources(name: str, rows: Sequence[Row]) -> Table | None:
         return None
     return Table(
         header=[name, *columns],
-        rows=[[_short(r.name), *(r.about.get(c, "") for c in columns)] for r in rows if r.about],
+        rows=[
+            [short_name(r.name), *(r.about.get(c, "") for c in columns)] for r in rows if r.about
+        ],
         caption="Where items and few-shot examples come from.",
     )
 
@@ -263,45 +252,53 @@ def _values(row: Row, models: Sequence[str]) -> list[float]:
     return [row.scores[model].value for model in models]
 
 
-def _said(result: EvalResult, part: Part, name: str) -> str:
-    """Say which models, or arms, differ from the first in which rows of a table."""
-    kind, rows = part.tables[name], list(result.of(name).values())
-    of_arms = {} if kind.is_long else _over_seeds(result, name)
-    told = {key: None if p >= NOISE else d.mean for key, (d, p) in of_arms.items()} or {
-        (row.name, model): difference.value if _is_beyond_noise(difference) else None
-        for row in rows
-        for model, difference in row.differences.items()
+def _first(result: EvalResult) -> str:
+    """Return the arm, or the model, that others are compared with."""
+    return next(iter(result.arms)) if _has_seeds(result) else result.models[0]
+
+
+def _verdicts(
+    result: EvalResult, name: str, kind: results.Table
+) -> dict[tuple[str, str], float | None]:
+    """Return of each row and arm, or model, its difference from the first; None: within noise."""
+    if _has_seeds(result) and not kind.is_long:
+        of_arms = _over_seeds(result, name)
+        return {key: None if p >= NOISE else each.mean for key, (each, p) in of_arms.items()}
+    return {
+        (row.name, model): each.value if _is_beyond_noise(each) else None
+        for row in result.of(name).values()
+        for model, each in row.differences.items()
     }
-    if not told:
-        return _said_alone(result, name, kind, rows) if name == next(iter(part.tables)) else ""
-    first = next(iter(result.arms)) if of_arms else result.models[0]
-    parts = []
-    for other in dict.fromkeys(model for _, model in told):
-        values = {row: value for (row, model), value in told.items() if model == other}
-        groups: dict[str, list[str]] = {}
-        for row, value in values.items():
-            if value is not None:
-                is_better = (value > 0) == (kind.better == "higher")
-                shown = f"{_short(row)} ({format_number(value, kind.is_share, '+')})"
-                groups.setdefault("ahead of" if is_better else "behind", []).append(shown)
-        said = [f"{how} {first} in {', '.join(of_rows)}" for how, of_rows in groups.items()]
-        rest = len(values) - sum(map(len, groups.values()))
-        if rest:
-            said.append(f"within noise of it in {rest} row{'s' * (rest > 1)}")
-        parts.append(f"{other} is {', '.join(said)}" if groups else f"{other} is {said[0]}")
-    return f"By {name}, beside {first}: {'; '.join(parts)}."
 
 
-def _said_alone(result: EvalResult, name: str, kind: results.Table, rows: Sequence[Row]) -> str:
+def _told(
+    result: EvalResult,
+    name: str,
+    kind: results.Table,
+    verdicts: Mapping[tuple[str, str], float | None],
+) -> str:
+    """Say which models, or arms, differ from the first in which rows; nothing: none does."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for (row, model), value in verdicts.items():
+        if value is not None:
+            how = "ahead of" if (value > 0) == (kind.better == "higher") else "behind"
+            shown = f"{short_name(row)} ({format_number(value, kind.is_share, '+')})"
+            groups.setdefault((model, how), []).append(shown)
+    if not groups:
+        return ""
+    first = _first(result)
+    parts = (f"{m} is {how} {first} in {', '.join(rows)}" for (m, how), rows in groups.items())
+    return f"By {name}: {'; '.join(parts)}."
+
+
+def _alone(result: EvalResult, name: str, kind: results.Table) -> str:
     """Say what models come to in the row that sums up a table: the mean of others, or the first."""
+    rows = list(result.of(name).values())
     row = rows[0] if rows[-1].unit else rows[-1]
-    values = [
-        f"{model} {format_number(row.scores[model].value, kind.is_share)}"
-        for model in result.models
-        if model in row.scores
-    ]
-    guess = "" if row.chance is None else f", a guess {_share(row.chance)}"
-    return f"{name}, {_short(row.name)}: {', '.join(values)}{guess}."
+    scores = row.scores.items()
+    values = (f"{model} {format_number(score.value, kind.is_share)}" for model, score in scores)
+    guess = "" if row.chance is None else f" (a guess: {_share(row.chance)})"
+    return f"{name}, {short_name(row.name)}{guess}: {', '.join(values)}."
 
 
 def _is_beyond_noise(difference: Difference) -> bool:
@@ -324,7 +321,9 @@ def _figures(result: EvalResult, part: Part, name: str) -> list[Figure]:
         drawn.append(Figure(svg=svg, caption=caption))
     several = len(result.models) > 2
     of_items = {
-        f"{_short(row.name)}, {model}" if several else _short(row.name): _as_interval(difference)
+        f"{short_name(row.name)}, {model}" if several else short_name(row.name): _as_interval(
+            difference
+        )
         for row in rows
         for model, difference in row.differences.items()
         if difference.interval
@@ -335,7 +334,7 @@ def _figures(result: EvalResult, part: Part, name: str) -> list[Figure]:
     if of_seeds:
         first = next(iter(result.arms))
         named = {
-            f"{_short(row)}, {arm}" if len(result.arms) > 2 else _short(row): difference
+            f"{short_name(row)}, {arm}" if len(result.arms) > 2 else short_name(row): difference
             for (row, arm), (difference, _) in of_seeds.items()
         }
         drawn.append(_forest(name, kind, named, first, "seeds"))
