@@ -84,12 +84,16 @@ def measure_grammar(
 
     for each in checkpoints:
         measure(each.name, load_model(each, with_head=True), each.tokenizer)
-    rows = [*_rows(pairs, margins), *_probe_rows(probes)]
+    rows = [*right_rows(pairs, margins), *_probe_rows(probes)]
     tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}
     return Part(title="Grammar (BLiMP)", how=_HOW, tables=tables, rows=tuple(rows))
 
 
-def _rows(pairs: Sequence[Pair], margins: dict[str, np.ndarray[Any, Any]]) -> Iterator[Row]:
+def right_rows(pairs: Sequence[Pair], margins: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[Row]:
+    """Yield shares of right pairs, of all and by phenomenon with differences, field, paradigm.
+
+    ``margins``: of each model, by how much it finds the good sentence of each pair more probable.
+    """
     (first, theirs), *others = margins.items()
     phenomena = _groups([pair.phenomenon for pair in pairs])
     everything = {"all": np.ones(len(pairs), dtype=bool)}
