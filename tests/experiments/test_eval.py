@@ -77,13 +77,10 @@ def test_two_models_are_compared_and_a_second_start_goes_on(llama, tmp_path, mon
     command = (llama, other, "--tasks", "copa,arc_easy", "--records", records, "--seeds", "2")
     result = evaluate(tmp_path, *command)
     shown = capsys.readouterr().out
-    assert (
-        "against llama" in shown
-        and MEAN in shown
-        and "75.8% / 74.0% / 75.2%" in " ".join(shown.split())
-    )
+    assert "against llama" in shown and MEAN in shown
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "Evaluation of llama and other" in page and "acc_norm" in page
+    assert "75.8% / 74.0% / 75.2%" in page
     rows = result.of(RIGHT)
     copa, arc = rows["copa"], rows["arc_easy"]
     assert (copa.scores["llama"].count, copa.unit, copa.chance) == (12, "items", 0.5)
