@@ -7,16 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 from eval_fixtures import docs
-from layermem.experiments.reproduction import evaluating
 from small_run import a_run
 
-from layermem import cli
 from layermem.evals.task_catalog import TASKS
-from layermem.experiments import reproduce
-from layermem.paper import get_artefact
-from layermem.paper.artefact import Trained
+from layermem.experiments.answers import RIGHT
+from layermem.paper import evaluating, get_artefact
+from layermem.paper.artefact import Observing
 from layermem.paper.fig1 import grouped_queries
-from layermem.results.eval import EvalResult, TaskFacts
+from layermem.results.eval import EvalResult, Row
 from layermem.results.files import read_result
 from layermem.study.records import read_record
 from layermem.train.run import train
@@ -62,57 +60,26 @@ def test_a_table_can_be_had_without_some_of_its_tasks():
     assert printed.value == pytest.approx(0.5174, abs=5e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "without", "message"),
-    [
-        ("table1", ["multi_rc"], "--without multi_rc: this table has no such task; did you mean m"),
-        ("table5", ["WiC"], "no such task; there are ARC-E, ARC-C, HellaSwag, OBQA"),
-        ("fig1", ["WiC"], "it asks no evaluation tasks, as tables 1 and 4 to 6"),
-        ("table5", ["ARC-E", "ARC-C", "HellaSwag", "OBQA"], "--without leaves no task"),
-    ],
-)
-def test_a_task_that_is_not_there_cannot_be_left_out(name, without, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        reproduce.reproduce(name, "tiny", 1, tmp_path, without=without)
-
-
 @needs_lm_eval
-def test_what_cannot_be_asked_is_said_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduce, "train", None)
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_cannot_be_asked_is_said_before_anything_is_trained(dry_run):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        reproduce.reproduce("table4", "tiny", 1, tmp_path, task_records=["nowhere"])
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        reproduce.tasks_to_answer("table4", "tiny", ["nowhere"])
-
-
-def test_a_dry_run_says_which_tasks_would_be_asked(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce, "estimate", lambda *_: [])
-    argv = ["reproduce", "table5", "--dry-run", "--out", str(tmp_path)]
-    cli.main([*argv, "--without", "openbookqa"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "each model is asked 3 evaluation tasks (ARC-E, ARC-C, HellaSwag), for which no" in shown
-    with pytest.raises(SystemExit, match="--without WiC: this table has no such task"):
-        cli.main([*argv, "--without", "WiC"])
-    for dry in ([], ["--dry-run"]):
-        with pytest.raises(SystemExit, match="--records here: records are of evaluation tasks"):
-            cli.main(["reproduce", "fig1", *dry, "--records", "here", "--out", str(tmp_path)])
-    assert not list(tmp_path.iterdir())
+        evaluating.check_artefact(
+            "table4", get_artefact("table4"), "tiny", ["nowhere"], dry_run=dry_run
+        )
 
 
 def test_a_guess_is_the_most_frequent_answer(monkeypatch, tmp_path):
     """A model that says "yes" to everything is above 1 / choices, and knows nothing."""
 
-    def facts(chance, majority):
-        shares = {"chance": chance, "majority": majority}
-        return TaskFacts(
-            version="1", source="", few_shot_source="", items=9, tables="", paper={}, **shares
-        )
+    def row(chance, most_frequent):
+        return Row(table="", name="", scores={}, chance=chance, most_frequent=most_frequent)
 
     scored = {"run-0": {"QNLI": 0.55, "COPA": 0.6}, "run-1": {"QNLI": 0.55, "COPA": 0.62}}
-    of_tasks = {"QNLI": facts(0.5, 0.55), "COPA": facts(0.5, 0.48)}
+    of_tasks = {"QNLI": row(0.5, 0.55), "COPA": row(0.5, 0.48)}
     monkeypatch.setattr(evaluating, "_score", lambda *_: (scored, of_tasks))
     records = {seed: SimpleNamespace(folder=f"run-{seed}") for seed in (0, 1)}
-    trained = Trained(
+    trained = Observing(
         scale="tiny", seeds=(0, 1), records={"study": {"lime": records}}, out=tmp_path
     )
     qnli, copa, average = evaluating.observe_tasks(("QNLI", "COPA"))(trained)
@@ -132,7 +99,7 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
             record = read_record(folder.path.name, run, folder)
             runs.setdefault(variant, {})[seed] = record
     records = write_records(tmp_path / "records")
-    trained = Trained(
+    trained = Observing(
         scale="tiny",
         seeds=(0, 1),
         records={"study": runs},
@@ -146,15 +113,13 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
     block = grouped_queries("tiny", ("plain",)).base.data.block_size
     asked = result.options
     assert (asked.shots, asked.seeds, asked.truncate, asked.max_length) == (3, 1, True, 2 * block)
+    rows = [result.of(RIGHT)[task] for task in ("qnli", "copa")]
     for arm in ("lime", "plain"):
         for seed in (0, 1):
-            of_model = result.models[f"{arm}-{seed}"]
-            qnli, copa = (of_model[task].accuracy.mean for task in ("qnli", "copa"))
+            qnli, copa = (row.scores[f"{arm}-{seed}"].value for row in rows)
             assert observed["QNLI", arm].by_seed[seed] == qnli
             assert observed["COPA", arm].by_seed[seed] == copa
             assert observed[average, arm].by_seed[seed] == pytest.approx((qnli + copa) / 2)
-    facts = [result.tasks["qnli"], result.tasks["copa"]]
-    assert observed["QNLI", "lime"].chance == max(facts[0].chance, facts[0].majority) >= 0.5
-    assert observed[average, "lime"].chance == pytest.approx(
-        sum(max(of.chance, of.majority) for of in facts) / 2
-    )
+    guesses = [max(row.chance, row.most_frequent) for row in rows]
+    assert observed["QNLI", "lime"].chance == guesses[0] >= 0.5
+    assert observed[average, "lime"].chance == pytest.approx(sum(guesses) / 2)
