@@ -32,14 +32,14 @@ def test_right_answers_and_steps_by_level_with_faults(run, tmp_path, capsys):
     result = evaluate(tmp_path, run, "--tasks", "arithmetic", "--limit", "25")
     solved = solve_with(RunFolder(run).final, TASK, count=25, load=load_final)
     for table, share, ends in (
-        ("arithmetic", solved.accuracy, solved.interval),
+        ("arithmetic, right answers", solved.accuracy, solved.interval),
         ("arithmetic, every step right", solved.steps, solved.steps_interval),
     ):
         rows = result.of(table)
         assert list(rows) == ["all", "operands: 2"]
         score = rows["all"].scores["lime"]
         assert (score.value, score.interval, score.count) == (share, ends, 25)
-    row = result.of("arithmetic")["all"]
+    row = result.of("arithmetic, right answers")["all"]
     assert row.chance == solved.chance > 0
     assert row.scores["lime"].counts == solved.faults and sum(solved.faults.values()) > 0
     shown = capsys.readouterr().out
@@ -49,7 +49,7 @@ def test_right_answers_and_steps_by_level_with_faults(run, tmp_path, capsys):
 def test_other_problems_are_drawn_by_options_split_and_seed(run, tmp_path):
     asked = [run, "--tasks", "arithmetic", "--limit", "12", "--split", "validation", "--seed", "9"]
     result = evaluate(tmp_path, *asked, "--task-options", "operands=3")
-    assert list(result.of("arithmetic")) == ["all", "operands: 3"]
+    assert list(result.of("arithmetic, right answers")) == ["all", "operands: 3"]
     assert "validation" in result.parts[0].how and result.options.seed == 9
 
 
@@ -66,7 +66,7 @@ def test_kinds_of_tasks_are_parts_of_one_result(run, tmp_path):
     (tmp_path / "text.txt").write_text("w1 w2 w3", encoding="utf-8")
     asked = ["--tasks", "arithmetic", f"ppl={tmp_path / 'text.txt'}", "--context", "8"]
     result = evaluate(tmp_path, run, *asked, "--limit", "5")
-    assert [list(part.tables)[0] for part in result.parts] == ["loss", "arithmetic"]
+    assert [list(part.tables)[0] for part in result.parts] == ["loss", "arithmetic, right answers"]
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "bits per byte" in page and "every step right" in page
 

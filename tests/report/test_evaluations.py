@@ -145,6 +145,21 @@ def test_p_values_over_seeds_are_adjusted_for_all_rows():
     assert over_seeds(several, "right").rows == alone.rows
 
 
+def test_one_arm_has_means_and_its_models_are_compared_over_items():
+    values = {"a0": 0.5, "a1": 0.6}
+    differences = {"a1": Difference(value=0.1, interval=(0.05, 0.15), p=0.01)}
+    result = result_of(row(values, differences=differences), arms={"plain": ("a0", "a1")})
+    assert over_seeds(result, "right").rows == [["all", "55% ± 64%"]]
+    assert sentence(result).startswith("By right: a1 is ahead of a0 in all (+10.0%).")
+
+
+def test_a_difference_without_an_interval_is_not_called_noise():
+    result = result_of(row({"one": 0.5, "two": 0.7}, differences={"two": Difference(value=0.2)}))
+    assert "(one item)" in tables(result)[1].rows[0][1]
+    assert "beyond noise" not in sentence(result)
+    assert build(result).sections[0].figures == []
+
+
 def test_one_seed_or_no_arms_make_no_means():
     one = {arm: names[:1] for arm, names in ARMS.items()}
     for arms in (one, {}):

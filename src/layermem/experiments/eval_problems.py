@@ -17,7 +17,6 @@ from layermem.tasks.registry import get_task
 # Problems where no number is asked for.
 _COUNT = 10_000
 _BATCH = 256
-_STEPS = "every step right"
 
 
 def check_problems(
@@ -57,10 +56,14 @@ def measure_problems(
         tables={
             table: Table(better="higher", caption=_guesses(of_models))
             for name, of_models in solved.items()
-            for table in (name, f"{name}, {_STEPS}")
+            for table in _tables(name)
         },
         rows=tuple(row for name, of_models in solved.items() for row in _rows(name, of_models)),
     )
+
+
+def _tables(task: str) -> tuple[str, str]:
+    return f"{task}, right answers", f"{task}, every step right"
 
 
 def _guesses(solved: Mapping[str, Solved]) -> str:
@@ -74,17 +77,17 @@ def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     levels = dict.fromkeys(
         (kind, level) for each in solved.values() for kind, by in each.by.items() for level in by
     )
-    for table in (task, f"{task}, {_STEPS}"):
-        score = _score if table == task else _score_of_steps
+    for table, score in zip(_tables(task), (_score, _score_of_steps), strict=True):
+        of_answers = score is _score
         yield Row(
             table=table,
             name="all",
             unit="problems",
             scores={
-                model: replace(score(each), counts=each.faults if table == task else {})
+                model: replace(score(each), counts=each.faults if of_answers else {})
                 for model, each in solved.items()
             },
-            chance=min(chances) if len(chances) == 1 and table == task else None,
+            chance=min(chances) if len(chances) == 1 and of_answers else None,
         )
         for kind, level in levels:
             scores = {

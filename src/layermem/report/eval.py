@@ -22,7 +22,7 @@ from layermem.report.numbers import (
 )
 from layermem.report.page import Figure, Page, Section, Table
 from layermem.results import eval as results
-from layermem.results.eval import Difference, EvalResult, Part, Row, Score
+from layermem.results.eval import Difference, EvalResult, Row, Score
 
 _OVER_SEEDS = (
     "Means over {seeds} seeds of training with 95% intervals by Student's t; differences are taken "
@@ -46,8 +46,8 @@ def sections(result: EvalResult, suffix: str = "") -> list[Section]:
         Section(
             title=f"{part.title}{suffix}",
             paragraphs=[part.how],
-            tables=[table for name in part.tables for table in _tables(result, part, name)],
-            figures=[drawn for name in part.tables for drawn in _figures(result, part, name)],
+            tables=[table for name in part.tables for table in _tables(result, name)],
+            figures=[drawn for name in part.tables for drawn in _figures(result, name)],
         )
         for part in result.parts
     ]
@@ -55,71 +55,60 @@ def sections(result: EvalResult, suffix: str = "") -> list[Section]:
 
 def tables(result: EvalResult) -> list[Table]:
     """Return the tables for a screen."""
-    return [
-        table
-        for part in result.parts
-        for name, kind in part.tables.items()
-        if not kind.is_long
-        for table in _tables(result, part, name)
-    ]
+    shown = [name for name, kind in result.tables.items() if not kind.is_long]
+    return [table for name in shown for table in _tables(result, name)]
 
 
 def sentence(result: EvalResult) -> str:
     """Say what came out: what differs from the first model beyond noise, by each table."""
     said, within_noise = list[str](), list[str]()
     for part in result.parts:
-        for name, kind in part.tables.items():
-            verdicts = _verdicts(result, name, kind)
-            if told := _told(result, name, kind, verdicts):
+        for name in part.tables:
+            verdicts = _verdicts(result, name)
+            if told := _told(result, name, verdicts):
                 said.append(told)
             elif verdicts:
                 within_noise.append(name)
             elif name == next(iter(part.tables)):
-                said.append(_alone(result, name, kind))
+                said.append(_alone(result, name))
     if within_noise:
         names = ", ".join(within_noise)
         said.append(f"Nothing differs from {_first(result)} beyond noise by {names}.")
-    if len(result.models) > 1 and not _has_seeds(result):
+    if len(result.models) > 1 and not _compares_arms(result):
         said.append(_OVER_ITEMS)
     return " ".join(said)
 
 
 def over_seeds(result: EvalResult, name: str) -> Table | None:
     """Return the table of means over seeds of a table; None: there are no several seeds."""
-    differences = _over_seeds(result, name)
-    if not differences:
+    compared, differences = _rows_over_seeds(result, name), _over_seeds(result, name)
+    if not compared:
         return None
-    (kind,) = (part.tables[name] for part in result.parts if name in part.tables)
-    first, *others = result.arms
-    header = [name, *result.arms, *(f"{arm} against {first}" for arm in others)]
+    is_share, (first, *others) = result.tables[name].is_share, result.arms
     rows = []
-    for row in _rows_over_seeds(result, name):
-        means = (interval(_values(row, result.arms[arm])) for arm in result.arms)
-        cells = [format_interval(mean, kind.is_share) for mean in means]
+    for row in compared:
+        means = (interval(_values(row, models)) for models in result.arms.values())
+        cells = [format_interval(mean, is_share) for mean in means]
         for arm in others:
             difference, p = differences[row.name, arm]
             shown = f"p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
-            cells.append(f"{format_interval(difference, kind.is_share, '+')} ({shown})")
+            cells.append(f"{format_interval(difference, is_share, '+')} ({shown})")
         rows.append([short_name(row.name), *cells])
     return Table(
-        header=header, rows=rows, caption=_OVER_SEEDS.format(seeds=len(result.arms[first]))
+        header=[name, *result.arms, *(f"{arm} against {first}" for arm in others)],
+        rows=rows,
+        caption=_OVER_SEEDS.format(seeds=len(result.arms[first])),
     )
 
 
-def _tables(result: EvalResult, part: Part, name: str) -> list[Table]:
-    """Return one table of a part with those that go with it."""
-    rows, kind = list(result.of(name).values()), part.tables[name]
-    found = [
-        _scores(result, name, kind, rows),
-        _counts(name, rows),
-        _differences(result, name, kind, rows),
-        _sources(name, rows),
-        None if kind.is_long else over_seeds(result, name),
-    ]
-    return [table for table in found if table is not None]
+def _tables(result: EvalResult, name: str) -> list[Table]:
+    """Return one table with those that go with it."""
+    makers = (_scores, _counts, _differences, _sources, over_seeds)
+    return [table for make in makers if (table := make(result, name)) is not None]
 
 
-def _scores(result: EvalResult, name: str, kind: results.Table, rows: Sequence[Row]) -> Table:
+def _scores(result: EvalResult, name: str) -> Table:
+    rows, kind = result.of(name).values(), result.tables[name]
     papers = dict.fromkeys(model for row in rows for model in row.paper)
     columns = {
         name: [short_name(row.name) for row in rows],
@@ -163,76 +152,71 @@ def _over(repeats: Interval | None) -> str:
     return "" if repeats is None else f" ± {format_number(repeats.half, True)} over seeds"
 
 
-def _counts(name: str, rows: Sequence[Row]) -> Table | None:
+def _counts(result: EvalResult, name: str) -> Table | None:
     """Return the table of what makes scores mean less than they seem to; None: nothing does."""
-    counted = [
-        (row.name, model, score.counts)
-        for row in rows
+    counted = {
+        (row.name, model): score.counts
+        for row in result.of(name).values()
         for model, score in row.scores.items()
         if score.counts
+    }
+    kinds = dict.fromkeys(kind for counts in counted.values() for kind in counts)
+    rows = [
+        [short_name(row), model, *(f"{counts[k]:,}" if k in counts else "" for k in kinds)]
+        for (row, model), counts in counted.items()
     ]
-    if not counted:
-        return None
-    kinds = dict.fromkeys(kind for _, _, counts in counted for kind in counts)
-    return Table(
-        header=[f"counted in {name}", "model", *kinds],
-        rows=[
-            [
-                short_name(row),
-                model,
-                *(f"{counts[kind]:,}" if kind in counts else "" for kind in kinds),
-            ]
-            for row, model, counts in counted
-        ],
-    )
+    return Table(header=[f"counted in {name}", "model", *kinds], rows=rows) if rows else None
 
 
-def _differences(
-    result: EvalResult, name: str, kind: results.Table, rows: Sequence[Row]
-) -> Table | None:
+def _differences(result: EvalResult, name: str) -> Table | None:
     """Return the table of differences from the first model; None: there are none."""
     first, *others = result.models
-    compared = [row for row in rows if row.differences]
-    if not compared:
-        return None
+    is_share = result.tables[name].is_share
 
     def cell(row: Row, model: str) -> str:
         difference = row.differences.get(model)
         if difference is None:
             return f"other {row.unit}"
-        text = format_ends(difference.value, difference.interval, kind.is_share, "+")
+        text = format_ends(difference.value, difference.interval, is_share, "+")
         ours, theirs = row.scores[model].repeats, row.scores[first].repeats
         text += _over(paired(ours, theirs) if len(ours) > 1 else None)
         alone = "" if difference.interval else " (one item)"
         return f"{text}{alone}" if difference.p is None else f"{text}, p {format_p(difference.p)}"
 
-    return Table(
-        header=[f"{name}, against {first}", *others],
-        rows=[[short_name(row.name), *(cell(row, m) for m in others)] for row in compared],
-        caption=_OVER_ITEMS,
-    )
+    rows = [
+        [short_name(row.name), *(cell(row, model) for model in others)]
+        for row in result.of(name).values()
+        if row.differences
+    ]
+    header = [f"{name}, against {first}", *others]
+    return Table(header=header, rows=rows, caption=_OVER_ITEMS) if rows else None
 
 
-def _sources(name: str, rows: Sequence[Row]) -> Table | None:
-    columns = dict.fromkeys(kind for row in rows for kind in row.about)
-    if not columns:
-        return None
-    return Table(
-        header=[name, *columns],
-        rows=[
-            [short_name(r.name), *(r.about.get(c, "") for c in columns)] for r in rows if r.about
-        ],
-        caption="Where items and few-shot examples come from.",
-    )
+def _sources(result: EvalResult, name: str) -> Table | None:
+    """Return the table of where items are from; None: all rows are of the same ones."""
+    about = {row.name: row.about for row in result.of(name).values() if row.about}
+    columns = dict.fromkeys(kind for of_row in about.values() for kind in of_row)
+    rows = [
+        [short_name(row), *(of_row.get(kind, "") for kind in columns)]
+        for row, of_row in about.items()
+    ]
+    return Table(header=[name, *columns], rows=rows) if rows else None
 
 
 def _has_seeds(result: EvalResult) -> bool:
     return bool(result.arms) and len(next(iter(result.arms.values()))) > 1
 
 
+def _compares_arms(result: EvalResult) -> bool:
+    """Return whether arms of several seeds are compared, in place of single models."""
+    return _has_seeds(result) and len(result.arms) > 1
+
+
 def _rows_over_seeds(result: EvalResult, name: str) -> list[Row]:
     """Return the rows of a table that all models can be compared by."""
-    rows = result.of(name).values() if _has_seeds(result) else ()
+    if not _has_seeds(result) or result.tables[name].is_long:
+        return []
+    rows = result.of(name).values()
     return [row for row in rows if row.is_comparable and len(row.scores) == len(result.models)]
 
 
@@ -254,30 +238,24 @@ def _values(row: Row, models: Sequence[str]) -> list[float]:
 
 def _first(result: EvalResult) -> str:
     """Return the arm, or the model, that others are compared with."""
-    return next(iter(result.arms)) if _has_seeds(result) else result.models[0]
+    return next(iter(result.arms)) if _compares_arms(result) else result.models[0]
 
 
-def _verdicts(
-    result: EvalResult, name: str, kind: results.Table
-) -> dict[tuple[str, str], float | None]:
+def _verdicts(result: EvalResult, name: str) -> dict[tuple[str, str], float | None]:
     """Return of each row and arm, or model, its difference from the first; None: within noise."""
-    if _has_seeds(result) and not kind.is_long:
-        of_arms = _over_seeds(result, name)
+    if of_arms := _over_seeds(result, name):
         return {key: None if p >= NOISE else each.mean for key, (each, p) in of_arms.items()}
     return {
         (row.name, model): each.value if _is_beyond_noise(each) else None
         for row in result.of(name).values()
         for model, each in row.differences.items()
+        if each.interval or each.p is not None
     }
 
 
-def _told(
-    result: EvalResult,
-    name: str,
-    kind: results.Table,
-    verdicts: Mapping[tuple[str, str], float | None],
-) -> str:
+def _told(result: EvalResult, name: str, verdicts: Mapping[tuple[str, str], float | None]) -> str:
     """Say which models, or arms, differ from the first in which rows; nothing: none does."""
+    kind = result.tables[name]
     groups: dict[tuple[str, str], list[str]] = {}
     for (row, model), value in verdicts.items():
         if value is not None:
@@ -291,12 +269,12 @@ def _told(
     return f"By {name}: {'; '.join(parts)}."
 
 
-def _alone(result: EvalResult, name: str, kind: results.Table) -> str:
+def _alone(result: EvalResult, name: str) -> str:
     """Say what models come to in the row that sums up a table: the mean of others, or the first."""
-    rows = list(result.of(name).values())
+    rows, is_share = list(result.of(name).values()), result.tables[name].is_share
     row = rows[0] if rows[-1].unit else rows[-1]
     scores = row.scores.items()
-    values = (f"{model} {format_number(score.value, kind.is_share)}" for model, score in scores)
+    values = (f"{model} {format_number(score.value, is_share)}" for model, score in scores)
     guess = "" if row.chance is None else f" (a guess: {_share(row.chance)})"
     return f"{name}, {short_name(row.name)}{guess}: {', '.join(values)}."
 
@@ -304,68 +282,62 @@ def _alone(result: EvalResult, name: str, kind: results.Table) -> str:
 def _is_beyond_noise(difference: Difference) -> bool:
     if difference.p is not None:
         return difference.p < NOISE
-    return bool(difference.interval) and not difference.interval[0] <= 0 <= difference.interval[1]
+    low, high = difference.interval
+    return not low <= 0 <= high
 
 
-def _figures(result: EvalResult, part: Part, name: str) -> list[Figure]:
+def _figures(result: EvalResult, name: str) -> list[Figure]:
     """Return what is drawn of a table: a curve, bars beside chance, forest plots of differences."""
-    kind, rows = part.tables[name], list(result.of(name).values())
-    drawn = []
-    if kind.across:
-        drawn.append(_curve(result, name, kind, rows))
-    shown = {model: (s.interval[0], s.value, s.interval[1]) for model, s in rows[0].scores.items()
-             if s.interval}  # fmt: skip
-    if rows[0].name == "all" and rows[0].chance is not None and shown:
-        svg = figures.bars(shown, up=name, chance=rows[0].chance)
+    rows = list(result.of(name).values())
+    drawn = [_curve(result, name, rows)] if result.tables[name].across else []
+    bars = {m: (s.interval[0], s.value, s.interval[1]) for m, s in rows[0].scores.items()
+            if s.interval}  # fmt: skip
+    if rows[0].name == "all" and rows[0].chance is not None and bars:
+        svg = figures.bars(bars, up=name, chance=rows[0].chance)
         caption = f"{name} with 95% intervals. Dotted: a guess."
         drawn.append(Figure(svg=svg, caption=caption))
-    several = len(result.models) > 2
-    of_items = {
-        f"{short_name(row.name)}, {model}" if several else short_name(row.name): _as_interval(
-            difference
+    over_items = {
+        (row.name, model): Interval(
+            mean=each.value,
+            # An end may have been cut at 100%.
+            half=max(abs(end - each.value) for end in each.interval),
+            count=row.scores[model].count or 0,
         )
         for row in rows
-        for model, difference in row.differences.items()
-        if difference.interval
+        for model, each in row.differences.items()
+        if each.interval
     }
-    if of_items:
-        drawn.append(_forest(name, kind, of_items, result.models[0], "items"))
-    of_seeds = {} if kind.is_long else _over_seeds(result, name)
-    if of_seeds:
-        first = next(iter(result.arms))
-        named = {
-            f"{short_name(row)}, {arm}" if len(result.arms) > 2 else short_name(row): difference
-            for (row, arm), (difference, _) in of_seeds.items()
-        }
-        drawn.append(_forest(name, kind, named, first, "seeds"))
+    over_seeds = {key: difference for key, (difference, _) in _over_seeds(result, name).items()}
+    for over, differences in (("items", over_items), ("seeds", over_seeds)):
+        if differences:
+            drawn.append(_forest(result, name, differences, over))
     return drawn
 
 
-def _curve(result: EvalResult, name: str, kind: results.Table, rows: Sequence[Row]) -> Figure:
-    placed = [(row.at, row.scores) for row in rows if row.at is not None]
-    series = {
-        model: (
-            [at for at, scores in placed if model in scores],
-            [scores[model].value for _, scores in placed if model in scores],
-        )
-        for model in result.models
-    }
+def _curve(result: EvalResult, name: str, rows: Sequence[Row]) -> Figure:
+    kind = result.tables[name]
+    series = {}
+    for model in result.models:
+        placed = [(row.at, row.scores[model].value) for row in rows if model in row.scores]
+        known = [(at, value) for at, value in placed if at is not None]
+        series[model] = [at for at, _ in known], [value for _, value in known]
     scale: figures.Scale = "share" if kind.is_share else "number"
     svg = figures.curves(series, across=kind.across, up=name, scale=scale)
     return Figure(svg=svg, caption=f"{name} by {kind.across}.")
 
 
 def _forest(
-    name: str, kind: results.Table, differences: Mapping[str, Interval], first: str, over: str
+    result: EvalResult, name: str, differences: Mapping[tuple[str, str], Interval], over: str
 ) -> Figure:
+    kind = result.tables[name]
+    first = result.models[0] if over == "items" else next(iter(result.arms))
+    several = len({other for _, other in differences}) > 1
+    named = {
+        f"{short_name(row)}, {other}" if several else short_name(row): difference
+        for (row, other), difference in differences.items()
+    }
     return Figure(
-        svg=figures.forest(differences, is_share=kind.is_share, across=f"against {first}"),
+        svg=figures.forest(named, is_share=kind.is_share, across=f"against {first}"),
         caption=f"{name}: differences from {first} with 95% intervals over {over}; {kind.better} "
         "is better.",
     )
-
-
-def _as_interval(difference: Difference) -> Interval:
-    """Return a difference as what a forest plot draws; an end may have been cut at 100%."""
-    half = max(abs(end - difference.value) for end in difference.interval)
-    return Interval(mean=difference.value, half=half, count=2)

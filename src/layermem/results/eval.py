@@ -175,6 +175,11 @@ class EvalResult:
     """Name of each arm to its models, which differ in the seed alone, by seed; all arms have the
     same seeds. Empty: the models are not runs on the same data and of the same seeds."""
 
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables of all parts by name."""
+        return {name: table for part in self.parts for name, table in part.tables.items()}
+
     def of(self, table: str) -> dict[str, Row]:
         """Return the rows of a table by name."""
         return {row.name: row for part in self.parts for row in part.rows if row.table == table}
