@@ -155,7 +155,8 @@ def _numbers(name: str, part: str, folder: Path) -> list[list[str]]:
 
 def _over_seeds(name: str, table: str, records: Path) -> list[list[str]]:
     """Return what a table of evaluations comes to over seeds."""
-    found = over_seeds(read_result(EvalResult, records / f"{name}.json"), table)
+    result = read_result(EvalResult, records / f"{name}.json")
+    found = over_seeds(result, table) if table in result.tables else None
     if found is None:
         raise SystemExit(f"{name} has no {table!r} of runs of several seeds")
     return _rows(found, arms=None)
