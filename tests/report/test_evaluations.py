@@ -92,7 +92,7 @@ def test_differences_have_a_table_a_forest_plot_and_a_sentence():
     _, differences = tables(told)
     assert differences.header == ["right, against one", "two"]
     assert differences.rows[0] == ["all", "+20% (+5% to +35%), p 0.010"]
-    assert "within noise" in differences.rows[1][1]
+    assert differences.rows[1] == ["other", "+20% (+5% to +35%), p 0.200"]
     (section, again) = build(told).sections
     (forest,) = section.figures
     assert "forest" not in forest.caption and "over items" in forest.caption

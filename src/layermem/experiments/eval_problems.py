@@ -54,9 +54,9 @@ def measure_problems(
         "problems and not over seeds of training. Beside a model's answers: the first faults of "
         "its wrong solutions.",
         tables={
-            table: Table(better="higher", caption=_guesses(of_models))
+            table: Table(better="higher", caption=guess)
             for name, of_models in solved.items()
-            for table in _tables(name)
+            for table, guess in zip(_tables(name), (_guesses(of_models), ""), strict=True)
         },
         rows=tuple(row for name, of_models in solved.items() for row in _rows(name, of_models)),
     )

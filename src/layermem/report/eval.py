@@ -29,6 +29,7 @@ _OVER_SEEDS = (
     "seed by seed, with p-values adjusted by Holm's method for all of this table."
 )
 _OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
+_NOISE = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
 
 
 def build(result: EvalResult) -> Page:
@@ -129,7 +130,7 @@ def _scores(result: EvalResult, name: str) -> Table:
 def _size(row: Row) -> str:
     """Write how many items a row is of, or how many each model's is of where that differs."""
     counts = dict.fromkeys(f"{s.count:,}" for s in row.scores.values() if s.count is not None)
-    return f"{' / '.join(counts)} {row.unit}".strip()
+    return f"{' / '.join(counts)} {row.unit}".strip() if counts else ""
 
 
 def _share(share: float | None) -> str:
@@ -181,7 +182,8 @@ def _differences(result: EvalResult, name: str) -> Table | None:
         ours, theirs = row.scores[model].repeats, row.scores[first].repeats
         text += _over(paired(ours, theirs) if len(ours) > 1 else None)
         alone = "" if difference.interval else " (one item)"
-        return f"{text}{alone}" if difference.p is None else f"{text}, p {format_p(difference.p)}"
+        p = format_p(difference.p).removesuffix(", within noise")
+        return f"{text}, p {p}" if p else f"{text}{alone}"
 
     rows = [
         [short_name(row.name), *(cell(row, model) for model in others)]
@@ -189,7 +191,7 @@ def _differences(result: EvalResult, name: str) -> Table | None:
         if row.differences
     ]
     header = [f"{name}, against {first}", *others]
-    return Table(header=header, rows=rows, caption=_OVER_ITEMS) if rows else None
+    return Table(header=header, rows=rows, caption=f"{_NOISE} {_OVER_ITEMS}") if rows else None
 
 
 def _sources(result: EvalResult, name: str) -> Table | None:
