@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from layermem.data.local_files import LocalFiles
-from layermem.data.sources import open_source
+from layermem.data.sources import LocalFiles, open_source
 from layermem.evals.perplexity import (
     Perplexity,
     PositionLoss,
