@@ -134,7 +134,6 @@ def _rows(models: dict[str, Perplexity]) -> Iterator[Row]:
         bits[name], of_loss = compare(model, first)
         if of_loss is not None:
             losses[name] = of_loss
-    unknown = {n: {"unknown tokens": m.unknown_tokens} for n, m in models.items()}
     yield Row(
         table=LOSS,
         name="bits per byte",
@@ -143,15 +142,14 @@ def _rows(models: dict[str, Perplexity]) -> Iterator[Row]:
             name: Score(
                 value=model.bits_per_byte,
                 count=model.bytes,
-                counts=unknown[name] if model.unknown_tokens else {},
+                counts={"unknown tokens": n} if (n := model.unknown_tokens) else {},
             )
             for name, model in models.items()
         },
         differences=bits,
     )
-    of_tokens = partial(
-        Row, unit="tokens", is_comparable=len({model.tokens for model in models.values()}) == 1
-    )
+    same_tokens = len({model.documents.tokens for model in models.values()}) == 1
+    of_tokens = partial(Row, unit="tokens", is_comparable=same_tokens)
     values = {name: Score(value=model.loss, count=model.tokens) for name, model in models.items()}
     yield of_tokens(table=LOSS, name="nats per token", scores=values, differences=losses)
     for i, place in enumerate(first.positions):
