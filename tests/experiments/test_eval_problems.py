@@ -1,5 +1,6 @@
 """Problems of a run's own task through `layermem eval`: shares, levels, faults, what is refused."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from layermem.evals.solving import solve_with
 from layermem.experiments.analyze_checkpoints import load_final
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
+from layermem.results.solved import Shares, Solved
 from layermem.runs import RunFolder
 from layermem.train.run import train
 
@@ -44,6 +46,34 @@ def test_right_answers_and_steps_by_level_with_faults(run, tmp_path, capsys):
     assert row.scores["lime"].counts == solved.faults and sum(solved.faults.values()) > 0
     shown = capsys.readouterr().out
     assert "25 problems" in shown and next(iter(solved.faults)) in shown
+
+
+def test_answers_and_steps_are_not_mixed_up_and_models_may_have_other_levels(
+    run, tmp_path, monkeypatch
+):
+    other = shutil.copytree(run, tmp_path / "other")
+
+    def solve(checkpoint, task, **_):
+        low, level = ("other" in str(checkpoint)) / 10, 2 + ("other" in str(checkpoint))
+        shares = {"accuracy": 0.5 + low, "interval": (0.4, 0.7), "steps": 0.3, "count": 10}
+        of_level = Shares(**shares, steps_interval=(0.1, 0.5))
+        by = {"operands": {str(level): of_level}}
+        return Solved(**shares, steps_interval=(0.2, 0.4), chance=0.1 + low, by=by)
+
+    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", solve)
+    result = evaluate(tmp_path / "out", run, other, "--tasks", "arithmetic")
+    answers, steps = (
+        result.of(f"arithmetic, {what}") for what in ("right answers", "every step right")
+    )
+    assert [score.value for score in answers["all"].scores.values()] == [0.5, 0.6]
+    assert answers["all"].scores["lime"].interval == (0.4, 0.7)
+    assert steps["all"].scores["lime"].value == 0.3 and steps["all"].chance is None
+    assert steps["all"].scores["lime"].interval == (0.2, 0.4)
+    assert steps["operands: 2"].scores["lime"].interval == (0.1, 0.5)
+    assert set(answers["operands: 3"].scores) == {"other"}
+    # Problems of two chances have no one chance: both are named.
+    assert answers["all"].chance is None
+    assert "10.0%, 20.0%" in result.tables["arithmetic, right answers"].caption
 
 
 def test_other_problems_are_drawn_by_options_split_and_seed(run, tmp_path):
