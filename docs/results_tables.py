@@ -11,7 +11,7 @@ A line ``<!-- NAME: TABLE -->`` in the page stands before a table of docs/record
     METRIC with the choosing seed  of a study that tried one learning rate: where nothing was
                                    chosen, runs on the seed kept for choosing are pairs like the
                                    others
-    loss over seeds, right pairs over seeds    of perplexities and minimal pairs
+    TABLE over seeds               a table of evaluations ("loss", "right pairs")
     numbers, or numbers: TEXT      an artefact's numbers, the paper's beside ours (TEXT is in their
                                    names); its record lies in docs/records/artefacts
 
@@ -31,7 +31,7 @@ from typing import get_args
 from layermem.intervals import adjusted_p_values, interval, paired
 from layermem.paper import get_artefact, names
 from layermem.paper.artefact import SEEDS
-from layermem.report import minimal_pairs, perplexity
+from layermem.report.eval import over_seeds
 from layermem.report.numbers import format_interval, format_p
 from layermem.report.page import Table
 from layermem.report.paper_tables import claim_numbers, claims_table, numbers_table
@@ -42,14 +42,13 @@ from layermem.report.study_tables import (
     shapes_tables,
 )
 from layermem.results.comparing import Verdict, judge
+from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
-from layermem.results.minimal_pairs import MinimalPairsResult
-from layermem.results.perplexity import PerplexityResult
 from layermem.results.study import BY_LEVEL, LOSS, StudyResult
 
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
-LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
+OVER_SEEDS = " over seeds"
 CHOOSING = " with the choosing seed"
 # Columns that a page has no room for.
 _LEFT_OUT = ("each seed", "where")
@@ -82,8 +81,8 @@ def rows_of(name: str, table: str, records: Path) -> list[list[str]]:
     """Return the header and the rows of one table of a record."""
     if table.partition(":")[0] == "numbers":
         return _numbers(name, table.partition(":")[2].strip(), records / "artefacts")
-    if table in (LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS):
-        return _over_seeds(name, table, records)
+    if table.endswith(OVER_SEEDS):
+        return _over_seeds(name, table.removesuffix(OVER_SEEDS), records)
     result = read_result(StudyResult, records / f"{name}.json")
     _check_whole(name, result)
     if table.endswith(CHOOSING):
@@ -153,15 +152,12 @@ def _numbers(name: str, part: str, folder: Path) -> list[list[str]]:
 
 
 def _over_seeds(name: str, table: str, records: Path) -> list[list[str]]:
-    """Return the table of means over seeds of losses, or of right minimal pairs."""
-    path = records / f"{name}.json"
-    if table == LOSS_OVER_SEEDS:
-        found = perplexity.over_seeds(read_result(PerplexityResult, path))
-    else:
-        found = minimal_pairs.over_seeds(read_result(MinimalPairsResult, path))
-    if not found:
-        raise SystemExit(f"{name} has no runs of several seeds")
-    return _rows(found[0], arms=None)
+    """Return what a table of evaluations comes to over seeds."""
+    result = read_result(EvalResult, records / f"{name}.json")
+    found = over_seeds(result, table) if table in result.tables else None
+    if found is None:
+        raise SystemExit(f"{name} has no {table!r} of runs of several seeds")
+    return _rows(found, arms=None)
 
 
 def _with_choosing_seed(name: str, table: str, result: StudyResult) -> list[list[str]]:

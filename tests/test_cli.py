@@ -11,10 +11,12 @@ import pytest
 import yaml
 from safetensors import SafetensorError
 from small_run import Interrupted, a_run
+from tiny import TINY
 
 import layermem
-from layermem import cli, presets
+from layermem import PlainConfig, cli, presets
 from layermem.config import Run, Task, to_dict
+from layermem.data.tokenizers import load_tokenizer
 from layermem.runs import RunFolder
 from layermem.tasks import prosqa
 from layermem.train.run_config import load_run
@@ -71,6 +73,8 @@ def ended(tmp_path):
         folder.final.mkdir(exist_ok=True)
         run = Run(task=Task(name=name, options=options))
         folder.config.write_text(yaml.safe_dump(to_dict(run)))
+        PlainConfig(**TINY).save_pretrained(folder.final)
+        load_tokenizer("bytes").save_pretrained(folder.final)
         return str(folder.path)
 
     return make
@@ -83,7 +87,7 @@ def solved(monkeypatch):
     def stop(*_, **__):
         raise Interrupted
 
-    monkeypatch.setattr("layermem.experiments.solve.solve_with", stop)
+    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", stop)
 
 
 def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, ended, solved):

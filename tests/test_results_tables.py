@@ -10,20 +10,9 @@ from made_up import a_comparison, a_result
 
 from layermem.intervals import p_value, paired
 from layermem.paper import names
+from layermem.results.eval import EvalOptions, EvalResult, Part, Row, Score
+from layermem.results.eval import Table as EvalTable
 from layermem.results.files import to_json
-from layermem.results.minimal_pairs import (
-    JudgedPairs,
-    MinimalPairsOptions,
-    MinimalPairsResult,
-    PairShare,
-)
-from layermem.results.perplexity import (
-    DocumentLosses,
-    Perplexity,
-    PerplexityOptions,
-    PerplexityResult,
-    PositionLoss,
-)
 from layermem.results.study import (
     MeasuredMemory,
     MeasuredSteps,
@@ -282,44 +271,27 @@ def test_boards_are_shown_under_each_condition(script, tmp_path):
     assert len(script.rows_of("alone", "equal training time", tmp_path)) == 3
 
 
-def losses(mean):
-    """Return losses of a model on one document of 100 tokens and 200 bytes."""
-    return Perplexity(
-        loss=mean, bits_per_byte=mean / 2, tokens=100, bytes=200, context=64, stride=32,
-        predecessor=0, unknown_tokens=0,
-        positions=(PositionLoss(first=1, last=1, tokens=100, loss=mean),),
-        documents=DocumentLosses(nats=(100 * mean,), tokens=(100,), bytes=(200,)),
-    )  # fmt: skip
-
-
-def right_pairs(right):
-    share = PairShare(count=100, right=right, ties=0, interval=(0.0, 1.0))
-    return JudgedPairs(all=share, fields={}, phenomena={"agreement": share}, paradigms={})
-
-
-ARMS = {"plain": ("p0", "p1"), "lime": ("l0", "l1")}
-
-
-def test_losses_and_minimal_pairs_over_seeds_are_tables(script, tmp_path):
+def test_evaluations_over_seeds_are_tables(script, tmp_path):
     means = {"p0": 2.0, "p1": 3.0, "l0": 1.0, "l1": 2.5}
-    measured = PerplexityResult(
-        command="layermem perplexity p0 p1 l0 l1", options=PerplexityOptions(texts=("a",)),
-        models={name: losses(mean) for name, mean in means.items()}, differences={}, arms=ARMS,
-    )  # fmt: skip
-    rights = {"p0": 50, "p1": 60, "l0": 70, "l1": 70}
-    judged = MinimalPairsResult(
-        command="layermem blimp p0 p1 l0 l1", options=MinimalPairsOptions(records=("a",)),
-        models={name: right_pairs(right) for name, right in rights.items()}, comparisons={},
-        probes={}, arms=ARMS,
+    row = Row(
+        table="loss", name="nats per token", scores={m: Score(value=v) for m, v in means.items()}
+    )
+    measured = EvalResult(
+        command="layermem eval p0 p1 l0 l1", options=EvalOptions(tasks=("ppl=a",)),
+        models=tuple(means), arms={"plain": ("p0", "p1"), "lime": ("l0", "l1")},
+        parts=(
+            Part(
+                title="", how="", rows=(row,),
+                tables={"loss": EvalTable(better="lower", is_share=False)},
+            ),
+        ),
     )  # fmt: skip
     write(tmp_path / "late.json", measured)
-    write(tmp_path / "pairs.json", judged)
-    asked = "<!-- late: loss over seeds -->\n\n<!-- pairs: right pairs over seeds -->\n"
-    page = script.with_tables(asked, tmp_path)
-    assert "| nats per token | 2.5 ± 6.4 | 1.8 ± 9.5 | -0.8 ± 3.2" in page
-    assert "| after 1 token | 2.5 ± 6.4 |" in page
-    assert "| agreement | 55% ± 64% | 70.0% ± 0.0% | +15% ± 64%" in page
+    page = script.with_tables("<!-- late: loss over seeds -->\n", tmp_path)
+    assert "| loss | plain | lime | lime against plain |" in page
+    assert "| nats per token | 2.5 ± 6.4 | 1.8 ± 9.5 | -0.8 ± 3.2 (p = 0.205) |" in page
     assert script.with_tables(page, tmp_path) == page
     write(tmp_path / "alone.json", replace(measured, arms={}))
-    with pytest.raises(SystemExit, match="alone"):
-        script.with_tables("<!-- alone: loss over seeds -->\n", tmp_path)
+    for name, table in (("alone", "loss"), ("late", "right pairs")):
+        with pytest.raises(SystemExit, match=f"{name} has no '{table}' of runs of several seeds"):
+            script.with_tables(f"<!-- {name}: {table} over seeds -->\n", tmp_path)

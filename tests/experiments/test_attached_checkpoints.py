@@ -18,9 +18,8 @@ from layermem.evals.perplexity import perplexity
 from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
 from layermem.experiments.analyze_model import _analyze_routing
 from layermem.experiments.answers import checkpoint_digest
+from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
-from layermem.results.minimal_pairs import MinimalPairsResult
-from layermem.results.perplexity import PerplexityResult
 from layermem.retrofit import attach, router_parameters, save_routers
 
 TEXTS = ["w1 w2 w3 " * 8, "w4 w5 w6 w7"]
@@ -51,10 +50,10 @@ def test_perplexity_is_that_of_the_model_in_memory(folder, model, tmp_path):
     checkpoints = [str(folder / name) for name in ("base", "adapter", "whole")]
     texts = ["--tasks", f"ppl={folder / 'texts.jsonl'}", "--context", "24"]
     cli.main(["eval", *checkpoints, *texts, "--out", str(tmp_path)])
-    measured = read_result(PerplexityResult, tmp_path).models
+    measured = read_result(EvalResult, tmp_path).of("loss")["nats per token"].scores
     expected = perplexity(model, load_tokenizer("bytes"), TEXTS, context=24, stride=12)
-    assert measured["adapter"].loss == measured["whole"].loss == expected.loss
-    assert abs(measured["base"].loss - expected.loss) > 0.01
+    assert measured["adapter"].value == measured["whole"].value == expected.loss
+    assert abs(measured["base"].value - expected.loss) > 0.01
 
 
 def test_analysis_shows_what_attached_routers_read(model):
@@ -80,8 +79,8 @@ def test_judged_pairs_are_those_of_the_model_in_memory(folder, model, tmp_path):
     checkpoints = [str(folder / name) for name in ("adapter", "whole")]
     options = ["--tasks", f"blimp={tmp_path / 'order.jsonl'}", "--out", str(tmp_path)]
     cli.main(["eval", *checkpoints, *options])
-    judged = read_result(MinimalPairsResult, tmp_path).models
-    assert judged["adapter"] == judged["whole"]
+    for row in read_result(EvalResult, tmp_path).parts[0].rows:
+        assert row.scores["adapter"] == row.scores["whole"]
 
 
 def test_text_is_continued_as_by_the_model_in_memory(folder, model, capsys):

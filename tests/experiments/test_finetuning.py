@@ -15,8 +15,8 @@ from layermem import cli
 from layermem.cli.train_host import TrainHost, to_run
 from layermem.config import Data, Host, Run, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
+from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
-from layermem.results.perplexity import PerplexityResult
 from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.adapter import CARD
@@ -206,8 +206,8 @@ def test_a_card_has_the_rates_that_were_used(arms):
 def test_a_run_is_measured_with_its_memory(folder, arms, tmp_path):
     texts = ["--tasks", f"ppl={folder / 'words.jsonl'}", "--out", str(tmp_path)]
     cli.main(["eval", *(str(run.path) for run in arms.values()), *texts])
-    losses = {n: m.loss for n, m in read_result(PerplexityResult, tmp_path).models.items()}
-    assert len(set(losses.values())) == 4
+    losses = read_result(EvalResult, tmp_path).of("loss")["nats per token"].scores.values()
+    assert len({score.value for score in losses}) == 4
     card = (arms["routers"].final / "README.md").read_text()
     assert "its routers alone were trained" in card and "load_attached(path)" in card
     assert "load_attached" not in (arms["plain"].final / "README.md").read_text()

@@ -10,10 +10,11 @@ from eval_fixtures import docs
 from small_run import a_run
 
 from layermem.evals.task_catalog import TASKS
+from layermem.experiments.answers import RIGHT
 from layermem.paper import evaluating, get_artefact
 from layermem.paper.artefact import Observing
 from layermem.paper.fig1 import grouped_queries
-from layermem.results.eval import EvalResult, TaskFacts
+from layermem.results.eval import EvalResult, Row
 from layermem.results.files import read_result
 from layermem.study.records import read_record
 from layermem.train.run import train
@@ -71,14 +72,11 @@ def test_what_cannot_be_asked_is_said_before_anything_is_trained(dry_run):
 def test_a_guess_is_the_most_frequent_answer(monkeypatch, tmp_path):
     """A model that says "yes" to everything is above 1 / choices, and knows nothing."""
 
-    def facts(chance, majority):
-        shares = {"chance": chance, "majority": majority}
-        return TaskFacts(
-            version="1", source="", few_shot_source="", items=9, tables="", paper={}, **shares
-        )
+    def row(chance, most_frequent):
+        return Row(table="", name="", scores={}, chance=chance, most_frequent=most_frequent)
 
     scored = {"run-0": {"QNLI": 0.55, "COPA": 0.6}, "run-1": {"QNLI": 0.55, "COPA": 0.62}}
-    of_tasks = {"QNLI": facts(0.5, 0.55), "COPA": facts(0.5, 0.48)}
+    of_tasks = {"QNLI": row(0.5, 0.55), "COPA": row(0.5, 0.48)}
     monkeypatch.setattr(evaluating, "_score", lambda *_: (scored, of_tasks))
     records = {seed: SimpleNamespace(folder=f"run-{seed}") for seed in (0, 1)}
     trained = Observing(
@@ -115,15 +113,13 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
     block = grouped_queries("tiny", ("plain",)).base.data.block_size
     asked = result.options
     assert (asked.shots, asked.seeds, asked.truncate, asked.max_length) == (3, 1, True, 2 * block)
+    rows = [result.of(RIGHT)[task] for task in ("qnli", "copa")]
     for arm in ("lime", "plain"):
         for seed in (0, 1):
-            of_model = result.models[f"{arm}-{seed}"]
-            qnli, copa = (of_model[task].accuracy.mean for task in ("qnli", "copa"))
+            qnli, copa = (row.scores[f"{arm}-{seed}"].value for row in rows)
             assert observed["QNLI", arm].by_seed[seed] == qnli
             assert observed["COPA", arm].by_seed[seed] == copa
             assert observed[average, arm].by_seed[seed] == pytest.approx((qnli + copa) / 2)
-    facts = [result.tasks["qnli"], result.tasks["copa"]]
-    assert observed["QNLI", "lime"].chance == max(facts[0].chance, facts[0].majority) >= 0.5
-    assert observed[average, "lime"].chance == pytest.approx(
-        sum(max(of.chance, of.majority) for of in facts) / 2
-    )
+    guesses = [max(row.chance, row.most_frequent) for row in rows]
+    assert observed["QNLI", "lime"].chance == guesses[0] >= 0.5
+    assert observed[average, "lime"].chance == pytest.approx(sum(guesses) / 2)

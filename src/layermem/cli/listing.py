@@ -245,9 +245,8 @@ def _show_task(name: str, options: ListTasks) -> None:
 
 def _evals(options: ListEvals) -> None:
     from layermem.experiments.eval_tasks import list_tasks
-    from layermem.report.eval import task_list
 
-    show(task_list(list_tasks(options.records)))
+    show(list_tasks(options.records))
 
 
 def _studies(options: ListStudies) -> None:

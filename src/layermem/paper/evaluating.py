@@ -15,7 +15,7 @@ import torch
 
 from layermem.evals.task_catalog import find_task
 from layermem.paper.artefact import Artefact, Observing
-from layermem.results.eval import EvalOptions, TaskFacts
+from layermem.results.eval import EvalOptions, Row
 from layermem.results.study import Claim, PaperNumber, Scale
 from layermem.study.definition import Observed
 
@@ -45,7 +45,6 @@ def check_artefact(
 ) -> None:
     """Raise, before anything is trained, if an artefact cannot be had here: for lack of a GPU, or
     of the records of a task."""
-    from layermem.experiments.eval import check_lm_eval
     from layermem.experiments.eval_tasks import prepare_tasks
 
     if records and not artefact.tasks:
@@ -59,9 +58,9 @@ def check_artefact(
             "--dry-run says what it would cost, --scale tiny runs on a CPU"
         )
     if artefact.tasks and (records or not dry_run):
-        check_lm_eval()
+        options = _options(artefact.tasks, scale, records)
         with tempfile.TemporaryDirectory() as folder:
-            prepare_tasks(_options(artefact.tasks, scale, records), Path(folder))
+            prepare_tasks(options.tasks, options, Path(folder))
 
 
 def leave_out(artefact: Artefact, names: Sequence[str]) -> Artefact:
@@ -123,7 +122,7 @@ def observe_tasks(
     def observe(trained: Observing) -> Iterator[Observed]:
         for arms in trained.records.values():
             folders = [record.folder for runs in arms.values() for record in runs.values()]
-            scores, facts = _score(folders, tasks, trained)
+            scores, rows = _score(folders, tasks, trained)
             for arm, runs in arms.items():
                 by_seed = {seed: scores[record.folder] for seed, record in runs.items()}
                 for task in tasks:
@@ -133,10 +132,10 @@ def observe_tasks(
                         arm=arm,
                         by_seed=values,
                         is_share=True,
-                        chance=_of_a_guess(facts[task]),
+                        chance=_of_a_guess(rows[task]),
                     )
                 means = {seed: sum(s[t] for t in tasks) / len(tasks) for seed, s in by_seed.items()}
-                chance = sum(_of_a_guess(facts[task]) for task in tasks) / len(tasks)
+                chance = sum(_of_a_guess(rows[task]) for task in tasks) / len(tasks)
                 yield Observed(
                     quantity=average, arm=arm, by_seed=means, is_share=True, chance=chance
                 )
@@ -144,28 +143,30 @@ def observe_tasks(
     return observe
 
 
-def _of_a_guess(facts: TaskFacts) -> float:
+def _of_a_guess(row: Row) -> float:
     """Return the share that a guess has right which ignores the question.
 
     A model that always gives the most frequent answer is above 1 / choices and knows no more.
     """
-    return max(facts.chance, facts.majority)
+    return max(row.chance or 0.0, row.most_frequent or 0.0)
 
 
 def _score(
     folders: Sequence[str], tasks: Sequence[str], trained: Observing
-) -> tuple[dict[str, dict[str, float]], dict[str, TaskFacts]]:
-    """Return the share of right answers by run folder and column, and what each column is."""
+) -> tuple[dict[str, dict[str, float]], dict[str, Row]]:
+    """Return the share of right answers by run folder and column, and the row of each column."""
+    from layermem.experiments.answers import RIGHT
     from layermem.experiments.eval import evaluate_checkpoints
 
     options = _options(tasks, trained.scale, trained.task_records)
     result = evaluate_checkpoints(folders, options, trained.out / "eval")
-    of_columns = {task: find_task(NAMES[task]).name for task in tasks}
+    by_name = result.of(RIGHT)
+    rows = {task: by_name[find_task(NAMES[task]).name] for task in tasks}
     scores = {
-        folder: {task: of_model[name].accuracy.mean for task, name in of_columns.items()}
-        for folder, of_model in zip(folders, result.models.values(), strict=True)
+        folder: {task: row.scores[model].value for task, row in rows.items()}
+        for folder, model in zip(folders, result.models, strict=True)
     }
-    return scores, {task: result.tasks[name] for task, name in of_columns.items()}
+    return scores, rows
 
 
 def _options(tasks: Sequence[str], scale: Scale, records: Sequence[str]) -> EvalOptions:

@@ -4,60 +4,39 @@ It does not know: torch, models, which runs are compared.
 """
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from layermem.report import analysis, cost_tables, minimal_pairs, perplexity
-from layermem.report import eval as tasks
+from layermem.report import analysis, cost_tables
+from layermem.report import eval as evaluation
 from layermem.report.page import Section
 from layermem.report.study_tables import run_mark
 from layermem.results.analysis import Analysis
 from layermem.results.costs import Costs
 from layermem.results.eval import EvalResult
-from layermem.results.files import Result, read_result
-from layermem.results.minimal_pairs import MinimalPairsResult
-from layermem.results.perplexity import PerplexityResult
+from layermem.results.files import read_result
 from layermem.results.study import StudyResult
-
-_R = TypeVar("_R", bound=Result)
-_EVALUATIONS = (PerplexityResult, MinimalPairsResult, EvalResult)
 
 
 def given_sections(
     result: StudyResult, analyses: Sequence[Path], evaluations: Sequence[Path], costs: Path | None
 ) -> list[Section]:
     """Return the sections about files and folders that other commands have written."""
-    for path in evaluations:
-        names = [f"{kind.KIND}.json" for kind in _EVALUATIONS]
-        if not any((path / name).exists() for name in names):
-            raise FileNotFoundError(
-                f"{path} holds none of {', '.join(names)}; give a folder that layermem eval has "
-                "written (--out)"
-            )
     sections = []
     if costs is not None:
         title = "Costs that were given"
         sections.append(cost_tables.given_section(title, read_result(Costs, costs)))
     return [
         *sections,
-        *_sections(_read(PerplexityResult, evaluations), perplexity.section),
-        *_sections(_read(MinimalPairsResult, evaluations), minimal_pairs.section),
-        *_sections(_read(EvalResult, evaluations), tasks.section),
+        *(
+            section
+            for i, path in enumerate(evaluations, 1)
+            for section in evaluation.sections(
+                read_result(EvalResult, path), f" ({i})" if len(evaluations) > 1 else ""
+            )
+        ),
         *(_of_analyses(result, [read_result(Analysis, path) for path in analyses])),
     ]
-
-
-def _read(kind: type[_R], folders: Sequence[Path]) -> list[_R]:
-    """Return the results of a kind in the folders that have one."""
-    found = [folder for folder in folders if (folder / f"{kind.KIND}.json").exists()]
-    return [read_result(kind, folder) for folder in found]
-
-
-def _sections(results: Sequence[_R], section: Callable[[_R, str], Section]) -> list[Section]:
-    """Return the sections of results of one kind, numbered where there are several."""
-    several = len(results) > 1
-    return [section(each, f" ({i})" if several else "") for i, each in enumerate(results, 1)]
 
 
 def _of_analyses(result: StudyResult, analyses: Sequence[Analysis]) -> list[Section]:

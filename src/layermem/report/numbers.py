@@ -59,6 +59,15 @@ def format_interval(value: Interval | None, is_share: bool, sign: str = "") -> s
     return f"{mean} ± {format_number(value.half, is_share, decimals=decimals)}"
 
 
+def format_ends(value: float, ends: Sequence[float], is_share: bool, sign: str = "") -> str:
+    """Write a value with the ends of its interval, rounded to two digits of half its width."""
+    if not ends:
+        return format_number(value, is_share, sign)
+    decimals = _decimals((ends[1] - ends[0]) / 2, is_share)
+    middle, low, high = (format_number(v, is_share, sign, decimals) for v in (value, *ends))
+    return f"{middle} ({low} to {high})"
+
+
 def format_counted(value: float, is_share: bool) -> str:
     """Write what is counted: a whole number without decimals, a large one with its unit."""
     if not is_share and float(value).is_integer() and abs(value) < 1e6:

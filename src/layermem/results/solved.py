@@ -8,9 +8,7 @@ It does not know: problems, how they are graded.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
-from layermem.number_ranges import at_least, number
 from layermem.typed_dicts import from_dict, to_dict
 
 
@@ -70,37 +68,3 @@ class Solved(Shares):
     def from_json(cls, text: str) -> "Solved":
         """Return what a result.json says."""
         return from_dict(cls, json.loads(text), "")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SolvedOptions:
-    """Which problems are solved."""
-
-    tasks: tuple[str, ...]
-    """Names of tasks."""
-    count: int | None = number(None, at_least(1))
-    """Problems of each; None: 10,000."""
-    split: Literal["train", "validation", "test"] = "test"
-    """Split they are of."""
-    seed: int | None = number(None, at_least(0))
-    """Seed of the problems; None: the run's."""
-    task_options: tuple[str, ...] = ()
-    """Options of the task, added to the run's; one of the same name takes its place."""
-    batch_size: int | None = number(None, at_least(1))
-    """Problems solved at once; None: 256."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SolvedTasks:
-    """What models of runs solve of their tasks."""
-
-    KIND: ClassVar[str] = "solved"
-    VERSION: ClassVar[int] = 1
-    COMMAND: ClassVar[str] = "layermem eval"
-
-    command: str
-    """What made it."""
-    options: SolvedOptions
-    """What was solved."""
-    models: Mapping[str, Mapping[str, Solved]]
-    """Name of each model to task to what it solves."""
