@@ -26,7 +26,7 @@ class Report:
     analysis: tuple[Path, ...] = ()
     """Folders that layermem analyze has written, shown on the page."""
     evaluation: tuple[Path, ...] = ()
-    """Folders that layermem perplexity, blimp or eval has written, shown on the page."""
+    """Folders that layermem eval has written, shown on the page."""
     costs: Path | None = None
     """File that layermem costs --measure --out has written, shown on the page."""
     figure: Path | None = None

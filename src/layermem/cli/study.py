@@ -185,7 +185,7 @@ class OfEncoders(Carrying):
     without; ended runs are not run again, begun ones are resumed."""
 
     records: tyro.conf.Positional[str]
-    """Records, as in `layermem finetune --records`."""
+    """Records, as in `layermem train --host MODEL --records`."""
     validation: str | None = None
     """File of the validation records; None: a share of the records."""
     validation_share: float = number(0.2, SHARE)

@@ -52,7 +52,7 @@ def measure_once(
         shape = Shape(batch=batch, tokens=tokens, device=device, precision=precision, mode=mode)
         measured[mode] = measure(models, shape, repeats)
     costs = Costs(
-        command="layermem reproduce table9",
+        command="layermem study paper/table9",
         points=(replace(point, measured=measured),),
         machine=machine,
         precision=precision,

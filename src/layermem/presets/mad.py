@@ -1,7 +1,7 @@
 """Presets of MAD: its six tasks at the paper's settings, and short ones at tiny sizes.
 
 The paper tries three learning rates with two weight decays and keeps the best:
-``layermem sweep paper-mad-recall --rates 1e-4 5e-4 1e-3 --decays 0 0.1``.
+``layermem study paper-mad-recall --rates 1e-4 5e-4 1e-3 --decays 0 0.1``.
 
 It does not know: names of presets, files, the command line.
 """

@@ -30,8 +30,8 @@ _FAULTS = {
     "unfinished": "ends before a number",
 }
 _SWEEPS = (
-    "layermem sweep aet-4 --variants plain,lime --seeds 5 --jobs 2",
-    "layermem sweep aet-6 --variants plain,lime --rates 3e-3 1e-2 --seeds 2 --jobs 2",
+    "layermem study aet-4 --variants plain,lime --seeds 5 --jobs 2",
+    "layermem study aet-6 --variants plain,lime --rates 3e-3 1e-2 --seeds 2 --jobs 2",
 )
 
 

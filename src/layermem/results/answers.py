@@ -62,7 +62,7 @@ class Answers:
 
     KIND: ClassVar[str] = "answers"
     VERSION: ClassVar[int] = 1
-    COMMAND: ClassVar[str] = "layermem finetune --records FILE --kind question-answering"
+    COMMAND: ClassVar[str] = "layermem train --host MODEL --records FILE --kind question-answering"
 
     run_id: str
     """The run."""

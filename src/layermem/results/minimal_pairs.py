@@ -113,7 +113,7 @@ class MinimalPairsResult:
 
     KIND: ClassVar[str] = "blimp"
     VERSION: ClassVar[int] = 2
-    COMMAND: ClassVar[str] = "layermem blimp"
+    COMMAND: ClassVar[str] = "layermem eval --tasks blimp=DIR"
 
     command: str
     """What made it."""

@@ -115,7 +115,7 @@ class PerplexityResult:
 
     KIND: ClassVar[str] = "perplexity"
     VERSION: ClassVar[int] = 2
-    COMMAND: ClassVar[str] = "layermem perplexity"
+    COMMAND: ClassVar[str] = "layermem eval --tasks ppl=FILE"
 
     command: str
     """What made it."""
