@@ -206,11 +206,11 @@ def test_the_command_writes_shares_and_differences(write, tmp_path, capsys):
         *(record(sentence_good=f"{i} sleeps.", sentence_bad=f"{i} sleep.") for i in range(6))
     )
     models, out = [str(tmp_path / "one"), str(tmp_path / "two")], tmp_path / "out"
-    options = ["--records", str(records), "--out", str(out)]
-    cli.main(["blimp", models[0], *options])
+    options = ["--tasks", f"blimp={records}", "--out", str(out)]
+    cli.main(["eval", models[0], *options])
     assert read_result(MinimalPairsResult, out).probes == {}
     capsys.readouterr()
-    cli.main(["blimp", *models, *options, "--probe", "6"])
+    cli.main(["eval", *models, *options, "--probe", "6"])
     shown = capsys.readouterr().out
     assert "against one" in shown and "agreement" in shown and "a guess: 50%" in shown
     result = read_result(MinimalPairsResult, out)
@@ -221,11 +221,11 @@ def test_the_command_writes_shares_and_differences(write, tmp_path, capsys):
     assert of_all.accuracy == pytest.approx(two.all.accuracy - one.all.accuracy)
     assert "Wilson" in (out / "index.html").read_text(encoding="utf-8")
     for argv, message in (
-        ([*models], "--records"),
+        ([*models], "--tasks"),
         ([*models, *options, "--probe", "3"], "a probe needs at least 5 pairs that share no"),
-        (["--records", str(records)], "name a checkpoint: layermem blimp"),
-        ([*models, "--records", "nowhere"], "nowhere does not exist; give BLiMP's JSON lines"),
+        (options, "name checkpoints and tasks: layermem eval"),
+        ([*models, "--tasks", "blimp=nowhere"], "nowhere does not exist; give BLiMP's JSON lines"),
     ):
         with pytest.raises(SystemExit) as left:
-            cli.main(["blimp", *argv])
+            cli.main(["eval", *argv])
         assert message in str(left.value) + capsys.readouterr().err

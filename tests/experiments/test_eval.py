@@ -205,7 +205,7 @@ def test_what_is_refused(llama, tmp_path, monkeypatch):
     records = write_records(tmp_path / "records", ["qnli", "copa"], count=3, train=False)
     refused = partial(evaluate, tmp_path)
     some = ["--tasks", "qnli", "--records", records]
-    with pytest.raises(SystemExit, match="name a checkpoint: layermem eval CHECKPOINT"):
+    with pytest.raises(SystemExit, match="name checkpoints and tasks: layermem eval CHECKPOINT"):
         refused(*some)
     with pytest.raises(SystemExit, match="unknown task 'qnly'; did you mean qnli?"):
         refused(llama, "--tasks", "qnly")
@@ -267,7 +267,7 @@ def test_without_lm_eval_the_extra_is_named(llama, tmp_path, monkeypatch):
 
 def test_the_list_says_what_runs_offline(tmp_path, capsys):
     records = write_records(tmp_path / "records", ["wic"], train=False)
-    cli.main(["eval", "--list", "--records", str(records)])
+    cli.main(["list", "evals", "--records", str(records)])
     shown = capsys.readouterr().out
     assert "wic_validation" in shown and "hub:" in shown and "not on the hub" in shown
     assert "56.15" in shown and "none; would be" in shown

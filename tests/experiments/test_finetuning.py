@@ -7,13 +7,13 @@ import sys
 import pytest
 import torch
 from host_models import ARMS, make_host, shake_routers
+from layermem.cli.finetune import Finetune, to_run
 from layermem.results.comparison import Comparison
 from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM
 
 from layermem import cli
-from layermem.cli.finetune import Finetune, to_run
 from layermem.config import Data, Host, Run, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
 from layermem.experiments.finetuning import load_host
@@ -46,9 +46,9 @@ def arguments(folder, *more, base="llama", steps=6):
     """Return the command's arguments for a run of seconds."""
     text = ["--text", str(folder / "words.jsonl"), "--validation-share", "0.2"]
     sizes = ["--block-size", "24", "--batch-size", "8", "--micro-batch", "4"]
-    often = ["--steps", str(steps), "--eval-every", "3", "--precision", "float32"]
+    often = ["--max-steps", str(steps), "--eval-every", "3", "--precision", "float32"]
     cache = ["--cache", str(folder / "cache")]
-    return ["finetune", str(folder / base), *text, *sizes, *often, *cache, *more]
+    return ["train", "--host", str(folder / base), *text, *sizes, *often, *cache, *more]
 
 
 def finetuned(folder, out, *more, **changes):
@@ -166,15 +166,16 @@ def test_lora_has_at_least_as_many_parameters_as_routers(folder):
 @pytest.mark.slow
 def test_a_task_is_solved_before_and_after(folder, tmp_path):
     options = ["--task", "arithmetic", "--task-options", "operands=2", "--examples", "40"]
-    few = ["--test", "6", "--validation-problems", "4", "--steps", "2", "--batch-size", "4"]
+    few = ["--test", "6", "--validation-problems", "4", "--max-steps", "2", "--batch-size", "4"]
     out = tmp_path / "out"
-    command = ["finetune", str(folder / "llama"), *options, *few, "--micro-batch", "4"]
+    command = ["train", "--host", str(folder / "llama"), *options, *few, "--micro-batch", "4"]
     cli.main([*command, "--eval-every", "2", "--precision", "float32", "--out", str(out)])
     run = RunFolder(out)
     solved = [row["val_accuracy"] for row in run.rows() if "val_accuracy" in row]
     assert len(solved) == 2 and json.loads(run.result.read_text())["count"] == 6
     assert recorded_run(run).task.fields()["held_out"] == "strict"
-    cli.main(["solve", str(out), "--count", "4"])
+    asked = ["--tasks", "arithmetic", "--limit", "4", "--out", str(tmp_path)]
+    cli.main(["eval", str(out), *asked])
 
 
 def test_arms_are_compared_on_a_page(arms, tmp_path, capsys):
@@ -204,8 +205,8 @@ def test_a_card_has_the_rates_that_were_used(arms):
 
 @pytest.mark.slow
 def test_a_run_is_measured_with_its_memory(folder, arms, tmp_path):
-    texts = ["--texts", str(folder / "words.jsonl"), "--out", str(tmp_path)]
-    cli.main(["perplexity", *(str(run.path) for run in arms.values()), *texts])
+    texts = ["--tasks", f"ppl={folder / 'words.jsonl'}", "--out", str(tmp_path)]
+    cli.main(["eval", *(str(run.path) for run in arms.values()), *texts])
     losses = {n: m.loss for n, m in read_result(PerplexityResult, tmp_path).models.items()}
     assert len(set(losses.values())) == 4
     card = (arms["routers"].final / "README.md").read_text()

@@ -1,5 +1,6 @@
 """`layermem perplexity` from checkpoints and files to its result and page, and what it refuses."""
 
+import itertools
 import json
 import lzma
 import math
@@ -59,8 +60,15 @@ def words():
 
 
 def measure(folder, *words_of_command):
+    """Measure what lies before "--texts" on what comes after it, up to the next option."""
+    words_of_command = list(map(str, words_of_command))
+    at = words_of_command.index("--texts") + 1
     options = ["--field", "body", "--out", str(folder / "out")]
-    cli.main(["perplexity", *map(str, words_of_command), *options])
+    rest = iter(words_of_command[at:])
+    texts = list(itertools.takewhile(lambda word: not word.startswith("--"), rest))
+    more = words_of_command[at + len(texts) :]
+    tasks = [f"ppl={text}" for text in texts]
+    cli.main(["eval", *words_of_command[: at - 1], "--tasks", *tasks, *more, *options])
     return read_result(PerplexityResult, folder / "out")
 
 
@@ -93,7 +101,7 @@ def test_kinds_of_files_and_the_number_of_documents(run, folder, texts, tmp_path
     lines, table = folder / "texts.jsonl.xz", folder / "texts.parquet"
     of_lines = measure(tmp_path, run, "--texts", lines).models["lime"]
     assert measure(tmp_path, run, "--texts", table).models["lime"] == of_lines
-    two = measure(tmp_path, run, "--texts", lines, table, "--max-documents", "2").models["lime"]
+    two = measure(tmp_path, run, "--texts", lines, table, "--limit", "2").models["lime"]
     assert two.documents.bytes == of_lines.documents.bytes[:2]
     window = ["--context", "8", "--stride", "8"]
     one = measure(tmp_path, run, run / "final", "--texts", folder / "text.txt", *window)
@@ -109,8 +117,8 @@ def test_what_is_refused(run, folder, texts, tmp_path):
         refused(run, *text, "--context", "4000")
     with pytest.raises(SystemExit, match="stride must be from 1 to the context, 24, got 25"):
         refused(run, *text, "--stride", "25")
-    with pytest.raises(SystemExit, match="max-documents must be at least 1, got 0"):
-        refused(run, *text, "--max-documents", "0")
+    with pytest.raises(SystemExit, match="limit must be at least 1, got 0"):
+        refused(run, *text, "--limit", "0")
     with pytest.raises(SystemExit, match="name a checkpoint: layermem perplexity CHECKPOINT"):
         refused(*text)
     with pytest.raises(SystemExit, match=r"has no field 'body' .* or --field"):

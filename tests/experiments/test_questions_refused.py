@@ -3,10 +3,10 @@
 import pytest
 from asked import asked, put_base, put_questions, question_rows
 from labelled import write_rows
+from layermem.cli.finetune import Finetune, to_run
 from safetensors.torch import load_file, save_file
 
 from layermem import cli
-from layermem.cli.finetune import Finetune, to_run
 from layermem.config import run_from_dict
 
 QUESTIONS = ["--kind", "question-answering"]
@@ -85,11 +85,11 @@ def test_options_of_questions_are_for_records():
         with pytest.raises(
             SystemExit, match=f"{option} {value} has no effect on .*, it is for --records"
         ):
-            cli.main(["finetune", "m", "--text", "stdlib", option, value])
+            cli.main(["train", "--host", "m", "--text", "stdlib", option, value])
     with pytest.raises(
         SystemExit, match="--unanswerable True has no effect on .*, it is for --records"
     ):
-        cli.main(["finetune", "m", "--text", "stdlib", "--unanswerable"])
+        cli.main(["train", "--host", "m", "--text", "stdlib", "--unanswerable"])
 
 
 def test_every_option_of_questions_is_in_the_run_id():

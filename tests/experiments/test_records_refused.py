@@ -3,9 +3,9 @@
 import pytest
 from host_models import make_host, shake_routers
 from labelled import SIZES, TOKENS, fill, finetuned, rows_of, write_rows
+from layermem.cli.finetune import Finetune, to_run
 
 from layermem import cli
-from layermem.cli.finetune import Finetune, to_run
 from layermem.config import Records, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
 from layermem.retrofit import attach
@@ -54,9 +54,9 @@ def test_what_would_train_something_else_is_refused(options, message, folder, tm
 
 def test_options_of_records_alone_are_refused(folder):
     with pytest.raises(SystemExit, match="--label x has no effect on text, it is for --records"):
-        cli.main(["finetune", str(folder / "llama"), "--text", "stdlib", "--label", "x"])
+        cli.main(["train", "--host", str(folder / "llama"), "--text", "stdlib", "--label", "x"])
     with pytest.raises(SystemExit, match="give one of --text SOURCE, --task NAME, --records FILE"):
-        cli.main(["finetune", str(folder / "llama")])
+        cli.main(["train", "--host", str(folder / "llama")])
 
 
 def test_an_unknown_label_is_refused_with_its_line(folder, tmp_path):

@@ -209,6 +209,8 @@ def test_damaged_files_are_named(tmp_path):
         ("{", "is damaged"),
         ("[]", "must have format 3"),
         ("{}", "got None"),
+        ('{"format": 3, "base": null}', "does not say which base"),
+        ('{"format": 3, "base": []}', "does not say which base"),
     ):
         (tmp_path / "routers.json").write_text(text)
         with pytest.raises(ValueError, match=message):

@@ -177,6 +177,16 @@ def test_a_model_of_images_is_opened_and_its_class_refused(tmp_path):
             cls.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("memory", [None, []])
+def test_a_config_without_its_memory_is_refused(memory, whole, tmp_path):
+    model, _ = whole
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "layer_memory": memory}))
+    with pytest.raises(ValueError, match="does not say how its memory is attached"):
+        load_attached(tmp_path)
+
+
 def test_lost_routers_are_refused(whole, tmp_path):
     model, _ = whole
     model.save_pretrained(tmp_path)
@@ -222,7 +232,7 @@ def test_a_hosts_mapping_is_kept(tmp_path, capsys):
     generated = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=256)
     expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
     for name in ("whole", "routers"):
-        cli.main(["generate", str(tmp_path / name), "w1 w2", "--max-new-tokens", "6"])
+        cli.main(["models", "generate", str(tmp_path / name), "w1 w2", "--max-new-tokens", "6"])
         assert capsys.readouterr().out == expected + "\n"
 
 

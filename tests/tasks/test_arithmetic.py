@@ -176,7 +176,7 @@ def test_the_distribution():
 def test_the_tokenizer_has_one_token_for_each_number(tmp_path):
     from transformers import AutoTokenizer
 
-    get_task("arithmetic").tokenizer(300).save_pretrained(tmp_path)
+    get_task("arithmetic").tokenizer(value_max=300).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     text = "(300 - 7) * 12 / 3 = 293"
     ids = tokenizer(text)["input_ids"]

@@ -32,22 +32,25 @@ from layermem.number_ranges import check_numbers
 from layermem.plugins import add_plugins, load_plugins
 
 HELP = """\
-usage: layermem [--plugin MODULE] COMMAND [options]      layermem COMMAND --help says which
+usage: layermem [--plugin MODULE] COMMAND [options]
+       layermem COMMAND --help
 
 Train, compare and look inside transformers whose attention reads earlier layers.
 
-  quickstart   a plain decoder and LIMe learn arithmetic side by side, in minutes
-  train        train one model: PRESET, or go on with a model of transformers: --host MODEL
-  study        compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME, retrofit, encoders
-  eval         measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
-  analyze      what goes on inside a checkpoint: entropy, probes, layouts, routers
-  report       one page about recorded runs, or their learning curves: --figure FILE
-  list         presets, variants, tasks, evals, studies
-  costs        parameters, FLOPs, time and memory of variants
-  models       convert, generate, card
+  quickstart  a plain decoder and LIMe learn arithmetic side by side, in minutes
+  train       train one model: PRESET; --host MODEL goes on with one of
+              transformers
+  study       compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME,
+              retrofit MODEL, encoders FILE
+  eval        measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
+  analyze     what goes on inside a checkpoint: entropy, probes, layouts, routers
+  report      one page about recorded runs, or their curves: --figure FILE
+  list        presets, variants, tasks, evals, studies
+  costs       parameters, FLOPs, time and memory of variants
+  models      convert, generate, card
 
---plugin MODULE (a module, or a .py file) adds variants, tasks, presets and studies of your own.
---version prints the version.
+--plugin MODULE (a module, or a .py file) adds variants, tasks, presets and
+studies of your own. --version prints the version.
 """
 """What ``layermem --help`` prints."""
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {

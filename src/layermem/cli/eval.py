@@ -14,6 +14,7 @@ import tyro
 
 from layermem.cli.screen import progress, show, write
 from layermem.number_ranges import at_least, number
+from layermem.runs import unique_names
 
 if TYPE_CHECKING:
     from layermem.report.page import Section, Table
@@ -92,14 +93,16 @@ def evaluate(options: Eval, command: str) -> None:
         "evaluation tasks (arc_easy)": _lm_eval,
     }
     sections: list[Section] = []
-    for kind, names in asked.items():
-        if names:
-            section, tables = measured[kind](options, names, command)
+    for kind, chosen in asked.items():
+        if chosen:
+            section, tables = measured[kind](options, chosen, command)
             sections.append(section)
             for table in tables:
                 show(table)
+    parts = [Path(path).resolve().parts for path in options.checkpoints]
+    names = unique_names(parts)
     page = Page(
-        title=f"Evaluation of {' and '.join(options.checkpoints)}",
+        title=f"Evaluation of {' and '.join(names)}",
         lead="What each model comes to, beside chance and beside the first model.",
         sections=[*sections, Section(title="Again", commands=[command])],
     )

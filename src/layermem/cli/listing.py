@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from layermem.cli.screen import format_plainly, screen, show
-from layermem.number_ranges import at_least, number
+from layermem.number_ranges import at_least, between, number
 
 if TYPE_CHECKING:
     from layermem.experiments.preset_costs import PresetCost
@@ -83,7 +83,7 @@ class ListEvals:
 class ListStudies:
     """List the studies: the paper's artefacts with where they stand, and those of plugins."""
 
-    seeds: int | None = number(None, at_least(1))
+    seeds: int | None = number(None, between(1, 1000))
     """Seeds; None: 5 (tiny), 3 (small) or 1 (paper)."""
     runs: tuple[Path, ...] = ()
     """Further folders whose runs are used where they are the same."""

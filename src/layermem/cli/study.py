@@ -21,7 +21,7 @@ from layermem.cli.host_options import HostOptions
 from layermem.cli.screen import screen, show, show_estimates, write
 from layermem.cli.starting_run import StartingRun, resolve_run, with_base_run
 from layermem.cli.train_host import TrainHost, to_run
-from layermem.number_ranges import SHARE, above, at_least, number
+from layermem.number_ranges import SHARE, above, at_least, between, number
 from layermem.results.study import Scale
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Conditions = tuple[Literal["tokens", "time", "parameters"], ...]
 class Carrying:
     """How any study is carried out."""
 
-    seeds: int | None = number(None, at_least(1))
+    seeds: int | None = number(None, between(1, 1000))
     """Seeds, the same for every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
     conditions: Conditions = ()
     """What is equal between the arms: tokens, time (arms whose steps take longer have fewer),

@@ -225,6 +225,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     found = saved.get("format") if isinstance(saved, dict) else saved
     if found != _FORMAT:
         raise ValueError(f"{path / SETTINGS} must have format {_FORMAT}, got {found!r}")
+    base = saved.get("base")
+    if not isinstance(base, dict) or not isinstance(base.get("fingerprints"), dict):
+        raise ValueError(
+            f"{path / SETTINGS} is damaged (it does not say which base its routers are for); copy "
+            "it again"
+        )
     return saved
 
 

@@ -140,8 +140,15 @@ def read_memory(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
         values = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    is_attached = isinstance(values, dict) and values.get("model_type") == MODEL_TYPE
-    return values["layer_memory"] if is_attached else None
+    if not isinstance(values, dict) or values.get("model_type") != MODEL_TYPE:
+        return None
+    memory = values.get("layer_memory")
+    if not isinstance(memory, dict):
+        raise ValueError(
+            f"{Path(folder, 'config.json')} is damaged (it does not say how its memory is "
+            "attached); copy it again"
+        )
+    return memory
 
 
 AutoConfig.register(MODEL_TYPE, AttachedConfig)

@@ -29,6 +29,8 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
         if letter != "," or depth:
             arm += letter
             continue
+        if arm.strip() in arms:
+            raise ValueError(f"{arm.strip()} is named twice in {names!r}: name an arm once")
         variant, *options = arm.strip().split(":")
         if variant == "all" and not options:
             arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *variants()))}

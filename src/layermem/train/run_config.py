@@ -52,8 +52,8 @@ def check_same_run(folder: RunFolder, run: Run) -> None:
     """Raise unless the folder holds this run; how it is carried out may differ."""
     if changes := config_changes(recorded_run(folder), run):
         raise ValueError(
-            f"{folder.path} was begun with another config: {'; '.join(changes)}. Resume it with "
-            f"--config {folder.config}, or choose another --out"
+            f"{folder.path} was begun with another config: {'; '.join(changes)}. Choose another "
+            "--out, or go on with it as it is (layermem train RUN --resume)"
         )
 
 
