@@ -1,4 +1,4 @@
-"""What perplexity, blimp and eval wrote stands on the page about runs."""
+"""What `layermem eval` wrote stands on the page about runs."""
 
 import pytest
 from recorded import record
@@ -20,11 +20,12 @@ from layermem.results.perplexity import (
     PerplexityResult,
     PositionLoss,
 )
+from layermem.results.solved import Solved, SolvedOptions, SolvedTasks
 
 
 def a_perplexity(loss=1.25):
     return PerplexityResult(
-        command="layermem perplexity made-up",
+        command="layermem eval made-up",
         options=PerplexityOptions(texts=("book.txt",), context=8, stride=4),
         models={
             "lime": Perplexity(
@@ -50,11 +51,28 @@ def a_judgement():
         all=share, fields={"syntax": share}, phenomena={"islands": share}, paradigms={"wh": share}
     )
     return MinimalPairsResult(
-        command="layermem blimp made-up",
+        command="layermem eval made-up",
         options=MinimalPairsOptions(records=("blimp.jsonl",)),
         models={"lime": judged},
         comparisons={},
         probes={},
+    )
+
+
+def solved_problems():
+    solved = Solved(
+        count=8,
+        accuracy=0.375,
+        interval=(0.1, 0.7),
+        steps=0.25,
+        steps_interval=(0.1, 0.6),
+        chance=0.1,
+        by={"operands": {}},
+    )
+    return SolvedTasks(
+        command="layermem eval made-up",
+        options=SolvedOptions(tasks=("arithmetic",)),
+        models={"made-up": {"arithmetic": solved}},
     )
 
 
@@ -100,7 +118,7 @@ def test_each_has_its_section(tmp_path, run, capsys):
     folders = [
         save(tmp_path / "measured", a_perplexity(), a_judgement()),
         save(tmp_path / "other", a_perplexity(1.75)),
-        save(tmp_path / "asked", an_evaluation()),
+        save(tmp_path / "asked", solved_problems(), an_evaluation()),
     ]
     out = tmp_path / "report"
     cli.main(["report", str(run), "--out", str(out), "--evaluation", *map(str, folders)])
@@ -108,6 +126,7 @@ def test_each_has_its_section(tmp_path, run, capsys):
     for shown in ("Perplexity (1)", "Perplexity (2)", "1.7500", "Grammar (BLiMP)", "65.0%"):
         assert shown in page
     assert "Evaluation tasks" in page and "62.5%" in page
+    assert "Problems of their tasks" in page and "37.5%" in page
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path, run):

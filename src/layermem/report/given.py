@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from layermem.report import analysis, cost_tables, minimal_pairs, perplexity
+from layermem.report import analysis, cost_tables, minimal_pairs, perplexity, solved
 from layermem.report import eval as tasks
 from layermem.report.page import Section
 from layermem.report.study_tables import run_mark
@@ -18,10 +18,11 @@ from layermem.results.eval import EvalResult
 from layermem.results.files import Result, read_result
 from layermem.results.minimal_pairs import MinimalPairsResult
 from layermem.results.perplexity import PerplexityResult
+from layermem.results.solved import SolvedTasks
 from layermem.results.study import StudyResult
 
 _R = TypeVar("_R", bound=Result)
-_EVALUATIONS = (PerplexityResult, MinimalPairsResult, EvalResult)
+_EVALUATIONS = (PerplexityResult, MinimalPairsResult, SolvedTasks, EvalResult)
 
 
 def given_sections(
@@ -43,6 +44,7 @@ def given_sections(
         *sections,
         *_sections(_read(PerplexityResult, evaluations), perplexity.section),
         *_sections(_read(MinimalPairsResult, evaluations), minimal_pairs.section),
+        *_sections(_read(SolvedTasks, evaluations), solved.section),
         *_sections(_read(EvalResult, evaluations), tasks.section),
         *(_of_analyses(result, [read_result(Analysis, path) for path in analyses])),
     ]
