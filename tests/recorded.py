@@ -54,6 +54,7 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
         folder.final.mkdir()
     if ended and right is not None:
         shares = {"accuracy": right, "steps": right / 2, "interval": [right - 0.1, right + 0.1]}
+        shares["steps_interval"] = [right / 2 - 0.1, right / 2 + 0.1]
         by = {"operands": {"2": {**shares, "count": 20}}}
         result = {"chance": 0.1, "faults": {}, "by": by, "count": 20, "run_id": run.id, **shares}
         folder.result.write_text(json.dumps(result))

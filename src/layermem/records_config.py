@@ -21,8 +21,9 @@ class Records:
     --host MODEL --records`."""
 
     source: str | None = None
-    """File of records, plain or compressed: JSON lines; of labels also a table with a header (.tsv,
-    .csv), of questions also SQuAD's own .json. None: the run is trained on text or a task."""
+    """File of records: JSON lines, plain or compressed, or Parquet; of labels also a table with a
+    header (.tsv, .csv), of questions also SQuAD's own .json. None: the run is trained on text or a
+    task."""
     kind: Literal["classification", "question-answering"] = "classification"
     """What is learnt of them: "classification", the label of one or two texts; or
     "question-answering", which piece of a text answers a question (SQuAD)."""

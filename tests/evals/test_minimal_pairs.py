@@ -156,14 +156,12 @@ def test_the_real_records_are_67_paradigms():
 def test_records_that_are_no_pairs_are_refused(write, tmp_path):
     incomplete = record()
     del incomplete["UID"], incomplete["sentence_bad"]
-    with pytest.raises(
-        ValueError, match=r"pairs.jsonl, line 2 has no field sentence_bad, UID \(it"
-    ):
+    with pytest.raises(ValueError, match=r"pairs.jsonl, line 2 has no field 'sentence_bad' \(it"):
         read_pairs([write(record(), incomplete)])
     for wrong, message in (
         (record(sentence_good=" "), "line 1: sentence_good must be a text, got ' '"),
         (record(field=3), "line 1: field must be a text, got 3"),
-        ("[1]", "line 1 must hold an object of a pair, got"),
+        ("[1]", "line 1 must hold an object, .* got"),
         ("{", "line 1 is not JSON"),
         ("", "there are no pairs in"),
     ):
@@ -172,7 +170,7 @@ def test_records_that_are_no_pairs_are_refused(write, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; give BLiMP's JSON lines"):
         read_pairs([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no JSON lines"):
+    with pytest.raises(ValueError, match="empty holds no records of BLiMP"):
         read_pairs([tmp_path / "empty"])
     with pytest.raises(ValueError, match="per_paradigm must be at least 1, got 0"):
         read_pairs([write(record())], per_paradigm=0)

@@ -11,12 +11,13 @@ from layermem.results.encoder_trials import EncoderTrials
 
 from layermem import cli
 from layermem.config import Optim, Records
+from layermem.evals.solving import evaluate
 from layermem.experiments import encoders
-from layermem.experiments.finetuning import finetune
 from layermem.results.files import read_result
 from layermem.runs import RunFolder
+from layermem.train.learning import prepare_learning
+from layermem.train.run import train
 from layermem.train.run_config import recorded_run
-from layermem.train.setup import prepare_run
 
 SMALL = [
     *("--layers", "2", "--width", "8", "--heads", "2", "--vocabulary", "60", "--max-length", "16"),
@@ -36,7 +37,10 @@ def trained(monkeypatch):
 
     def train_missing(runs, out, jobs=1, *, may_diverge=False):
         names.extend(name for name in runs if not RunFolder(out / name).final.exists())
-        return {name: finetune(run, out / name, resume=True) for name, run in runs.items()}
+        return {
+            name: train(run, out / name, resume=True, evaluate=evaluate)
+            for name, run in runs.items()
+        }
 
     monkeypatch.setattr(encoders, "train_missing", train_missing)
     return names
@@ -93,7 +97,7 @@ def test_the_tokenizer_has_not_seen_the_validation_records(records, tmp_path):
         vocabulary = json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]
         assert not {"z", "q"} & set(vocabulary)
         run = encoders._run(study, base, "full", 1e-3, 0)
-        trained_on = prepare_run(run).train_data.records
+        trained_on = prepare_learning(run).train_data.records
         texts = [text for record in trained_on for text in record.texts]
         assert texts == encoders._training_texts(of_run)
         seen.append(len(texts))

@@ -27,7 +27,7 @@ from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
 from layermem.tasks.answer_scores import exact_match, f1
-from layermem.train.question_answering import answer_questions
+from layermem.train.learning.questions import answer_questions
 
 # Those of the table of hosts that transformers has such a head on.
 HOSTS = (
@@ -286,7 +286,7 @@ def test_the_final_model_answers_alike_in_a_fresh_process(decoder, tmp_path):
     code = f"""
 import json
 from layermem.retrofit import load_attached
-from layermem.train.question_answering import answer_questions
+from layermem.train.learning.questions import answer_questions
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 rows = [json.loads(line) for line in open({str(decoder.predictions)!r})]
 model = load_attached({str(decoder.final)!r}, auto_class=AutoModelForQuestionAnswering)
@@ -338,5 +338,5 @@ def test_tiny_models_learn_to_answer(base, memory, tmp_path, caplog):
     guessed = max(guess.f1 for guess in answers.guesses.values())
     assert answers.all.exact > 0.9 > guessed + 0.5
     assert answers.has_answer.f1 > 0.9 and answers.no_answer.exact > 0.9
-    assert "of questions without one (NoAns): exact match" in caplog.text
-    assert "guess, none: exact match" in caplog.text
+    assert "of those without one: exact match, F1 of words" in caplog.text
+    assert "guess, none: exact match, F1 of words" in caplog.text

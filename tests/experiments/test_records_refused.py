@@ -9,7 +9,6 @@ from layermem import cli
 from layermem.config import Records, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
 from layermem.retrofit import attach
-from layermem.train.run import train
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +120,6 @@ def test_a_config_with_fields_without_effect_is_refused(values, message):
         run_from_dict(values)
 
 
-def test_a_run_on_records_is_begun_by_finetune(tmp_path):
+def test_a_run_on_records_is_begun_by_finetune():
     ours = to_run(Finetune(model="x", records="r.tsv"))
     assert ours.records == Records(source="r.tsv")
-    with pytest.raises(ValueError, match="a model of transformers: use experiments.finetuning"):
-        train(ours, tmp_path / "out")

@@ -13,11 +13,12 @@ from layermem.results.retrofit import RetrofitResult
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.efficiency.measuring import time_interleaved
+from layermem.evals.solving import evaluate
 from layermem.experiments import retrofits, step_memory, step_times
-from layermem.experiments.finetuning import finetune
 from layermem.report import retrofit as report
 from layermem.results.files import read_result
 from layermem.runs import RunFolder
+from layermem.train.run import train
 from layermem.train.run_config import recorded_run
 
 SECONDS = {"plain": 1.0, "lora": 0.8, "routers": 1.0, "all": 2.0}
@@ -42,7 +43,10 @@ def trained(monkeypatch):
 
     def train_missing(runs, out, jobs=1, *, may_diverge=False):
         names.extend(name for name in runs if not RunFolder(out / name).final.exists())
-        return {name: finetune(run, out / name, resume=True) for name, run in runs.items()}
+        return {
+            name: train(run, out / name, resume=True, evaluate=evaluate)
+            for name, run in runs.items()
+        }
 
     def made_up(steps, repeats, device, warm_up):
         # The steps themselves can be taken.

@@ -285,7 +285,7 @@ def test_chats(saved, tokenizer, tmp_path):
         ("", "holds no prompt: it is empty"),
         ("\n\n", "holds no prompt: it is empty"),
         ('{"prompt": "a"}\n{"text": "b"}\n', r"line 2 has no field 'prompt' .it has text."),
-        ('{"prompt": "a"}\n{"prompt": 3}\n', r"line 2: the field 'prompt' must be a string, got 3"),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', r"line 2: prompt must be a text, got 3"),
         ('{"prompt": "a"}\n{"prom', r"line 2 is not JSON"),
         ('{"prompt": [{"role": "u"}]}\n', r"line 1: the field .* messages with role and content"),
         ('{"prompt": []}\n', r"line 1: the field 'prompt' has no message"),

@@ -94,7 +94,7 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
     package.mkdir()
     for name in ("__init__.py", "more.py"):
         (package / name).write_text("")
-    monkeypatch.setattr("layermem.train.provenance._PACKAGE_FOLDER", package)
+    monkeypatch.setattr("layermem.train.run_config._PACKAGE_FOLDER", package)
     runs = (train(a_run(tmp_path, max_steps=1), tmp_path / "run" / name) for name in "abcd")
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")

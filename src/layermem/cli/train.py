@@ -60,7 +60,6 @@ def train(options: Train | TrainHost, command: str) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem.evals.solving import evaluate
-    from layermem.experiments.finetuning import load_host
     from layermem.models.registry import lookup
     from layermem.train.run import train as train_run
 
@@ -71,5 +70,5 @@ def train(options: Train | TrainHost, command: str) -> None:
     out = options.out or Path("runs") / f"{run.preset}-{run.variant}-s{run.seed}"
     if options.out is None and is_run_folder(options.preset):
         out = Path(options.preset)
-    folder = train_run(run, out, resume=options.resume, evaluate=evaluate, load_host=load_host)
+    folder = train_run(run, out, resume=options.resume, evaluate=evaluate)
     logger.info("%s", folder.path)

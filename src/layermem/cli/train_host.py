@@ -48,8 +48,8 @@ class TrainHost(HostOptions):
     host: str
     """Folder or hub name of a model of transformers, which may have attached memory."""
     records: str | None = None
-    """Records to train on, in place of text: .jsonl; of labels also a .tsv or .csv with a header,
-    of questions also SQuAD's own .json."""
+    """Records to train on, in place of text: .jsonl or .parquet; of labels also a .tsv or .csv with
+    a header, of questions also SQuAD's own .json."""
     kind: Literal["classification", "question-answering"] | None = None
     """What is learnt of records; None: classification."""
     fields: tuple[str, ...] = ()
@@ -109,13 +109,12 @@ def train_host(options: TrainHost, command: str) -> None:
         return
     from transformers.utils import logging as transformers_logging
 
-    from layermem.experiments.finetuning import finetune as finetune_run
-    from layermem.experiments.finetuning import outcome
+    from layermem.evals.solving import evaluate
+    from layermem.train.run import train
 
     transformers_logging.disable_progress_bar()
-    folder = finetune_run(run, options.out or _default_folder(run), resume=options.resume)
-    if run.records.source is not None and folder.final.exists():
-        logger.info("%s", outcome(folder))
+    out = options.out or _default_folder(run)
+    folder = train(run, out, resume=options.resume, evaluate=evaluate)
     logger.info("%s", folder.path)
 
 

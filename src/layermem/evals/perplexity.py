@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from layermem.data.documents import cut_document
+from layermem.data.sources import cut_document
 from layermem.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
 from layermem.evals.token_losses import (
     Window,

@@ -14,8 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from layermem.data.local_files import LocalFiles
-from layermem.data.sources import open_source
+from layermem.data.sources import LocalFiles, open_source
 from layermem.evals.perplexity import check_context, longest_context, perplexity
 from layermem.experiments.analyze_checkpoints import Checkpoint, load_model, open_checkpoints
 from layermem.experiments.checkpoint_arms import arms_of

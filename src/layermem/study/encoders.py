@@ -19,13 +19,12 @@ from typing import Any
 from transformers import BertConfig
 
 from layermem.config import Compute, Host, Optim, Records, Run, to_dict
-from layermem.data.labelled_records import read_records
-from layermem.data.record_splits import leave_out, split_by_hash
 from layermem.data.word_pieces import train_word_pieces
 from layermem.host_config import VARIANT
 from layermem.number_ranges import at_least, number
 from layermem.runs import write_atomically
 from layermem.study.definition import Arm, Board, Study
+from layermem.train.learning.labels import read_splits
 
 _RECIPE = "recipe.json"
 
@@ -141,11 +140,5 @@ def _prepare_base(records: Records, sizes: EncoderSizes, folder: Path) -> None:
 
 def _training_texts(records: Records) -> list[str]:
     """Return the texts of the records that runs are trained on, none of the validation set."""
-    path = Path(str(records.source)).expanduser()
-    train, names = read_records(path, records.fields, records.label)
-    if records.validation is None:
-        train, _ = split_by_hash(train, records.validation_share)
-    else:
-        held_out = Path(records.validation).expanduser()
-        train = leave_out(train, read_records(held_out, names.texts, names.label)[0])
+    train, *_ = read_splits(records)
     return [text for record in train for text in record.texts]

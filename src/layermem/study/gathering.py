@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from layermem.experiments.finetuning import load_host
 from layermem.results import study as results
 from layermem.results.study import (
     BY_LEVEL,
@@ -33,6 +32,7 @@ from layermem.study.records import (
     run_state,
 )
 from layermem.study.run_folders import trained_on
+from layermem.train.host_models import load_host
 from layermem.train.run_config import check_same_run
 
 

@@ -30,9 +30,9 @@ from layermem.study.records import (
     read_metrics,
     recorded_about,
 )
-from layermem.train.data_digest import weights_digest
 from layermem.train.progress import SweepProgress
 from layermem.train.run_config import check_same_run
+from layermem.train.sequences import weights_digest
 
 # Seconds between two looks at the runs.
 _POLL_INTERVAL = 0.5

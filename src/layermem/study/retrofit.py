@@ -18,9 +18,10 @@ from functools import partial
 from pathlib import Path
 
 from layermem.config import Run
-from layermem.experiments.finetuning import load_host
 from layermem.study.definition import Arm, Board, Study
-from layermem.train.setup import prepare_run
+from layermem.train.earlier_stages import check_earlier_stages
+from layermem.train.host_models import load_host
+from layermem.train.learning import prepare_learning
 
 WAYS = {
     "plain": "all weights, no memory",
@@ -81,7 +82,8 @@ def study_of_retrofit(
 def _check(runs: Sequence[Run]) -> None:
     """Raise where a run needs what cannot be loaded: once, before a run of each way and rate has
     failed of it. Tokenizer and data are the same for all."""
-    prepare_run(runs[0])
+    check_earlier_stages(runs[0])
+    prepare_learning(runs[0])
     for run in runs:
         load_host(run)
 

@@ -30,12 +30,12 @@ from layermem.efficiency.measuring import (
     time_interleaved,
 )
 from layermem.efficiency.model_sizes import model_sizes
-from layermem.experiments.finetuning import load_host
 from layermem.results.files import read_result, to_json
 from layermem.results.study import MeasuredMemory, MeasuredSteps
 from layermem.runs import write_atomically
 from layermem.tasks.registry import vocabulary_and_length
 from layermem.train.arguments import uses_bfloat16
+from layermem.train.host_models import load_host
 
 STEPS, MEMORY = "steps.json", "memory.json"
 """Files of a board's folder."""

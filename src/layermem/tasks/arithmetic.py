@@ -36,7 +36,7 @@ from layermem.tasks.expressions import (
     write,
 )
 from layermem.tasks.grading import Grade
-from layermem.tasks.hashed_splits import SPLITS, Split, check_split_and_count
+from layermem.tasks.splits import SPLITS, Split, check_split_and_count
 from layermem.text_hash import hash_to_unit_interval
 
 OPERANDS = range(2, 9)

@@ -46,8 +46,8 @@ from layermem.tasks.chain_statements import (
     write_statement,
 )
 from layermem.tasks.grading import Grade
-from layermem.tasks.hashed_splits import Split, check_split_and_count, is_in_split
 from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
+from layermem.tasks.splits import Split, check_split_and_count, is_in_split
 
 VARIABLES = string.ascii_lowercase
 Order = Literal["shuffled", "levels", "interleaved", "chain"]

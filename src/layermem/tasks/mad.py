@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 
 from layermem.tasks import word_problems
 from layermem.tasks.grading import Grade
-from layermem.tasks.hashed_splits import Split, check_split_and_count, is_in_split
 from layermem.tasks.mad_drawing import DRAW, Drawn, Sizes, all_words
 from layermem.tasks.queried import Queried, count_answers, grade_answers
+from layermem.tasks.splits import Split, check_split_and_count, is_in_split
 
 Kind = Literal["recall", "noisy-recall", "fuzzy-recall", "copying", "compression", "memorization"]
 # The paper's settings before difficulty is varied.

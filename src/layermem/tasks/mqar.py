@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 
 from layermem.tasks import word_problems
 from layermem.tasks.grading import Grade
-from layermem.tasks.hashed_splits import Split, check_split_and_count, is_in_split
 from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
+from layermem.tasks.splits import Split, check_split_and_count, is_in_split
 
 # After so many draws in a row without a new problem, there are taken to be no more.
 _PATIENCE = 2_000

@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from layermem.tasks.file_splits import load_split
 from layermem.tasks.grading import Grade
 from layermem.tasks.prosqa_bridged import BridgedGraph, draw_bridged
 from layermem.tasks.prosqa_crossed import CrossedGraph, draw_crossed
@@ -30,6 +29,7 @@ from layermem.tasks.prosqa_graphs import shortest_path
 from layermem.tasks.prosqa_lines import Lines, draw_lines
 from layermem.tasks.prosqa_records import Record, load
 from layermem.tasks.prosqa_shortcuts import SHORTCUTS, farther_from_others
+from layermem.tasks.splits import load_split
 
 __all__ = [
     "CONCEPTS",

@@ -1,7 +1,7 @@
 """The config.yaml of a run folder: reading, writing, and whether a folder holds a given run.
 
-The file holds the fields of the run and, under ``about``, where the run came from, with a digest of
-the fields, by which an edited file is noticed.
+The file holds the fields of the run and, under ``about``, where the run came from (versions,
+commit, machine, command), with a digest of the fields, by which an edited file is noticed.
 
 It does not know: models, data, how a run is trained.
 """
@@ -9,16 +9,24 @@ It does not know: models, data, how a run is trained.
 import hashlib
 import json
 import os
+import platform
+import shlex
+import subprocess
+import sys
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from layermem.config import Run, run_from_dict, to_dict
+from layermem.processor import processor_name
 from layermem.runs import RunFolder, write_atomically
-from layermem.train.provenance import command_line, describe_environment
 from layermem.train.resume_checks import config_changes
+
+_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
+_PACKAGE_FOLDER = Path(__file__).parents[1]
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
@@ -83,8 +91,8 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
 def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:
     """Record digests of the data and weights, and the precision: what fields do not determine.
 
-    A run that goes on from a checkpoint keeps what was recorded when it began, or lacks it if an
-    earlier version began it. What is None is not recorded.
+    A run that goes on from a checkpoint keeps what was recorded when it began. What is None is not
+    recorded.
     """
     if not folder.complete_checkpoints():
         about = {k: v for k, v in _read(folder.config)[1].items() if k not in beginning}
@@ -111,3 +119,53 @@ def _write(folder: RunFolder, run: Run, about: Mapping[str, str]) -> None:
 def _digest(fields: Any) -> str:
     """Return a digest of the fields as the file has them, independent of the version reading it."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def describe_environment() -> dict[str, str]:
+    """Return versions, commit and machine, as far as they can be found out."""
+    return {
+        "layermem": package_version("layermem"),
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in _PACKAGES},
+        "commit": commit_of(_PACKAGE_FOLDER / "__init__.py"),
+        "machine": platform.machine(),
+        "processor": processor_name(),
+    }
+
+
+def command_line() -> str:
+    """Return the command that started this process, as a user would write it."""
+    program, *arguments = sys.argv
+    if Path(program).name in ("__main__.py", "layermem"):
+        program = "layermem"
+    return shlex.join([program, *arguments])
+
+
+def commit_of(file: Path) -> str:
+    """Return the commit of a file, with "+changes" where its folder differs from the commit."""
+    # The package may be installed inside a checkout of another project, which does not track it.
+    tracked = _git(file.parent, "ls-files", "--error-unmatch", file.name)
+    commit = tracked and _git(file.parent, "rev-parse", "HEAD")
+    if not commit:
+        return "not a git checkout"
+    changes = _git(file.parent, "--no-optional-locks", "status", "--porcelain", ".")
+    return f"{commit}+changes" if changes else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return the output of git in a folder, or nothing if it fails or is not installed."""
+    try:
+        completed = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return completed.stdout.strip()
+
+
+def package_version(name: str) -> str:
+    """Return the version of an installed package."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -8,9 +8,8 @@ import torch
 from asked import KINDS, pieces_tokenizer, question_rows, words_tokenizer
 
 from layermem.data.question_records import Answer, QuestionRecord
-from layermem.train.question_dataset import QuestionDataset
-from layermem.train.question_trainer import best_spans, window_losses
-from layermem.train.question_windows import OUTSIDE, WindowEncoder
+from layermem.train.learning.question_windows import NULL, OUTSIDE, QuestionDataset, WindowEncoder
+from layermem.train.learning.questions import best_spans, window_losses
 
 
 def records(count=12, **options):
@@ -161,5 +160,6 @@ def test_a_batch_is_padded_on_the_right_with_a_mask(data, batch):
         assert (batch["labels"][i, length:] == OUTSIDE).all()
         assert (batch["input_ids"][i, length:] == data.padding).all()
     assert set(batch) == {"input_ids", "token_type_ids", "labels", "attention_mask"}
-    assert len(data.sequences) == len(data) and data.sequences[0][0][0] == 2
+    ids, labels = data.identity()[0]
+    assert len(data.identity()) == len(data) and ids[0] == 2 and labels[0] & NULL
     assert len(KINDS) == 4

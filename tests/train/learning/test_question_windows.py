@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from layermem.data.question_records import Answer, QuestionRecord
 from layermem.data.tokenizers import load_tokenizer
-from layermem.train.question_windows import END, NULL, OUTSIDE, START, WindowEncoder
+from layermem.train.learning.question_windows import END, NULL, OUTSIDE, START, WindowEncoder
 
 BOTH = START + END
 
@@ -97,6 +97,22 @@ def test_windows_overlap_and_leave_nothing_out(make):
             first = window.first
             assert tokens(tokenizer, window)[first : first + len(each)] == each
             assert len(window.input_ids) == others + len(each)
+
+
+@pytest.mark.parametrize(("max_length", "stride"), [(10, 0), (10, 3), (13, 6), (60, 20)])
+def test_windows_are_those_of_the_tokenizer(max_length, stride):
+    tokenizer, asked = pieces_tokenizer(), record(" ".join(["oslo", "near", "red"] * 9))
+    theirs = tokenizer(
+        asked.question,
+        asked.context,
+        truncation="only_second",
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+    )
+    ours = list(encoder(tokenizer, max_length, stride).encode(asked))
+    assert [window.input_ids.tolist() for window in ours] == theirs["input_ids"]
+    assert [window.token_type_ids.tolist() for window in ours] == theirs["token_type_ids"]
 
 
 def test_an_answer_outside_a_window_is_none_there():

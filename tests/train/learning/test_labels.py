@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 from layermem.data.labelled_records import LabelledRecord
 from layermem.data.tokenizers import load_tokenizer
-from layermem.train.record_dataset import RecordDataset, RecordEncoder, padding_of
+from layermem.train.learning.labels import RecordDataset, RecordEncoder
+from layermem.train.sequences import padding_of
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_a_batch_is_padded_on_the_right_with_a_mask(bert_like):
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
     assert batch["labels"].tolist() == [1, 0] and not batch["token_type_ids"].any()
     assert torch.equal(data[1]["labels"], torch.tensor(0))
-    assert data.sequences == [([1, 4, 5, 6, 2], [1]), ([1, 4, 2], [0])]
+    assert data.identity() == [[[1, 4, 5, 6, 2], [1]], [[1, 4, 2], [0]]]
 
 
 def test_what_has_no_room_or_no_tokens_is_refused(bert_like):

@@ -16,7 +16,7 @@ from layermem.config import Task
 from layermem.evals.solving import attempt, evaluate
 from layermem.runs import RunFolder, step_of
 from layermem.tasks.registry import get_task, vocabulary_and_length
-from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
+from layermem.train.learning.problems import ProblemDataset, build_problem_datasets
 from layermem.train.run import train
 from layermem.train.trainer import Trainer
 
@@ -132,7 +132,8 @@ def test_the_first_problems_stand_there_as_often_as_asked():
     learnt, same = build_problem_datasets(repeating, tokenizer)
     assert len(learnt) == repeating.sequences == 38
     assert learnt.problems == [*once.problems, *once.problems[:4], *once.problems[:4]]
-    assert learnt.sequences[30:34] == learnt.sequences[34:] == once.sequences[:4]
+    ids = learnt.identity()
+    assert ids[30:34] == ids[34:] == once.identity()[:4]
     assert same.problems == validation.problems
 
 

@@ -1,18 +1,11 @@
-"""Scores of answers by hand: all, with and without an answer, guesses, faults, predictions."""
+"""Scores of answers by hand: all, with and without an answer, guesses, faults."""
 
 import pytest
 
 from layermem.data.question_records import Answer, QuestionRecord
 from layermem.intervals import proportion
-from layermem.train.question_dataset import GivenAnswer
-from layermem.train.question_results import (
-    guesses,
-    prediction_rows,
-    questions_text,
-    score,
-    score_by_answer,
-    solved_of,
-)
+from layermem.results.answers import QuestionCounts
+from layermem.train.learning.question_scores import guesses, score, score_all, solved_of
 
 CONTEXT = "In 1889 the tower of Paris was built by Eiffel and his men."
 
@@ -30,6 +23,16 @@ RECORDS = [
     record(5),
 ]
 TEXTS = ["in 1889", "Eiffel and", "tower", "", "Paris"]
+NUMBERS = ("training", "validation", "left_out", "training_windows", "validation_windows")
+COUNTS = QuestionCounts(
+    **dict.fromkeys((*NUMBERS, "training_out_of_reach", "validation_out_of_reach"), 0),
+    separator=None,
+    null_is_first=True,
+)
+
+
+def scored(records, texts):
+    return score_all(records, texts, RECORDS, run_id="run", counts=COUNTS)
 
 
 def test_scores_are_those_worked_by_hand():
@@ -39,11 +42,13 @@ def test_scores_are_those_worked_by_hand():
     assert total.f1 == pytest.approx((1 + 2 / 3 + 0 + 1 + 0) / 5)
     assert total.exact_interval == proportion(2, 5)
     assert total.f1_interval == pytest.approx(proportion(8 / 3, 5))
-    has_answer, no_answer = score_by_answer(RECORDS, TEXTS)
+    answers = scored(RECORDS, TEXTS)
+    has_answer, no_answer = answers.has_answer, answers.no_answer
+    assert (answers.all, answers.guesses) == (total, guesses(RECORDS, RECORDS))
     assert (has_answer.count, has_answer.exact) == (3, 1 / 3)
     assert has_answer.f1 == pytest.approx((1 + 2 / 3) / 3)
     assert (no_answer.count, no_answer.exact, no_answer.f1) == (2, 1 / 2, 1 / 2)
-    assert score_by_answer(RECORDS[:3], TEXTS[:3])[1] is None and score([], []) is None
+    assert scored(RECORDS[:3], TEXTS[:3]).no_answer is None
     # Nothing right is no proof that nothing ever is.
     low, high = score(RECORDS[:3], ["", "", ""]).f1_interval
     assert low == 0 and high > 0.5
@@ -65,7 +70,7 @@ def test_guesses_need_no_model():
 
 
 def test_the_result_has_shares_and_faults():
-    solved = solved_of(RECORDS, TEXTS, guesses(RECORDS, RECORDS))
+    solved = solved_of(scored(RECORDS, TEXTS), RECORDS, TEXTS)
     assert (solved.accuracy, solved.count, solved.chance) == (2 / 5, 5, 2 / 5)
     levels = solved.by["answer"]
     assert (levels["HasAns"].accuracy, levels["NoAns"].count) == (1 / 3, 2)
@@ -74,23 +79,6 @@ def test_the_result_has_shares_and_faults():
         "elsewhere": 1,
         "an answer where there is none": 1,
     }
-    silent = solved_of(RECORDS, ["" for _ in RECORDS], guesses(RECORDS, RECORDS))
+    texts = ["" for _ in RECORDS]
+    silent = solved_of(scored(RECORDS, texts), RECORDS, texts)
     assert silent.faults == {"no answer where there is one": 3}
-
-
-def test_predictions_hold_what_a_grader_needs():
-    given = [GivenAnswer(text=text, start=None, score=1.0, null_score=2.0) for text in TEXTS]
-    rows = prediction_rows(RECORDS, given)
-    assert rows[1] == {
-        "id": "2",
-        "question": "?",
-        "context": CONTEXT,
-        "answers": ["Eiffel and his men", "Eiffel"],
-        "prediction": "Eiffel and",
-        "start": None,
-        "score": 1.0,
-        "null_score": 2.0,
-        "exact": 0.0,
-        "f1": pytest.approx(2 / 3),
-    }
-    assert len(set(questions_text(RECORDS))) == 5

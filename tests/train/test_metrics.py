@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from layermem.train.peak_flops import peak_flops
+from layermem.train.metrics import peak_flops
 
 
 @pytest.mark.parametrize(
