@@ -155,9 +155,11 @@ def test_an_error_in_a_plugin_names_its_line(code, error, line, tmp_path):
     assert len(errors.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["nosuch", "nosuch.py", "json.py"])
+@pytest.mark.parametrize("name", ["nosuch", "nosuch.py", "folder/json.py"])
 def test_a_plugin_that_cannot_be_found_is_named(name, tmp_path):
-    (tmp_path / "json.py").write_text(TASK)
+    # A module of this name is loaded already.
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "json.py").write_text(TASK)
     status, _, errors = command(tmp_path, "--plugin", name, "list", "tasks")
     assert status == 1
     assert name in errors and len(errors.splitlines()) == 1

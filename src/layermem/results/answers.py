@@ -14,7 +14,7 @@ class RecordCounts:
 
     KIND: ClassVar[str] = "records"
     VERSION: ClassVar[int] = 1
-    COMMAND: ClassVar[str] = "layermem finetune --records"
+    COMMAND: ClassVar[str] = "layermem train --host MODEL --records"
 
     fields: tuple[str, ...]
     """Fields that hold the texts."""
