@@ -165,6 +165,12 @@ def test_a_plugin_that_cannot_be_found_is_named(name, tmp_path):
     assert name in errors and len(errors.splitlines()) == 1
 
 
+def test_a_study_of_nearly_that_name_is_named(tmp_path):
+    status, _, errors = command(tmp_path, "--plugin", "mine.py", "study", "first-value")
+    assert status == 1
+    assert "did you mean first-values?" in errors
+
+
 def test_two_plugins_with_a_task_of_one_name_are_refused(tmp_path):
     (tmp_path / "again.py").write_text(TASK)
     status, _, errors = command(
