@@ -14,6 +14,9 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -22,6 +25,10 @@ GROUP = "layermem.plugins"
 VARIABLE = "LAYERMEM_PLUGINS"
 """Environment variable of further modules or files, separated as the system separates paths."""
 _LOADED: set[str] = set()
+
+
+class PluginMissingError(ValueError):
+    """There is no plugin of a name, or none can be loaded by it."""
 
 
 def add_plugins(names: list[str]) -> None:
@@ -35,19 +42,39 @@ def add_plugins(names: list[str]) -> None:
 def load_plugins() -> None:
     """Import every plugin that is installed, or named by the environment, once."""
     for entry in entry_points(group=GROUP):
-        if entry.value not in _LOADED:
-            _LOADED.add(entry.value)
-            try:
-                entry.load()
-            except Exception as error:
-                raise RuntimeError(
-                    f"the plugin {entry.name} ({entry.value}) cannot be loaded "
-                    f"({type(error).__name__}: {error}); mend it, or uninstall its package"
-                ) from error
+        _load_once(entry.value, entry.load, "uninstall its package")
     for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        if name not in _LOADED:
-            _LOADED.add(name)
-            _load(name)
+        _load_once(name, partial(_load, name), "leave it out")
+
+
+def _load_once(name: str, load: Callable[[], object], otherwise: str) -> None:
+    """Import a plugin; say which it was, and where, if an error is raised in it."""
+    if name in _LOADED:
+        return
+    # What a plugin imports may ask for plugins.
+    _LOADED.add(name)
+    try:
+        load()
+    except PluginMissingError:
+        _LOADED.discard(name)
+        raise
+    except Exception as error:
+        _LOADED.discard(name)
+        raise RuntimeError(
+            f"the plugin {name} cannot be loaded ({type(error).__name__}: {error}"
+            f"{_place(error)}); mend it, or {otherwise}"
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """Return the line of a plugin that an error came of; a syntax error says it itself."""
+    places = [
+        place
+        for place in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in place.filename
+        and Path(__file__).parent not in Path(place.filename).parents
+    ]
+    return f"; {Path(places[-1].filename).name}, line {places[-1].lineno}" if places else ""
 
 
 def _resolved(name: str) -> str:
@@ -64,7 +91,7 @@ def _load(name: str) -> None:
         except ModuleNotFoundError as error:
             if error.name != name.partition(".")[0]:
                 raise
-            raise ValueError(
+            raise PluginMissingError(
                 f"--plugin {name}: there is no module of that name in {os.getcwd()} or installed; "
                 "give its name, or the path of its .py file"
             ) from error
@@ -72,15 +99,15 @@ def _load(name: str) -> None:
             sys.path.remove(os.getcwd())
         return
     if not Path(name).is_file():
-        raise FileNotFoundError(f"--plugin {name}: there is no such file")
+        raise PluginMissingError(f"--plugin {name}: there is no such file")
     module_name = Path(name).stem
     if module_name in sys.modules:
-        raise ValueError(
+        raise PluginMissingError(
             f"--plugin {name}: a module named {module_name} is loaded already; rename the file"
         )
     spec = importlib.util.spec_from_file_location(module_name, name)
     if spec is None or spec.loader is None:
-        raise ValueError(f"--plugin {name} is no Python file")
+        raise PluginMissingError(f"--plugin {name} is no Python file")
     module = importlib.util.module_from_spec(spec)
     # Pickle finds a class by its module and name.
     sys.modules[module_name] = module

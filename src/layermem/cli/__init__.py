@@ -29,7 +29,7 @@ from layermem.cli.eval import Eval, evaluate
 from layermem.cli.quickstart import Quickstart, quickstart
 from layermem.cli.report import Report, report
 from layermem.number_ranges import check_numbers
-from layermem.plugins import add_plugins
+from layermem.plugins import add_plugins, load_plugins
 
 HELP = """\
 usage: layermem [--plugin MODULE] COMMAND [options]
@@ -116,6 +116,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if plugins:
             add_plugins(plugins)
         options = parse(args)
+        # Those of installed packages: a saved model of theirs opens once they are imported.
+        load_plugins()
         check_numbers(options, "--")
         _, execute = COMMANDS[args[0]]
         execute(options, typed)

@@ -10,6 +10,7 @@
 It does not know: how runs are trained or compared.
 """
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import tyro
 
 from layermem.cli.host_options import HostOptions
 from layermem.cli.screen import screen, show, show_estimates, write
-from layermem.cli.starting_run import StartingRun, resolve_run, with_base_run
+from layermem.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem.cli.train_host import TrainHost, to_run
 from layermem.number_ranges import SHARE, above, at_least, between, number
 from layermem.results.study import Scale
@@ -185,7 +186,7 @@ class OfEncoders(Carrying):
     without; ended runs are not run again, begun ones are resumed."""
 
     records: tyro.conf.Positional[str]
-    """Records, as in `layermem finetune --records`."""
+    """Records, as in `layermem train --host MODEL --records`."""
     validation: str | None = None
     """File of the validation records; None: a share of the records."""
     validation_share: float = number(0.2, SHARE)
@@ -286,6 +287,7 @@ def parse(args: Sequence[str]) -> Any:
         return tyro.cli(OfRetrofit if name == "retrofit" else OfEncoders, prog=prog, args=rest[1:])
     kind = _kind(name, rest)
     if kind is OfPreset:
+        _check_name(name)
         default = with_base_run(OfPreset, "study", rest)
         return tyro.cli(OfPreset, prog="layermem study", args=rest, default=default)
     return tyro.cli(kind, prog="layermem study", args=rest)
@@ -300,6 +302,17 @@ def _kind(name: str, args: Sequence[str]) -> type[Any]:
         return OfPlugin
     is_help = not name and {"--help", "-h"} & {*args}
     return AnyStudy if is_help else OfPreset
+
+
+def _check_name(name: str) -> None:
+    """Raise where a name is no preset, and nearly that of a study which is no board."""
+    from layermem.presets import names as presets
+    from layermem.study.registry import names as studies
+
+    known = {*presets(), *(preset.removeprefix("tiny-") for preset in presets())}
+    close = difflib.get_close_matches(name, [*studies(), "retrofit", "encoders"], n=1, cutoff=0.8)
+    if close and name not in known and not is_run_folder(name):
+        raise ValueError(f"unknown study {name!r}; did you mean {close[0]}?")
 
 
 def _is_of_plugin(name: str) -> bool:

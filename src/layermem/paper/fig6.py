@@ -89,7 +89,7 @@ ARTEFACT = Artefact(
     on_gpu=("small", "paper"),
     notes=(
         TRAINING_LOSS,
-        "Scale tiny has heads of width 8: its deepest models are those of the arena's board "
+        "Scale tiny has heads of width 8: its deepest models are those of the board "
         "tiny-lm@64x32; scale small has the paper's width and heads.",
         "The figure prints no numbers; width, steps and seed are those of an earlier release of "
         "the paper's code, the learning rate is assumed.",

@@ -20,7 +20,10 @@ _PRESETS: dict[str, Preset] = {}
 
 def preset(function: Preset) -> Preset:
     """Make a preset known by its function's name, with dashes."""
-    _PRESETS[function.__name__.replace("_", "-")] = function
+    name = function.__name__.replace("_", "-")
+    if name in _PRESETS:
+        raise ValueError(f"a preset named {name!r} is known already; rename the function")
+    _PRESETS[name] = function
     return function
 
 
@@ -44,7 +47,7 @@ def get_preset(name: str) -> Run:
 
 def description(name: str) -> str:
     """Return a preset's one line."""
-    return (_PRESETS[name].__doc__ or "").splitlines()[0].rstrip(".")
+    return (_PRESETS[name].__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
 
 @preset

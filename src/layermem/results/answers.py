@@ -14,7 +14,7 @@ class RecordCounts:
 
     KIND: ClassVar[str] = "records"
     VERSION: ClassVar[int] = 1
-    COMMAND: ClassVar[str] = "layermem finetune --records"
+    COMMAND: ClassVar[str] = "layermem train --host MODEL --records"
 
     fields: tuple[str, ...]
     """Fields that hold the texts."""
@@ -95,7 +95,7 @@ class Answers:
 
     KIND: ClassVar[str] = "answers"
     VERSION: ClassVar[int] = 1
-    COMMAND: ClassVar[str] = "layermem finetune --records FILE --kind question-answering"
+    COMMAND: ClassVar[str] = "layermem train --host MODEL --records FILE --kind question-answering"
 
     run_id: str
     """The run."""

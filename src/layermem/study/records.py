@@ -34,7 +34,7 @@ from layermem.typed_dicts import from_dict
 
 ERRORS = "error.txt"
 """File of a run that has not ended: what its processes wrote, and how they ended."""
-NOTE = "-- sweep: "
+NOTE = "-- study: "
 """What begins a line of that file which the run did not write itself."""
 OWN_WORDS = ": "
 """Between how a run ended and the last line that it wrote itself."""

@@ -21,7 +21,10 @@ _STUDIES: dict[str, Callable[[], Study]] = {}
 
 def study(function: Callable[[], Study]) -> Callable[[], Study]:
     """Make a study known by its function's name, with dashes."""
-    _STUDIES[function.__name__.replace("_", "-")] = function
+    name = function.__name__.replace("_", "-")
+    if name in _STUDIES:
+        raise ValueError(f"a study named {name!r} is known already; rename the function")
+    _STUDIES[name] = function
     return function
 
 

@@ -32,7 +32,7 @@ from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import queried
+from layermem.tasks import word_problems
 from layermem.tasks.chain_shortcuts import shortcuts_for, try_shortcut
 from layermem.tasks.chain_statements import (
     END,
@@ -136,7 +136,7 @@ def chance(problems: Sequence[Queried]) -> float:
 
 def word_tokenizer(values: int | None = None, **_: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    return queried.word_tokenizer(_all_words(values))
+    return word_problems.word_tokenizer(_all_words(values))
 
 
 def probe_words(**_: Any) -> tuple[str, ...]:

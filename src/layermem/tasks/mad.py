@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import queried
+from layermem.tasks import word_problems
 from layermem.tasks.grading import Grade
 from layermem.tasks.mad_drawing import DRAW, Drawn, Sizes, all_words
 from layermem.tasks.queried import Queried, count_answers, grade_answers
@@ -130,7 +130,7 @@ def chance(problems: Sequence[Queried]) -> float:
 
 def word_tokenizer(**options: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    return queried.word_tokenizer(_all_words(**options))
+    return word_problems.word_tokenizer(_all_words(**options))
 
 
 def probe_words(**options: Any) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import queried
+from layermem.tasks import word_problems
 from layermem.tasks.grading import Grade
 from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
 from layermem.tasks.splits import Split, check_split_and_count, is_in_split
@@ -87,7 +87,7 @@ def chance(problems: Sequence[Queried]) -> float:
 
 def word_tokenizer(vocabulary: int = 128, **_: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    return queried.word_tokenizer(_all_words(vocabulary))
+    return word_problems.word_tokenizer(_all_words(vocabulary))
 
 
 def probe_words(**_: Any) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ class TaskDefinition:
         return {name: option.default for name, option in self._parameters().items()}
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        parameters = inspect.signature(self.generate).parameters.values()
+        parameters = inspect.signature(self.generate, eval_str=True).parameters.values()
         return {p.name: p for p in parameters if p.name not in ("split", "count", "seed")}
 
 

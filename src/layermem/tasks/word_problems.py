@@ -4,9 +4,11 @@ It does not know: any particular task.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem.tasks.grading import Grade
 
@@ -19,6 +21,16 @@ class WordProblem:
     """The text that the model is given."""
     solution: str
     """The text that the model should generate."""
+
+
+def word_tokenizer(words: Iterable[str]) -> Tokenizer:
+    """Return a tokenizer with a token for each word, without transformers' interface."""
+    vocabulary = ["<pad>", "<end>", "<unknown>", *words]
+    inner = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unknown>")
+    )
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return inner
 
 
 def grade_words(problem: Any, text: str) -> Grade:
