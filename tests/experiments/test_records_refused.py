@@ -1,9 +1,9 @@
-"""What `layermem finetune --records` refuses, and the ids of runs without records."""
+"""What `layermem train --host --records` refuses, and the ids of runs without records."""
 
 import pytest
 from host_models import make_host, shake_routers
 from labelled import SIZES, TOKENS, fill, finetuned, rows_of, write_rows
-from layermem.cli.finetune import Finetune, to_run
+from layermem.cli.train_host import TrainHost, to_run
 
 from layermem import cli
 from layermem.config import Records, run_from_dict
@@ -121,5 +121,5 @@ def test_a_config_with_fields_without_effect_is_refused(values, message):
 
 
 def test_a_run_on_records_is_begun_by_finetune():
-    ours = to_run(Finetune(model="x", records="r.tsv"))
+    ours = to_run(TrainHost(host="x", records="r.tsv"))
     assert ours.records == Records(source="r.tsv")

@@ -12,9 +12,9 @@ from launchers import InThisProcess, use
 
 from layermem import cli
 from layermem.report import quickstart as report
+from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
 from layermem.results.quickstart import QuickstartResult
-from layermem.results.solved import SolvedTasks
 from layermem.runs import RunFolder
 
 
@@ -110,16 +110,20 @@ def test_a_missing_result_is_named(done, tmp_path):
     assert (again / "quickstart.json").read_text() == before
 
 
+def counts_of_rows(folder):
+    """Return the problems of each level that the only model of an evaluation was asked."""
+    (part,) = read_result(EvalResult, folder).parts
+    return {row.name: score.count for row in part.rows for score in row.scores.values()}
+
+
 def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
     run = run_of(done[1], "lime").path
     asked = ["eval", str(run), "--tasks", "arithmetic", "--out", str(tmp_path)]
     cli.main([*asked, "--limit", "20", "--batch-size", "8"])
     assert "A guess" in capsys.readouterr().out
-    solved = read_result(SolvedTasks, tmp_path).models["lime-s0"]["arithmetic"]
-    assert list(solved.by["operands"]) == ["4"] and solved.count == 20
+    assert counts_of_rows(tmp_path) == {"operands: 4": 20, "all": 20}
     cli.main([*asked, "--limit", "5", "--task-options", "operands=3", "--split", "train"])
-    solved = read_result(SolvedTasks, tmp_path).models["lime-s0"]["arithmetic"]
-    assert {level: shares.count for level, shares in solved.by["operands"].items()} == {"3": 5}
+    assert counts_of_rows(tmp_path) == {"operands: 3": 5, "all": 5}
     for more, named in (
         (["operand_max=300", "value_max=300"], "the tokenizer has no token for"),
         (["operand=3"], "no option operand"),
