@@ -131,5 +131,5 @@ def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
     ):
         with pytest.raises(SystemExit, match=named):
             cli.main([*asked, "--limit", "20", "--task-options", *more])
-    with pytest.raises(SystemExit, match="has no final model"):
+    with pytest.raises(SystemExit, match="expected a run folder"):
         cli.main(["eval", str(tmp_path), "--tasks", "arithmetic"])
