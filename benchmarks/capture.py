@@ -12,11 +12,11 @@ import time
 import torch
 
 import layermem
+from layermem import presets
 from layermem.analysis.capture import capture, sequences_at_once
 from layermem.analysis.disk_rows import DiskRows
 from layermem.analysis.entropy import Standardiser, matrix_entropy
 from layermem.efficiency.measuring import describe_machine, read_memory
-from layermem.experiments import presets
 
 TOKENS = 128
 KINDS = ("hidden", "routed")

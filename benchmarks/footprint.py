@@ -14,8 +14,8 @@ what is sent.
 import argparse
 from dataclasses import dataclass
 
+from layermem import presets
 from layermem.counting import count_parameters
-from layermem.experiments import presets
 from layermem.models.registry import lookup
 
 SIZES_7B = {

@@ -21,8 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import layermem
 from layermem.config import Model
 from layermem.efficiency import measuring
-from layermem.experiments.arms import parse_arms
 from layermem.ops import route
+from layermem.study.arms import parse_arms
 
 # name: (config fields, batch, tokens). The mlp is four times as wide as the model, as in the paper.
 SHAPES = {

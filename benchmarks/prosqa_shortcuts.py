@@ -5,7 +5,7 @@
 Every record is one example: the features of one option minus those of the other, in an order drawn
 at random, and whether the first of the two is right. Three classifiers are scored on records that
 they were not fitted to (cross-validation): logistic regression over the shortcuts that
-``layermem tasks prosqa`` lists, and logistic regression and gradient-boosted trees over the 23
+``layermem list tasks prosqa`` lists, and logistic regression and gradient-boosted trees over the 23
 features. No feature combines the direction of the statements with the person who is asked about,
 since following the statements from that person is what the question asks for.
 """

@@ -1,59 +1,58 @@
 """Write the tables of docs/results.md from what was recorded: python THIS_FILE.
 
-A line ``<!-- NAME: METRIC -->`` in the page stands before the table of one metric of
-docs/records/NAME.json, the report.json of a sweep. Training time and memory beside it are from
-docs/records/NAME-costs.json, which ``layermem costs --measure --out`` wrote, where there is one.
-Of a record that ``layermem retrofit`` wrote, METRIC is "equal tokens" or "equal training time"; of
-``layermem arena``, "BOARD, equal tokens" and so on; of ``layermem perplexity``, "loss over seeds",
-and of ``layermem blimp``, "right pairs over seeds". "right answers by statements" (or "by
-operands": what a task calls its levels) is a table of the levels of a sweep's task. "METRIC with
-the choosing seed" is for a sweep that tried one learning rate: where nothing was chosen, the runs
-on the seed that is kept for choosing are pairs like the others.
-``<!-- verdicts -->`` stands before the table of what came of the paper's claims in short, and
-``<!-- claims -->`` before that of the claims, from the artefact.json that
-``layermem reproduce`` wrote, as docs/records/artefacts/NAME-SCALE.json; ``<!-- differences -->``
-before the table of all that was compared for them. ``<!-- NAME-SCALE: numbers -->`` stands before
-the table of an artefact's numbers, the paper's beside ours; "numbers: TEXT" before those of
-quantities that have TEXT in their names.
+A line ``<!-- NAME: TABLE -->`` in the page stands before a table of docs/records/NAME.json, which
+``layermem study``, ``report`` or ``eval`` wrote. TABLE is
+
+    METRIC                         the arms of the record's only board by a metric
+    BOARD, CONDITION               those of a board under one of several conditions, by what they
+                                   are ranked by ("tiny-lm, equal training time"); of one board
+                                   CONDITION alone
+    METRIC by LEVELS               right answers by level of the problems
+    METRIC with the choosing seed  of a study that tried one learning rate: where nothing was
+                                   chosen, runs on the seed kept for choosing are pairs like the
+                                   others
+    TABLE over seeds               a table of evaluations ("loss", "right pairs")
+    numbers, or numbers: TEXT      an artefact's numbers, the paper's beside ours (TEXT is in their
+                                   names); its record lies in docs/records/artefacts
+
+``<!-- verdicts -->`` stands before the table of what came of the paper's claims in short,
+``<!-- claims -->`` before that of the claims, ``<!-- differences -->`` before that of all that was
+compared for them.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from layermem.experiments.artefacts import get_artefact, names
-from layermem.experiments.reproduction.artefact import SEEDS
 from layermem.intervals import adjusted_p_values, interval, paired
-from layermem.report import arena, minimal_pairs, perplexity, retrofit
-from layermem.report.artefacts import claim_numbers, claims, numbers
-from layermem.report.learning_rates import format_choice
-from layermem.report.numbers import format_p
-from layermem.report.settings import Setting, settings_of
-from layermem.results.arena import ArenaResult
-from layermem.results.artefact import ArtefactResult, Verdict
-from layermem.results.comparison import Comparison
-from layermem.results.costs import Costs, Measurement
+from layermem.paper import get_artefact, names
+from layermem.paper.artefact import SEEDS
+from layermem.report.eval import over_seeds
+from layermem.report.numbers import format_interval, format_p
+from layermem.report.page import Table
+from layermem.report.paper_tables import claim_numbers, claims_table, numbers_table
+from layermem.report.study_tables import (
+    TITLES,
+    arms_table,
+    levels_tables,
+    shapes_tables,
+)
+from layermem.results.comparing import Verdict, judge
+from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
-from layermem.results.minimal_pairs import MinimalPairsResult
-from layermem.results.perplexity import PerplexityResult
-from layermem.results.retrofit import RetrofitResult
-from layermem.results.run_record import LOSS, RIGHT_ANSWERS
+from layermem.results.study import BY_LEVEL, LOSS, StudyResult
 
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"
-VERDICTS, CLAIMS, DIFFERENCES = "verdicts", "claims", "differences"
-BY_LEVEL = f"{RIGHT_ANSWERS} by "
-NUMBERS = "numbers"
-LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS = "loss over seeds", "right pairs over seeds"
+OVER_SEEDS = " over seeds"
 CHOOSING = " with the choosing seed"
-RANKINGS = tuple(f", {title}" for title in arena.TITLES.values())
-_CLAIMS_PLACE = re.compile(
-    rf"(?m)^<!-- (?P<which>{VERDICTS}|{CLAIMS}|{DIFFERENCES}) -->\n(\|.*\n)*"
-)
-_PLACE = re.compile(r"(?m)^<!-- (?P<name>[\w-]+): (?P<metric>[^>]+?) -->\n(\|.*\n)*")
+# Columns that a page has no room for.
+_LEFT_OUT = ("each seed", "where")
+_PLACE = re.compile(r"(?m)^<!-- (?:(?P<name>[\w-]+): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
 
 
 def main() -> None:
@@ -62,34 +61,132 @@ def main() -> None:
 
 def with_tables(page: str, records: Path = RECORDS) -> str:
     """Return the page with every table as its record has it."""
+    of_all = {"verdicts": verdicts, "claims": claims, "differences": differences}
 
-    def table(place: re.Match[str]) -> str:
-        name, metric = place["name"], place["metric"]
-        find: Callable[[str, str, Path], list[list[str]]] = metric_table
-        if metric in retrofit.TITLES.values():
-            find = retrofit_table
-        elif metric.endswith(CHOOSING):
-            find = all_pairs_table
-        elif metric.endswith(RANKINGS):
-            find = arena_table
-        elif metric in (LOSS_OVER_SEEDS, PAIRS_OVER_SEEDS):
-            find = over_seeds_table
-        elif metric.startswith(BY_LEVEL):
-            find = levels_table
-        elif metric.split(":")[0] == NUMBERS:
-            find = numbers_table
-        lines = markdown_lines(find(name, metric, records))
-        return f"<!-- {name}: {metric} -->\n{lines}\n"
+    def replaced(place: re.Match[str]) -> str:
+        name, table = place["name"], place["table"]
+        if name is None:
+            if table not in of_all:
+                return place[0]
+            rows = of_all[table](records / "artefacts")
+        else:
+            rows = rows_of(name, table, records)
+        mark = f"{name}: {table}" if name else table
+        return f"<!-- {mark} -->\n{markdown_lines(rows)}\n"
 
-    def table_of_claims(place: re.Match[str]) -> str:
-        tables = {VERDICTS: verdicts_table, CLAIMS: claims_table, DIFFERENCES: differences_table}
-        lines = markdown_lines(tables[place["which"]](records / "artefacts"))
-        return f"<!-- {place['which']} -->\n{lines}\n"
-
-    return _CLAIMS_PLACE.sub(table_of_claims, _PLACE.sub(table, page))
+    return _PLACE.sub(replaced, page)
 
 
-def verdicts_table(folder: Path) -> list[list[str]]:
+def rows_of(name: str, table: str, records: Path) -> list[list[str]]:
+    """Return the header and the rows of one table of a record."""
+    if table.partition(":")[0] == "numbers":
+        return _numbers(name, table.partition(":")[2].strip(), records / "artefacts")
+    if table.endswith(OVER_SEEDS):
+        return _over_seeds(name, table.removesuffix(OVER_SEEDS), records)
+    result = read_result(StudyResult, records / f"{name}.json")
+    _check_whole(name, result)
+    if table.endswith(CHOOSING):
+        return _with_choosing_seed(name, table, result)
+    found = _tables(result)
+    if table not in found:
+        raise SystemExit(f"{name} has no table {table!r}; it has {'; '.join(found)}")
+    shown = found[table]()
+    return _rows(shown, arms=1 if shown.header[0] == "" else 0)
+
+
+def _check_whole(name: str, result: StudyResult) -> None:
+    open_ones = [run.name for run in result.runs if run.state not in ("ended", "diverged")]
+    if open_ones:
+        raise SystemExit(
+            f"{name} was recorded before {', '.join(open_ones)} had ended; repeat its command"
+        )
+
+
+def _tables(result: StudyResult) -> dict[str, Callable[[], Table]]:
+    """Return what makes each table of a study, by its name."""
+    found: dict[str, Callable[[], Table]] = {}
+    for board in result.boards:
+        for condition in board.conditions:
+            for metric in result.metrics_of(board.name, condition.name):
+                if BY_LEVEL in metric:
+                    continue
+                names = [f"{board.name}, {TITLES[condition.name]}"]
+                names += [TITLES[condition.name]] if len(result.boards) == 1 else []
+                if len(result.boards) == len(board.conditions) == 1:
+                    names = [metric]
+                for name in names if metric == board.metric or metric in names else ():
+                    found[name] = partial(arms_table, result, board, condition, metric)
+            for levels in levels_tables(result, board, condition):
+                found[levels.header[0]] = partial(replace, levels)
+    shapes = {table.header[1]: partial(replace, table) for table, _, _ in shapes_tables(result)}
+    return found | shapes
+
+
+def _rows(table: Table, arms: int | None) -> list[list[str]]:
+    """Return header and rows without what a page has no room for; ``arms``: the column of them."""
+    rows = [list(table.header), *table.texts()]
+    kept = [
+        i
+        for i, title in enumerate(table.header)
+        if title not in _LEFT_OUT and any(row[i] for row in rows[1:])
+    ]
+    if arms is not None:
+        for row in rows[1:]:
+            row[arms] = f"`{row[arms]}`"
+        rows[0][arms] = "arm"
+    return [[row[i] for i in kept] for row in rows]
+
+
+def _numbers(name: str, part: str, folder: Path) -> list[list[str]]:
+    """Return what an artefact's numbers came to, beside the paper's where it has one."""
+    result = read_result(StudyResult, folder / f"{name}.json")
+    ours = [row for row in result.rows if part in row.metric]
+    if not ours:
+        raise SystemExit(f"{name} has no number whose name has {part!r} in it")
+    # Arms of one quantity one below the other.
+    quantities = list(dict.fromkeys(row.metric for row in ours))
+    ours.sort(key=lambda row: quantities.index(row.metric))
+    shown = {(row.metric, row.arm) for row in ours}
+    papers = tuple(p for p in result.papers if (p.quantity, p.arm) in shown)
+    return _rows(numbers_table(replace(result, rows=tuple(ours), papers=papers)), arms=1)
+
+
+def _over_seeds(name: str, table: str, records: Path) -> list[list[str]]:
+    """Return what a table of evaluations comes to over seeds."""
+    result = read_result(EvalResult, records / f"{name}.json")
+    found = over_seeds(result, table) if table in result.tables else None
+    if found is None:
+        raise SystemExit(f"{name} has no {table!r} of runs of several seeds")
+    return _rows(found, arms=None)
+
+
+def _with_choosing_seed(name: str, table: str, result: StudyResult) -> list[list[str]]:
+    """Return the validation losses of a study with those of the seed that is kept for choosing."""
+    (board,) = result.boards
+    (condition,) = board.conditions
+    if table != f"{LOSS}{CHOOSING}" or any(len(tried.losses) != 1 for tried in board.tried):
+        raise SystemExit(f"{name} has no {table!r}: that is of {LOSS}, where one rate was tried")
+    by_arm = result.values(board.name, condition.name, LOSS)
+    values = {arm.name: list(by_arm[arm.name].values()) for arm in condition.arms}
+    for tried in board.tried:
+        values[tried.arm] += [loss for loss in tried.losses if loss is not None]
+    first, *others = values
+    pairs = {arm: paired(values[arm], values[first]) for arm in others}
+    # To count this seed too is one more look.
+    p_values = adjusted_p_values(pairs, 1 + max(1, len(condition.looks)))
+    rows = [
+        [
+            f"`{arm}`",
+            format_interval(interval(of_arm), False),
+            format_interval(pairs.get(arm), False, "+"),
+            format_p(p_values.get(arm)),
+        ]
+        for arm, of_arm in values.items()
+    ]
+    return [["arm", LOSS, f"against {first}", "p (Holm)"], *rows]
+
+
+def verdicts(folder: Path) -> list[list[str]]:
     """Return a table of verdicts: how many differences came to each, and of which artefacts.
 
     Beside it, how many still would with the p-values that are adjusted for the differences of an
@@ -101,14 +198,14 @@ def verdicts_table(folder: Path) -> list[list[str]]:
     totals, few, not_run = Counter[str](), dict[str, str](), list[str]()
     for name in names():
         results = _results(folder, name)
-        for claim in results[0].claims if results else ():
-            of_verdict = by_verdict[claim.verdict]
+        for judged in judge(results[0]) if results else ():
+            of_verdict = by_verdict[judged.verdict]
             of_verdict[name] = of_verdict.get(name, 0) + 1
-            adjusted[claim.verdict] += claim.p is None or claim.p < 0.05
+            adjusted[judged.verdict] += judged.p is None or judged.p < 0.05
             totals[name] += 1
         if not totals[name]:
             not_run.append(f"`{name}`")
-        elif results[0].runs and len(results[0].seeds) < SEEDS[results[0].scale]:
+        elif results[0].runs and len(results[0].seeds) < SEEDS[results[0].scale or "tiny"]:
             few[name] = f"{len(results[0].seeds)} seeds"
 
     def named(name: str, count: int) -> str:
@@ -133,7 +230,7 @@ def verdicts_table(folder: Path) -> list[list[str]]:
     ]
 
 
-def claims_table(folder: Path) -> list[list[str]]:
+def claims(folder: Path) -> list[list[str]]:
     """Return a table of the paper's tables and figures: what each claims, and what came of it."""
     header = ["", "the paper's claim", "its difference", "here", "scale", "holds?"]
     rows = []
@@ -146,191 +243,45 @@ def claims_table(folder: Path) -> list[list[str]]:
     return [header, *rows]
 
 
-def differences_table(folder: Path) -> list[list[str]]:
+def differences(folder: Path) -> list[list[str]]:
     """Return a table of all that was compared for the claims: a row for each difference."""
-    results = [result for name in names() for result in _results(folder, name)]
+    results = [(name, result) for name in names() for result in _results(folder, name)]
     rows = [
-        [f"`{result.name}`, {result.scale}", *row]
-        for result in results
-        for row in claims(result).texts()
+        [f"`{name}`, {result.scale}", *row]
+        for name, result in results
+        for row in claims_table(result).texts()
     ]
-    return [["", *claims(results[0]).header], *rows]
+    return [["", *claims_table(results[0][1]).header], *rows]
 
 
-def numbers_table(name: str, metric: str, records: Path) -> list[list[str]]:
-    """Return a table of what an artefact's numbers came to, beside the paper's where it has one."""
-    result = read_result(ArtefactResult, records / "artefacts" / f"{name}.json")
-    part = metric.removeprefix(NUMBERS).removeprefix(":").strip()
-    ours = [row for row in result.rows if row.by_seed and part in row.quantity]
-    # Arms of one quantity one below the other.
-    quantities = list(dict.fromkeys(row.quantity for row in ours))
-    ours.sort(key=lambda row: quantities.index(row.quantity))
-    if not ours:
-        raise SystemExit(f"{name} has no number whose name has {part!r} in it")
-    table = numbers(replace(result, rows=tuple(ours)))
-    header, rows = list(table.header), table.texts()
-    # What every seed came to is in the record.
-    shown = [
-        i
-        for i, title in enumerate(header)
-        if title not in ("where", "each seed") and any(row[i] for row in rows)
-    ]
-    for row in rows:
-        row[header.index("arm")] = f"`{row[header.index('arm')]}`"
-    return [[row[i] for i in shown] for row in (header, *rows)]
-
-
-def _results(folder: Path, name: str) -> list[ArtefactResult]:
+def _results(folder: Path, name: str) -> list[StudyResult]:
     """Return what was recorded of a table or figure of the paper, the largest scale first."""
     paths = [folder / f"{name}-{scale}.json" for scale in ("paper", "small", "tiny")]
-    return [read_result(ArtefactResult, path) for path in paths if path.exists()]
+    return [read_result(StudyResult, path) for path in paths if path.exists()]
 
 
-def _outcome(result: ArtefactResult) -> list[str]:
+def _outcome(result: StudyResult) -> list[str]:
     """Return the first claim's differences, the scale, and what came of all claims."""
-    numbers = [(claim, *claim_numbers(result, claim)) for claim in result.claims]
+    judged = judge(result)
+    numbers = [(each, *claim_numbers(result, each)) for each in judged]
     evaluated = [each for each in numbers if each[2]]
     count = len(result.seeds)
-    scale = f"{result.scale}, {count} seed{'s' * (count > 1)}" if result.runs else result.scale
+    shown_scale = str(result.scale)
+    scale = f"{shown_scale}, {count} seed{'s' * (count > 1)}" if result.runs else shown_scale
     if not evaluated:
         return ["", "", scale, result.missing or "no claim was evaluated"]
     # One that the paper gives a number for, if there is one.
     shown, paper, here = next((each for each in evaluated if each[1]), evaluated[0])
-    subject = f"{shown.quantity}, {shown.arm}"
-    subject += f" against {shown.against}" if shown.against else ""
-    verdicts = Counter(claim.verdict for claim in result.claims)
-    counts = (f"{verdict}: {count}" for verdict, count in verdicts.items())
-    said = next(iter(verdicts)) if len(verdicts) == 1 else "; ".join(counts)
-    return [paper, f"{subject}: {here}", scale, said]
-
-
-def retrofit_table(name: str, condition: str, records: Path) -> list[list[str]]:
-    """Return the table of four ways of going on training a model, under one condition."""
-    result = read_result(RetrofitResult, records / f"{name}.json")
-    (ranking,) = (r for r in result.rankings if retrofit.TITLES[r.condition] == condition)
-    table = retrofit.table(result, ranking)
-    return [["", "way", *table.header[2:]], *table.texts()]
-
-
-def arena_table(name: str, metric: str, records: Path) -> list[list[str]]:
-    """Return a ranking of the arena: a board, or the shapes of one, under one condition."""
-    result = read_result(ArenaResult, records / f"{name}.json")
-    titles = {
-        f"{ranking.board}, {arena.TITLES[ranking.condition]}": ranking
-        for ranking in (*result.rankings, *result.shapes)
-    }
-    if metric not in titles:
-        raise SystemExit(f"{name} has no ranking {metric!r}; it has {'; '.join(titles)}")
-    ranking = titles[metric]
-    chosen = {arm: f"{rate:g}" for arm, rate in result.rates.get(ranking.board, {}).items()}
-    chosen |= {of.arm: format_choice(of) for of in result.tried.get(ranking.board, ())}
-    table = arena.table(ranking, result)
-    rows = [[row[0], f"`{row[1]}`", chosen.get(row[1], ""), *row[2:]] for row in table.texts()]
-    page = [["", "arm", "learning rate", *table.header[2:]], *rows]
-    # Shapes are of several boards, each with rates of its own.
-    return page if chosen else [row[:2] + row[3:] for row in page]
-
-
-def over_seeds_table(name: str, metric: str, records: Path) -> list[list[str]]:
-    """Return the table of means over seeds of losses, or of right minimal pairs."""
-    path = records / f"{name}.json"
-    if metric == LOSS_OVER_SEEDS:
-        found = perplexity.over_seeds(read_result(PerplexityResult, path))
-    else:
-        found = minimal_pairs.over_seeds(read_result(MinimalPairsResult, path))
-    if not found:
-        raise SystemExit(f"{name} has no runs of several seeds")
-    (table,) = found
-    return [list(table.header), *table.texts()]
-
-
-def levels_table(name: str, metric: str, records: Path) -> list[list[str]]:
-    """Return the mean of each arm's right answers at each level of the problems."""
-    (setting,) = settings_of(read_result(Comparison, records / f"{name}.json"))
-    levels = metric.removeprefix(BY_LEVEL)
-    rows = dict[str, dict[str, list[float]]]()
-    for arm in setting.arms:
-        by_level = rows[_bare(arm)] = dict[str, list[float]]()
-        for run in setting.ended[arm].values():
-            if run.solved is None or levels not in run.solved.by:
-                raise SystemExit(f"{name} has no right answers by {levels}")
-            for level, shares in run.solved.by[levels].items():
-                by_level.setdefault(level, []).append(shares.accuracy)
-    header = ["", *(f"{levels}: {level}" for level in next(iter(rows.values())))]
+    subject = f"{shown.claim.quantity}, {shown.claim.arm}"
+    subject += f" against {shown.claim.against}" if shown.claim.against else ""
+    said = Counter(each.verdict for each in judged)
+    counts = (f"{verdict}: {count}" for verdict, count in said.items())
     return [
-        header,
-        *([f"`{arm}`", *(_mean(v, True) for v in row.values())] for arm, row in rows.items()),
+        paper,
+        f"{subject}: {here}",
+        scale,
+        next(iter(said)) if len(said) == 1 else "; ".join(counts),
     ]
-
-
-def metric_table(name: str, metric: str, records: Path) -> list[list[str]]:
-    """Return a table: the mean of each arm, its difference from the first, and what it takes."""
-    comparison = read_result(Comparison, records / f"{name}.json")
-    (setting,) = settings_of(comparison)
-    if metric not in setting.metrics:
-        raise SystemExit(f"{name} has no metric {metric!r}; there are {', '.join(setting.metrics)}")
-    unfinished = [run.name for run in comparison.runs.values() if not (run.ended or run.diverged)]
-    if unfinished:
-        raise SystemExit(
-            f"{name} was recorded before {', '.join(unfinished)} had ended; repeat its command"
-        )
-    share = setting.metrics[metric]
-    rates = {tried.arm: format_choice(tried) for tried in comparison.learning_rates}
-    taken = _taken(records / f"{name}-costs.json", setting)
-    p_values = setting.adjusted_p_values(metric)
-    header = ["", *(["learning rate"] if rates else []), metric, f"against {_bare(setting.first)}"]
-    header += ["p (Holm)", *(["step", "memory"] if taken else [])]
-    rows = []
-    for arm in setting.arms:
-        difference = setting.difference(arm, metric)
-        cells = [f"`{_bare(arm)}`", *([rates[_bare(arm)]] if rates else [])]
-        cells += [
-            _mean(list(setting.values(arm, metric).values()), share),
-            _signed(difference.mean, difference.half, share) if difference else "",
-            format_p(p_values.get(arm)),
-            *taken.get(_bare(arm), ["", ""] if taken else []),
-        ]
-        note = setting.divergence_note(arm, metric)
-        rows.append([*cells[:-1], f"{cells[-1]} ({note})"] if note else cells)
-    return [header, *rows, *_chance(setting, metric, len(header), bool(rates))]
-
-
-def all_pairs_table(name: str, metric: str, records: Path) -> list[list[str]]:
-    """Return the validation losses of a sweep with those of the seed that is kept for choosing."""
-    comparison = read_result(Comparison, records / f"{name}.json")
-    (setting,) = settings_of(comparison)
-    if metric != f"{LOSS}{CHOOSING}" or any(len(t.losses) != 1 for t in comparison.learning_rates):
-        raise SystemExit(f"{name} has no {metric!r}: that is of {LOSS}, where one rate was tried")
-    values = {_bare(arm): list(setting.values(arm, LOSS).values()) for arm in setting.arms}
-    for tried in comparison.learning_rates:
-        values[tried.arm] += [loss for loss in tried.losses if loss is not None]
-    first, *others = values
-    differences = {arm: paired(values[arm], values[first]) for arm in others}
-    # To count this seed too is one more look.
-    p_values = adjusted_p_values(differences, 1 + max(1, len(setting.looks)))
-    return [
-        ["", LOSS, f"against {first}", "p (Holm)"],
-        [f"`{first}`", _mean(values[first], False), "", ""],
-        *(
-            [
-                f"`{arm}`",
-                _mean(values[arm], False),
-                _signed(of.mean, of.half, False),
-                format_p(p_values[arm]),
-            ]
-            for arm, of in differences.items()
-        ),
-    ]
-
-
-def _chance(setting: Setting, metric: str, width: int, has_rates: bool) -> list[list[str]]:
-    """Return a row of what is right by chance, where the runs recorded it."""
-    runs = [run for by_seed in setting.ended.values() for run in by_seed.values()]
-    chances = {run.solved.chance for run in runs if run.solved}
-    if metric != RIGHT_ANSWERS or len(chances) != 1:
-        return []
-    cells = ["chance", *([""] if has_rates else []), f"{chances.pop():.1%}"]
-    return [[*cells, *[""] * (width - len(cells))]]
 
 
 def markdown_lines(rows: Sequence[Sequence[str]]) -> str:
@@ -338,43 +289,6 @@ def markdown_lines(rows: Sequence[Sequence[str]]) -> str:
     head, *body = rows
     lines = [head, ["---"] * len(head), *body]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _bare(arm: str) -> str:
-    """Return an arm's name without its learning rate, which has a column of its own."""
-    return re.sub(r":lr=[^:]+", "", arm)
-
-
-def _taken(path: Path, setting: Setting) -> Mapping[str, list[str]]:
-    """Return each arm's time and memory of a step as ratios to the first arm's, if measured."""
-    if not path.exists():
-        return {}
-    (point,) = read_result(Costs, path).points
-    by_arm: Mapping[str, Measurement] = (point.measured or {})["eager"]
-    base = by_arm[_bare(setting.first)]
-    return {
-        arm: [f"{of.seconds / base.seconds:.2f}", _ratio(of.peak, base.peak)]
-        for arm, of in by_arm.items()
-    }
-
-
-def _ratio(ours: int | None, theirs: int | None) -> str:
-    return f"{ours / theirs:.2f}" if ours and theirs else ""
-
-
-def _mean(values: list[float], share: bool) -> str:
-    if not values:
-        return "none"
-    of_arm = interval(values)
-    return f"{_number(of_arm.mean, share)} +- {_number(of_arm.half, share)}"
-
-
-def _signed(mean: float, half: float, share: bool) -> str:
-    return f"{'+' if mean >= 0 else ''}{_number(mean, share)} +- {_number(half, share)}"
-
-
-def _number(value: float, share: bool) -> str:
-    return f"{value:.1%}" if share else f"{value:.4f}"
 
 
 if __name__ == "__main__":

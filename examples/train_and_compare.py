@@ -12,8 +12,8 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+from layermem import presets
 from layermem.evals.solving import evaluate
-from layermem.experiments import presets
 from layermem.train.run import train
 
 

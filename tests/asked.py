@@ -81,10 +81,19 @@ def asked(base, source, out, *more, steps=8):
     """Run `layermem finetune` on questions, and return its folder."""
     records = ["--records", str(source), "--kind", "question-answering"]
     sizes = ["--batch-size", "8", "--micro-batch", "4", "--max-length", "24", "--stride", "4"]
-    often = ["--steps", str(steps), "--eval-every", "4", "--precision", "float32", "--lr", "3e-3"]
+    often = [
+        "--max-steps",
+        str(steps),
+        "--eval-every",
+        "4",
+        "--precision",
+        "float32",
+        "--lr",
+        "3e-3",
+    ]
     share = [] if "--validation" in more else ["--validation-share", "0.2"]
     arguments = [*records, *sizes, *often, *share, *more]
-    cli.main(["finetune", str(base), *arguments, "--out", str(out)])
+    cli.main(["train", "--host", str(base), *arguments, "--out", str(out)])
     return RunFolder(out)
 
 

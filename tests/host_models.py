@@ -59,7 +59,7 @@ ENCODERS = {
 }
 HOSTS = {**DECODERS, **ENCODERS}
 
-# Ways of finetuning one, as options of `layermem finetune`.
+# Ways of finetuning one, as options of `layermem train --host`.
 ARMS = {
     "plain": ["--train", "all", "--memory", "none"],
     "lora": ["--train", "lora"],

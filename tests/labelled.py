@@ -34,8 +34,8 @@ def arguments(folder, *more, base="bert", steps=8):
     share = [] if "--validation" in more else ["--validation-share", "0.2"]
     records = ["--records", str(folder / "records.jsonl"), *share]
     sizes = ["--batch-size", "8", "--micro-batch", "4", "--max-length", "16", "--lr", "1e-2"]
-    often = ["--steps", str(steps), "--eval-every", "4", "--precision", "float32"]
-    return ["finetune", str(folder / base), *records, *sizes, *often, *more]
+    often = ["--max-steps", str(steps), "--eval-every", "4", "--precision", "float32"]
+    return ["train", "--host", str(folder / base), *records, *sizes, *often, *more]
 
 
 def finetuned(folder, out, *more, **changes):

@@ -24,6 +24,8 @@ SIZES = Model(
     hidden_size=16, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=50
 )
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
 
 def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **changes):
     """Write a run's folder: validation losses fall to ``final``; ``right``: share it solves.
@@ -40,20 +42,21 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
     folder = RunFolder(path)
     folder.create()
     about = {"run_id": run.id, "command": f"layermem train made-up --seed {run.seed}", **recorded}
-    folder.config.write_text(yaml.safe_dump({**to_dict(run), "about": about}))
+    folder.config.write_text(yaml.dump({**to_dict(run), "about": about}, Dumper=_DUMPER))
+    ended = ended and diverged is None
     for i in range(1, rows + 1):
-        at = {"step": 10 * i, "tokens": 1000 * i}
+        at = {"step": run.max_steps * i // rows if ended else 10 * i, "tokens": 1000 * i}
         speed = {"flops": 7000 * i, "tokens_per_second": 50.0 + i} if counted else {}
         folder.append_row({**at, "loss": final + rows - i, **speed})
         solved = {} if right is None else {"val_accuracy": right * i / rows}
         folder.append_row({**at, "val_loss": final + rows - i, **solved})
-    ended = ended and diverged is None
     if diverged is not None:
         folder.record_divergence(run.id, diverged, f"the loss is not finite at step {diverged}")
     if ended:
         folder.final.mkdir()
     if ended and right is not None:
         shares = {"accuracy": right, "steps": right / 2, "interval": [right - 0.1, right + 0.1]}
+        shares["steps_interval"] = [right / 2 - 0.1, right / 2 + 0.1]
         by = {"operands": {"2": {**shares, "count": 20}}}
         result = {"chance": 0.1, "faults": {}, "by": by, "count": 20, "run_id": run.id, **shares}
         folder.result.write_text(json.dumps(result))

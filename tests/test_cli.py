@@ -1,9 +1,8 @@
 """The command line: its options are the config's, its errors one line."""
 
-import html
 import json
 import re
-import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -12,11 +11,12 @@ import pytest
 import yaml
 from safetensors import SafetensorError
 from small_run import Interrupted, a_run
+from tiny import TINY
 
 import layermem
-from layermem import cli
+from layermem import PlainConfig, cli, presets
 from layermem.config import Run, Task, to_dict
-from layermem.experiments import presets
+from layermem.data.tokenizers import load_tokenizer
 from layermem.runs import RunFolder
 from layermem.tasks import prosqa
 from layermem.train.run_config import load_run
@@ -73,6 +73,8 @@ def ended(tmp_path):
         folder.final.mkdir(exist_ok=True)
         run = Run(task=Task(name=name, options=options))
         folder.config.write_text(yaml.safe_dump(to_dict(run)))
+        PlainConfig(**TINY).save_pretrained(folder.final)
+        load_tokenizer("bytes").save_pretrained(folder.final)
         return str(folder.path)
 
     return make
@@ -85,7 +87,7 @@ def solved(monkeypatch):
     def stop(*_, **__):
         raise Interrupted
 
-    monkeypatch.setattr("layermem.evals.solving.solve_with", stop)
+    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", stop)
 
 
 def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, ended, solved):
@@ -97,25 +99,28 @@ def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, end
 
     run = ended("prosqa", "graphs=crossed", "train" + file("learnt.json", records[:8]))
     mixed, new = file("mixed.json", records[6:]), file("new.json", records[8:])
-    asked = ["solve", run, "--options", f"test{mixed}"]
+    asked = ["eval", run, "--tasks", "prosqa", "--task-options", f"test{mixed}"]
     # Whatever is given in place of the file that was learnt.
     for more in ([], ["train=null"], [f"train{new}"]):
         with pytest.raises(SystemExit, match=r"was trained on 2 of the 6 problems of .*mixed.json"):
             cli.main([*asked, *more])
     for fine in ([f"test{new}"], ["test=null"]):
         with pytest.raises(Interrupted):
-            cli.main(["solve", run, "--options", *fine])
+            cli.main(["eval", run, "--tasks", "prosqa", "--task-options", *fine])
 
 
 def test_parentheses_that_change_nothing_make_no_test_problems(ended, solved):
+    def solve(run, *options):
+        cli.main(["eval", run, "--tasks", "arithmetic", "--task-options", *options])
+
     run = ended("arithmetic", "operands=3", "held_out=expression")
     with pytest.raises(SystemExit, match=r"trained on problems of parentheses=needed; .*all some"):
-        cli.main(["solve", run, "--options", "parentheses=all"])
+        solve(run, "parentheses=all")
     strict = ended("arithmetic", "operands=3", "held_out=strict")
     with pytest.raises(SystemExit, match=r"trained on problems of held_out=strict"):
-        cli.main(["solve", strict, "--options", "held_out=expression", "parentheses=all"])
+        solve(strict, "held_out=expression", "parentheses=all")
     with pytest.raises(Interrupted):
-        cli.main(["solve", strict, "--options", "parentheses=all"])
+        solve(strict, "parentheses=all")
 
 
 def test_a_reader_that_leaves_is_no_error():
@@ -125,11 +130,56 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 def test_help(capsys):
-    for command in ("train", "sweep", "presets", "solve", "report", "analyze", "costs"):
+    for command in (*cli.COMMANDS, "study retrofit", "list tasks", "models generate"):
         with pytest.raises(SystemExit) as left:
-            cli.main([command, "--help"])
+            cli.main([*command.split(), "--help"])
         assert left.value.code == 0
         assert f"layermem {command}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--host", "model", "--help"])
+    assert "--max-length" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", cli.FORMER)
+def test_a_former_command_says_what_it_became(command):
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"])
+    now = left.value.code.partition(": layermem ")[2]
+    assert now.split()[0] in cli.COMMANDS
+
+
+def test_a_folder_is_enough_to_go_on(config, tmp_path, capsys):
+    out = tmp_path / "out"
+    asked = ["--config", str(config), "--max-steps", "4", "--save-every", "2", "--seed", "5"]
+    cli.main(["train", *asked, "--out", str(out)])
+    shutil.rmtree(out / "final")
+    with pytest.raises(SystemExit, match="add --resume"):
+        cli.main(["train", str(out)])
+    cli.main(["train", str(out), "--resume"])
+    assert (out / "final" / "model.safetensors").exists()
+    run = load_run(RunFolder(out).config)
+    assert (run.seed, run.max_steps, run.preset) == (5, 4, "custom")
+    # And to take its config for another run.
+    cli.main(["train", str(out), "--seed", "6", "--out", str(tmp_path / "other")])
+    assert load_run(RunFolder(tmp_path / "other").config).seed == 6
+
+
+def test_a_dry_run_trains_nothing(config, tmp_path, capsys):
+    out = tmp_path / "out"
+    cli.main(["train", "--config", str(config), "--out", str(out), "--dry-run"])
+    assert "timed" in capsys.readouterr().out and not out.exists()
+
+
+def test_options_without_what_they_are_for_are_refused():
+    for options, kind in (
+        (["ppl=texts", "--shots", "1"], "--shots 1 is for evaluation tasks"),
+        (["arithmetic", "--context", "8"], "--context 8 is for ppl=FILE"),
+        (["blimp=pairs", "--seed", "3"], "--seed 3 is for tasks that models were trained on"),
+    ):
+        with pytest.raises(SystemExit, match=kind):
+            cli.main(["eval", "model", "--tasks", *options])
+    with pytest.raises(SystemExit, match="name checkpoints and tasks"):
+        cli.main(["eval", "model"])
 
 
 def test_a_preset_by_name(monkeypatch, tmp_path):
@@ -149,11 +199,11 @@ def test_a_preset_by_name(monkeypatch, tmp_path):
     ("argv", "message"),
     [
         (["fly"], "unknown command 'fly'; there are quickstart, train"),
-        (["sweeps"], "unknown command 'sweeps'; did you mean sweep?"),
+        (["studys"], "unknown command 'studys'; did you mean study?"),
         (["train", "--seed", "1", "tiny-lm"], "name a preset first (layermem train PRESET"),
         (["train", "tiny-lm", "--config", "x.yaml"], "give a preset or --config, got tiny-lm and"),
         (["train", "--config", "x.yaml", "--config=y.yaml"], "give one --config, got y.yaml and x"),
-        (["tasks", "--count", "5"], "name the task that the options are of"),
+        (["list", "tasks", "--count", "5"], "name the task that the options are of"),
         (["train"], "name a preset first (layermem train PRESET [--option ...]) or give --config"),
         (["train", "tiny-ml"], "unknown preset 'tiny-ml'; did you mean tiny-lm"),
         (["train", "tiny-lm", "--variant", "lame"], "unknown variant 'lame'; there are "),
@@ -186,25 +236,25 @@ def test_every_error_is_one_line(error, expected, monkeypatch):
     def fail(options, command):
         raise error
 
-    monkeypatch.setitem(cli.COMMANDS, "tasks", (cli.Tasks, fail))
+    monkeypatch.setitem(cli.COMMANDS, "list", (cli.listing.ListAny, fail))
     monkeypatch.delenv("LAYERMEM_DEBUG", raising=False)
     with pytest.raises(SystemExit) as left:
-        cli.main(["tasks"])
+        cli.main(["list", "tasks"])
     line = left.value.code
     assert line.startswith(expected) and line.splitlines() == [line] and len(line) < 2100
     assert line.endswith(" (LAYERMEM_DEBUG=1 shows where)")
     monkeypatch.setenv("LAYERMEM_DEBUG", "1")
     with pytest.raises(type(error)):
-        cli.main(["tasks"])
+        cli.main(["list", "tasks"])
 
 
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
     def interrupted(options, command):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.COMMANDS, "tasks", (cli.Tasks, interrupted))
+    monkeypatch.setitem(cli.COMMANDS, "list", (cli.listing.ListAny, interrupted))
     with pytest.raises(SystemExit) as ended:
-        cli.main(["tasks"])
+        cli.main(["list", "tasks"])
     assert ended.value.code == 130
     assert capsys.readouterr().err == "layermem: interrupted\n"
 
@@ -228,16 +278,20 @@ def test_an_option_that_cannot_be_is_refused(option, value, message, capsys):
 
 def test_help_and_the_list(capsys, monkeypatch):
     for argv in ([], ["help"], ["--help"]):
-        with pytest.raises(SystemExit) as left:
-            cli.main(argv)
+        cli.main(argv)
         shown = capsys.readouterr().out
-        assert left.value.code == 0 and all(command in shown for command in cli.COMMANDS)
+        assert all(f"\n  {command} " in shown for command in cli.COMMANDS)
+        # A screen of a terminal.
+        lines = shown.splitlines()
+        assert len(lines) <= 24 and max(map(len, lines)) <= 81
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"layermem {layermem.__version__}\n"
     monkeypatch.setenv("COLUMNS", "200")
-    cli.main(["presets"])
+    cli.main(["list", "presets"])
     shown = capsys.readouterr().out
     assert all(name in shown for name in presets.names())
     # A long line is wrapped.
-    assert f"variants: {', '.join(layermem.variants())}" in shown.replace(" \n", " ")
+    assert f"Variants: {', '.join(layermem.variants())}" in shown.replace(" \n", " ")
     with pytest.raises(SystemExit):
         cli.main(["train", "--help"])
     shown = capsys.readouterr().out
@@ -259,7 +313,7 @@ class Late:
 distributed.is_initialized, distributed.get_world_size = lambda: True, lambda: int(sys.argv[1])
 late = Late()
 atexit.register(print, "due at exit")
-cli.main(["tasks"])
+cli.main(["list", "tasks"])
 print("not ended")
 """
     for processes, expected in (("2", ["due at exit"]), ("1", ["not ended", "due at exit"])):
@@ -274,12 +328,25 @@ print("not ended")
 
 
 def test_tasks_are_shown(capsys):
-    cli.main(["tasks"])
+    cli.main(["list", "tasks"])
     assert "operand_max=20" in capsys.readouterr().out
-    cli.main(["tasks", "arithmetic", "--count", "20", "--options", "operands=3", "operators=+-"])
+    cli.main(
+        [
+            "list",
+            "tasks",
+            "arithmetic",
+            "--count",
+            "20",
+            "--task-options",
+            "operands=3",
+            "operators=+-",
+        ]
+    )
     shown = capsys.readouterr().out
     assert "share with a trivial step" in shown and shown.count(" =\n") == 3
-    cli.main(["tasks", "arithmetic", "--count", "20", "--split", "test", "--against", "100"])
+    cli.main(
+        ["list", "tasks", "arithmetic", "--count", "20", "--split", "test", "--against", "100"]
+    )
     assert re.search(
         r"share with a training expression, up to order +0.00%", capsys.readouterr().out
     )
@@ -287,51 +354,17 @@ def test_tasks_are_shown(capsys):
         with pytest.raises(
             SystemExit, match="--against compares problems of arithmetic, mqar, chains"
         ):
-            cli.main(["tasks", *other, "--against", "10"])
-    cli.main(["tasks", "prosqa", "--count", "20", "--show", "1"])
+            cli.main(["list", "tasks", *other, "--against", "10"])
+    cli.main(["list", "tasks", "prosqa", "--count", "20", "--show", "1"])
     assert "the option named first" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no option operand; there are operands"):
-        cli.main(["tasks", "arithmetic", "--options", "operand=3"])
+        cli.main(["list", "tasks", "arithmetic", "--task-options", "operand=3"])
     with pytest.raises(SystemExit, match="nodes must be int, got 'many'"):
-        cli.main(["tasks", "prosqa", "--options", "nodes=many"])
+        cli.main(["list", "tasks", "prosqa", "--task-options", "nodes=many"])
     for task, option in (("mqar", "length=1000000000"), ("arithmetic", "value_max=1e400")):
         name, _, value = option.partition("=")
         with pytest.raises(SystemExit, match=rf"{name} must be .* 100,000, got {value} \("):
-            cli.main(["tasks", task, "--options", option])
-
-
-def test_decays_without_rates_are_refused():
-    with pytest.raises(SystemExit, match="--decays are tried with every learning rate: name some"):
-        cli.main(["sweep", "tiny-mad-recall", "--decays", "0", "0.1"])
-
-
-# Its parts are tested in experiments/test_sweep.py and report/.
-@pytest.mark.slow
-def test_a_sweep_runs_what_is_missing_and_prints_intervals(tmp_path, config, capsys):
-    out = tmp_path / "sweep"
-    asked = ["sweep", "--config", str(config), "--out", str(out), "--max-steps", "2", "--jobs", "2"]
-    asked += ["--variants", "plain,lime:router_init=identity", "--seeds", "2"]
-    cli.main(asked)
-    shown = capsys.readouterr().out
-    assert "validation loss" in shown and "against plain" in shown
-    kept = json.loads((out / "report.json").read_text())
-    (setting,) = kept["settings"]
-    assert list(setting["arms"]) == ["plain", "lime:router_init=identity"]
-    assert setting["arms"]["plain"] == ["plain-s0", "plain-s1"]
-    assert shlex.join(["layermem", *asked]) in html.unescape((out / "index.html").read_text())
-    folders = {path.name: RunFolder(path) for path in out.iterdir() if path.is_dir()}
-    assert set(folders) == {
-        f"{arm}-s{seed}" for arm in ("plain", "lime-router_init=identity") for seed in (0, 1)
-    }
-    before = {name: folder.metrics.stat().st_mtime_ns for name, folder in folders.items()}
-    cli.main(asked)
-    assert capsys.readouterr().out == shown
-    assert before == {n: f.metrics.stat().st_mtime_ns for n, f in folders.items()}
-    with pytest.raises(SystemExit, match="unknown variant 'lame'"):
-        cli.main([*asked, "--variants", "plain,lame"])
-    with pytest.raises(SystemExit):
-        cli.main([*asked, "--seeds", "0"])
-    assert "seeds must be at least 1, got 0" in capsys.readouterr().err
+            cli.main(["list", "tasks", task, "--task-options", option])
 
 
 def test_costs_are_the_papers(capsys):

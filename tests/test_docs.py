@@ -21,6 +21,8 @@ PAGES = [
 ]
 LANGUAGES = {"python", "bash", "text"}
 VARIANTS_PAGE = "docs/variants.md"
+# Its code and its commands are run by tests/test_plugins.py.
+PLUGINS_PAGE = "docs/plugins.md"
 # The compiler alone takes longer than the rest of the contract.
 CONTRACT = "not compiled"
 
@@ -67,7 +69,9 @@ def test_every_block_says_its_language(page):
     assert {language for language, _ in blocks(page)} <= LANGUAGES
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python") and page != PLUGINS_PAGE]
+)
 def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -92,12 +96,25 @@ def shell_commands(page):
                 yield words
 
 
+def inline_commands(page):
+    """Return the whole commands in a page's sentences; those of the log are of their time."""
+    if page.startswith("docs/log/"):
+        return
+    for code in re.findall(r"(?<!`)`(layermem [^`]+)`(?!`)", read(page)):
+        # Words in capitals stand for what a reader names; without options a command is a name.
+        words = shlex.split(code)
+        has_options = any(word.startswith("--") for word in words[:-1])
+        if has_options and not re.search(r"\b[A-Z]{3,}\b|\.\.\.", code):
+            yield words
+
+
 @pytest.mark.parametrize(
     ("page", "words"),
     [
         pytest.param(page, words, id=shlex.join(words))
         for page in PAGES
-        for words in shell_commands(page)
+        if page != PLUGINS_PAGE
+        for words in (*shell_commands(page), *inline_commands(page))
     ],
 )
 def test_shell_commands_are_accepted(page, words, monkeypatch):
@@ -273,7 +290,7 @@ for name in {list(map(declared_name, SHOWN))}:
     main(["train", "tiny-aet-4", "--variant", name, "--out", name, "--max-steps", "2",
           "--task.examples", "200", "--task.validation", "4", "--task.test", "4"])
 main(["costs", "tiny-lm", "--variants", "plain,neighbour,depth_average"])
-main(["presets"])
+main(["list", "presets"])
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path

@@ -12,7 +12,6 @@ import layermem.intervals
 from layermem.intervals import (
     Interval,
     adjusted_p_values,
-    bootstrap_ratios,
     further_looks,
     holm,
     interval,
@@ -23,6 +22,7 @@ from layermem.intervals import (
     pairs_to_settle,
     price_of_looks,
     proportion,
+    ratio_interval,
 )
 
 
@@ -162,31 +162,44 @@ def test_mcnemar_is_the_exact_test_of_the_items_that_differ():
         mcnemar(-1, 2)
 
 
-def test_a_bootstrap_of_equal_denominators_is_about_the_interval_of_the_mean(monkeypatch):
+def test_the_interval_of_a_ratio_of_equal_denominators_is_that_of_the_mean():
     generator = random.Random(0)
-    values = [generator.gauss(3, 1) for _ in range(400)]
-    low, high = bootstrap_ratios([(values, [1.0] * 400)])
+    values = [generator.gauss(3, 1) for _ in range(7)]
     of_mean = interval(values)
-    assert low == pytest.approx(of_mean.mean - of_mean.half, abs=0.02)
-    assert high == pytest.approx(of_mean.mean + of_mean.half, abs=0.02)
-    # Drawn in parts, as of many items.
-    monkeypatch.setattr("layermem.intervals._DRAWN_AT_ONCE", 400 * 7)
-    assert bootstrap_ratios([(values, [1.0] * 400)]) == pytest.approx((low, high), abs=0.02)
+    ends = of_mean.mean - of_mean.half, of_mean.mean + of_mean.half
+    assert ratio_interval([(values, [2.0] * 7)]) == pytest.approx(tuple(x / 2 for x in ends))
 
 
-def test_a_bootstrap_of_a_difference_is_paired_and_of_ratios_of_sums():
+def test_the_interval_of_a_difference_is_paired_and_of_ratios_of_sums():
     generator = random.Random(0)
     sizes = [float(generator.randrange(1, 50)) for _ in range(300)]
     hard = [size * generator.gauss(5, 2) for size in sizes]
     easier = [a - 0.1 * size for a, size in zip(hard, sizes, strict=True)]
-    # Every item differs by 0.1 in each of its parts, so every resample does.
-    assert bootstrap_ratios([(hard, sizes), (easier, sizes)]) == pytest.approx((0.1, 0.1))
-    low, high = bootstrap_ratios([(hard, sizes)])
+    # Every item differs by 0.1 in each of its parts, whichever is left out.
+    assert ratio_interval([(hard, sizes), (easier, sizes)]) == pytest.approx((0.1, 0.1))
+    low, high = ratio_interval([(hard, sizes)])
     assert low < sum(hard) / sum(sizes) < high and high - low > 0.2
-    with pytest.raises(ValueError, match="at least two items, got 1"):
-        bootstrap_ratios([([1.0], [1.0])])
-    with pytest.raises(ValueError, match="one or two pairs, got 3"):
-        bootstrap_ratios([([1.0, 2.0], [1.0, 1.0])] * 3)
+    # One without a denominator is no item, and a single one has no interval.
+    assert ratio_interval([([*hard, 0.0], [*sizes, 0.0])]) == pytest.approx((low, high))
+    assert ratio_interval([([1.0, 0.0], [1.0, 0.0])]) is None
+    with pytest.raises(ValueError, match="got 3"):
+        ratio_interval([([1.0, 2.0], [1.0, 1.0])] * 3)
+
+
+@pytest.mark.parametrize("documents", [2, 3, 10])
+def test_intervals_over_few_documents_hold_what_is_there(documents):
+    """Of two models alike but for noise, at most one interval in ten leaves 0 out."""
+    generator, held = random.Random(documents), 0
+    for _ in range(400):
+        sizes = [math.exp(generator.gauss(5, 1)) for _ in range(documents)]
+        hard = [generator.gauss(2, 0.3) for _ in sizes]
+        models = [
+            ([size * (h + generator.gauss(0, 0.05)) for size, h in zip(sizes, hard, strict=True)])
+            for _ in range(2)
+        ]
+        low, high = ratio_interval([(losses, sizes) for losses in models])
+        held += low <= 0 <= high
+    assert held / 400 > 0.88
 
 
 def test_p_values_are_adjusted_for_those_that_there_are():

@@ -9,12 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 _NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?"
-_INTERVAL = re.compile(rf"(?P<mean>{_NUMBER})(?P<unit>%?) \+- (?P<half>{_NUMBER})(?P=unit)")
+_INTERVAL = re.compile(rf"(?P<mean>{_NUMBER})(?P<unit>%?) (?:±|\+-) (?P<half>{_NUMBER})(?P=unit)")
 Written = tuple[Decimal, Decimal, str]
 
 
 def intervals(text: str) -> Iterator[Written]:
-    """Yield mean, half width and unit of each "1.23 +- 0.45"; of a difference without its sign.
+    """Yield mean, half width and unit of each "1.23 ± 0.45", or "+-"; of a difference without sign.
 
     The text says "ahead by 0.25" where the table has -0.25.
     """
@@ -66,9 +66,9 @@ def test_written_intervals_are_recorded(page):
 
 
 def test_an_interval_that_is_in_no_table_is_seen():
-    table = "| `lime` | -0.3547 +- 0.2251 | 91.31% +- 2.62% | 1,234.5 +- 6.7 |"
-    assert not unknown("ahead by 0.35 +- 0.23, 91.3% +- 2.6%, 1,235 +- 7", table)
+    table = "| `lime` | -0.3547 ± 0.2251 | 91.31% ± 2.62% | 1,234.5 +- 6.7 |"
+    assert not unknown("ahead by 0.35 ± 0.23, 91.3% +- 2.6%, 1,235 ± 7", table)
     (other,) = unknown("ahead by 0.36 +- 0.23", table)
     assert other == (Decimal("0.36"), Decimal("0.23"), "")
     # A share is not a number, and one interval's mean does not go with another's half.
-    assert len(unknown("91.3 +- 2.6, 91.3% +- 0.2%", table)) == 2
+    assert len(unknown("91.3 ± 2.6, 91.3% ± 0.2%", table)) == 2

@@ -23,7 +23,7 @@ _OF_OURS: dict[str, tuple[str, ...]] = {
 @dataclass(frozen=True, kw_only=True)
 class Host:
     """A pretrained model of transformers that a run goes on training, with attached layer memory
-    or without; see `layermem finetune`."""
+    or without; see `layermem train --host MODEL`."""
 
     model: str | None = None
     """Folder or hub name of the model; None: the run trains a decoder of ours."""
@@ -45,7 +45,7 @@ class Host:
                     raise ValueError(
                         f"host.{other.name}={getattr(self, other.name)} is for a run that trains a "
                         "model of transformers, and host.model is not given: add it (layermem "
-                        f"finetune MODEL), or leave {other.name} out"
+                        f"train --host MODEL), or leave {other.name} out"
                     )
         if (self.memory in ("last", "first")) != (self.window is not None):
             raise ValueError(
@@ -72,7 +72,7 @@ def check_run(run: Any) -> None:
     if (run.host.model is not None) != (run.variant == VARIANT):
         raise ValueError(
             f"variant={run.variant} and host.model={run.host.model} do not go together: "
-            f"variant={VARIANT} stands for a model of transformers (layermem finetune MODEL)"
+            f"variant={VARIANT} stands for a model of transformers (layermem train --host MODEL)"
         )
     if run.host.model is None:
         return

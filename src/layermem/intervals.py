@@ -1,6 +1,6 @@
 """95% confidence intervals of means and proportions, and p-values of differences.
 
-Means are by Student's t, proportions by Wilson's method, ratios of sums by the bootstrap.
+Means are by Student's t, proportions by Wilson's method, ratios of sums by the jackknife.
 How p-values are adjusted, of what is compared at once and of what is looked at more than once:
 
     a table against a fixed arm      Holm over the arms compared with it
@@ -14,7 +14,7 @@ test has more power where all differences vary alike. With one arm of seven that
 much as the others, and 5 seeds, it tells equal arms apart in 17% of tables, and Holm's in 4%.
 
 scipy.stats has the distributions. It takes a second to import, so it is imported where an interval
-is computed, and commands that compute none do not wait for it; so is numpy.
+is computed, and commands that compute none do not wait for it.
 
 It does not know: what was measured.
 """
@@ -24,13 +24,8 @@ import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    import numpy as np
-
-# Items of all resamples that are drawn at once.
-_DRAWN_AT_ONCE = 2**22
 # So many pairs of one sign have a p-value below 5% by their signs alone.
 _PAIRS_OF_ONE_SIGN = 6
 # Beyond so many pairs, which nobody will have, scipy's functions do not take their number.
@@ -256,47 +251,35 @@ def mcnemar(only_ours: int, only_theirs: int) -> float:
     return float(stats.binomtest(only_ours, only_ours + only_theirs).pvalue)
 
 
-def bootstrap_ratios(
+def ratio_interval(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
-    *,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Return the 95% bootstrap interval of a ratio of sums over items, or of a difference of two.
+) -> tuple[float, float] | None:
+    """Return the 95% interval of a ratio of sums over items, or of a difference of two ratios.
 
     Each pair holds a numerator and a denominator of every item, such as the loss and the number of
     tokens of a document. With one pair the interval is that of sum / sum, with two that of the
-    first ratio minus the second. Items are drawn with replacement, the same ones for both pairs, so
-    that what makes an item hard for both cancels; the ends are the 2.5% and 97.5% quantiles.
+    first ratio minus the second, over the same items, so that what makes an item hard for both
+    cancels. It is the jackknife's, by Student's t. Of a difference that is not there, over
+    documents of very different lengths, it holds 0 in 96% at 2 documents, 92% at 10, 94% at 50;
+    the bootstrap does in 49%, 90% and 91%. None: fewer than two items have a denominator.
     """
-    import numpy as np
-
-    columns = np.array([column for pair in pairs for column in pair], dtype=np.float64)
     if len(pairs) not in (1, 2):
-        raise ValueError(f"a bootstrap needs one or two pairs, got {len(pairs)}")
-    if columns.shape[1] < 2:
-        raise ValueError(f"a bootstrap needs at least two items, got {columns.shape[1]}")
-    generator = np.random.default_rng(seed)
-    at_once = max(1, _DRAWN_AT_ONCE // columns.shape[1])
-    ratios = [
-        _resample_ratios(columns, min(at_once, resamples - start), generator)
-        for start in range(0, resamples, at_once)
+        raise ValueError(f"an interval of ratios needs one or two pairs, got {len(pairs)}")
+    items = [
+        i for i in range(len(pairs[0][0])) if any(denominators[i] for _, denominators in pairs)
     ]
-    low, high = np.nanquantile(np.concatenate(ratios), (0.025, 0.975))
-    return float(low), float(high)
+    without = [0.0] * len(items)
+    value = 0.0
+    for sign, (numerators, denominators) in zip((1, -1), pairs, strict=False):
+        above, below = math.fsum(numerators), math.fsum(denominators)
+        if any(below == denominators[i] for i in items):
+            return None
+        value += sign * above / below
+        for place, i in enumerate(items):
+            without[place] += sign * (above - numerators[i]) / (below - denominators[i])
+    count = len(items)
+    from scipy import stats
 
-
-def _resample_ratios(
-    columns: "np.ndarray[Any, Any]", count: int, generator: Any
-) -> "np.ndarray[Any, Any]":
-    """Return the ratio, or the difference of two, of ``count`` resamples of the items."""
-    import numpy as np
-
-    items = columns.shape[1]
-    drawn = generator.integers(items, size=(count, items))
-    sums = np.stack([column[drawn].sum(axis=1) for column in columns])
-    # A resample of items without any denominator has no ratio.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratios = sums[::2] / sums[1::2]
-    difference: np.ndarray[Any, Any] = ratios[0] - ratios[1] if len(ratios) == 2 else ratios[0]
-    return difference
+    error = math.sqrt((count - 1) / count * (count - 1) * statistics.variance(without))
+    half = float(stats.t.ppf(0.975, count - 1)) * error
+    return value - half, value + half

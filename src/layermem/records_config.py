@@ -17,12 +17,13 @@ OF_QUESTIONS = ("stride", "longest_answer", "unanswerable", "id_field")
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Records that a model of transformers is trained on in place of text; see `layermem finetune
-    --records`."""
+    """Records that a model of transformers is trained on in place of text; see `layermem train
+    --host MODEL --records`."""
 
     source: str | None = None
-    """File of records, plain or compressed: JSON lines; of labels also a table with a header (.tsv,
-    .csv), of questions also SQuAD's own .json. None: the run is trained on text or a task."""
+    """File of records: JSON lines, plain or compressed, or Parquet; of labels also a table with a
+    header (.tsv, .csv), of questions also SQuAD's own .json. None: the run is trained on text or a
+    task."""
     kind: Literal["classification", "question-answering"] = "classification"
     """What is learnt of them: "classification", the label of one or two texts; or
     "question-answering", which piece of a text answers a question (SQuAD)."""
@@ -60,7 +61,7 @@ class Records:
                     raise ValueError(
                         f"records.{other.name}={getattr(self, other.name)} is for a run that is "
                         "trained on records, and records.source is not given: add it (layermem "
-                        f"finetune MODEL --records FILE), or leave {other.name} out"
+                        f"train --host MODEL --records FILE), or leave {other.name} out"
                     )
         if len(self.fields) > 2 or len(set(self.fields)) < len(self.fields):
             raise ValueError(
@@ -106,7 +107,7 @@ def check_records(run: Any) -> None:
     if run.host.model is None:
         raise ValueError(
             f"records.source={run.records.source} is for a model of transformers: use layermem "
-            "finetune MODEL --records FILE"
+            "train --host MODEL --records FILE"
         )
     for name in _WITHOUT_EFFECT:
         part = getattr(run, name)

@@ -5,7 +5,7 @@ It does not know: tasks, files, torch, what the other parts of a run's config ar
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from layermem.named_options import check_options, parse_options
 from layermem.number_ranges import at_least, check_numbers, number
@@ -18,8 +18,8 @@ _LARGEST = 100_000
 class Task:
     """Generated problems that the run is trained on in place of text."""
 
-    name: Literal["arithmetic", "prosqa", "mqar", "chains", "mad"] | None = None
-    """Name of the task; None: the run is trained on text."""
+    name: str | None = None
+    """Name of the task, as `layermem list tasks` has it; None: the run is trained on text."""
     examples: int = number(50_000, at_least(1))
     """Problems in the training set."""
     repeated: int = number(0, at_least(0))
@@ -37,8 +37,8 @@ class Task:
     """Tokenizer, as in --data.tokenizer; None: the task's own, a token for each word."""
     options: tuple[str, ...] = ()
     """Options of the task, each NAME=VALUE (operands=6), added to the preset's; an option replaces
-    the preset's option of the same name. `layermem tasks` lists them with their defaults; that of
-    what is held out or drawn is the strict one (held_out=strict, graphs=crossed)."""
+    the preset's option of the same name. `layermem list tasks` shows them with their defaults; that
+    of what is held out or drawn is the strict one (held_out=strict, graphs=crossed)."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "task.")

@@ -7,7 +7,7 @@ import pytest
 
 from layermem.analysis.occurrences import Occurrence, check_words_have_tokens, find_occurrences
 from layermem.data.tokenizers import load_tokenizer
-from layermem.tasks import arithmetic, prosqa
+from layermem.tasks.registry import get_task
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizer" / "gpt2"
 TEXTS = ["What was is.", "This is his; it was, and they were.", "were they? was it? is it?"]
@@ -35,7 +35,7 @@ def test_letters_of_several_bytes_do_not_shift_tokens():
 
 
 def test_numbers_are_whole_words_and_tokens_beyond_the_longest_are_not_searched():
-    tokenizer = arithmetic.tokenizer()
+    tokenizer = get_task("arithmetic").tokenizer()
     texts = ["(1 + 101) * 2 = 102 * 2", "11 - 1 = 10"]
     occurrences = find_occurrences(texts, tokenizer, ["1", "2"], 1)
     assert occurrences == [
@@ -79,7 +79,7 @@ def test_a_repeated_text_is_left_out():
 
 def test_a_word_without_a_token_is_refused_but_not_one_with_a_token_after_a_space():
     # ProsQA's tokenizer has " lempus" and no "lempus".
-    check_words_have_tokens(["lempus", "Tom", "is"], prosqa.tokenizer(), "problems")
+    check_words_have_tokens(["lempus", "Tom", "is"], get_task("prosqa").tokenizer(), "problems")
     check_words_have_tokens(["anything"], load_tokenizer("bytes"), "a text")
     with pytest.raises(ValueError, match="'was' cannot occur in problems: there is no token for"):
-        check_words_have_tokens(["Tom", "was"], prosqa.tokenizer(), "problems")
+        check_words_have_tokens(["Tom", "was"], get_task("prosqa").tokenizer(), "problems")

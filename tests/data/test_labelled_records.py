@@ -68,8 +68,9 @@ def test_a_record_is_read(name, text, fields, texts, label, tmp_path):
             "name one or two with --fields",
         ),
         ("a.csv", 'text,label\n"a"b,0\n', "line 2 is no row of a .csv"),
-        ("a.txt", "a", "is of no kind of records that is read: .tsv, .csv, .jsonl"),
-        ("b.tsv", None, "b.tsv does not exist"),
+        ("a.jsonl", '{"text": "\\ud800", "label": 0}\n', "line 1: .* half a surrogate pair"),
+        ("a.txt", "a", r"a.txt is of no kind .*: .jsonl, .ndjson, .json, .tsv, .csv, .parquet"),
+        ("b.tsv", None, "b.tsv"),
     ],
 )
 def test_what_is_no_record_is_refused_with_its_line(name, text, message, tmp_path):

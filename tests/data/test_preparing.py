@@ -15,8 +15,7 @@ import zstandard
 from pyarrow import parquet
 
 from layermem.config import Data
-from layermem.data import documents as documents_module
-from layermem.data import preparing
+from layermem.data import preparing, sources
 from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
 
@@ -172,7 +171,7 @@ def test_an_interrupted_preparation_leaves_nothing_that_looks_whole(
 
     def stop(self, ids):
         calls.append(1)
-        if len(calls) == 300:
+        if len(calls) == 20:
             raise KeyboardInterrupt
         add(self, ids)
 
@@ -282,7 +281,7 @@ def test_validation_without_text_is_named(tmp_path, tokenizer):
 
 
 def test_a_file_longer_than_a_document_can_be_is_several(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(documents_module, "MAX_CHARACTERS", 50)
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 50)
     text = "".join(f"line {i}\n" for i in range(400))
     path = tmp_path / "a.txt"
     path.write_text(text)
@@ -294,7 +293,7 @@ def test_a_file_longer_than_a_document_can_be_is_several(tmp_path, tokenizer, mo
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
 def test_parts_of_a_document_fall_to_one_split(tmp_path, tokenizer, monkeypatch, kind):
-    monkeypatch.setattr(documents_module, "MAX_CHARACTERS", 50)
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 50)
     texts = [f"document {i}\n" + f"of {i}, a line\n" * 30 for i in range(60)]
     folder = tmp_path / "texts"
     folder.mkdir()

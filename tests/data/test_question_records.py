@@ -121,14 +121,15 @@ def test_a_missing_field_is_refused_with_its_line(name, tmp_path):
         ("a.json", '{"data": [{"id": "1"}]}', "article 1 has no list 'paragraphs'.*as .jsonl"),
         ("a.json", "[]", "has no list 'data'"),
         ("a.json", '{"a": 1}\n{"a": 1}\n', "is not JSON .* JSON lines end in .jsonl"),
-        ("a.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question 1 must be an object"),
+        ("a.json", '{"data": [{"paragraphs": [{"qas": [1]}]}]}', "question 1 must hold an object"),
         (
             "a.json",
             '{"data": [{"paragraphs": [{"qas": [{"id": 1, "question": "?", "answers": []}]}]}]}',
-            "question 1 has no field 'context'",
+            "question 1: context must be a text, got None",
         ),
-        ("a.tsv", "", "is of no kind of questions that is read"),
-        ("b.jsonl", None, "does not exist"),
+        ("a.txt", "", "is of no kind of records that is read"),
+        ("b.jsonl", None, "b.jsonl"),
+        ("b.json", None, "b.json"),
     ],
 )
 def test_what_is_no_file_of_questions_is_refused(name, text, message, tmp_path):

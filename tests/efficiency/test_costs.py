@@ -6,8 +6,8 @@ from tiny import TINY
 from torch.utils.flop_counter import FlopCounterMode
 
 import layermem
+from layermem import presets
 from layermem.efficiency.costs import count_costs
-from layermem.experiments import presets
 from layermem.models.registry import variants
 
 

@@ -15,11 +15,12 @@ from tiny import TINY, make
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals.blimp_records import Pair, read_pairs
-from layermem.evals.minimal_pairs import compare_pairs, judge_pairs, score_sentences, share_right
+from layermem.evals.minimal_pairs import judge_pairs, score_sentences, share_right
+from layermem.experiments.eval_grammar import RIGHT_PAIRS, right_rows
 from layermem.intervals import mcnemar, proportion
 from layermem.models.registry import lookup
+from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
-from layermem.results.minimal_pairs import MinimalPairsResult
 
 RECORDS = Path(__file__).parents[3] / "shared" / "data" / "evals" / "blimp.jsonl.xz"
 needs_records = pytest.mark.skipif(not RECORDS.is_file(), reason="BLiMP is not on this machine")
@@ -83,24 +84,33 @@ def test_a_score_is_the_log_probability_of_the_whole_sentence(which):
     assert judgements == pytest.approx([margin, -margin, last], rel=1e-4)
 
 
-def test_shares_by_field_and_phenomenon_and_ties():
-    pairs = [pair("a"), pair("a"), pair("b"), pair("b")]
-    shares = share_right(pairs, np.array([1.0, -1.0, 0.5, 0.0]))
-    assert (shares.all.right, shares.all.ties, shares.all.accuracy) == (2, 1, 0.5)
-    assert shares.all.interval == proportion(2, 4) and shares.fields == {"syntax": shares.all}
-    assert {name: share.right for name, share in shares.phenomena.items()} == {"a": 1, "b": 1}
-    assert shares.paradigms["b"].ties == 1
+def test_a_tie_is_not_right():
+    share = share_right(np.array([1.0, -1.0, 0.5, 0.0]))
+    assert (share.value, share.count, share.counts) == (0.5, 4, {"ties": 1})
+    assert share.interval == proportion(2, 4)
+    assert share_right(np.array([1.0, -1.0])).counts == {}
 
 
-def test_differences_are_paired():
+def test_rows_are_all_pairs_phenomena_fields_and_paradigms_with_paired_differences():
     pairs = [pair("a")] * 8 + [pair("b")] * 4
     ours, theirs = np.ones(12), np.array([-1.0] * 7 + [1.0] + [-1.0, 1.0, 1.0, 1.0])
-    of_all, phenomena = compare_pairs(pairs, ours, theirs)
-    assert (of_all.only_ours, of_all.only_theirs, of_all.accuracy) == (8, 0, 8 / 12)
-    assert of_all.p_value == mcnemar(8, 0)
+    rows = {(r.table, r.name): r for r in right_rows(pairs, {"theirs": theirs, "ours": ours})}
+    assert set(rows) == {
+        *((RIGHT_PAIRS, name) for name in ("all", "a", "b")),
+        (f"{RIGHT_PAIRS} by field", "syntax"),
+        *((f"{RIGHT_PAIRS} by paradigm", name) for name in ("a", "b")),
+    }
+    of_all, a, b = (rows[RIGHT_PAIRS, name] for name in ("all", "a", "b"))
+    assert of_all.differences["ours"].value == pytest.approx(8 / 12)
+    assert of_all.differences["ours"].p == mcnemar(8, 0)
     # Two phenomena: Holm doubles the smaller p-value.
-    assert phenomena["a"].p_value == pytest.approx(2 * mcnemar(7, 0))
-    assert phenomena["b"].p_value == 1 and phenomena["b"].only_ours == 1
+    assert a.differences["ours"].p == pytest.approx(2 * mcnemar(7, 0))
+    assert (b.differences["ours"].p, b.differences["ours"].value) == (1, 0.25)
+    assert (b.scores["theirs"].value, b.scores["theirs"].count, b.chance) == (0.75, 4, 0.5)
+    low, high = of_all.differences["ours"].interval
+    assert low < 8 / 12 < high <= 1
+    # Only one table has differences: the others hold the same pairs.
+    assert not any(row.differences for (table, _), row in rows.items() if table != RIGHT_PAIRS)
 
 
 def test_records_of_files_and_folders(write, tmp_path):
@@ -156,14 +166,12 @@ def test_the_real_records_are_67_paradigms():
 def test_records_that_are_no_pairs_are_refused(write, tmp_path):
     incomplete = record()
     del incomplete["UID"], incomplete["sentence_bad"]
-    with pytest.raises(
-        ValueError, match=r"pairs.jsonl, line 2 has no field sentence_bad, UID \(it"
-    ):
+    with pytest.raises(ValueError, match=r"pairs.jsonl, line 2 has no field 'sentence_bad' \(it"):
         read_pairs([write(record(), incomplete)])
     for wrong, message in (
         (record(sentence_good=" "), "line 1: sentence_good must be a text, got ' '"),
         (record(field=3), "line 1: field must be a text, got 3"),
-        ("[1]", "line 1 must hold an object of a pair, got"),
+        ("[1]", "line 1 must hold an object, .* got"),
         ("{", "line 1 is not JSON"),
         ("", "there are no pairs in"),
     ):
@@ -172,7 +180,7 @@ def test_records_that_are_no_pairs_are_refused(write, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; give BLiMP's JSON lines"):
         read_pairs([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty holds no JSON lines"):
+    with pytest.raises(ValueError, match="empty holds no records of BLiMP"):
         read_pairs([tmp_path / "empty"])
     with pytest.raises(ValueError, match="per_paradigm must be at least 1, got 0"):
         read_pairs([write(record())], per_paradigm=0)
@@ -206,26 +214,29 @@ def test_the_command_writes_shares_and_differences(write, tmp_path, capsys):
         *(record(sentence_good=f"{i} sleeps.", sentence_bad=f"{i} sleep.") for i in range(6))
     )
     models, out = [str(tmp_path / "one"), str(tmp_path / "two")], tmp_path / "out"
-    options = ["--records", str(records), "--out", str(out)]
-    cli.main(["blimp", models[0], *options])
-    assert read_result(MinimalPairsResult, out).probes == {}
+    options = ["--tasks", f"blimp={records}", "--out", str(out)]
+    cli.main(["eval", models[0], *options])
+    assert not any("probe" in name for name in read_result(EvalResult, out).parts[0].tables)
     capsys.readouterr()
-    cli.main(["blimp", *models, *options, "--probe", "6"])
+    cli.main(["eval", *models, *options, "--probe", "6"])
     shown = capsys.readouterr().out
-    assert "against one" in shown and "agreement" in shown and "a guess: 50%" in shown
-    result = read_result(MinimalPairsResult, out)
-    one, two = result.models.values()
-    assert one.all.count == two.paradigms["verbs"].count == 6
-    assert result.probes["two"].pairs == 6 and "layer, paper probe" in shown
-    of_all = result.comparisons["two"].all
-    assert of_all.accuracy == pytest.approx(two.all.accuracy - one.all.accuracy)
-    assert "Wilson" in (out / "index.html").read_text(encoding="utf-8")
+    assert "against one" in shown and "agreement" in shown and "paper probe of hidden" in shown
+    result = read_result(EvalResult, out)
+    of_all = result.of(RIGHT_PAIRS)["all"]
+    paradigm = result.of(f"{RIGHT_PAIRS} by paradigm")["verbs"]
+    assert of_all.scores["one"].count == paradigm.scores["two"].count == 6
+    assert result.of("paper probe of routed vectors")["layer 0"].scores["two"].count == 6
+    expected = of_all.scores["two"].value - of_all.scores["one"].value
+    assert of_all.differences["two"].value == pytest.approx(expected)
+    # Paradigms are on the page alone.
+    page = (out / "index.html").read_text(encoding="utf-8")
+    assert "by paradigm" in page and "verbs" in page and "by paradigm" not in shown
     for argv, message in (
-        ([*models], "--records"),
+        ([*models], "--tasks"),
         ([*models, *options, "--probe", "3"], "a probe needs at least 5 pairs that share no"),
-        (["--records", str(records)], "name a checkpoint: layermem blimp"),
-        ([*models, "--records", "nowhere"], "nowhere does not exist; give BLiMP's JSON lines"),
+        (options, "name checkpoints and tasks: layermem eval"),
+        ([*models, "--tasks", "blimp=nowhere"], "nowhere does not exist; give BLiMP's JSON lines"),
     ):
         with pytest.raises(SystemExit) as left:
-            cli.main(["blimp", *argv])
+            cli.main(["eval", *argv])
         assert message in str(left.value) + capsys.readouterr().err

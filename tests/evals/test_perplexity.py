@@ -14,7 +14,7 @@ from stories import needs_stories, stories_model, stories_tokenizer
 from tiny import TINY, make
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from layermem.data import documents
+from layermem.data import sources
 from layermem.data.tokenizers import BYTE_VOCABULARY_SIZE, load_tokenizer
 from layermem.evals.perplexity import cut_windows, perplexity
 from layermem.models.registry import lookup
@@ -112,8 +112,8 @@ def test_batches_and_modes_change_nothing():
 def test_a_document_in_parts_is_one_document(monkeypatch):
     model, tokenizer, text = our_model(), load_tokenizer("bytes"), "one line\nand another, é\n" * 9
     whole = perplexity(model, tokenizer, [text, "b"], context=10, stride=4)
-    monkeypatch.setattr(documents, "MAX_CHARACTERS", 25)
-    assert len(list(documents.cut_document(text))) > 5
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 25)
+    assert len(list(sources.cut_document(text))) > 5
     parts = perplexity(model, tokenizer, [text, "b"], context=10, stride=4)
     assert parts == whole and whole.documents.tokens[0] == len(text.encode())
 
@@ -260,7 +260,7 @@ def resident():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_texts_are_read_one_at_a_time(monkeypatch):
     """A text of 0.2 MB in parts and 150 small ones, with what is resident as each is asked for."""
-    monkeypatch.setattr(documents, "MAX_CHARACTERS", 20_000)
+    monkeypatch.setattr(sources, "MAX_CHARACTERS", 20_000)
     model, tokenizer = our_model("plain"), words("?", "ninechars", "tencharsss", eos_token="?")
     sizes, done, small = [], [0], "ninechars tencharsss " * 50
     perplexity(model, tokenizer, [small])

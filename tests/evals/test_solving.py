@@ -8,8 +8,8 @@ from tokenizers import normalizers
 from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals import solving
-from layermem.tasks.registry import TASKS, check_tokenizer, get_task
-from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
+from layermem.tasks.registry import all_tasks, check_tokenizer, get_task
+from layermem.train.learning.problems import ProblemDataset, build_problem_datasets
 
 SMALL = {"arithmetic": ("operands=3",), "prosqa": (), "mqar": (), "chains": (), "mad": ()}
 # Their answers are read inside the sequence, and every word is one token.
@@ -27,7 +27,7 @@ class Parrot:
         monkeypatch.setattr(solving, "read_answers", lambda *args, **_: greedy(*args[:2], None))
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", all_tasks())
 def test_right_and_wrong_solutions_are_told_apart(name, monkeypatch):
     task, asked = get_task(name), Task(name=name, test=40, options=SMALL[name])
     tokenizer = task.tokenizer(**asked.fields())
@@ -104,7 +104,7 @@ def test_words_without_a_token_are_named():
             use()
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if name not in QUERIED])
+@pytest.mark.parametrize("name", [name for name in all_tasks() if name not in QUERIED])
 def test_a_tokenizer_that_changes_solutions_is_refused(name):
     """Under it every model would have no answer right."""
     kind, options = get_task(name), Task(name=name, options=SMALL[name]).fields()

@@ -200,9 +200,9 @@ def test_places_that_are_refused(tmp_path):
     write_lines(tmp_path / "qnli_valid.jsonl", [GOOD])
     with pytest.raises(ValueError, match="are both of qnli: say which"):
         find_records([str(tmp_path)], qnli)
-    (tmp_path / "x.csv").write_text("a,b", encoding="utf-8")
-    with pytest.raises(ValueError, match="x.csv is of no kind that is read"):
-        find_records([f"qnli={tmp_path / 'x.csv'}"], qnli) and read("qnli", tmp_path / "x.csv")
+    (tmp_path / "x.txt").write_text("a,b", encoding="utf-8")
+    with pytest.raises(ValueError, match="x.txt is of no kind of records that is read"):
+        find_records([f"qnli={tmp_path / 'x.txt'}"], qnli) and read("qnli", tmp_path / "x.txt")
 
 
 def test_names_of_tasks():

@@ -13,7 +13,7 @@ from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.experiments.analyze_checkpoints import Checkpoint, load_model
 from layermem.retrofit import attach
-from layermem.tasks import arithmetic
+from layermem.tasks.registry import get_task
 from layermem.train.run import train
 
 SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
@@ -37,7 +37,7 @@ def test_broken_weights_another_tokenizer_and_an_unfinished_run_are_refused(run,
     options = ["--text", str(folder / "words.jsonl"), *SMALL, "--out", str(tmp_path / "out")]
     with pytest.raises(SystemExit, match="not finite"):
         cli.main(["analyze", str(tmp_path / "broken"), *options])
-    other = a_llama(tmp_path / "other", arithmetic.tokenizer())
+    other = a_llama(tmp_path / "other", get_task("arithmetic").tokenizer())
     with pytest.raises(SystemExit, match="different tokenizers"):
         cli.main(["analyze", str(run), "--against", str(other), *options])
     (tmp_path / "empty").mkdir()

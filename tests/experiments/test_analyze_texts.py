@@ -29,7 +29,7 @@ from layermem.experiments.analyze_texts import (
 )
 from layermem.results.analysis import AnalysisOptions
 from layermem.tasks import prosqa
-from layermem.tasks.registry import TASKS, get_task
+from layermem.tasks.registry import all_tasks, get_task
 
 
 def a_run_on_sums(folder, **changes):
@@ -84,7 +84,7 @@ def test_unusable_words_are_refused_before_a_model_is_loaded(
 
 
 def test_the_words_of_every_task_are_frequent_in_its_problems():
-    for name, definition in TASKS.items():
+    for name, definition in all_tasks().items():
         fields = {"operands": 6} if name == "arithmetic" else {}
         texts = next(draw_problems(Task(name=name, test=200)))
         for options in ({}, fields):
@@ -94,7 +94,7 @@ def test_the_words_of_every_task_are_frequent_in_its_problems():
         check_frequency(words, 200, texts, name)
         counts = Counter(match for text in texts for match in compile_words(words).findall(text))
         assert len(words) == 4 and min(counts[word] for word in words) >= 20, (name, counts)
-    assert TASKS["arithmetic"].words(value_max=2) == ("0", "1", "2")
+    assert get_task("arithmetic").words(value_max=2) == ("0", "1", "2")
 
 
 def a_checkpoint():

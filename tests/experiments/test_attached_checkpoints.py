@@ -18,9 +18,8 @@ from layermem.evals.perplexity import perplexity
 from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
 from layermem.experiments.analyze_model import _analyze_routing
 from layermem.experiments.answers import checkpoint_digest
+from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
-from layermem.results.minimal_pairs import MinimalPairsResult
-from layermem.results.perplexity import PerplexityResult
 from layermem.retrofit import attach, router_parameters, save_routers
 
 TEXTS = ["w1 w2 w3 " * 8, "w4 w5 w6 w7"]
@@ -49,12 +48,12 @@ def model(folder):
 
 def test_perplexity_is_that_of_the_model_in_memory(folder, model, tmp_path):
     checkpoints = [str(folder / name) for name in ("base", "adapter", "whole")]
-    texts = ["--texts", str(folder / "texts.jsonl"), "--context", "24"]
-    cli.main(["perplexity", *checkpoints, *texts, "--out", str(tmp_path)])
-    measured = read_result(PerplexityResult, tmp_path).models
+    texts = ["--tasks", f"ppl={folder / 'texts.jsonl'}", "--context", "24"]
+    cli.main(["eval", *checkpoints, *texts, "--out", str(tmp_path)])
+    measured = read_result(EvalResult, tmp_path).of("loss")["nats per token"].scores
     expected = perplexity(model, load_tokenizer("bytes"), TEXTS, context=24, stride=12)
-    assert measured["adapter"].loss == measured["whole"].loss == expected.loss
-    assert abs(measured["base"].loss - expected.loss) > 0.01
+    assert measured["adapter"].value == measured["whole"].value == expected.loss
+    assert abs(measured["base"].value - expected.loss) > 0.01
 
 
 def test_analysis_shows_what_attached_routers_read(model):
@@ -78,10 +77,10 @@ def test_judged_pairs_are_those_of_the_model_in_memory(folder, model, tmp_path):
     ]
     (tmp_path / "order.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     checkpoints = [str(folder / name) for name in ("adapter", "whole")]
-    options = ["--records", str(tmp_path / "order.jsonl"), "--out", str(tmp_path)]
-    cli.main(["blimp", *checkpoints, *options])
-    judged = read_result(MinimalPairsResult, tmp_path).models
-    assert judged["adapter"] == judged["whole"]
+    options = ["--tasks", f"blimp={tmp_path / 'order.jsonl'}", "--out", str(tmp_path)]
+    cli.main(["eval", *checkpoints, *options])
+    for row in read_result(EvalResult, tmp_path).parts[0].rows:
+        assert row.scores["adapter"] == row.scores["whole"]
 
 
 def test_text_is_continued_as_by_the_model_in_memory(folder, model, capsys):
@@ -90,7 +89,7 @@ def test_text_is_continued_as_by_the_model_in_memory(folder, model, capsys):
     generated = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=256)
     expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
     for name in ("adapter", "whole"):
-        cli.main(["generate", str(folder / name), "w1 w2", "--max-new-tokens", "12"])
+        cli.main(["models", "generate", str(folder / name), "w1 w2", "--max-new-tokens", "12"])
         assert capsys.readouterr().out == expected + "\n"
 
 
@@ -142,7 +141,7 @@ def test_routers_without_their_settings_are_refused(folder, tmp_path):
         SystemExit,
         match=r"has routers of layer memory, .* config\.json is of a model without",
     ):
-        cli.main(["generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
+        cli.main(["models", "generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
 
 
 def test_damaged_and_lost_parts_are_one_line(folder, tmp_path):
@@ -151,10 +150,10 @@ def test_damaged_and_lost_parts_are_one_line(folder, tmp_path):
     settings["base"]["name"] = str(tmp_path / "gone")
     (tmp_path / "routers.json").write_text(json.dumps(settings))
     with pytest.raises(SystemExit, match="gone that .* names is not on this machine"):
-        cli.main(["generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
+        cli.main(["models", "generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
     (tmp_path / "routers.json").write_text("{")
     with pytest.raises(SystemExit, match=r"routers\.json is damaged"):
-        cli.main(["generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
+        cli.main(["models", "generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
 
 
 def test_half_of_a_checkpoint_is_refused(folder, tmp_path):
@@ -165,4 +164,4 @@ def test_half_of_a_checkpoint_is_refused(folder, tmp_path):
     kept = {name: w for name, w in weights.items() if "layers.1.mlp" not in name}
     save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SystemExit, match="lacks 3 of the model's weights"):
-        cli.main(["generate", str(tmp_path), "w1", "--max-new-tokens", "4"])
+        cli.main(["models", "generate", str(tmp_path), "w1", "--max-new-tokens", "4"])

@@ -6,7 +6,7 @@ import pytest
 from recorded import record
 
 from layermem.experiments.analyze_checkpoints import Checkpoint
-from layermem.experiments.checkpoint_arms import arms_of
+from layermem.experiments.eval import arms_of
 from layermem.runs import RunFolder
 from layermem.train.run_config import recorded_run
 

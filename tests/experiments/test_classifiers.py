@@ -1,7 +1,9 @@
 """`layermem finetune --records`: classifiers from a model of transformers to their run folders."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -16,12 +18,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.intervals import proportion
-from layermem.results.comparison import Comparison
+from layermem.results.answers import RecordCounts
 from layermem.results.files import read_result
-from layermem.results.record_counts import RecordCounts
+from layermem.results.study import StudyResult
 from layermem.retrofit import load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
+from layermem.train.learning.record_inputs import forward_all
+from layermem.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +177,26 @@ def test_a_run_that_was_interrupted_ends_as_one_left_alone(dropout, folder, tmp_
     assert whole.result.read_text() == part.result.read_text()
 
 
+def test_a_signal_while_records_are_judged_leaves_a_run_that_goes_on(
+    folder, tmp_path, monkeypatch, interruptible
+):
+    whole = finetuned(folder, tmp_path / "whole")
+
+    def stopped(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from forward_all(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("layermem.train.learning.labels.forward_all", stopped)
+        part = finetuned(folder, tmp_path / "part")
+    assert not part.final.exists() and not part.result.exists()
+    # It is judged without being trained again.
+    monkeypatch.setattr(Trainer, "training_step", None)
+    cli.main(["train", "--config", str(part.config), "--out", str(part.path), "--resume"])
+    assert_same_end(whole, part)
+    assert whole.result.read_text() == part.result.read_text()
+
+
 def test_random_weights_are_of_the_seed(folder, tmp_path, caplog):
     caplog.set_level("INFO")
     config = make_host("bert", **SIZES).config.to_dict()
@@ -205,12 +229,13 @@ def test_the_card_says_how_to_use_the_model(base, folder, arms, tmp_path, monkey
 @pytest.mark.slow
 def test_arms_are_compared_on_a_page(arms, tmp_path, caplog):
     cli.main(["report", *(str(run.path) for run in arms.values()), "--out", str(tmp_path)])
-    result = read_result(Comparison, tmp_path / "report.json")
-    (setting,) = result.settings
-    assert list(setting.arms)[0] == "host:memory=none:train=all" and len(setting.arms) == 4
-    metrics = {name for run in result.runs.values() for name in run.metrics}
-    assert metrics == {"validation loss", "right answers"}
-    assert setting.trained_on["source"].endswith("records.jsonl")
+    result = read_result(StudyResult, tmp_path / "study.json")
+    (board,) = result.boards
+    (condition,) = board.conditions
+    assert condition.arms[0].name == "host:memory=none:train=all" and len(condition.arms) == 4
+    by_label = {f"right answers by label: {label}" for label in "ny"}
+    assert {*result.metrics} == {"validation loss", "right answers"} | by_label
+    assert board.data["source"].endswith("records.jsonl")
     assert "records.jsonl" in (tmp_path / "index.html").read_text()
 
 
@@ -219,7 +244,7 @@ def test_other_records_are_another_setting(folder, arms, tmp_path):
     other = finetuned(folder, tmp_path / "o", "--max-length", "12", "--train", "all", steps=1)
     both = [str(other.path), str(arms["routers"].path)]
     cli.main(["report", *both, "--out", str(tmp_path / "page")])
-    assert len(read_result(Comparison, tmp_path / "page" / "report.json").settings) == 2
+    assert len(read_result(StudyResult, tmp_path / "page" / "study.json").boards) == 2
     assert read_result(RecordCounts, other.records).validation_cut > 0
 
 
@@ -230,7 +255,7 @@ def test_records_of_the_validation_file_are_left_out(folder, tmp_path, caplog):
     out = finetuned(folder, tmp_path / "out", "--validation", str(tmp_path / "v.jsonl"), steps=1)
     counts = read_result(RecordCounts, out.records)
     assert counts.validation == 41 and counts.training + counts.left_out == 120
-    assert counts.left_out >= 1 and f"({counts.left_out} left out" in caplog.text
+    assert counts.left_out >= 1 and f"left out {counts.left_out}" in caplog.text
 
 
 def test_a_classifier_is_gone_on_with_under_its_classes(folder, arms, tmp_path):

@@ -22,7 +22,8 @@ from layermem.data.tokenizers import load_tokenizer
 from layermem.evals.lm_eval_definitions import local_definition
 from layermem.evals.record_files import expected_file
 from layermem.evals.task_catalog import TASKS
-from layermem.experiments import eval as experiment
+from layermem.experiments import answers as experiment
+from layermem.experiments.answers import MEAN, RIGHT, RIGHT_NORM
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
 
@@ -76,31 +77,36 @@ def test_two_models_are_compared_and_a_second_start_goes_on(llama, tmp_path, mon
     command = (llama, other, "--tasks", "copa,arc_easy", "--records", records, "--seeds", "2")
     result = evaluate(tmp_path, *command)
     shown = capsys.readouterr().out
-    assert "against llama" in shown and "mean of these" in shown and "75.8 / 75.2" in shown
+    assert "against llama" in shown and MEAN in shown
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "Evaluation of llama and other" in page and "acc_norm" in page
-    facts = result.tasks["copa"]
-    assert (facts.items, facts.chance, facts.source) == (12, 0.5, "copa_validation.jsonl")
-    assert facts.few_shot_source == "copa_train.jsonl"
+    assert "75.8% / 74.0% / 75.2%" in page
+    rows = result.of(RIGHT)
+    copa, arc = rows["copa"], rows["arc_easy"]
+    assert (copa.scores["llama"].count, copa.unit, copa.chance) == (12, "items", 0.5)
+    assert copa.about["items from"] == "copa_validation.jsonl"
+    assert copa.about["examples from"] == "copa_train.jsonl"
     labels = [item["label"] for item in docs("copa")["validation"]]
-    assert facts.majority == max(labels.count(0), labels.count(1)) / 12
-    score, difference = result.models["other"]["arc_easy"], result.differences["other"]["arc_easy"]
-    assert len(score.accuracy.by_seed) == 2 and score.accuracy_norm is not None
-    assert result.models["llama"]["copa"].accuracy_norm is None
-    first = result.models["llama"]["arc_easy"].accuracy
-    assert difference.accuracy == pytest.approx(score.accuracy.mean - first.mean)
-    by_first_seed = (difference.only_ours - difference.only_theirs) / 12
-    assert by_first_seed == pytest.approx(score.accuracy.by_seed[0] - first.by_seed[0])
+    assert copa.most_frequent == max(labels.count(0), labels.count(1)) / 12
+    assert {model: round(100 * share, 2) for model, share in copa.paper.items()} == {
+        **{"LLaMA": 75.8, "HC": 74.0, "LIMe": 75.2},
+    }
+    assert set(result.of(RIGHT_NORM)) == {"arc_easy"}
+    score, first, difference = arc.scores["other"], arc.scores["llama"], arc.differences["other"]
+    assert len(score.repeats) == 2 and score.value == pytest.approx(sum(score.repeats) / 2)
+    assert difference.value == pytest.approx(score.value - first.value)
+    assert difference.interval and 0 <= difference.p <= 1
+    both = (rows[name].scores["other"].value for name in ("copa", "arc_easy"))
+    assert rows[MEAN].scores["other"].value == pytest.approx(sum(both) / 2)
     # Nothing is asked again: no weights are read. Another seed is all that is asked.
     answers = sorted((tmp_path / "out" / "answers").iterdir())
     assert len(answers) == 2 * 2 * 2
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "load_model", None)
-        assert evaluate(tmp_path, *command).models == result.models
+        assert evaluate(tmp_path, *command).parts == result.parts
     more = evaluate(tmp_path, *command[:-1], "3")
-    assert more.models["other"]["copa"].accuracy.by_seed[:2] == (
-        result.models["other"]["copa"].accuracy.by_seed
-    )
+    of_seeds = [each.of(RIGHT)["copa"].scores["other"].repeats for each in (more, result)]
+    assert of_seeds[0][:2] == of_seeds[1]
     assert len(list((tmp_path / "out" / "answers").iterdir())) == 12
 
 
@@ -124,8 +130,8 @@ def test_answers_to_other_inputs_are_never_used(llama, tmp_path, monkeypatch):
     ask("--seeds", "1")
     assert len(list(folder.iterdir())) == asked + 1
     # Without examples there is nothing to draw, and one seed is all.
-    without = ask("--shots", "0").models["llama"]["copa"].accuracy
-    assert len(without.by_seed) == 1 and without.over_seeds == ()
+    without = ask("--shots", "0").of(RIGHT)["copa"].scores["llama"]
+    assert len(without.repeats) == 1
     # A file of this name that holds other answers is not taken for them.
     named = sorted(folder.iterdir())
     for path in named:
@@ -148,9 +154,9 @@ def test_long_prompts_are_refused_or_counted(tmp_path):
     )
     with pytest.raises(SystemExit, match=message):
         ask()
-    cut = ask("--truncate", "--seeds", "1").models["short"]["qnli"]
-    assert cut.truncated == cut.requests == 24
-    assert ask("--shots", "0").models["short"]["qnli"].truncated == 0
+    cut = ask("--truncate", "--seeds", "1").of(RIGHT)["qnli"].scores["short"]
+    assert cut.counts["prompts cut"] == cut.counts["prompts"] == 24
+    assert "prompts cut" not in ask("--shots", "0").of(RIGHT)["qnli"].scores["short"].counts
     with pytest.raises(
         SystemExit, match="--max-length 201 is more than the 200 tokens that the mo"
     ):
@@ -176,10 +182,10 @@ def test_a_model_is_given_no_more_than_is_asked_for(tmp_path, monkeypatch):
     )
     with pytest.raises(SystemExit, match="longer than the 64 tokens that the model is given"):
         ask("--max-length", "64")
-    cut = ask("--max-length", "64", "--truncate").models["long"]["qnli"]
-    assert cut.truncated == cut.requests and max(seen) == 64
-    whole = ask().models["long"]["qnli"]
-    assert whole.truncated == 0 and max(seen) > 64
+    cut = ask("--max-length", "64", "--truncate").of(RIGHT)["qnli"].scores["long"].counts
+    assert cut["prompts cut"] == cut["prompts"] and max(seen) == 64
+    whole = ask().of(RIGHT)["qnli"].scores["long"]
+    assert "prompts cut" not in whole.counts and max(seen) > 64
     with pytest.raises(SystemExit, match="--max-length must be at least 1, got 0"):
         ask("--max-length", "0")
 
@@ -194,10 +200,10 @@ def test_unknown_tokens_and_ties_are_counted(tmp_path, capsys):
     model = save_llama(tmp_path / "words", tokenizer=words)
     records = write_records(tmp_path / "records", ["qnli"], train=False)
     ask = partial(evaluate, tmp_path, model, "--tasks", "qnli", "--records", records)
-    score = ask("--seeds", "1").models["words"]["qnli"]
+    counts = ask("--seeds", "1").of(RIGHT)["qnli"].scores["words"].counts
     # Yes and no are the same token.
-    assert score.ties == 12 and score.unknown_tokens > 1000
-    assert "beware" in capsys.readouterr().out
+    assert counts["ties"] == 12 and counts["unknown tokens"] > 1000
+    assert "unknown tokens" in capsys.readouterr().out
 
 
 @needs_lm_eval
@@ -205,7 +211,7 @@ def test_what_is_refused(llama, tmp_path, monkeypatch):
     records = write_records(tmp_path / "records", ["qnli", "copa"], count=3, train=False)
     refused = partial(evaluate, tmp_path)
     some = ["--tasks", "qnli", "--records", records]
-    with pytest.raises(SystemExit, match="name a checkpoint: layermem eval CHECKPOINT"):
+    with pytest.raises(SystemExit, match="name checkpoints and tasks: layermem eval CHECKPOINT"):
         refused(*some)
     with pytest.raises(SystemExit, match="unknown task 'qnly'; did you mean qnli?"):
         refused(llama, "--tasks", "qnly")
@@ -267,7 +273,7 @@ def test_without_lm_eval_the_extra_is_named(llama, tmp_path, monkeypatch):
 
 def test_the_list_says_what_runs_offline(tmp_path, capsys):
     records = write_records(tmp_path / "records", ["wic"], train=False)
-    cli.main(["eval", "--list", "--records", str(records)])
+    cli.main(["list", "evals", "--records", str(records)])
     shown = capsys.readouterr().out
     assert "wic_validation" in shown and "hub:" in shown and "not on the hub" in shown
     assert "56.15" in shown and "none; would be" in shown
@@ -337,12 +343,12 @@ def test_scores_are_those_of_the_command_of_lm_eval(which, tmp_path):
     )
     theirs = lm_eval_scores(tmp_path / "llama", FIVE, tmp_path, limit)
     for name in FIVE:
-        scores = [result.models[model][name] for model in ("llama", "plain")]
+        row, norm = result.of(RIGHT)[name], result.of(RIGHT_NORM).get(name)
         ours = [
-            (s.accuracy.mean, None if s.accuracy_norm is None else s.accuracy_norm.mean)
-            for s in scores
+            (row.scores[model].value, None if norm is None else norm.scores[model].value)
+            for model in ("llama", "plain")
         ]
         assert ours == [theirs[name], theirs[name]]
-        assert result.differences["plain"][name].only_ours == 0
+        assert (row.differences["plain"].value, row.differences["plain"].p) == (0, 1)
     # Scores that are all the same, or all right, would say little.
     assert len({acc for acc, _ in theirs.values()}) > 2

@@ -12,17 +12,16 @@ from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM
 
 from layermem import cli
-from layermem.cli.finetune import Finetune, to_run
+from layermem.cli.train_host import TrainHost, to_run
 from layermem.config import Data, Host, Run, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
-from layermem.experiments.finetuning import load_host
-from layermem.results.comparison import Comparison
+from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
-from layermem.results.perplexity import PerplexityResult
+from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.adapter import CARD
 from layermem.runs import RunFolder
-from layermem.train.run import train
+from layermem.train.host_models import load_host
 from layermem.train.run_config import load_run, recorded_run
 
 BASES = ("llama", "gpt2", "gpt_neox", "bert")
@@ -46,9 +45,9 @@ def arguments(folder, *more, base="llama", steps=6):
     """Return the command's arguments for a run of seconds."""
     text = ["--text", str(folder / "words.jsonl"), "--validation-share", "0.2"]
     sizes = ["--block-size", "24", "--batch-size", "8", "--micro-batch", "4"]
-    often = ["--steps", str(steps), "--eval-every", "3", "--precision", "float32"]
+    often = ["--max-steps", str(steps), "--eval-every", "3", "--precision", "float32"]
     cache = ["--cache", str(folder / "cache")]
-    return ["finetune", str(folder / base), *text, *sizes, *often, *cache, *more]
+    return ["train", "--host", str(folder / base), *text, *sizes, *often, *cache, *more]
 
 
 def finetuned(folder, out, *more, **changes):
@@ -166,22 +165,23 @@ def test_lora_has_at_least_as_many_parameters_as_routers(folder):
 @pytest.mark.slow
 def test_a_task_is_solved_before_and_after(folder, tmp_path):
     options = ["--task", "arithmetic", "--task-options", "operands=2", "--examples", "40"]
-    few = ["--test", "6", "--validation-problems", "4", "--steps", "2", "--batch-size", "4"]
+    few = ["--test", "6", "--validation-problems", "4", "--max-steps", "2", "--batch-size", "4"]
     out = tmp_path / "out"
-    command = ["finetune", str(folder / "llama"), *options, *few, "--micro-batch", "4"]
+    command = ["train", "--host", str(folder / "llama"), *options, *few, "--micro-batch", "4"]
     cli.main([*command, "--eval-every", "2", "--precision", "float32", "--out", str(out)])
     run = RunFolder(out)
     solved = [row["val_accuracy"] for row in run.rows() if "val_accuracy" in row]
     assert len(solved) == 2 and json.loads(run.result.read_text())["count"] == 6
     assert recorded_run(run).task.fields()["held_out"] == "strict"
-    cli.main(["solve", str(out), "--count", "4"])
+    asked = ["--tasks", "arithmetic", "--limit", "4", "--out", str(tmp_path)]
+    cli.main(["eval", str(out), *asked])
 
 
 def test_arms_are_compared_on_a_page(arms, tmp_path, capsys):
     folders = [str(run.path) for run in arms.values()]
     cli.main(["report", *folders, "--out", str(tmp_path)])
-    result = read_result(Comparison, tmp_path / "report.json")
-    names = list(result.settings[0].arms)
+    result = read_result(StudyResult, tmp_path / "study.json")
+    names = [arm.name for arm in result.boards[0].conditions[0].arms]
     assert names[0] == "host:memory=none:train=all"
     assert names[2:] == ["host:memory=full:train=routers", "host:memory=last:train=all:window=2"]
     assert "models of transformers" in (tmp_path / "index.html").read_text()
@@ -204,10 +204,10 @@ def test_a_card_has_the_rates_that_were_used(arms):
 
 @pytest.mark.slow
 def test_a_run_is_measured_with_its_memory(folder, arms, tmp_path):
-    texts = ["--texts", str(folder / "words.jsonl"), "--out", str(tmp_path)]
-    cli.main(["perplexity", *(str(run.path) for run in arms.values()), *texts])
-    losses = {n: m.loss for n, m in read_result(PerplexityResult, tmp_path).models.items()}
-    assert len(set(losses.values())) == 4
+    texts = ["--tasks", f"ppl={folder / 'words.jsonl'}", "--out", str(tmp_path)]
+    cli.main(["eval", *(str(run.path) for run in arms.values()), *texts])
+    losses = read_result(EvalResult, tmp_path).of("loss")["nats per token"].scores.values()
+    assert len({score.value for score in losses}) == 4
     card = (arms["routers"].final / "README.md").read_text()
     assert "its routers alone were trained" in card and "load_attached(path)" in card
     assert "load_attached" not in (arms["plain"].final / "README.md").read_text()
@@ -278,14 +278,14 @@ def test_what_would_train_something_else_is_refused(options, message, folder, tm
 def test_options_of_another_kind_of_data_are_refused(data, given, kinds):
     source = {data: "arithmetic" if data == "task" else "data.jsonl"}
     with pytest.raises(ValueError, match=f" has no effect on {data}, it is for {kinds}:"):
-        to_run(Finetune(model="x", **source, **given))
+        to_run(TrainHost(host="x", **source, **given))
 
 
 @pytest.mark.parametrize("data", ["text", "records"])
 def test_a_share_beside_a_file_of_validation_is_refused(data):
     given = {"validation": "v.jsonl", "validation_share": 0.3}
     with pytest.raises(ValueError, match=r"--validation-share 0.3 has no effect beside"):
-        to_run(Finetune(model="x", **{data: "data.jsonl"}, **given))
+        to_run(TrainHost(host="x", **{data: "data.jsonl"}, **given))
 
 
 def test_lora_without_peft_is_refused(folder, tmp_path, monkeypatch):
@@ -330,8 +330,6 @@ def test_fields_without_effect_on_a_host_are_refused(changes):
         run_from_dict({"variant": "host", "host": {"model": "x"}, **changes})
 
 
-def test_a_host_is_trained_where_it_can_be_loaded(tmp_path):
-    run = to_run(Finetune(model="x", text="stdlib"))
-    with pytest.raises(ValueError, match="the run trains x, a model of transformers"):
-        train(run, tmp_path / "out")
-    assert run.id != to_run(Finetune(model="x", text="stdlib", train="all")).id
+def test_what_is_trained_is_part_of_the_run():
+    run = to_run(TrainHost(host="x", text="stdlib"))
+    assert run.id != to_run(TrainHost(host="x", text="stdlib", train="all")).id

@@ -5,10 +5,10 @@ import pytest
 import torch
 from tiny import TINY, make
 
-from layermem.analysis.separability import separability
+from layermem.analysis.separability import FOLDS, separability
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals.blimp_records import Pair
-from layermem.experiments.grammar_probes import distinct_pairs, probe_pairs, sentence_vectors
+from layermem.experiments.eval_grammar import distinct_pairs, probe_pairs, sentence_vectors
 from layermem.models.registry import lookup
 
 
@@ -37,11 +37,16 @@ def test_a_sentence_is_the_mean_of_its_tokens():
 
 def test_what_distinguishes_sentences_is_found_and_the_control_is_at_chance():
     pairs = [pair(f"{i} is", f"{i} are") for i in range(40)]
-    probes = probe_pairs(our_model(), load_tokenizer("bytes"), pairs)
-    accuracy = probes.accuracy["converged"]["hidden"]
-    assert probes.pairs == 40 and min(accuracy.mean) > 0.95 and accuracy.chance == 0.5
-    assert max(map(abs, np.array(accuracy.shuffled) - 0.5)) < 0.25
-    assert len(accuracy.mean) == len(accuracy.deviation) == TINY["num_hidden_layers"]
+    scores = probe_pairs(our_model(), load_tokenizer("bytes"), pairs)
+    assert len(scores) == 2 * 2 * 2 * TINY["num_hidden_layers"]
+    for layer in range(TINY["num_hidden_layers"]):
+        name = f"layer {layer}"
+        found, control = (
+            scores["converged probe of hidden vectors", each] for each in (name, f"{name}, control")
+        )
+        assert found.count == 40 and found.value > 0.95 and len(found.repeats) == FOLDS
+        assert found.value == pytest.approx(np.mean(found.repeats))
+        assert abs(control.value - 0.5) < 0.25 and not control.repeats
 
 
 def test_no_group_is_split_and_labels_are_shuffled_within_groups(monkeypatch):

@@ -11,6 +11,7 @@ from tiny import TINY
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals.own_definitions import examples_split, own_task
+from layermem.experiments.answers import RIGHT, RIGHT_NORM
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
 
@@ -81,16 +82,16 @@ def test_a_definition_is_asked_as_by_lm_eval(folder, capsys):
         # Its own thousands of definitions take seconds to list.
         task_manager=lm_eval.tasks.TaskManager(include_defaults=False),
     )["results"]
-    scores = result.models["llama"]
-    assert scores["my_piqa"].accuracy.mean == theirs["my_piqa"]["acc,none"]
-    assert scores["my_piqa"].accuracy_norm.mean == theirs["my_piqa"]["acc_norm,none"]
-    assert scores["my-contexts"].accuracy.mean == theirs["my-contexts"]["acc,none"]
-    facts = result.tasks["my_piqa"]
-    assert (facts.items, facts.chance, facts.paper) == (14, 0.5, {})
+    piqa, contexts = (result.of(RIGHT)[name] for name in ("my_piqa", "my-contexts"))
+    assert piqa.scores["llama"].value == theirs["my_piqa"]["acc,none"]
+    norm = result.of(RIGHT_NORM)["my_piqa"].scores["llama"]
+    assert norm.value == theirs["my_piqa"]["acc_norm,none"]
+    assert contexts.scores["llama"].value == theirs["my-contexts"]["acc,none"]
+    assert (piqa.scores["llama"].count, piqa.chance, piqa.paper) == (14, 0.5, {})
     labels = [item["label"] for item in GOALS]
     majority = max(labels.count(0), labels.count(1)) / 14
-    assert facts.majority == result.tasks["my-contexts"].majority == majority
-    assert facts.source == "json (by piqa.yaml), split validation"
+    assert piqa.most_frequent == contexts.most_frequent == majority
+    assert piqa.about["items from"] == "json (by piqa.yaml), split validation"
     assert "my_piqa" in capsys.readouterr().out
 
 
@@ -123,7 +124,7 @@ def test_examples_are_other_items_than_the_one_that_is_asked(folder, monkeypatch
     for goal, context in seen:
         assert context.count(f"Question: {goal}\n") == 1
         assert context.count("Question: ") == 4
-    assert result.tasks["my_piqa"].few_shot_source.endswith("split validation")
+    assert result.of(RIGHT)["my_piqa"].about["examples from"].endswith("split validation")
 
 
 @pytest.mark.parametrize(
@@ -188,10 +189,11 @@ def test_examples_that_are_evaluated_too_are_refused(folder):
     ask = [folder, "--tasks", folder / "piqa.yaml", "--seeds", "1"]
     with pytest.raises(SystemExit, match="2 of the 14 records of my_piqa that examples are drawn"):
         evaluate(*ask)
-    assert evaluate(*ask, "--shots", "0").tasks["my_piqa"].items == 14
+    without = evaluate(*ask, "--shots", "0").of(RIGHT)["my_piqa"]
+    assert without.scores["llama"].count == 14
     (folder / "train.jsonl").write_text("".join(other[2:]))
-    found = evaluate(*ask, "--shots", "3").tasks["my_piqa"]
-    assert found.few_shot_source == "json (by piqa.yaml), split train"
+    found = evaluate(*ask, "--shots", "3").of(RIGHT)["my_piqa"]
+    assert found.about["examples from"] == "json (by piqa.yaml), split train"
 
 
 def test_two_tasks_of_one_name_are_refused(folder):

@@ -1,5 +1,6 @@
-"""`layermem perplexity` from checkpoints and files to its result and page, and what it refuses."""
+"""Losses of `layermem eval` from checkpoints and files to result and page, and what it refuses."""
 
+import itertools
 import json
 import lzma
 import math
@@ -17,8 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals.perplexity import perplexity
+from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
-from layermem.results.perplexity import PerplexityResult
 from layermem.train.run import train
 
 
@@ -59,9 +60,16 @@ def words():
 
 
 def measure(folder, *words_of_command):
+    """Measure what lies before "--texts" on what comes after it, up to the next option."""
+    words_of_command = list(map(str, words_of_command))
+    at = words_of_command.index("--texts") + 1
     options = ["--field", "body", "--out", str(folder / "out")]
-    cli.main(["perplexity", *map(str, words_of_command), *options])
-    return read_result(PerplexityResult, folder / "out")
+    rest = iter(words_of_command[at:])
+    texts = list(itertools.takewhile(lambda word: not word.startswith("--"), rest))
+    more = words_of_command[at + len(texts) :]
+    tasks = [f"ppl={text}" for text in texts]
+    cli.main(["eval", *words_of_command[: at - 1], "--tasks", *tasks, *more, *options])
+    return read_result(EvalResult, folder / "out")
 
 
 def test_checkpoints_are_compared_on_files(run, folder, texts, tmp_path, capsys):
@@ -70,36 +78,52 @@ def test_checkpoints_are_compared_on_files(run, folder, texts, tmp_path, capsys)
     given = folder / "texts.jsonl.xz"
     result = measure(tmp_path, run, same, other, "--texts", given, folder / "text.txt")
     shown = capsys.readouterr().out
-    assert "against lime" in shown and "bits per byte" in shown and "other tokens" in shown
+    assert "loss, against lime" in shown and "bits per byte" in shown and "other tokens" in shown
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "4 documents of" in page and "other: no such token" in page
     # The block size of the run, of 24, is the shortest.
     assert (result.options.context, result.options.stride) == (24, 12)
-    ours = result.models["lime"]
+    bits, losses = (result.of("loss")[name] for name in ("bits per byte", "nats per token"))
+    ours = losses.scores["lime"]
     model = transformers.AutoModelForCausalLM.from_pretrained(run / "final", dtype=torch.float32)
     documents = [*texts, "w7 w8"]
     expected = perplexity(model, load_tokenizer("bytes"), documents, context=24)
-    assert ours.loss == pytest.approx(expected.loss) and ours.bytes == len("".join(documents))
-    against = result.differences["same"]
-    assert against.loss == pytest.approx(result.models["same"].loss - ours.loss)
-    low, high = against.loss_interval
-    assert low < against.loss < high
-    assert against.bits_per_byte == pytest.approx(against.loss / math.log(2), rel=1e-6)
-    tokens_differ = result.differences["other"]
-    assert tokens_differ.loss is None and len(tokens_differ.bits_interval) == 2
+    assert ours.value == pytest.approx(expected.loss) and ours.count == expected.tokens
+    assert bits.scores["lime"].value == pytest.approx(expected.bits_per_byte)
+    assert bits.scores["lime"].count == len("".join(documents))
+    (perplexities,) = result.of("perplexity").values()
+    assert perplexities.scores["lime"].value == pytest.approx(expected.perplexity)
+    against = losses.differences["same"]
+    assert against.value == pytest.approx(losses.scores["same"].value - ours.value)
+    low, high = against.interval
+    assert low < against.value < high and against.p is None
+    assert bits.differences["same"].value == pytest.approx(against.value / math.log(2), rel=1e-6)
+    # Losses of other tokens are not compared, and no mean over seeds is made of them.
+    assert set(losses.differences) == {"same"} and not losses.is_comparable
+    assert bits.is_comparable and len(bits.differences["other"].interval) == 2
+
+
+def test_losses_by_position_are_rows_with_a_place(run, folder, texts, tmp_path):
+    result = measure(tmp_path, run, "--texts", folder / "texts.jsonl.xz", "--context", "6")
+    placed = {row.at: row for row in result.of("loss").values() if row.at is not None}
+    assert {at: row.name for at, row in placed.items()} == {
+        **{1: "after 1 token", 2: "after 2 to 3 tokens", 4: "after 4 to 6 tokens"},
+    }
+    tokens = [row.scores["lime"].count for row in placed.values()]
+    assert sum(tokens) == result.of("loss")["nats per token"].scores["lime"].count
 
 
 def test_kinds_of_files_and_the_number_of_documents(run, folder, texts, tmp_path):
     lines, table = folder / "texts.jsonl.xz", folder / "texts.parquet"
-    of_lines = measure(tmp_path, run, "--texts", lines).models["lime"]
-    assert measure(tmp_path, run, "--texts", table).models["lime"] == of_lines
-    two = measure(tmp_path, run, "--texts", lines, table, "--max-documents", "2").models["lime"]
-    assert two.documents.bytes == of_lines.documents.bytes[:2]
+    of_lines = measure(tmp_path, run, "--texts", lines).of("loss")
+    assert measure(tmp_path, run, "--texts", table).of("loss") == of_lines
+    two = measure(tmp_path, run, "--texts", lines, table, "--limit", "2").of("loss")
+    assert two["bits per byte"].scores["lime"].count == sum(map(len, texts[:2]))
     window = ["--context", "8", "--stride", "8"]
     one = measure(tmp_path, run, run / "final", "--texts", folder / "text.txt", *window)
     assert (one.options.context, one.options.stride) == (8, 8)
     # Of a single document there is no interval.
-    assert one.differences["final"].bits_interval == ()
+    assert one.of("loss")["bits per byte"].differences["final"].interval == ()
 
 
 def test_what_is_refused(run, folder, texts, tmp_path):
@@ -109,9 +133,9 @@ def test_what_is_refused(run, folder, texts, tmp_path):
         refused(run, *text, "--context", "4000")
     with pytest.raises(SystemExit, match="stride must be from 1 to the context, 24, got 25"):
         refused(run, *text, "--stride", "25")
-    with pytest.raises(SystemExit, match="max-documents must be at least 1, got 0"):
-        refused(run, *text, "--max-documents", "0")
-    with pytest.raises(SystemExit, match="name a checkpoint: layermem perplexity CHECKPOINT"):
+    with pytest.raises(SystemExit, match="limit must be at least 1, got 0"):
+        refused(run, *text, "--limit", "0")
+    with pytest.raises(SystemExit, match="name checkpoints and tasks"):
         refused(*text)
     with pytest.raises(SystemExit, match=r"has no field 'body' .* or --field"):
         refused(run, "--texts", folder / "words.jsonl")

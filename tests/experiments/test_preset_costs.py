@@ -2,11 +2,11 @@
 
 import pytest
 
-from layermem import cli
+from layermem import cli, presets
 from layermem.efficiency.costs import cost
 from layermem.efficiency.measuring import Measurement
-from layermem.experiments import preset_measurements, presets
-from layermem.experiments.model_sizes import model_sizes
+from layermem.efficiency.model_sizes import model_sizes
+from layermem.experiments import preset_measurements
 from layermem.experiments.preset_costs import preset_costs as all_costs
 from layermem.experiments.preset_measurements import measure_presets
 from layermem.models.registry import lookup
@@ -73,10 +73,10 @@ def test_equal_steps_are_measured_once_and_what_is_too_large_is_not(measured):
 
 
 def test_the_command_prints_both_tables(measured, capsys):
-    cli.main(["presets", "--measure"])
+    cli.main(["list", "presets", "--measure"])
     printed = capsys.readouterr().out
     assert "too large for this machine" in printed and "2MB" in printed
-    assert "10.7 min" in printed and "21.3 min" in printed
+    assert "11 min" in printed and "21 min" in printed
     assert "1 thread" in printed
-    cli.main(["presets"])
+    cli.main(["list", "presets"])
     assert "too large" not in capsys.readouterr().out

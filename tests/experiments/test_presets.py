@@ -5,8 +5,8 @@ import torch
 from tiny import MOST_SLOW
 
 import layermem
+from layermem import presets
 from layermem.config import run_from_dict, to_dict
-from layermem.experiments import presets
 
 
 @pytest.mark.parametrize("name", presets.names())

@@ -21,13 +21,13 @@ from transformers import (
 
 from layermem import cli
 from layermem.results.answers import Answers
-from layermem.results.comparison import Comparison
 from layermem.results.files import read_result
+from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
 from layermem.tasks.answer_scores import exact_match, f1
-from layermem.train.question_answering import answer_questions
+from layermem.train.learning.questions import answer_questions
 
 # Those of the table of hosts that transformers has such a head on.
 HOSTS = (
@@ -286,7 +286,7 @@ def test_the_final_model_answers_alike_in_a_fresh_process(decoder, tmp_path):
     code = f"""
 import json
 from layermem.retrofit import load_attached
-from layermem.train.question_answering import answer_questions
+from layermem.train.learning.questions import answer_questions
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 rows = [json.loads(line) for line in open({str(decoder.predictions)!r})]
 model = load_attached({str(decoder.final)!r}, auto_class=AutoModelForQuestionAnswering)
@@ -304,13 +304,14 @@ assert [each.text for each in given] == [row["prediction"] for row in rows]
 def test_arms_are_compared_on_a_page(arms, tmp_path):
     folders = [str(run.path) for run in arms.values()]
     cli.main(["report", *folders, "--out", str(tmp_path)])
-    result = read_result(Comparison, tmp_path / "report.json")
-    (setting,) = result.settings
-    assert list(setting.arms)[0] == "host:memory=none:train=all" and len(setting.arms) == 4
-    for run in result.runs.values():
-        assert set(run.metrics) == {"validation loss", "right answers", "F1 of words"}
-    run = next(run for run in result.runs.values() if run.folder == str(arms["lora"].path))
-    assert run.metrics["F1 of words"].value == read_result(Answers, arms["lora"].answers).all.f1
+    result = read_result(StudyResult, tmp_path / "study.json")
+    arms_here = result.boards[0].conditions[0].arms
+    assert arms_here[0].name == "host:memory=none:train=all" and len(arms_here) == 4
+    for run in result.runs:
+        by_answer = {f"right answers by answer: {kind}" for kind in ("HasAns", "NoAns")}
+        assert set(run.metrics) == {"validation loss", "right answers", "F1 of words"} | by_answer
+    run = next(run for run in result.runs if run.folder == str(arms["lora"].path))
+    assert run.metrics["F1 of words"] == read_result(Answers, arms["lora"].answers).all.f1
     page = (tmp_path / "index.html").read_text()
     assert "F1 of words" in page and "HasAns" in page and "NoAns" in page
 
@@ -338,5 +339,5 @@ def test_tiny_models_learn_to_answer(base, memory, tmp_path, caplog):
     guessed = max(guess.f1 for guess in answers.guesses.values())
     assert answers.all.exact > 0.9 > guessed + 0.5
     assert answers.has_answer.f1 > 0.9 and answers.no_answer.exact > 0.9
-    assert "of questions without one (NoAns): exact match" in caplog.text
-    assert "guess, none: exact match" in caplog.text
+    assert "of those without one: exact match, F1 of words" in caplog.text
+    assert "guess, none: exact match, F1 of words" in caplog.text

@@ -6,7 +6,7 @@ from labelled import write_rows
 from safetensors.torch import load_file, save_file
 
 from layermem import cli
-from layermem.cli.finetune import Finetune, to_run
+from layermem.cli.train_host import TrainHost, to_run
 from layermem.config import run_from_dict
 
 QUESTIONS = ["--kind", "question-answering"]
@@ -85,16 +85,16 @@ def test_options_of_questions_are_for_records():
         with pytest.raises(
             SystemExit, match=f"{option} {value} has no effect on .*, it is for --records"
         ):
-            cli.main(["finetune", "m", "--text", "stdlib", option, value])
+            cli.main(["train", "--host", "m", "--text", "stdlib", option, value])
     with pytest.raises(
         SystemExit, match="--unanswerable True has no effect on .*, it is for --records"
     ):
-        cli.main(["finetune", "m", "--text", "stdlib", "--unanswerable"])
+        cli.main(["train", "--host", "m", "--text", "stdlib", "--unanswerable"])
 
 
 def test_every_option_of_questions_is_in_the_run_id():
-    base = {"model": "m", "records": "q.jsonl", "kind": "question-answering"}
-    run = to_run(Finetune(**base))
+    base = {"host": "m", "records": "q.jsonl", "kind": "question-answering"}
+    run = to_run(TrainHost(**base))
     assert (run.records.max_length, run.records.stride, run.records.longest_answer) == (
         384,
         128,
@@ -109,7 +109,7 @@ def test_every_option_of_questions_is_in_the_run_id():
         {"label": "spans"},
         {"kind": "classification"},
     )
-    ids = {to_run(Finetune(**{**base, **other})).id for other in others}
+    ids = {to_run(TrainHost(**{**base, **other})).id for other in others}
     assert len(ids | {run.id}) == len(others) + 1
     with pytest.raises(ValueError, match="records.unanswerable=True is for a run that is trained"):
         run_from_dict({"records": {"unanswerable": True}})

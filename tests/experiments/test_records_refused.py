@@ -1,15 +1,14 @@
-"""What `layermem finetune --records` refuses, and the ids of runs without records."""
+"""What `layermem train --host --records` refuses, and the ids of runs without records."""
 
 import pytest
 from host_models import make_host, shake_routers
 from labelled import SIZES, TOKENS, fill, finetuned, rows_of, write_rows
 
 from layermem import cli
-from layermem.cli.finetune import Finetune, to_run
+from layermem.cli.train_host import TrainHost, to_run
 from layermem.config import Records, run_from_dict
 from layermem.data.tokenizers import load_tokenizer
 from layermem.retrofit import attach
-from layermem.train.run import train
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +53,9 @@ def test_what_would_train_something_else_is_refused(options, message, folder, tm
 
 def test_options_of_records_alone_are_refused(folder):
     with pytest.raises(SystemExit, match="--label x has no effect on text, it is for --records"):
-        cli.main(["finetune", str(folder / "llama"), "--text", "stdlib", "--label", "x"])
+        cli.main(["train", "--host", str(folder / "llama"), "--text", "stdlib", "--label", "x"])
     with pytest.raises(SystemExit, match="give one of --text SOURCE, --task NAME, --records FILE"):
-        cli.main(["finetune", str(folder / "llama")])
+        cli.main(["train", "--host", str(folder / "llama")])
 
 
 def test_an_unknown_label_is_refused_with_its_line(folder, tmp_path):
@@ -121,8 +120,6 @@ def test_a_config_with_fields_without_effect_is_refused(values, message):
         run_from_dict(values)
 
 
-def test_a_run_on_records_is_begun_by_finetune(tmp_path):
-    ours = to_run(Finetune(model="x", records="r.tsv"))
+def test_a_run_on_records_is_begun_by_finetune():
+    ours = to_run(TrainHost(host="x", records="r.tsv"))
     assert ours.records == Records(source="r.tsv")
-    with pytest.raises(ValueError, match="a model of transformers: use experiments.finetuning"):
-        train(ours, tmp_path / "out")

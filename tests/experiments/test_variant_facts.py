@@ -51,8 +51,8 @@ def test_a_pair_adds_up():
 
 
 def test_the_command_prints_the_facts(capsys):
-    cli.main(["variants", "--json"])
+    cli.main(["list", "variants", "--json"])
     shown = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in shown][: len(read_facts())] == [r.name for r in read_facts()]
-    cli.main(["variants"])
+    cli.main(["list", "variants"])
     assert "2502.09245" in capsys.readouterr().out

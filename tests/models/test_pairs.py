@@ -11,9 +11,9 @@ from huggingface_hub.errors import StrictDataclassError
 from tiny import TINY, is_own
 
 import layermem
-from layermem.experiments.arms import parse_arms
 from layermem.models.registry import lookup
 from layermem.models.seams import filled_seams
+from layermem.study.arms import parse_arms
 
 PAIR = "lime+hyper_connections"
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from recorded import an_analysis, record
 
-from layermem.experiments.comparison import compare_runs
-from layermem.report import comparison, figures, page
+from layermem.report import figures, page, study
+from layermem.report.given import given_sections
 from layermem.results.files import to_json
+from layermem.study.comparing_runs import compare_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # What the test adds: errors are gathered from the start, switches are used at the end.
@@ -108,9 +109,8 @@ def test_the_page_about_runs(width, tmp_path):
     ]
     runs.append(record(tmp_path / "lime-s2", seed=2, right=0.5, ended=False))
     (tmp_path / "analysis.json").write_text(to_json(an_analysis(["a", "b"])))
-    content = comparison.build(
-        compare_runs(runs, tmp_path / "out", analyses=[tmp_path], command="layermem report")
-    )
+    result = compare_runs(runs, tmp_path / "out", command="layermem report")
+    content = study.build(result, given_sections(result, [tmp_path], (), None))
     report = used(content, width, tmp_path)
     # A switch of layouts for each model, one of heads for the one with routers.
     assert report["before"] == [[False, True], [False, True], [True]]

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from layermem.report.curves import curves_of_arms, draw_curves
-from layermem.results.run_record import Validation
+from layermem.results.study import Validation
 from layermem.runs import RunFolder
 
 

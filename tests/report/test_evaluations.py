@@ -1,87 +1,169 @@
-"""What perplexity, blimp and eval wrote stands on the page about runs."""
+"""Evaluations as tables, forest plots and a sentence, on their own page and on that about runs."""
+
+import math
+from dataclasses import replace
 
 import pytest
 from recorded import record
 
 from layermem import cli
-from layermem.evals.task_catalog import TASKS
-from layermem.results.eval import Accuracy, EvalOptions, EvalResult, TaskFacts, TaskScore
+from layermem.intervals import holm, p_value, paired
+from layermem.report.eval import build, over_seeds, sentence, tables
+from layermem.results.eval import Difference, EvalOptions, EvalResult, Part, Row, Score, Table
 from layermem.results.files import to_json
-from layermem.results.minimal_pairs import (
-    JudgedPairs,
-    MinimalPairsOptions,
-    MinimalPairsResult,
-    PairShare,
-)
-from layermem.results.perplexity import (
-    DocumentLosses,
-    Perplexity,
-    PerplexityOptions,
-    PerplexityResult,
-    PositionLoss,
-)
+
+ARMS = {"plain": ("a0", "a1", "a2"), "lime": ("b0", "b1", "b2")}
+SHARES = {"a0": 0.5, "a1": 0.6, "a2": 0.7, "b0": 0.6, "b1": 0.7, "b2": 0.8}
 
 
-def a_perplexity(loss=1.25):
-    return PerplexityResult(
-        command="layermem perplexity made-up",
-        options=PerplexityOptions(texts=("book.txt",), context=8, stride=4),
-        models={
-            "lime": Perplexity(
-                loss=loss,
-                bits_per_byte=1.5,
-                tokens=10,
-                bytes=40,
-                context=8,
-                stride=4,
-                predecessor=None,
-                unknown_tokens=0,
-                positions=(PositionLoss(first=0, last=7, tokens=10, loss=loss),),
-                documents=DocumentLosses(nats=(12.5,), tokens=(10,), bytes=(40,)),
-            )
-        },
-        differences={},
-    )
-
-
-def a_judgement():
-    share = PairShare(count=20, right=13, ties=0, interval=(0.4, 0.8))
-    judged = JudgedPairs(
-        all=share, fields={"syntax": share}, phenomena={"islands": share}, paradigms={"wh": share}
-    )
-    return MinimalPairsResult(
-        command="layermem blimp made-up",
-        options=MinimalPairsOptions(records=("blimp.jsonl",)),
-        models={"lime": judged},
-        comparisons={},
-        probes={},
-    )
-
-
-def an_evaluation():
-    accuracy = Accuracy(mean=0.625, by_seed=(0.625,), over_seeds=(), over_items=(0.5, 0.7))
-    score = TaskScore(
-        accuracy=accuracy, accuracy_norm=None, requests=40, truncated=0, unknown_tokens=0, ties=0
-    )
-    task = TASKS["qnli"]
-    facts = TaskFacts(
-        version="1",
-        source="qnli.jsonl",
-        few_shot_source="qnli.jsonl",
-        items=20,
-        chance=0.5,
-        majority=0.55,
-        tables=task.tables,
-        paper=dict(task.paper),
-    )
+def result_of(*rows, better="higher", is_share=True, arms=None, **kind):
+    """Return a result of one part, whose tables are all of one kind."""
+    table = Table(better=better, is_share=is_share, **kind)
+    names = tuple(dict.fromkeys(name for row in rows for name in row.scores))
+    part = Part(title="A part", how="So.", tables={r.table: table for r in rows}, rows=rows)
     return EvalResult(
         command="layermem eval made-up",
-        options=EvalOptions(tasks=("qnli",)),
-        lm_eval="0",
-        tasks={"qnli": facts},
-        models={"lime": {"qnli": score}},
-        differences={},
+        options=EvalOptions(tasks=("arc_easy",)),
+        models=names,
+        parts=(part,),
+        arms=arms or {},
     )
+
+
+def row(values, name="all", table="right", **more):
+    return Row(
+        table=table, name=name, scores={m: Score(value=v) for m, v in values.items()}, **more
+    )
+
+
+def test_a_table_has_what_a_score_is_beside_and_what_tempers_it():
+    scores = {
+        "one": Score(value=0.625, interval=(0.5, 0.74), count=1200, repeats=(0.6, 0.65)),
+        "two": Score(value=0.25, interval=(0.2, 0.3), count=1200, counts={"ties": 1100}),
+    }
+    task = Row(
+        table="right",
+        name="bigbench_implicit_relations_multiple_choice",
+        scores=scores,
+        unit="items",
+        chance=0.04,
+        most_frequent=0.5,
+        paper={"LLaMA": 0.1294, "HC": 0.1529, "LIMe": 0.1482},
+        about={"items from": "a.jsonl"},
+    )
+    shown, counted, sources = tables(result_of(task))
+    (cells,) = shown.rows
+    header = ["right", "count", "one", "two", "chance", "most frequent"]
+    assert shown.header == [*header, "paper: LLaMA / HC / LIMe"]
+    # 12.7062 x 0.025: Student's t of one degree, half the distance of the two seeds.
+    assert cells[:3] == ["implicit_relations", "1,200 items", "62% (50% to 74%) ± 31.8% over seeds"]
+    assert cells[3:] == ["25.0% (20.0% to 30.0%)", "4.0%", "50.0%", "12.9% / 15.3% / 14.8%"]
+    assert counted.rows == [["implicit_relations", "two", "1,100"]] and counted.header[2] == "ties"
+    assert sources.rows == [["implicit_relations", "a.jsonl"]]
+
+
+def test_a_model_without_a_row_has_a_blank_and_counts_may_differ():
+    scores = {"one": Score(value=2.0, count=10), "two": Score(value=3.0, count=12)}
+    first = Row(table="loss", name="a", unit="tokens", scores=scores)
+    second = Row(table="loss", name="b", unit="tokens", scores={"one": scores["one"]})
+    (table,) = tables(result_of(first, second, better="lower", is_share=False))
+    assert table.rows == [
+        ["a", "10 / 12 tokens", "2.0000", "3.0000"],
+        ["b", "10 tokens", "2.0000", ""],
+    ]
+
+
+def test_folds_have_a_standard_deviation():
+    scores = {"one": Score(value=0.5, count=9, repeats=(0.3, 0.7))}
+    (table,) = tables(result_of(Row(table="probe", name="layer 0", scores=scores), repeats="folds"))
+    assert table.rows == [["layer 0", "9", "50% ± 20%"]]
+
+
+def compared(p, value=0.2, interval=(0.05, 0.35)):
+    return {"two": Difference(value=value, interval=interval, p=p)}
+
+
+def test_differences_have_a_table_a_forest_plot_and_a_sentence():
+    values = {"one": 0.5, "two": 0.7}
+    told = result_of(
+        row(values, "all", differences=compared(0.01)),
+        row(values, "other", differences=compared(0.2)),
+    )
+    _, differences = tables(told)
+    assert differences.header == ["right, against one", "two"]
+    assert differences.rows[0] == ["all", "+20% (+5% to +35%), p 0.010"]
+    assert differences.rows[1] == ["other", "+20% (+5% to +35%), p 0.200"]
+    (section, again) = build(told).sections
+    (forest,) = section.figures
+    assert "forest" not in forest.caption and "over items" in forest.caption
+    assert forest.svg.count("all") == forest.svg.count("other") == 1
+    assert again.commands == ["layermem eval made-up"]
+    assert sentence(told).startswith("By right: two is ahead of one in all (+20.0%).")
+    # Of losses less is better; a difference without a p-value is told by its interval.
+    rows = [row(values, "all", differences=compared(None))]
+    assert "two is behind one in all" in sentence(result_of(*rows, better="lower"))
+    noise = [row(values, "all", differences=compared(None, interval=(-0.1, 0.5)))]
+    assert sentence(result_of(*noise)).startswith("Nothing differs from one beyond noise by right.")
+
+
+def test_one_model_is_beside_a_guess():
+    rows = [row({"one": 0.5}, "copa", chance=0.5, unit="items"), row({"one": 0.4}, "mean")]
+    alone = result_of(rows[0])
+    assert sentence(alone) == "right, copa (a guess: 50.0%): one 50.0%."
+    assert sentence(result_of(*rows)) == "right, mean: one 40.0%."
+
+
+def test_means_over_seeds_and_differences_seed_by_seed():
+    """Equal differences have no spread, however far the seeds are apart, and the p-value of their
+    three signs: how they vary is not known."""
+    result = result_of(row(SHARES), arms=ARMS)
+    table = over_seeds(result, "right")
+    assert table.header == ["right", "plain", "lime", "lime against plain"]
+    # t(0.975, 2) = 4.3027, the deviation 0.1: 4.3027 x 0.1 / sqrt(3) = 0.2484.
+    assert table.rows[0][:3] == ["all", "60% ± 25%", "70% ± 25%"]
+    assert table.rows[0][3] == "+10.0% ± 0.0% (p = 0.250)"
+    assert table in tables(result)
+    assert sentence(result) == "Nothing differs from plain beyond noise by right."
+    (section, _) = build(result).sections
+    (forest,) = section.figures
+    assert "over seeds" in forest.caption
+
+
+def test_p_values_over_seeds_are_adjusted_for_all_rows():
+    ours, theirs = (1.0, 1.2, 1.5), (1.1, 1.0, 1.1)
+    numbers = dict(zip((*ARMS["lime"], *ARMS["plain"]), (*ours, *theirs), strict=True))
+    alone = over_seeds(result_of(row(numbers, "one"), is_share=False, arms=ARMS), "right")
+    p = p_value(paired(ours, theirs))
+    assert f"p = {p:.3f}" in alone.rows[0][3] and not math.isclose(p, 1)
+    both = result_of(row(numbers, "one"), row(numbers, "two"), is_share=False, arms=ARMS)
+    table = over_seeds(both, "right")
+    assert f"p = {holm([p, p])[0]:.3f}" in table.rows[0][3] != alone.rows[0][3]
+    # A row that models cannot be compared by, or that one of them lacks, is not among them.
+    few = {name: value for name, value in numbers.items() if name != "b2"}
+    more = (row(numbers, "two", is_comparable=False), row(few, "three"))
+    several = result_of(row(numbers, "one"), *more, is_share=False, arms=ARMS)
+    assert over_seeds(several, "right").rows == alone.rows
+
+
+def test_one_arm_has_means_and_its_models_are_compared_over_items():
+    values = {"a0": 0.5, "a1": 0.6}
+    differences = {"a1": Difference(value=0.1, interval=(0.05, 0.15), p=0.01)}
+    result = result_of(row(values, differences=differences), arms={"plain": ("a0", "a1")})
+    assert over_seeds(result, "right").rows == [["all", "55% ± 64%"]]
+    assert sentence(result).startswith("By right: a1 is ahead of a0 in all (+10.0%).")
+
+
+def test_a_difference_without_an_interval_is_not_called_noise():
+    result = result_of(row({"one": 0.5, "two": 0.7}, differences={"two": Difference(value=0.2)}))
+    assert "(one item)" in tables(result)[1].rows[0][1]
+    assert "beyond noise" not in sentence(result)
+    assert build(result).sections[0].figures == []
+
+
+def test_one_seed_or_no_arms_make_no_means():
+    one = {arm: names[:1] for arm, names in ARMS.items()}
+    for arms in (one, {}):
+        assert over_seeds(result_of(row(SHARES), arms=arms), "right") is None
 
 
 @pytest.fixture
@@ -89,30 +171,25 @@ def run(tmp_path):
     return record(tmp_path / "lime", variant="lime")
 
 
-def save(folder, *results):
+def save(folder, result):
     folder.mkdir()
-    for result in results:
-        (folder / f"{result.KIND}.json").write_text(to_json(result), encoding="utf-8")
+    (folder / "eval.json").write_text(to_json(result), encoding="utf-8")
     return folder
 
 
-def test_each_has_its_section(tmp_path, run, capsys):
-    folders = [
-        save(tmp_path / "measured", a_perplexity(), a_judgement()),
-        save(tmp_path / "other", a_perplexity(1.75)),
-        save(tmp_path / "asked", an_evaluation()),
-    ]
+def test_each_has_its_section_on_the_page_about_runs(tmp_path, run, capsys):
+    first, second = (result_of(row({"lime": value})) for value in (0.625, 0.875))
+    several = replace(second, parts=(*second.parts, replace(second.parts[0], title="Another")))
+    folders = [save(tmp_path / "first", first), save(tmp_path / "second", several)]
     out = tmp_path / "report"
     cli.main(["report", str(run), "--out", str(out), "--evaluation", *map(str, folders)])
     page = (out / "index.html").read_text(encoding="utf-8")
-    for shown in ("Perplexity (1)", "Perplexity (2)", "1.7500", "Grammar (BLiMP)", "65.0%"):
+    for shown in ("A part (1)", "62.5%", "A part (2)", "Another (2)", "87.5%"):
         assert shown in page
-    assert "Evaluation tasks" in page and "62.5%" in page
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path, run):
-    save(tmp_path / "asked", an_evaluation())
     (tmp_path / "empty").mkdir()
-    folders = [str(tmp_path / name) for name in ("asked", "empty")]
-    with pytest.raises(SystemExit, match=r"empty holds none of perplexity.json, blimp.json"):
-        cli.main(["report", str(run), "--out", str(tmp_path / "r"), "--evaluation", *folders])
+    asked = ["report", str(run), "--out", str(tmp_path / "r"), "--evaluation"]
+    with pytest.raises(SystemExit, match=r"empty.eval.json does not exist; layermem eval writes"):
+        cli.main([*asked, str(tmp_path / "empty")])

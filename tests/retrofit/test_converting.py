@@ -15,6 +15,8 @@ from layermem.retrofit import attach
 from layermem.retrofit.converting import as_llama, convert, find_source
 from layermem.retrofit.new_folder import new_folder
 
+CONVERT = ("models", "convert")
+
 
 @pytest.fixture
 def llama(tmp_path, tokenizer):
@@ -38,7 +40,7 @@ def llama(tmp_path, tokenizer):
 def test_a_llama_keeps_its_logits(asked, model_class, llama, tmp_path, ids, caplog):
     caplog.set_level("INFO")
     target = tmp_path / "new"
-    main(["convert", str(llama), str(target), *asked])
+    main([*CONVERT, str(llama), str(target), *asked])
     assert f"found a LLaMA of transformers: {llama}" in caplog.text
     assert f"wrote {target}: {model_class}" in caplog.text and "with its tokenizer" in caplog.text
     model = AutoModelForCausalLM.from_pretrained(target)
@@ -77,7 +79,16 @@ def test_our_plain_decoder_becomes_transformers_llama(fields, tmp_path, tokenize
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(tmp_path / "plain")
     tokenizer.save_pretrained(tmp_path / "plain")
-    main(["convert", str(tmp_path / "plain"), str(tmp_path / "llama"), "--variant", "llama"])
+    main(
+        [
+            "models",
+            "convert",
+            str(tmp_path / "plain"),
+            str(tmp_path / "llama"),
+            "--variant",
+            "llama",
+        ]
+    )
     assert f"found our plain decoder: {tmp_path / 'plain'}" in caplog.text
     config = json.loads((tmp_path / "llama" / "config.json").read_text())
     assert (config["model_type"], config["architectures"]) == ("llama", ["LlamaForCausalLM"])
@@ -86,26 +97,37 @@ def test_our_plain_decoder_becomes_transformers_llama(fields, tmp_path, tokenize
     llama = AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
     assert type(llama) is LlamaForCausalLM
     torch.testing.assert_close(llama(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
-    main(["convert", str(tmp_path / "llama"), str(tmp_path / "back"), "--variant", "plain"])
+    main(
+        ["models", "convert", str(tmp_path / "llama"), str(tmp_path / "back"), "--variant", "plain"]
+    )
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert torch.equal(back(ids).logits, model(ids).logits)
 
 
 def test_only_a_plain_decoder_becomes_a_llama(llama, tmp_path):
     with pytest.raises(SystemExit, match=r"a LLaMA of transformers already"):
-        main(["convert", str(llama), str(tmp_path / "new"), "--variant", "llama"])
+        main([*CONVERT, str(llama), str(tmp_path / "new"), "--variant", "llama"])
     # A name on the hub, where nothing but loading it tells what it is.
     with pytest.raises(ValueError, match=r"no plain decoder of ours but a LlamaForCausalLM"):
         as_llama(str(llama))
     asked = ["--variant", "llama", "--options", "router=last"]
     with pytest.raises(SystemExit, match=r"router are options of a variant; give --variant lime"):
-        main(["convert", str(llama), str(tmp_path / "new"), *asked])
+        main([*CONVERT, str(llama), str(tmp_path / "new"), *asked])
     with pytest.raises(SystemExit, match=r"variant 'limes'; there are .*, lime,.*; llama makes tr"):
-        main(["convert", str(llama), str(tmp_path / "new"), "--variant", "limes"])
+        main([*CONVERT, str(llama), str(tmp_path / "new"), "--variant", "limes"])
     lime = lookup("lime")
     lime.causal_lm(lime.config(**TINY)).save_pretrained(tmp_path / "lime")
     with pytest.raises(SystemExit, match=r"is a model of layermem already"):
-        main(["convert", str(tmp_path / "lime"), str(tmp_path / "new"), "--variant", "llama"])
+        main(
+            [
+                "models",
+                "convert",
+                str(tmp_path / "lime"),
+                str(tmp_path / "new"),
+                "--variant",
+                "llama",
+            ]
+        )
     assert not (tmp_path / "new").exists()
 
 
@@ -123,12 +145,12 @@ def test_a_file_of_torch_save_is_read_as_tensors_alone(llama, tmp_path, ids):
     state = {**model.state_dict(), "harm": Harm()}
     torch.save(state, llama / "pytorch_model.bin")
     with pytest.raises(SystemExit, match=r"tensors alone .Unsupported .*save its weights as model"):
-        main(["convert", str(llama), str(tmp_path / "other")])
+        main([*CONVERT, str(llama), str(tmp_path / "other")])
     (llama / "pytorch_model.bin").rename(llama / "part.bin")
     index = {"metadata": {}, "weight_map": dict.fromkeys(state, "part.bin")}
     (llama / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     with pytest.raises(SystemExit, match=r"tensors alone; if you trust it, save its weights as mo"):
-        main(["convert", str(llama), str(tmp_path / "other")])
+        main([*CONVERT, str(llama), str(tmp_path / "other")])
     assert not (tmp_path / "other").exists()
 
 
@@ -186,7 +208,7 @@ def test_a_folder_that_cannot_be_created_is_named_before_a_model_is_loaded(
     (tmp_path / "file").write_text("")
     for target in (Path("/proc/x"), Path("/proc/x/y"), tmp_path / "file" / "x"):
         with pytest.raises(SystemExit) as left:
-            main(["convert", str(llama), str(target)])
+            main([*CONVERT, str(llama), str(target)])
         assert f"{target} cannot be created" in left.value.code and "\n" not in left.value.code
 
 
@@ -250,7 +272,7 @@ def test_a_hub_name_is_a_llama():
 
 def test_an_option_without_a_value_is_refused(llama, tmp_path):
     with pytest.raises(SystemExit, match=r"must be NAME=VALUE each, got 'router'"):
-        main(["convert", str(llama), str(tmp_path / "new"), "--options", "router"])
+        main([*CONVERT, str(llama), str(tmp_path / "new"), "--options", "router"])
 
 
 def test_attached_memory_is_not_left_behind(tmp_path):

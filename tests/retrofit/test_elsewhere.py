@@ -232,7 +232,7 @@ def test_a_hosts_mapping_is_kept(tmp_path, capsys):
     generated = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=256)
     expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
     for name in ("whole", "routers"):
-        cli.main(["generate", str(tmp_path / name), "w1 w2", "--max-new-tokens", "6"])
+        cli.main(["models", "generate", str(tmp_path / name), "w1 w2", "--max-new-tokens", "6"])
         assert capsys.readouterr().out == expected + "\n"
 
 

@@ -145,7 +145,7 @@ def test_logits_are_those_of_llama2c(tied, tmp_path):
 
 @needs_stories
 def test_the_published_checkpoint_tells_its_story(tmp_path, capsys):
-    main(["convert", str(STORIES), str(tmp_path / "hf")])
+    main(["models", "convert", str(STORIES), str(tmp_path / "hf")])
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert type(model) is LlamaForCausalLM and model.num_parameters() == 260_032

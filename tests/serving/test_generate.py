@@ -218,20 +218,20 @@ def test_a_stop_text_that_begins_with_a_space_ends_at_the_first_token():
 def test_one_prompt_is_written_as_it_comes(saved, capsys, monkeypatch, caplog):
     caplog.set_level("INFO")
     folder = saved("lime")
-    main(["generate", str(folder), "a b c", "--max-new-tokens", "6"])
+    main(["models", "generate", str(folder), "a b c", "--max-new-tokens", "6"])
     shown = capsys.readouterr().out
     assert re.search(r"\d tokens in .* tokens/s; first token after", caplog.text)
     monkeypatch.setattr("sys.stdin", io.StringIO("a b c\n"))
-    main(["generate", str(folder), "--max-new-tokens", "6"])
+    main(["models", "generate", str(folder), "--max-new-tokens", "6"])
     assert capsys.readouterr().out == shown and shown.endswith("\n")
-    main(["generate", str(folder), "a b c", "d", "--max-new-tokens", "6"])
+    main(["models", "generate", str(folder), "a b c", "d", "--max-new-tokens", "6"])
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["prompt"] for row in rows] == ["a b c", "d"]
     assert rows[0]["completion"] == shown.removesuffix("\n")
-    main(["generate", str(folder), "a b c", "--max-new-tokens", "6", "--num-beams", "2"])
+    main(["models", "generate", str(folder), "a b c", "--max-new-tokens", "6", "--num-beams", "2"])
     assert capsys.readouterr().out.strip()
     stop = shown.split()[1]
-    main(["generate", str(folder), "a b c", "--max-new-tokens", "6", "--stop", stop])
+    main(["models", "generate", str(folder), "a b c", "--max-new-tokens", "6", "--stop", stop])
     assert capsys.readouterr().out == shown[: shown.index(stop)] + "\n"
 
 
@@ -240,7 +240,7 @@ def test_a_story_is_told_to_the_letter_and_ends_as_in_llama2c(tmp_path, capsys):
     convert(str(FOLDER), tmp_path / "hf")
     expected = json.loads((FOLDER / "reference_greedy.json").read_text())
     count = len(expected["greedy_ids_from_bos"]) - 1
-    main(["generate", str(tmp_path / "hf"), "", "--max-new-tokens", str(count)])
+    main(["models", "generate", str(tmp_path / "hf"), "", "--max-new-tokens", str(count)])
     assert capsys.readouterr().out == expected["text"] + "\n"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     start = "Once upon a time, there was a little girl named Lily."
@@ -262,14 +262,14 @@ TEMPLATE = (
 def test_chats(saved, tokenizer, tmp_path):
     folder = saved("lime")
     with pytest.raises(SystemExit, match="the tokenizer has no chat template; leave --chat out"):
-        main(["generate", str(folder), "a b", "--chat"])
+        main(["models", "generate", str(folder), "a b", "--chat"])
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     lines = [{"prompt": "a b"}, {"prompt": [{"role": "a", "content": "c"}]}]
     file = tmp_path / "chats.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "out.jsonl"
-    asked = ["generate", str(folder), "--prompts", str(file), "--max-new-tokens", "5"]
+    asked = ["models", "generate", str(folder), "--prompts", str(file), "--max-new-tokens", "5"]
     main([*asked, "--chat", "--out", str(out)])
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["prompt"] for row in rows] == [line["prompt"] for line in lines]
@@ -285,7 +285,7 @@ def test_chats(saved, tokenizer, tmp_path):
         ("", "holds no prompt: it is empty"),
         ("\n\n", "holds no prompt: it is empty"),
         ('{"prompt": "a"}\n{"text": "b"}\n', r"line 2 has no field 'prompt' .it has text."),
-        ('{"prompt": "a"}\n{"prompt": 3}\n', r"line 2: the field 'prompt' must be a string, got 3"),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', r"line 2: prompt must be a text, got 3"),
         ('{"prompt": "a"}\n{"prom', r"line 2 is not JSON"),
         ('{"prompt": [{"role": "u"}]}\n', r"line 1: the field .* messages with role and content"),
         ('{"prompt": []}\n', r"line 1: the field 'prompt' has no message"),
@@ -305,7 +305,7 @@ def test_a_file_without_usable_prompts_is_refused(lines, message, saved, tmp_pat
     file = tmp_path / "prompts.jsonl"
     file.write_text(lines)
     with pytest.raises(SystemExit, match=message):
-        main(["generate", str(saved()), "--prompts", str(file), "--max-new-tokens", "10"])
+        main(["models", "generate", str(saved()), "--prompts", str(file), "--max-new-tokens", "10"])
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_file_without_usable_prompts_is_refused(lines, message, saved, tmp_pat
 )
 def test_what_cannot_be_asked_for_is_refused(asked, message, saved, capsys):
     with pytest.raises(SystemExit) as left:
-        main(["generate", str(saved()), *asked])
+        main(["models", "generate", str(saved()), *asked])
     # Errors of options stand in a box of the parser's, broken into lines.
     shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert message in f"{shown} {left.value}"
@@ -338,13 +338,13 @@ def test_models_that_cannot_answer_are_refused(saved, tmp_path, tokenizer):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     with pytest.raises(SystemExit, match="has no tokenizer"):
-        main(["generate", str(folder), "a"])
+        main(["models", "generate", str(folder), "a"])
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(folder)
     with pytest.raises(SystemExit, match="prompt 1 has token 61, and the model has embeddings"):
-        main(["generate", str(folder), "a more", "--max-new-tokens", "5"])
+        main(["models", "generate", str(folder), "a more", "--max-new-tokens", "5"])
     with pytest.raises(SystemExit, match="nowhere does not exist"):
-        main(["generate", str(tmp_path / "nowhere"), "a"])
+        main(["models", "generate", str(tmp_path / "nowhere"), "a"])
 
 
 def test_an_end_token_that_the_tokenizer_adds_is_left_out(tokenizer):

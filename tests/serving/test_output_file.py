@@ -135,7 +135,7 @@ def asked(tmp_path, tokenizer):
     texts = ["a b", "c", "d e f", "g", "h a", "b b b b", "e", "a c e g", "f"]
     prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     options = ["--prompts", str(prompts), "--field", "text", "--do-sample", "--batch-size", "2"]
-    return ["generate", str(tmp_path / "model"), *options, "--max-new-tokens", "10"]
+    return ["models", "generate", str(tmp_path / "model"), *options, "--max-new-tokens", "10"]
 
 
 def test_a_stopped_command_writes_the_same_file(asked, tmp_path, monkeypatch, caplog):

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layermem.tasks import arithmetic
 from layermem.tasks.arithmetic import OPERANDS, describe, generate, grade
 from layermem.tasks.arithmetic_drawing import PARENTHESES
 from layermem.tasks.expressions import evaluate, parse, rewrites, solve, write
 from layermem.tasks.grading import Grade
+from layermem.tasks.registry import get_task
 
 RIGHT = Grade(answer=True, steps=True)
 trees = st.recursive(
@@ -176,7 +176,7 @@ def test_the_distribution():
 def test_the_tokenizer_has_one_token_for_each_number(tmp_path):
     from transformers import AutoTokenizer
 
-    arithmetic.tokenizer(300).save_pretrained(tmp_path)
+    get_task("arithmetic").tokenizer(value_max=300).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     text = "(300 - 7) * 12 / 3 = 293"
     ids = tokenizer(text)["input_ids"]

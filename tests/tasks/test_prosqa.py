@@ -18,6 +18,7 @@ from layermem.tasks.prosqa import CONCEPTS, NAMES, generate, grade, load
 from layermem.tasks.prosqa_crossed import UndirectedPairs
 from layermem.tasks.prosqa_graphs import distances, draw_sizes, shortest_path
 from layermem.tasks.prosqa_shortcuts import SHORTCUTS, farther_from_others
+from layermem.tasks.registry import get_task
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "prosqa"
 RIGHT = Grade(answer=True, steps=True)
@@ -243,7 +244,7 @@ def test_the_originals(originals):
 def test_the_tokenizer_gives_prompts_back(records, originals, tmp_path):
     from transformers import AutoTokenizer
 
-    prosqa.tokenizer().save_pretrained(tmp_path)
+    get_task("prosqa").tokenizer().save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for record in (*records[:200], *originals):
         text = record.prompt + record.solution

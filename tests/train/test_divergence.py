@@ -82,7 +82,7 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatc
     def spoilt(self, *args, **kwargs):
         found = predict(self, *args, **kwargs)
         factor = torch.nan if self.state.global_step == 4 else 1
-        self._sequence_losses[-1] = self._sequence_losses[-1] * factor
+        self._judged[-1] = self._judged[-1] * factor
         return found
 
     monkeypatch.setattr(Trainer, "prediction_step", spoilt)

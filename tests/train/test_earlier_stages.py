@@ -11,7 +11,6 @@ from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from layermem.config import Data, Model, Run, Task
-from layermem.experiments.finetuning import finetune
 from layermem.host_config import VARIANT, Host
 from layermem.lineage import FIELD, Lineage, read_lineage, stage_of, write_lineage
 from layermem.records_config import Records
@@ -332,7 +331,7 @@ def test_a_chain_of_stages_is_known_to_its_end(trained, tmp_path):
     data = replace(run.data, source=str(other), validation_share=0.5)
     host = Host(model=str(llama))
     second = replace(run, variant=VARIANT, model=Model(), host=host, data=data)
-    folder = finetune(second, tmp_path / "second")
+    folder = train(second, tmp_path / "second")
     about = yaml.safe_load(folder.config.read_text())["about"]
     assert about["trained_before_by"] == run.id
     assert f"| trained before by | {run.id} |" in (folder.final / "README.md").read_text()
@@ -343,5 +342,5 @@ def test_a_chain_of_stages_is_known_to_its_end(trained, tmp_path):
         asked = replace(second, host=Host(model=str(start)))
         asked = replace(asked, data=replace(data, source=source, validation_share=share))
         with pytest.raises(ValueError, match="held out a share of"):
-            finetune(asked, tmp_path / "third")
+            train(asked, tmp_path / "third")
     assert not RunFolder(tmp_path / "third").final.exists()

@@ -15,7 +15,7 @@ import layermem
 from layermem.config import Task
 from layermem.evals.solving import evaluate
 from layermem.runs import RunFolder
-from layermem.train.model_card import model_card
+from layermem.train.model_card import Learnt, model_card
 from layermem.train.run import train
 
 TASK = Task(
@@ -36,6 +36,7 @@ GROUPS = [
     {"name": "plain", "initial_lr": 1e-3, "weight_decay": 0.0},
     {"name": "LimeRouter", "initial_lr": 1e-2, "weight_decay": 0.0},
 ]
+LEARNT = Learnt(task="text-generation", data="letters", unit="token", usage="pass")
 
 
 def card_of(folder):
@@ -121,7 +122,7 @@ def test_names_that_mean_something_in_yaml_are_quoted(name, tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(yaml.safe_dump({"about": {"command": f"layermem train | {name}"}}))
-    text = model_card(run, folder, model, GROUPS)
+    text = model_card(run, folder, model, GROUPS, LEARNT)
     _, metadata, _ = text.split("---\n", 2)
     data = yaml.safe_load(metadata)
     assert data["base_model"] == name
@@ -136,7 +137,7 @@ def test_a_local_checkpoint_is_no_base_model(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text("{}")
-    text = model_card(run, folder, model, GROUPS)
+    text = model_card(run, folder, model, GROUPS, LEARNT)
     assert "base_model" not in text and f"| started from | {tmp_path} |" in text
 
 
@@ -144,7 +145,7 @@ def test_a_run_that_ends_with_other_versions_says_both(tmp_path):
     run = a_run(tmp_path, max_steps=2)
     folder = train(run, tmp_path / "run")
     model = AutoModelForCausalLM.from_pretrained(folder.final)
-    text = model_card(run, folder, model, GROUPS, {"precision": "bfloat16", "torch": "9.9"})
+    text = model_card(run, folder, model, GROUPS, LEARNT, {"precision": "bfloat16", "torch": "9.9"})
     about = yaml.safe_load(folder.config.read_text())["about"]
     assert f"| torch | {about['torch']} at the beginning, 9.9 at the end |" in text
     assert "| precision | float32 at the beginning, bfloat16 at the end |" in text

@@ -90,7 +90,7 @@ def test_two_processes_write_one_model_card(seen, alone, folder):
 
 
 def test_a_timeout_must_be_positive(tmp_path):
-    args = training_arguments(a_run(tmp_path), RunFolder(tmp_path), validates=True)
+    args = training_arguments(a_run(tmp_path), RunFolder(tmp_path))
     assert args.ddp_timeout == 1800
     with pytest.raises(ValueError, match="compute.ddp_timeout must be at least 1, got 0"):
         a_run(tmp_path, compute={"ddp_timeout": 0})

@@ -74,18 +74,6 @@ def test_a_checkpoint_of_another_run_is_refused(run, whole, place, tmp_path):
         train(run, folder.path, resume=True)
 
 
-def test_a_checkpoint_from_before_origins_were_noted_is_gone_on_from(run, whole, tmp_path):
-    folder = rewound(whole.path, tmp_path / "begun")
-    checkpoint = folder.latest_checkpoint()
-    (checkpoint / "origin.json").unlink()
-    marker = checkpoint / "complete.json"
-    listed = json.loads(marker.read_text())
-    del listed["origin.json"]
-    marker.write_text(json.dumps(listed))
-    train(run, folder.path, resume=True)
-    assert curve(folder) == curve(whole)
-
-
 def test_a_renamed_checkpoint_is_refused(run, whole, tmp_path):
     folder = rewound(whole.path, tmp_path / "begun")
     folder.latest_checkpoint().rename(folder.checkpoints / "checkpoint-6")

@@ -109,7 +109,7 @@ def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypa
         monkeypatch.setattr(Trainer, method.__name__, slow)
 
     clock = SimpleNamespace(perf_counter=lambda: seconds[0])
-    monkeypatch.setattr("layermem.train.step_timer.time", clock)
+    monkeypatch.setattr("layermem.train.metrics.time", clock)
     # A step is two micro-batches.
     taking(Trainer.training_step, 0.5)
     taking(Trainer.evaluation_loop, 100.0)
@@ -230,7 +230,7 @@ def test_a_process_that_sees_several_gpus_uses_one(tmp_path, monkeypatch):
         self._n_gpu = 2
 
     monkeypatch.setattr(TrainingArguments, "__post_init__", with_two)
-    said = training_arguments(a_run(tmp_path), RunFolder(tmp_path / "run"), validates=True)
+    said = training_arguments(a_run(tmp_path), RunFolder(tmp_path / "run"))
     assert (said.train_batch_size, said.eval_batch_size) == (4, 4)
     assert said.train_batch_size * said.gradient_accumulation_steps == 8
 
@@ -265,7 +265,7 @@ def test_a_tracker_gets_the_same_rows(tmp_path):
 def test_options_that_no_model_has_are_refused_before_the_data_are_read(
     options, message, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("layermem.train.run.prepare_run", None)
+    monkeypatch.setattr("layermem.train.run.prepare_learning", None)
     run = a_run(tmp_path, variant="lime", model={"options": options})
     with pytest.raises((TypeError, ValueError), match=message):
         train(run, tmp_path / "run")
@@ -286,7 +286,7 @@ def test_options_that_no_model_has_are_refused_before_the_data_are_read(
 def test_a_router_rate_that_no_parameter_has_is_refused_before_the_data_are_read(
     variant, options, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("layermem.train.run.prepare_run", None)
+    monkeypatch.setattr("layermem.train.run.prepare_learning", None)
     optim = {"router_lr": 0.5}
     run = a_run(tmp_path, variant=variant, model={"options": options}, optim=optim)
     name = re.escape(":".join((variant, *options)))

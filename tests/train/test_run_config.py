@@ -26,7 +26,7 @@ def test_a_folder_that_holds_a_run(whole, tmp_path):
     before = whole.metrics.read_text()
     with pytest.raises(FileExistsError, match="holds a run already; add --resume"):
         train(a_run(tmp_path), whole.path)
-    with pytest.raises(ValueError, match=r"another config: optim.lr was 0.01, is 0.5\. Resume it"):
+    with pytest.raises(ValueError, match=r"another config: optim.lr was 0.01, is 0.5\. Choose"):
         train(a_run(tmp_path, optim={"lr": 0.5}), whole.path, resume=True)
     assert whole.metrics.read_text() == before
 
@@ -94,7 +94,7 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
     package.mkdir()
     for name in ("__init__.py", "more.py"):
         (package / name).write_text("")
-    monkeypatch.setattr("layermem.train.provenance._PACKAGE_FOLDER", package)
+    monkeypatch.setattr("layermem.train.run_config._PACKAGE_FOLDER", package)
     runs = (train(a_run(tmp_path, max_steps=1), tmp_path / "run" / name) for name in "abcd")
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")

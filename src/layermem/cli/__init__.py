@@ -17,59 +17,80 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Any
 
 import tyro
 
+import layermem
+from layermem.cli import listing, models, study, train
 from layermem.cli.analyze import Analyze, analyze
-from layermem.cli.arena import Arena, arena
-from layermem.cli.blimp import Blimp, blimp
-from layermem.cli.convert import Convert, convert
 from layermem.cli.costs import Costs, costs
-from layermem.cli.curves import Curves, curves
-from layermem.cli.encoders import Encoders, encoders
 from layermem.cli.eval import Eval, evaluate
-from layermem.cli.finetune import Finetune, finetune
-from layermem.cli.generate import Generate, generate
-from layermem.cli.perplexity import Perplexity, perplexity
-from layermem.cli.presets import Presets, presets
 from layermem.cli.quickstart import Quickstart, quickstart
 from layermem.cli.report import Report, report
-from layermem.cli.reproduce import Reproduce, reproduce
-from layermem.cli.retrofit import Retrofit, retrofit
-from layermem.cli.solve import Solve, solve
-from layermem.cli.starting_run import StartingRun, with_base_run
-from layermem.cli.sweep import Sweep, sweep
-from layermem.cli.tasks import Tasks, tasks
-from layermem.cli.train import Train, train
-from layermem.cli.variants import Variants, variants
 from layermem.number_ranges import check_numbers
+from layermem.plugins import add_plugins, load_plugins
 
-DESCRIPTION = "Train, compare and look inside transformers whose attention reads earlier layers."
+HELP = """\
+usage: layermem [--plugin MODULE] COMMAND [options]
+       layermem COMMAND --help
+
+Train, compare and look inside transformers whose attention reads earlier layers.
+
+  quickstart  a plain decoder and LIMe learn arithmetic side by side, in minutes
+  train       train one model: PRESET; --host MODEL goes on with one of
+              transformers
+  study       compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME,
+              retrofit MODEL, encoders FILE
+  eval        measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
+  analyze     what goes on inside a checkpoint: entropy, probes, layouts, routers
+  report      one page about recorded runs, or their curves: --figure FILE
+  list        presets, variants, tasks, evals, studies
+  costs       parameters, FLOPs, time and memory of variants
+  models      convert, generate, card
+
+--plugin MODULE (a module, or a .py file) adds variants, tasks, presets and
+studies of your own. --version prints the version.
+"""
+"""What ``layermem --help`` prints."""
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "quickstart": (Quickstart, quickstart),
-    "train": (Train, train),
-    "finetune": (Finetune, finetune),
-    "sweep": (Sweep, sweep),
-    "presets": (Presets, presets),
-    "variants": (Variants, variants),
-    "tasks": (Tasks, tasks),
-    "solve": (Solve, solve),
-    "generate": (Generate, generate),
-    "perplexity": (Perplexity, perplexity),
-    "blimp": (Blimp, blimp),
+    "train": (train.Train, train.train),
+    "study": (study.AnyStudy, study.study),
     "eval": (Eval, evaluate),
-    "convert": (Convert, convert),
-    "costs": (Costs, costs),
     "analyze": (Analyze, analyze),
     "report": (Report, report),
-    "curves": (Curves, curves),
-    "reproduce": (Reproduce, reproduce),
-    "arena": (Arena, arena),
-    "retrofit": (Retrofit, retrofit),
-    "encoders": (Encoders, encoders),
+    "list": (listing.ListAny, listing.list_),
+    "costs": (Costs, costs),
+    "models": (models.AnyModels, models.models),
 }
 """Name of each command to its options and what it does, given them and the command as typed."""
+# Commands whose options depend on what comes first.
+_PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
+    "train": train.parse,
+    "study": study.parse,
+    "list": listing.parse,
+    "models": models.parse,
+}
+FORMER = {
+    "finetune": "train --host MODEL ...",
+    "sweep": "study PRESET ...",
+    "arena": "study BOARD,BOARD ...",
+    "reproduce": "study paper/NAME ..., and list studies",
+    "retrofit": "study retrofit MODEL ...",
+    "encoders": "study encoders RECORDS ...",
+    "perplexity": "eval CHECKPOINT ... --tasks ppl=FILE",
+    "blimp": "eval CHECKPOINT ... --tasks blimp=DIR",
+    "solve": "eval RUN ... --tasks TASK",
+    "curves": "report RUN ... --figure FILE",
+    "presets": "list presets",
+    "variants": "list variants",
+    "tasks": "list tasks [NAME]",
+    "convert": "models convert ...",
+    "generate": "models generate ...",
+}
+"""What commands are called that had names of their own."""
+_PLUGIN = "--plugin"
 # Errors whose message says what is wrong; of others the kind and the place are needed too.
 _TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, RuntimeError)
 # Characters of an error's line: a model that does not fit its weights names every one of them.
@@ -79,20 +100,27 @@ _LONGEST_LINE = 2000
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command; errors are one line, whoever raises them."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if not args or args[0] == "help":
-        args = ["--help"]
-    if not args[0].startswith("-") and args[0] not in COMMANDS:
-        close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
-        sys.exit(f"layermem: unknown command {args[0]!r}; {hint}")
+    typed = shlex.join(["layermem", *args])
+    args, plugins = _without_plugins(args)
+    if not args or args[0] in ("help", "--help", "-h"):
+        sys.stdout.write(HELP)
+        return
+    if args[0] == "--version":
+        sys.stdout.write(f"layermem {layermem.__version__}\n")
+        return
+    _check_command(args[0])
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "filelock", "fsspec", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
+        if plugins:
+            add_plugins(plugins)
         options = parse(args)
+        # Those of installed packages: a saved model of theirs opens once they are imported.
+        load_plugins()
         check_numbers(options, "--")
-        execute = dict(COMMANDS.values())[type(options)]
-        execute(options, shlex.join(["layermem", *args]))
+        _, execute = COMMANDS[args[0]]
+        execute(options, typed)
     except BrokenPipeError:
         # Whoever read the output has gone (| head): the rest of it has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -110,6 +138,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         from layermem.train.processes import exit_if_distributed
 
         exit_if_distributed()
+
+
+def _check_command(name: str) -> None:
+    """Exit where there is no command of a name, with the nearest one or the one it became."""
+    if name in FORMER:
+        sys.exit(f"layermem: {name} is now: layermem {FORMER[name]}")
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
+        sys.exit(f"layermem: unknown command {name!r}; {hint}")
 
 
 def _in_one_line(error: Exception) -> str:
@@ -134,23 +172,25 @@ def _model_config_errors() -> tuple[type[Exception], ...]:
     return (errors.StrictDataclassError,) if errors is not None else ()
 
 
+def _without_plugins(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a command without --plugin MODULE, wherever it stands, and the modules."""
+    rest, plugins, given = list[str](), list[str](), iter(args)
+    for arg in given:
+        if arg == _PLUGIN:
+            plugins.append(next(given, ""))
+        elif arg.startswith(f"{_PLUGIN}="):
+            plugins.append(arg.partition("=")[2])
+        else:
+            rest.append(arg)
+    if "" in plugins:
+        sys.exit("layermem: --plugin needs the name of a module, or the path of its .py file")
+    return rest, plugins
+
+
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a command, an instance of its dataclass."""
-    if args[0] not in COMMANDS:
-        return tyro.cli(_any_command(), prog="layermem", description=DESCRIPTION, args=args)
     # A parser of its own, so that an error names the command's help and no other's options.
     command, rest = args[0], list(args[1:])
-    kind, _ = COMMANDS[command]
-    if issubclass(kind, StartingRun):
-        # Its defaults are those of the preset, or of the config, that it starts from.
-        default = with_base_run(kind, command, rest)
-        return tyro.cli(kind, prog=f"layermem {command}", args=rest, default=default)
-    return tyro.cli(kind, prog=f"layermem {command}", args=rest)
-
-
-def _any_command() -> Any:
-    """Return a type whose subcommands are all commands, for the help that lists them."""
-    subcommands = [
-        Annotated[kind, tyro.conf.subcommand(name)] for name, (kind, _) in COMMANDS.items()
-    ]
-    return Union[tuple(subcommands)]  # noqa: UP007  (of a list that is made here)
+    if command in _PARSERS:
+        return _PARSERS[command](rest)
+    return tyro.cli(COMMANDS[command][0], prog=f"layermem {command}", args=rest)

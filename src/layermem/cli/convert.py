@@ -1,4 +1,4 @@
-"""`layermem convert`: a checkpoint of another layout becomes a saved model.
+"""`layermem models convert`: a checkpoint of another layout becomes a saved model.
 
 It does not know: layouts, how weights are renamed.
 """
@@ -26,9 +26,9 @@ class Convert:
     target: tyro.conf.Positional[Path]
     """The new folder: config, weights as safetensors, and the tokenizer."""
     variant: str | None = None
-    """What a LLaMA becomes (lime, plain or another of `layermem variants`), with its own weights at
-    their start without effect, or llama: transformers' LLaMA, of our plain decoder or of
-    llama2.c's file; None: lime, but of llama2.c's llama."""
+    """What a LLaMA becomes (lime, plain or another of `layermem list variants`), with its own
+    weights at their start without effect, or llama: transformers' LLaMA, of our plain decoder or
+    of llama2.c's file; None: lime, but of llama2.c's llama."""
     options: tuple[str, ...] = ()
     """Further fields of the variant's config, each NAME=VALUE (router=last router_window=4)."""
     tokenizer: str | None = None

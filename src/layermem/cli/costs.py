@@ -43,9 +43,9 @@ class Costs(MeasuringOptions):
 
 def costs(options: Costs, command: str) -> None:
     """Print what variants cost."""
-    from layermem.experiments.arms import parse_arms
-    from layermem.experiments.cost_points import count_costs
     from layermem.report import cost_tables, figures
+    from layermem.study.arms import parse_arms
+    from layermem.study.cost_points import count_costs
 
     if options.figure is not None:
         figures.check(options.figure)

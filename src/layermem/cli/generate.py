@@ -1,4 +1,4 @@
-"""`layermem generate`: text from a trained model, for one prompt or many.
+"""`layermem models generate`: text from a trained model, for one prompt or many.
 
 It does not know: how tokens are chosen, how files are gone on with.
 """
@@ -92,7 +92,8 @@ def _read(options: Generate) -> "list[RawPrompt]":
         return prompts_of_texts(options.texts)
     if sys.stdin is None or sys.stdin.isatty():
         raise ValueError(
-            "no prompt: layermem generate MODEL PROMPT ..., --prompts FILE, or standard input"
+            "no prompt: layermem models generate MODEL PROMPT ..., --prompts FILE, or standard "
+            "input"
         )
     # The line break that ends a file is none of the prompt's.
     return prompts_of_texts([sys.stdin.read().removesuffix("\n")], "standard input, prompt")

@@ -6,8 +6,6 @@ It does not know: what a command does with them.
 from dataclasses import dataclass
 from typing import Literal
 
-import tyro
-
 from layermem.number_ranges import SHARE, at_least, number
 
 
@@ -15,8 +13,6 @@ from layermem.number_ranges import SHARE, at_least, number
 class HostOptions:
     """The model, its data, and how it is trained."""
 
-    model: tyro.conf.Positional[str]
-    """Folder or hub name of a model of transformers."""
     revision: str | None = None
     """Branch, tag or commit of a model on the hub."""
     text: str | None = None
@@ -37,10 +33,10 @@ class HostOptions:
     """Validation blocks used; None: all."""
     cache: str | None = None
     """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
-    task: Literal["arithmetic", "prosqa", "mqar", "chains", "mad"] | None = None
-    """Task to train on, in place of text."""
+    task: str | None = None
+    """Task to train on, in place of text, as `layermem list tasks` has it."""
     task_options: tuple[str, ...] = ()
-    """Options of the task, each NAME=VALUE; `layermem tasks` lists them."""
+    """Options of the task, each NAME=VALUE; `layermem list tasks` lists them."""
     examples: int = number(50_000, at_least(1))
     """Problems in the training set of a task."""
     test: int = number(2_000, at_least(1))
@@ -61,7 +57,7 @@ class HostOptions:
     """Sequences computed at once; gradients are accumulated to --batch-size."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
     """Floating-point format."""
-    steps: int = number(1000, at_least(1))
+    max_steps: int = number(1000, at_least(1))
     """Training steps."""
     eval_every: int = number(100, at_least(1))
     """Steps between two validations; there is one before the first step and after the last."""

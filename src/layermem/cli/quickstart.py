@@ -26,9 +26,9 @@ class Quickstart(QuickstartOptions):
 
 def quickstart(options: Quickstart, command: str) -> None:
     """Show the mechanism at work."""
-    from layermem.experiments.quickstart import train_quickstart
     from layermem.report import quickstart as report
     from layermem.report.page import write_page
+    from layermem.study.quickstart import train_quickstart
 
     out = options.out or Path("runs") / f"quickstart-s{options.seed}"
     sizes = QuickstartOptions(

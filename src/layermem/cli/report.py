@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from layermem.cli.screen import show, write
+from layermem.cli.screen import screen, show, write
 
 logger = logging.getLogger(__name__)
 
@@ -26,29 +26,30 @@ class Report:
     analysis: tuple[Path, ...] = ()
     """Folders that layermem analyze has written, shown on the page."""
     evaluation: tuple[Path, ...] = ()
-    """Folders that layermem perplexity, blimp or eval has written, shown on the page."""
+    """Folders that layermem eval has written, shown on the page."""
     costs: Path | None = None
     """File that layermem costs --measure --out has written, shown on the page."""
+    figure: Path | None = None
+    """File (svg, png, pdf) for the learning curves of the runs, in place of the page."""
     out: Path = Path("report")
-    """Folder for report.json and the page."""
+    """Folder for study.json and the page."""
 
 
 def report(options: Report, command: str) -> None:
-    """Print the results of runs, and write the page about them."""
-    from layermem.experiments.comparison import compare_runs
-    from layermem.report import comparison as page
-    from layermem.report.outcomes import INTERVALS
+    """Print the results of runs, and write the page about them, or draw their curves."""
+    if options.figure is not None:
+        from layermem.report.curves import draw_curves
 
-    comparison = compare_runs(
-        options.runs,
-        options.out,
-        against=options.against,
-        analyses=options.analysis,
-        evaluations=options.evaluation,
-        costs=options.costs,
-        command=command,
-    )
-    for table in page.tables(comparison):
+        draw_curves(options.runs, options.figure)
+        logger.info("%s", options.figure)
+        return
+    from layermem.report import study as page
+    from layermem.report.given import given_sections
+    from layermem.study.comparing_runs import compare_runs
+
+    result = compare_runs(options.runs, options.out, against=options.against, command=command)
+    further = given_sections(result, options.analysis, options.evaluation, options.costs)
+    for table in page.tables(result):
         show(table)
-    logger.info("%s", INTERVALS)
-    write(page.build(comparison), options.out)
+    screen().print(f"{page.INTERVALS} {page.sentence(result)}", markup=False, highlight=False)
+    write(page.build(result, further), options.out)

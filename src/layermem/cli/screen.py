@@ -4,7 +4,7 @@ It does not know: what is printed.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from layermem.config import Run
     from layermem.report.page import Page, Table
+    from layermem.study.estimates import Estimate
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,38 @@ def write(page: "Page", folder: Path) -> None:
     path = folder / "index.html"
     write_page(page, path)
     logger.info("the page: %s", path.resolve())
+
+
+def show_estimate(run: "Run") -> None:
+    """Print how long a run would take here."""
+    from layermem.study.estimates import estimate_run
+
+    show_estimates([estimate_run(run)])
+
+
+def show_estimates(boards: "Sequence[Estimate]") -> None:
+    """Print what runs would take here."""
+    from layermem.report.numbers import format_duration, with_unit
+    from layermem.report.page import Table
+    from layermem.study.estimates import UNCERTAINTY, machine
+
+    rows = [
+        [
+            each.board,
+            f"{each.trials} + {each.counting}",
+            f"{each.recorded}" + (f", {each.failed} failed" if each.failed else ""),
+            "" if each.parameters is None else with_unit(each.parameters, 3),
+            with_unit(each.tokens, 3),
+            "" if each.flops is None else f"{each.flops:.2e}",
+            format_duration(3600 * each.hours),
+        ]
+        for each in boards
+    ]
+    bases = dict.fromkeys(each.basis for each in boards)
+    how = " ".join(f"{basis}: from {UNCERTAINTY[basis]}." for basis in bases)
+    header = ["board", "runs", "recorded", "parameters", "tokens", "FLOPs", "still to come"]
+    caption = f"Runs that choose rates + those that count. Time of {machine()}, {how}"
+    show(Table(header=header, rows=rows, caption=caption if boards else "It trains nothing."))
 
 
 def format_plainly(value: Any) -> str:

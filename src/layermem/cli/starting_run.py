@@ -1,7 +1,8 @@
-"""The run that `layermem train` and `layermem sweep` start from: a preset's or a config's.
+"""The run that `layermem train` and `layermem study` start from: a preset's or a config's.
 
     layermem train tiny-lm --seed 2             the preset's options are the defaults
     layermem train --config DIR/config.yaml     the config's options are the defaults
+    layermem train DIR --resume                 so are those of a run, which goes on
 
 It does not know: what is done with the run.
 """
@@ -14,8 +15,9 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from layermem import presets
 from layermem.config import Run, merged
-from layermem.experiments import presets
+from layermem.runs import RunFolder
 
 _T = TypeVar("_T", bound="StartingRun")
 
@@ -25,7 +27,8 @@ class StartingRun(Run):
     """Options of a command that starts from a preset or a config."""
 
     preset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET")] = ""
-    """Preset to start from: a name that `layermem presets` lists. It comes first."""
+    """Preset to start from: a name that `layermem list presets` shows; or the folder of a run,
+    whose config is taken. It comes first."""
     config: Path | None = None
     """Config to start from, in place of a preset: the config.yaml of a run."""
 
@@ -36,6 +39,9 @@ def with_base_run(kind: type[_T], command: str, args: Sequence[str]) -> _T:
     The preset is the first argument, or the config follows --config.
     """
     config = _config_argument(args)
+    if args and is_run_folder(args[0]):
+        run = _load(RunFolder(args[0]).config)
+        return kind(**_fields(run) | {"preset": args[0]})
     if args and not args[0].startswith("-"):
         return kind(**_fields(presets.get_preset(args[0])) | {"preset": args[0]})
     if config is not None:
@@ -54,11 +60,21 @@ def resolve_run(options: StartingRun) -> Run:
         raise ValueError(
             f"give a preset or --config, got {options.preset} and --config {options.config}"
         )
-    base = presets.get_preset(options.preset) if options.config is None else _load(options.config)
+    if is_run_folder(options.preset):
+        base = _load(RunFolder(options.preset).config)
+    elif options.config is None:
+        base = presets.get_preset(options.preset)
+    else:
+        base = _load(options.config)
     run = Run(**_fields(options) | {"preset": base.preset})
     model = replace(run.model, options=merged(base.model.options, run.model.options))
     task = replace(run.task, options=merged(base.task.options, run.task.options))
     return replace(run, model=model, task=task)
+
+
+def is_run_folder(name: str) -> bool:
+    """Return whether a name is the folder of a run."""
+    return bool(name) and RunFolder(name).config.exists()
 
 
 def _config_argument(args: Sequence[str]) -> str | None:

@@ -1,47 +1,74 @@
 """`layermem train`: one run, from a preset or a config with options on top.
 
+    layermem train tiny-lm --variant lime           a decoder of ours
+    layermem train runs/x --resume                  a run goes on
+    layermem train --host MODEL --text stdlib       a model of transformers goes on training
+
 It does not know: how a run is trained.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
-from layermem.cli.starting_run import StartingRun, resolve_run
+from layermem.cli.screen import show_estimate
+from layermem.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
+from layermem.cli.train_host import TrainHost, train_host
 
 logger = logging.getLogger(__name__)
+_HOST = "--host"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train(StartingRun):
-    """Train one model: a preset, or the config of a run, with options on top.
+    """Train one model: a preset, or the config of a run, with options on top. With --host MODEL a
+    model of transformers goes on training, with options of its own: layermem train --host MODEL
+    --help.
 
-    Every option but --out and --resume is a field of the run's config.
+    Every option but --out, --resume and --dry-run is a field of the run's config.
     """
 
     out: Path | None = None
     """Folder of the run; default: runs/PRESET-VARIANT-sSEED."""
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Go on from the newest checkpoint in the folder."""
+    """Go on from the newest checkpoint in the folder, which may stand in place of a preset."""
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print how long the run would take here; train nothing but some timed steps."""
 
 
-def train(options: Train, command: str) -> None:
+def parse(args: Sequence[str]) -> Any:
+    """Return the options of a run, an instance of its dataclass."""
+    if any(arg == _HOST or arg.startswith(f"{_HOST}=") for arg in args):
+        return tyro.cli(TrainHost, prog="layermem train", args=list(args))
+    default = with_base_run(Train, "train", args)
+    return tyro.cli(Train, prog="layermem train", args=list(args), default=default)
+
+
+def train(options: Train | TrainHost, command: str) -> None:
     """Train a run and print its folder."""
+    if isinstance(options, TrainHost):
+        train_host(options, command)
+        return
+    run = resolve_run(options)
+    if options.dry_run:
+        show_estimate(run)
+        return
     from transformers.utils import logging as transformers_logging
 
     from layermem.evals.solving import evaluate
-    from layermem.experiments.finetuning import load_host
     from layermem.models.registry import lookup
     from layermem.train.run import train as train_run
 
-    run = resolve_run(options)
     if run.host.model is None:
         lookup(run.variant)
     # One progress display is enough.
     transformers_logging.disable_progress_bar()
     out = options.out or Path("runs") / f"{run.preset}-{run.variant}-s{run.seed}"
-    folder = train_run(run, out, resume=options.resume, evaluate=evaluate, load_host=load_host)
+    if options.out is None and is_run_folder(options.preset):
+        out = Path(options.preset)
+    folder = train_run(run, out, resume=options.resume, evaluate=evaluate)
     logger.info("%s", folder.path)

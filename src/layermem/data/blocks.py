@@ -77,6 +77,13 @@ class Blocks(Dataset[dict[str, Tensor]]):
         labels = ids.masked_fill(positions == 0, -100)
         return {"input_ids": ids, "labels": labels, "position_ids": positions}
 
+    def identity(self) -> object:
+        """Return what the blocks are recognised by.
+
+        The folder's name is itself a digest of all that prepared tokens are made from.
+        """
+        return [self.prepared.path.parent.name, self.prepared.path.name, len(self)]
+
     @staticmethod
     def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Stack blocks into a batch [B, T].

@@ -1,8 +1,8 @@
 """The content of files, plain or compressed; incomplete compressed data is an error.
 
-The standard library's readers ignore what follows the end of a complete .xz or .bz2, and
-zstandard's accepts half a frame. Here every member of a file (``cat a.gz b.gz`` has two) is read to
-its own end mark, and what is missing, damaged or left over is an error.
+The standard library's readers ignore what follows the end of a complete .xz or .bz2, zstandard's
+and ``datasets`` accept half a frame. Here every member of a file (``cat a.gz b.gz`` has two) is
+read to its own end mark, and what is missing, damaged or left over is an error.
 
 It does not know: what the bytes mean.
 """
@@ -27,9 +27,8 @@ _MEMBERS: dict[str, Callable[[], Any]] = {
     ".bz2": bz2.BZ2Decompressor,
     ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
 }
-# Of these, the tools pad members with zeros.
-_PADDED = {".xz", ".gz"}
-SUFFIXES = frozenset(_MEMBERS)
+# With what the tools pad members.
+_PADDING = {".xz": b"\0", ".gz": b"\0"}
 
 
 @contextmanager
@@ -40,62 +39,60 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     the end of the file.
     """
     with path.open("rb") as file:
-        if path.suffix.lower() in SUFFIXES:
-            yield cast("IO[bytes]", io.BufferedReader(_Members(file, path), 2**16))
+        if path.suffix.lower() in _MEMBERS:
+            yield cast("IO[bytes]", io.BufferedReader(_Pieces(_decompress(file, path)), 2**16))
         else:
             yield file
 
 
-@final
-class _Members(io.RawIOBase):
-    """The decompressed content of all members of a file, one after the other."""
+def kind_of(path: Path) -> str:
+    """Return the suffix without a compression's, in small letters: ``.jsonl`` of ``a.JSONL.gz``."""
+    compressed = path.suffix.lower() in _MEMBERS
+    return (Path(path.stem).suffix if compressed else path.suffix).lower()
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
-        self.file, self.path, self.suffix = file, path, path.suffix.lower()
-        self.member = _MEMBERS[self.suffix]()
-        self.in_member = False
-        self.complete_members = 0
-        self.packed, self.plain = b"", memoryview(b"")
+
+def _decompress(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Yield the content of all members of a file, one after the other."""
+    suffix = path.suffix.lower()
+    packed, members = b"", 0
+    while packed or not members:
+        member = _MEMBERS[suffix]()
+        while not member.eof:
+            packed = packed or file.read(_PIECE)
+            if not packed:
+                raise ValueError(
+                    f"{path} is cut short: it ends before its compressed data does; fetch it or "
+                    "compress it again"
+                )
+            try:
+                plain = member.decompress(packed)
+            except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+                raise ValueError(
+                    f"{path} is damaged before byte {file.tell()} after {members} complete "
+                    f"members, or holds what is not {suffix[1:]} ({error}); fetch it or compress "
+                    "it again"
+                ) from error
+            packed = b""
+            yield plain
+        members += 1
+        packed = member.unused_data.lstrip(_PADDING.get(suffix, b""))
+        while not packed and (piece := file.read(_PIECE)):
+            packed = piece.lstrip(_PADDING.get(suffix, b""))
+
+
+@final
+class _Pieces(io.RawIOBase):
+    """Pieces of bytes as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces, self.rest = pieces, memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self.plain and self._read_packed():
-            self.plain = memoryview(self._decompress())
-        count = min(len(buffer), len(self.plain))
-        buffer[:count], self.plain = self.plain[:count], self.plain[count:]
+        while not self.rest and (piece := next(self.pieces, None)) is not None:
+            self.rest = memoryview(piece)
+        count = min(len(buffer), len(self.rest))
+        buffer[:count], self.rest = self.rest[:count], self.rest[count:]
         return count
-
-    def _read_packed(self) -> bool:
-        """Read compressed bytes where none are at hand; return whether there are any."""
-        self.packed = self.packed or self.file.read(_PIECE)
-        if self.complete_members and not self.in_member and self.suffix in _PADDED:
-            while self.packed and not self.packed.strip(b"\0"):
-                self.packed = self.file.read(_PIECE)
-            self.packed = self.packed.lstrip(b"\0")
-        if not self.packed and (self.in_member or not self.complete_members):
-            raise ValueError(
-                f"{self.path} is cut short: it ends before its compressed data does; fetch it or "
-                "compress it again"
-            )
-        return bool(self.packed)
-
-    def _decompress(self) -> bytes:
-        """Decompress the bytes at hand."""
-        self.in_member = True
-        try:
-            plain: bytes = self.member.decompress(self.packed)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
-            count = self.complete_members
-            after = f" after {count} complete members" if count else ""
-            raise ValueError(
-                f"{self.path} is damaged before byte {self.file.tell()}{after}, or holds what is "
-                f"not {self.suffix[1:]} ({error}); fetch it or compress it again"
-            ) from error
-        self.packed = b""
-        if self.member.eof:
-            self.packed = self.member.unused_data
-            self.member, self.in_member = _MEMBERS[self.suffix](), False
-            self.complete_members += 1
-        return plain

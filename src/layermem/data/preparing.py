@@ -28,9 +28,8 @@ from tqdm import tqdm
 
 from layermem.config import Data
 from layermem.data.blocks import Prepared
-from layermem.data.documents import Source
-from layermem.data.sources import hub_name, open_source
-from layermem.data.staging import claim_folder, explain_write_error, staging_folder
+from layermem.data.sources import Source, hub_name, open_source
+from layermem.data.staging import claim_folder, staging_folder, write_errors
 from layermem.data.tokenizers import Ids, batch_encoder, fingerprint, id_dtype
 from layermem.text_hash import hash_to_unit_interval
 
@@ -41,8 +40,7 @@ Part: TypeAlias = tuple[str, str]
 _BATCH = 500_000
 # Batches that are read ahead of the one that is written: one is tokenized, one waits for that.
 _AHEAD = 2
-# 3: documents have a maximum length, and training leaves out the documents of validation.
-# 4: the parts of a document are in one split.
+# A change of the tokens that are written takes another number, so that nothing older is found.
 _VERSION = 4
 _META = "meta.json"
 
@@ -136,60 +134,47 @@ def _build(
                 name: stack.enter_context(closing(_Writer(staging / f"{name}.bin", tokenizer)))
                 for name in ("train", "valid")
             }
-            held_out = _HashedDocuments(validation.parts() if validation else ())
+            held_out, share = _HeldOut(), config.validation_share
             if validation:
-                _write(held_out, 1.0, writers, tokenizer, str(config.validation))
-            documents = itertools.islice(source.parts(), config.max_documents)
-            training = _WithoutHeldOut(documents, held_out.hashes())
-            share = 0.0 if validation else config.validation_share
-            _write(training, share, writers, tokenizer, config.source)
-        _check_splits(writers, config, training.left_out)
+                held, share = held_out.hold_out(validation.parts()), 0.0
+                _write(held, 1.0, writers, tokenizer, str(config.validation))
+            parts = itertools.islice(source.parts(), config.max_documents)
+            _write(held_out.leave_out(parts), share, writers, tokenizer, config.source)
+        _check_splits(writers, config, held_out.left_out)
         if _fingerprints(source, validation) != fingerprints:
             raise ValueError(
                 f"{config.source} or its validation text changed while it was prepared; start "
                 "again once nothing writes to it"
             )
         meta = {name: writer.meta() for name, writer in writers.items()}
-        meta["train"]["left_out"] = training.left_out
-        try:
+        meta["train"]["left_out"] = held_out.left_out
+        with write_errors(staging / _META):
             (staging / _META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        except OSError as error:
-            raise explain_write_error(error, staging / _META) from error
 
 
-class _HashedDocuments:
-    """Documents, each of which leaves a hash of 8 bytes as it is read."""
+class _HeldOut:
+    """Hashes of 8 bytes of the documents of validation, which training leaves out."""
 
-    def __init__(self, documents: Iterable[Part]) -> None:
-        self.documents, self._hashes = documents, array("Q")
+    def __init__(self) -> None:
+        self.hashes, self.left_out = array("Q"), 0
 
-    def __iter__(self) -> Iterator[Part]:
-        for text, first in self.documents:
-            self._hashes.append(_hash_text(text))
+    def hold_out(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """Yield parts of documents, whose hashes are kept."""
+        for text, first in parts:
+            self.hashes.append(_hash_text(text))
             yield text, first
 
-    def hashes(self) -> np.ndarray[Any, Any]:
-        """Return the different hashes, sorted."""
-        return np.unique(np.frombuffer(self._hashes, dtype=np.uint64))
-
-
-class _WithoutHeldOut:
-    """Documents without those whose hash is among the given ones, which are counted."""
-
-    def __init__(self, documents: Iterable[Part], hashes: np.ndarray[Any, Any]) -> None:
-        self.documents, self.hashes, self.left_out = documents, hashes, 0
-
-    def __iter__(self) -> Iterator[Part]:
-        for text, first in self.documents:
-            if len(self.hashes) and self._is_held_out(text):
-                self.left_out += bool(text)
-            else:
-                yield text, first
-
-    def _is_held_out(self, text: str) -> bool:
-        value = np.uint64(_hash_text(text))
-        index = min(int(np.searchsorted(self.hashes, value)), len(self.hashes) - 1)
-        return bool(self.hashes[index] == value)
+    def leave_out(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """Yield parts of documents without those that are held out, which are counted."""
+        hashes = np.unique(np.frombuffer(self.hashes, dtype=np.uint64))
+        for text, first in parts:
+            if len(hashes):
+                value = np.uint64(_hash_text(text))
+                index = hashes.searchsorted(value)
+                if index < len(hashes) and hashes[index] == value:
+                    self.left_out += bool(text)
+                    continue
+            yield text, first
 
 
 def _hash_text(text: str) -> int:
@@ -204,24 +189,20 @@ class _Writer:
         self.path, self.end = path, tokenizer.eos_token_id
         self.dtype = id_dtype(tokenizer)
         self.tokens = self.documents = 0
-        try:
+        with write_errors(path):
             self.file: IO[bytes] = path.open("wb")
-        except OSError as error:
-            raise explain_write_error(error, path) from error
 
-    def add(self, ids: Ids) -> None:
-        try:
-            self.file.write(np.append(ids, self.dtype(self.end)).tobytes())
-        except OSError as error:
-            raise explain_write_error(error, self.path) from error
-        self.tokens += len(ids) + 1
-        self.documents += 1
+    def add(self, documents: Sequence[Ids]) -> None:
+        end = np.array([self.end], self.dtype)
+        content = np.concatenate([part for ids in documents for part in (ids, end)])
+        with write_errors(self.path):
+            self.file.write(content.tobytes())
+        self.tokens += len(content)
+        self.documents += len(documents)
 
     def close(self) -> None:
-        try:
+        with write_errors(self.path):
             self.file.close()
-        except OSError as error:
-            raise explain_write_error(error, self.path) from error
 
     def meta(self) -> dict[str, Any]:
         return {
@@ -241,8 +222,12 @@ def _write(
     batches = _batch_parts(part for part in documents if part[0])
     with bar, closing(_tokenize(batches, tokenizer)) as tokenized:
         for batch, encoded in tokenized:
+            sides: dict[str, list[Ids]] = {side: [] for side in writers}
             for (_, first), ids in zip(batch, encoded, strict=True):
-                writers["valid" if hash_to_unit_interval(first) < share else "train"].add(ids)
+                sides["valid" if hash_to_unit_interval(first) < share else "train"].append(ids)
+            for side, added in sides.items():
+                if added:
+                    writers[side].add(added)
             bar.update(sum(map(len, encoded)))
     total = {split: f"{writer.tokens:,}" for split, writer in writers.items()}
     logger.info("%s: tokens for training %s, for validation %s", name, *total.values())

@@ -3,24 +3,22 @@
     {"id": "56be", "context": "Denver beat Carolina.", "question": "Who won?",
      "answers": {"text": ["Denver"], "answer_start": [0]}}
 
-``.jsonl`` has such an object on each line, with names that may be others. ``.json`` is the nested
-file of SQuAD 1.1 and 2.0 (data, paragraphs, qas), whose questions may be marked ``is_impossible``.
+A file has such records, with names that may be others, or is the nested ``.json`` of SQuAD 1.1 and
+2.0 (data, paragraphs, qas), whose questions may be marked ``is_impossible``.
 An answer must stand in its context where it is said to; whitespace at its ends is left out.
 
 It does not know: tokens, models, how records are split.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layermem.data import compression
-from layermem.data.local_files import json_records
+from layermem.data.compression import kind_of
+from layermem.data.records import Record, as_record, file_records, read_json
 
-_FLAT = (".jsonl", ".ndjson")
-_NESTED = ".json"
+_MEND = "; name the fields with --fields CONTEXT QUESTION, --label ANSWERS and --id-field"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,60 +76,34 @@ def read_questions(
     """
     records: list[QuestionRecord] = []
     places: dict[str, str] = {}
-    for row, where in _rows(path, names):
-        record = _record(row, where, names, unanswerable=unanswerable)
+    for each in _squad(path, names) if kind_of(path) == ".json" else file_records(path):
+        record = _question(each, names, unanswerable=unanswerable)
         if record.id in places:
             raise ValueError(
-                f"{where}: {names.id} {record.id!r} is that of {places[record.id]} too: every "
+                f"{each.where}: {names.id} {record.id!r} is that of {places[record.id]} too: every "
                 "question needs one of its own, by which its prediction is found"
             )
-        places[record.id] = where
+        places[record.id] = each.where
         records.append(record)
     if not records:
         raise ValueError(f"there are no questions in {path}")
     return records
 
 
-def _rows(path: Path, names: QuestionFields) -> Iterator[tuple[Any, str]]:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in compression.SUFFIXES:
-        suffixes.pop()
-    kind = suffixes[-1] if suffixes else ""
-    if kind not in (*_FLAT, _NESTED):
-        raise ValueError(
-            f"{path} is of no kind of questions that is read: {', '.join(_FLAT)} (an object on "
-            f"each line) or {_NESTED} (SQuAD's own files), plain or compressed"
-        )
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist or is no file; name a file of questions")
-    if kind in _FLAT:
-        yield from json_records(path)
-        return
+def _squad(path: Path, names: QuestionFields) -> Iterator[Record]:
+    """Yield the questions of one of SQuAD's own files as flat records."""
     if names != QuestionFields():
         raise ValueError(
             f"{path} is read as one of SQuAD's own files, whose fields have names of their own: "
             "leave --fields, --label and --id-field out, or write the records as .jsonl"
         )
-    yield from _nested_rows(path)
-
-
-def _nested_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the questions of a file of SQuAD as flat records."""
-    try:
-        with compression.open_decompressed(path) as file:
-            content = json.loads(file.read().decode("utf-8-sig"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON ({error}); JSON lines end in .jsonl") from error
-    for i, article in enumerate(_list_in(content, "data", str(path)), 1):
+    for i, article in enumerate(_list_in(read_json(path), "data", str(path)), 1):
         of_article = f"{path}, article {i}"
         for j, paragraph in enumerate(_list_in(article, "paragraphs", of_article), 1):
             of_paragraph = f"{of_article}, paragraph {j}"
             for k, question in enumerate(_list_in(paragraph, "qas", of_paragraph), 1):
-                where = f"{of_paragraph}, question {k}"
-                if not isinstance(question, Mapping):
-                    raise ValueError(f"{where} must be an object, got {question!r:.60}")
-                context = {"context": paragraph["context"]} if "context" in paragraph else {}
-                yield {**question, **context}, where
+                record = as_record(question, f"{of_paragraph}, question {k}")
+                yield Record({**record.fields, "context": paragraph.get("context")}, record.where)
 
 
 def _list_in(value: Any, name: str, where: str) -> list[Any]:
@@ -143,38 +115,28 @@ def _list_in(value: Any, name: str, where: str) -> list[Any]:
     return list(value[name])
 
 
-def _record(row: Any, where: str, names: QuestionFields, *, unanswerable: bool) -> QuestionRecord:
-    if not isinstance(row, Mapping):
-        raise ValueError(f"{where} must hold an object, got {row!r:.60}")
-    for name in (names.id, names.context, names.question, names.answers):
-        if name not in row:
-            raise ValueError(
-                f"{where} has no field {name!r} (it has {', '.join(map(str, row))}); name the "
-                "fields with --fields CONTEXT QUESTION, --label ANSWERS and --id-field"
-            )
-    for name in (names.context, names.question):
-        if not isinstance(row[name], str) or not row[name].strip():
-            raise ValueError(f"{where}: {name} must be a text, got {row[name]!r:.60}")
-    number = row[names.id]
+def _question(record: Record, names: QuestionFields, *, unanswerable: bool) -> QuestionRecord:
+    context, question = (record.text(name, _MEND) for name in (names.context, names.question))
+    number = record.field(names.id, _MEND)
     if isinstance(number, bool) or not isinstance(number, int | str) or number == "":
-        raise ValueError(f"{where}: {names.id} must be a text or a number, got {number!r:.60}")
-    context = row[names.context]
+        raise record.error(names.id, "be a text or a number", number)
     answers = tuple(
-        _answer(text, start, context, f"{where}: {names.answers}")
-        for text, start in _pairs(row[names.answers], f"{where}: {names.answers}")
+        _answer(text, start, context, f"{record.where}: {names.answers}")
+        for text, start in _pairs(record, names.answers)
     )
-    _check_answerable(row, where, bool(answers), unanswerable)
+    _check_answerable(record, bool(answers), unanswerable)
     return QuestionRecord(
         id=str(number),
         context=context,
-        question=row[names.question].strip(),
+        question=question.strip(),
         answers=answers,
-        where=where,
+        where=record.where,
     )
 
 
-def _pairs(value: Any, where: str) -> list[tuple[Any, Any]]:
+def _pairs(record: Record, name: str) -> list[tuple[Any, Any]]:
     """Return texts with their offsets: of two lists in an object, or of a list of objects."""
+    value = record.field(name, _MEND)
     if isinstance(value, Mapping) and {"text", "answer_start"} <= value.keys():
         texts, starts = value["text"], value["answer_start"]
         if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
@@ -183,9 +145,9 @@ def _pairs(value: Any, where: str) -> list[tuple[Any, Any]]:
         isinstance(each, Mapping) and {"text", "answer_start"} <= each.keys() for each in value
     ):
         return [(each["text"], each["answer_start"]) for each in value]
-    raise ValueError(
-        f"{where} must have a text and an answer_start for each answer, such as "
-        f'{{"text": ["Denver"], "answer_start": [0]}}, got {value!r:.80}'
+    example = '{"text": ["Denver"], "answer_start": [0]}'
+    raise record.error(
+        name, f"have a text and an answer_start for each answer, such as {example}", value
     )
 
 
@@ -207,17 +169,15 @@ def _answer(text: Any, start: Any, context: str, where: str) -> Answer:
     return Answer(text=stripped, start=start + text.index(stripped))
 
 
-def _check_answerable(
-    row: Mapping[str, Any], where: str, has_answers: bool, unanswerable: bool
-) -> None:
-    impossible = row.get("is_impossible")
+def _check_answerable(record: Record, has_answers: bool, unanswerable: bool) -> None:
+    impossible = record.fields.get("is_impossible")
     if isinstance(impossible, bool) and impossible == has_answers:
         raise ValueError(
-            f"{where}: is_impossible is {str(impossible).lower()}, and there are "
+            f"{record.where}: is_impossible is {str(impossible).lower()}, and there are "
             f"{'' if has_answers else 'no '}answers"
         )
     if not (has_answers or unanswerable):
         raise ValueError(
-            f"{where} has no answer: with --unanswerable such questions are learnt as having none; "
-            "otherwise leave them out"
+            f"{record.where} has no answer: with --unanswerable such questions are learnt as "
+            "having none; otherwise leave them out"
         )

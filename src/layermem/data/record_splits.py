@@ -25,6 +25,19 @@ class Splittable(Protocol):
 _R = TypeVar("_R", bound=Splittable)
 
 
+def split_records(
+    records: Sequence[_R], validation: list[_R] | None, share: float
+) -> tuple[list[_R], list[_R], int]:
+    """Return training and validation records, and how many are left out of training.
+
+    ``validation``: records of a file of their own; None: a share is held out.
+    """
+    if validation is None:
+        return *split_by_hash(records, share), 0
+    train = leave_out(records, validation)
+    return train, validation, len(records) - len(train)
+
+
 def split_by_hash(records: Sequence[_R], share: float) -> tuple[list[_R], list[_R]]:
     """Return training and validation records, of which there are about ``share``."""
     sides: tuple[list[_R], list[_R]] = ([], [])

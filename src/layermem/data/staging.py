@@ -50,7 +50,8 @@ def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool
     folder.
     """
     lock, waited = folder.with_name(f"{_LOCK}{folder.name}"), 0.0
-    _make_folder(folder.parent)
+    with write_errors(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
     while not is_complete():
         with _try_lock(lock) as held:
             if held:
@@ -77,47 +78,40 @@ def staging_folder(folder: Path) -> Iterator[Path]:
     staging = folder.with_name(f"{_STAGING}{folder.name}-{_HOST}-{os.getpid()}")
     with _sigterm_as_exception():
         try:
-            _make_folder(staging)
+            with write_errors(staging):
+                staging.mkdir(parents=True, exist_ok=True)
             yield staging
-            for path in staging.iterdir():
-                _write_to_disk(path)
-            _rename(staging, folder)
+            _publish(staging, folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def explain_write_error(error: OSError, path: Path) -> OSError:
-    """Return the error of a file that cannot be written, with how to mend it."""
-    return OSError(
-        error.errno,
-        f"{error.strerror}: prepared text cannot be written; free room, or choose another folder "
-        "(--data.cache, or LAYERMEM_CACHE)",
-        str(path),
-    )
-
-
-def _make_folder(folder: Path) -> None:
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Have errors of writing a file or folder say how to mend it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise explain_write_error(error, folder) from error
+        raise OSError(
+            error.errno,
+            f"{error.strerror}: prepared text cannot be written; free room, or choose another "
+            "folder (--data.cache, or LAYERMEM_CACHE)",
+            str(path),
+        ) from error
 
 
-def _rename(staging: Path, folder: Path) -> None:
-    try:
-        os.replace(staging, folder)
-    except OSError as error:
-        # Without locks another process may have made the same folder meanwhile.
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise explain_write_error(error, folder) from error
-
-
-def _write_to_disk(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
+def _publish(staging: Path, folder: Path) -> None:
+    """Write a folder to disk and rename it."""
+    for path in staging.iterdir():
+        with write_errors(path), path.open("rb") as file:
             os.fsync(file.fileno())
-    except OSError as error:
-        raise explain_write_error(error, path) from error
+    with write_errors(folder):
+        try:
+            os.replace(staging, folder)
+        except OSError as error:
+            # Without locks another process may have made the same folder meanwhile.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
 
 
 def _delete_abandoned(folder: Path) -> None:
@@ -181,10 +175,8 @@ def _take_lock(path: Path) -> AbstractContextManager[object] | None:
     # A soft lock, which FileLock would fall back to, would outlive a killed process.
     lock = FileLock(path, fallback_to_soft=False)
     while True:
-        try:
+        with write_errors(path):
             path.touch()
-        except OSError as error:
-            raise explain_write_error(error, path) from error
         try:
             held = lock.acquire(blocking=False)
         except Timeout:

@@ -16,18 +16,17 @@ It does not know: models, how a pair is judged.
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from layermem.data import compression
-from layermem.data.local_files import find_files, json_records
+from layermem.data.compression import kind_of
+from layermem.data.records import KINDS, file_records
+from layermem.data.sources import find_files
 
 logger = logging.getLogger(__name__)
 
 _NAMES = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +53,7 @@ class Pair:
 
 
 def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> list[Pair]:
-    """Return the pairs of files of JSON lines, plain or compressed, or of folders of such files.
+    """Return the pairs of files of records, or of folders of such files.
 
     ``per_paradigm``: the first so many pairs of each paradigm; None: all. Records that hold one
     sentence twice are left out.
@@ -65,12 +64,18 @@ def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> lis
     files = list(itertools.chain.from_iterable(map(_files, paths)))
     _check_distinct(files)
     for file in files:
-        for record, where in json_records(file):
-            _check_fields(record, where)
-            if record["sentence_good"] == record["sentence_bad"]:
-                equal.append(where)
+        for record in file_records(file):
+            good, bad, field, phenomenon, paradigm = map(record.text, _NAMES)
+            if good == bad:
+                equal.append(record.where)
                 continue
-            pair = _pair(record)
+            pair = Pair(
+                good=good,
+                bad=bad,
+                field=field.replace("/", "_"),
+                phenomenon=phenomenon,
+                paradigm=paradigm,
+            )
             counts[pair.paradigm] += 1
             if per_paradigm is None or counts[pair.paradigm] <= per_paradigm:
                 pairs.append(pair)
@@ -89,9 +94,9 @@ def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> lis
 def _files(path: Path) -> Iterator[Path]:
     path = path.expanduser()
     if path.is_dir():
-        files = [file for file in sorted(find_files(path)) if set(file.suffixes) & {*_JSON_LINES}]
+        files = [file for file in sorted(find_files(path)) if kind_of(file) in KINDS]
         if not files:
-            raise ValueError(f"the folder {path} holds no JSON lines ({', '.join(_JSON_LINES)})")
+            raise ValueError(f"the folder {path} holds no records of BLiMP")
         yield from files
     elif path.is_file():
         yield path
@@ -106,10 +111,7 @@ def _check_distinct(files: Sequence[Path]) -> None:
     """Raise if a file is read twice, or beside a copy of another kind, compressed for example."""
     seen: dict[Path, Path] = {}
     for file in files:
-        name = file.name
-        for suffix in reversed(file.suffixes):
-            if suffix.lower() in (*compression.SUFFIXES, *_JSON_LINES):
-                name = name.removesuffix(suffix)
+        name = file.name[: file.name.lower().rindex(kind_of(file))]
         for place in {file.resolve(), file.parent.resolve() / name}:
             if place in seen:
                 raise ValueError(
@@ -117,28 +119,3 @@ def _check_distinct(files: Sequence[Path]) -> None:
                     "would count twice: name one of them"
                 )
             seen[place] = file
-
-
-def _check_fields(record: Any, where: str) -> None:
-    """Raise, naming its line, if a record is no pair."""
-    if not isinstance(record, Mapping):
-        raise ValueError(f"{where} must hold an object of a pair, got {record!r:.60}")
-    if missing := [name for name in _NAMES if name not in record]:
-        raise ValueError(
-            f"{where} has no field {', '.join(missing)} (it has {', '.join(record)}); a pair has "
-            f"{', '.join(_NAMES)}"
-        )
-    for name in _NAMES:
-        if not isinstance(record[name], str) or not record[name].strip():
-            raise ValueError(f"{where}: {name} must be a text, got {record[name]!r:.60}")
-
-
-def _pair(record: Mapping[str, str]) -> Pair:
-    good, bad, field, phenomenon, paradigm = (record[name] for name in _NAMES)
-    return Pair(
-        good=good,
-        bad=bad,
-        field=field.replace("/", "_"),
-        phenomenon=phenomenon,
-        paradigm=paradigm,
-    )

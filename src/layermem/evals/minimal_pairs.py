@@ -11,7 +11,6 @@ It does not know: where pairs come from, checkpoints, how results are displayed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from layermem.data.tokenizers import Ids, batch_encoder
 from layermem.evals.blimp_records import Pair
 from layermem.evals.perplexity import longest_context
+from layermem.evals.scores import compare_right
 from layermem.evals.token_losses import (
     Window,
     batched_losses,
@@ -28,8 +28,8 @@ from layermem.evals.token_losses import (
     rows_at_once,
     vocabulary_size,
 )
-from layermem.intervals import holm, mcnemar, proportion
-from layermem.results.minimal_pairs import JudgedPairs, PairDifference, PairShare
+from layermem.intervals import proportion
+from layermem.results.eval import Difference, Score
 
 # Sentences tokenized at once.
 _AT_ONCE = 1000
@@ -95,33 +95,20 @@ def judge_pairs(
     return np.array([of_sentence[pair.good] - of_sentence[pair.bad] for pair in pairs])
 
 
-def share_right(pairs: Sequence[Pair], margins: np.ndarray[Any, Any]) -> JudgedPairs:
-    """Return the shares of right pairs with 95% intervals, by field, phenomenon and paradigm."""
-    return JudgedPairs(
-        all=_share(margins),
-        fields=_shares_by([pair.field for pair in pairs], margins),
-        phenomena=_shares_by([pair.phenomenon for pair in pairs], margins),
-        paradigms=_shares_by([pair.paradigm for pair in pairs], margins),
+def share_right(margins: np.ndarray[Any, Any]) -> Score:
+    """Return the share of right pairs with its 95% interval, and how many are ties."""
+    right, ties = int((margins > 0).sum()), int((margins == 0).sum())
+    return Score(
+        value=right / len(margins),
+        interval=proportion(right, len(margins)),
+        count=len(margins),
+        counts={"ties": ties} if ties else {},
     )
 
 
-def compare_pairs(
-    pairs: Sequence[Pair], ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]
-) -> tuple[PairDifference, dict[str, PairDifference]]:
-    """Return the difference of two models on all pairs, and by phenomenon.
-
-    p-values are McNemar's; those by phenomenon are adjusted for their number by Holm's method.
-    """
-    phenomena = np.array([pair.phenomenon for pair in pairs])
-    by_name = {
-        str(name): _difference(ours[phenomena == name], theirs[phenomena == name])
-        for name in np.unique(phenomena)
-    }
-    adjusted = holm([difference.p_value for difference in by_name.values()])
-    return _difference(ours, theirs), {
-        name: replace(difference, p_value=p)
-        for (name, difference), p in zip(by_name.items(), adjusted, strict=True)
-    }
+def compare_pairs(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Difference:
+    """Return the difference of two models on the same pairs, with McNemar's p-value."""
+    return compare_right([(ours > 0).astype(int).tolist()], [(theirs > 0).astype(int).tolist()])
 
 
 def _windows(model: Any, tokenizer: Any, sentences: Sequence[str], first: int) -> Iterator[Window]:
@@ -144,30 +131,3 @@ def _check_length(ids: Ids, limit: int | None, sentence: str) -> None:
         raise ValueError(
             f"{sentence[:60]!r} has {len(ids)} tokens, more than the {limit} that the model reads"
         )
-
-
-def _share(margins: np.ndarray[Any, Any]) -> PairShare:
-    right, count = int((margins > 0).sum()), len(margins)
-    return PairShare(
-        count=count,
-        right=right,
-        ties=int((margins == 0).sum()),
-        interval=proportion(right, count),
-    )
-
-
-def _shares_by(names: Sequence[str], margins: np.ndarray[Any, Any]) -> dict[str, PairShare]:
-    of_pair = np.array(names)
-    return {str(name): _share(margins[of_pair == name]) for name in np.unique(of_pair)}
-
-
-def _difference(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> PairDifference:
-    our_right, their_right = ours > 0, theirs > 0
-    only_ours = int((our_right & ~their_right).sum())
-    only_theirs = int((their_right & ~our_right).sum())
-    return PairDifference(
-        count=len(ours),
-        only_ours=only_ours,
-        only_theirs=only_theirs,
-        p_value=mcnemar(only_ours, only_theirs),
-    )

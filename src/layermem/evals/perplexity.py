@@ -15,11 +15,12 @@ It does not know: checkpoints, files, how results are displayed.
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from layermem.data.documents import cut_document
+from layermem.data.sources import cut_document
 from layermem.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
 from layermem.evals.token_losses import (
     Window,
@@ -30,7 +31,64 @@ from layermem.evals.token_losses import (
     rows_at_once,
     vocabulary_size,
 )
-from layermem.results.perplexity import DocumentLosses, Perplexity, PositionLoss
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionLoss:
+    """Loss of the tokens with from ``first`` to ``last`` tokens before them in their window."""
+
+    first: int
+    """Fewest tokens before them."""
+    last: int
+    """Most tokens before them."""
+    tokens: int
+    """Number of these tokens."""
+    loss: float | None
+    """Nats per token; None: there are no such tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentLosses:
+    """Losses of the documents, in their order. One without a token to predict has zeros."""
+
+    nats: tuple[float, ...]
+    """Summed loss of each."""
+    tokens: tuple[int, ...]
+    """Tokens of each that were predicted."""
+    bytes: tuple[int, ...]
+    """Bytes (UTF-8) of the text of these tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """What a model's losses on some documents are."""
+
+    loss: float
+    """Nats per token."""
+    bits_per_byte: float
+    """Loss in bits, per byte of text: comparable between tokenizers."""
+    tokens: int
+    """Tokens that were predicted, each once."""
+    bytes: int
+    """Bytes (UTF-8) of their text."""
+    context: int
+    """Most tokens that one forward reads."""
+    stride: int
+    """Tokens by which windows of a long document are apart."""
+    predecessor: int | None
+    """Id that stands before each document; None: the tokenizer has none, and the first token of
+    each document is not predicted."""
+    unknown_tokens: int
+    """Tokens among them that stand for text which the tokenizer has no tokens for."""
+    positions: tuple[PositionLoss, ...]
+    """Loss by the number of tokens before the predicted one in its window."""
+    documents: DocumentLosses
+    """Loss by document."""
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the loss; infinite where it is too large for a number."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
 
 
 def perplexity(

@@ -5,7 +5,7 @@
     --records TASK=FILE             the split that is evaluated
     --records TASK:train=FILE       what few-shot examples are drawn from
 
-JSON lines, tables with a header (.tsv) and BIG-bench's JSON are read, plain or compressed.
+BIG-bench's own JSON is read, and all kinds of ``data.records``.
 
 It does not know: prompts, lm-eval, models.
 """
@@ -13,16 +13,11 @@ It does not know: prompts, lm-eval, models.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from layermem.data import compression
-from layermem.data.local_files import json_records
-from layermem.data.tables import tab_separated_rows
-from layermem.evals.bigbench_records import read_examples
+from layermem.data.compression import kind_of, open_decompressed
+from layermem.data.records import KINDS, Record, file_records
 from layermem.evals.task_catalog import EvalTask, find_task
-from layermem.evals.task_records import SCHEMAS, Doc
-
-_KINDS = (".jsonl", ".ndjson", ".json", ".tsv")
+from layermem.evals.task_records import SCHEMAS, Doc, read_examples
 
 Files = Mapping[str, tuple[Path, ...]]
 """Of a task: split to its files."""
@@ -53,12 +48,7 @@ def expected_file(task: EvalTask) -> str:
 def read_docs(task: EvalTask, paths: Sequence[Path]) -> list[Doc]:
     """Return the records of files in the fields that the task's definition reads."""
     read = SCHEMAS[task.schema]
-    docs = []
-    for path in paths:
-        for record, where in _records(path):
-            if not isinstance(record, Mapping):
-                raise ValueError(f"{where} must hold an object, got {record!r:.60}")
-            docs.append(read(record, where))
+    docs = [read(record) for path in paths for record in _records(path)]
     if not docs:
         raise ValueError(f"there are no records in {', '.join(map(str, paths))}")
     return docs
@@ -94,7 +84,9 @@ def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Pa
     for folder in (inner for outer in folders for inner in (outer, outer / "bigbench")):
         if not folder.is_dir():
             continue
-        files = [path for path in sorted(folder.iterdir()) if path.is_file() and _kind(path)]
+        files = [
+            path for path in sorted(folder.iterdir()) if path.is_file() and kind_of(path) in KINDS
+        ]
         stems = task.stems(split)
         whole = [path for path in files if _stem(path) in stems]
         if len(whole) > 1:
@@ -108,34 +100,19 @@ def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Pa
     return ()
 
 
-def _records(path: Path) -> Iterator[tuple[Any, str]]:
-    kind = _kind(path)
-    if kind == ".tsv":
-        yield from tab_separated_rows(path)
-    elif kind == ".json" and _is_bigbench(path):
-        yield from read_examples(path)
-    elif kind:
-        yield from json_records(path)
-    else:
-        raise ValueError(f"{path} is of no kind that is read: {', '.join(_KINDS)}")
+def _records(path: Path) -> Iterator[Record]:
+    whole = kind_of(path) == ".json" and _is_bigbench(path)
+    return read_examples(path) if whole else file_records(path)
 
 
 def _is_bigbench(path: Path) -> bool:
     """Return whether a file holds one JSON value over all its lines, and not one in each."""
-    with compression.open_decompressed(path) as file:
+    with open_decompressed(path) as file:
         try:
             first = json.loads(file.readline())
         except ValueError:
             return True
     return isinstance(first, dict) and "examples" in first
-
-
-def _kind(path: Path) -> str:
-    """Return the suffix without a compression's, or nothing if such files are not read."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in compression.SUFFIXES:
-        suffixes.pop()
-    return suffixes[-1] if suffixes and suffixes[-1] in _KINDS else ""
 
 
 def _stem(path: Path) -> str:

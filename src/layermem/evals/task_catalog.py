@@ -148,10 +148,14 @@ def find_task(name: str) -> EvalTask:
     """Return the task of a name, full or shortened; raise, with the nearest name, if none has."""
     task = TASKS.get(name) or TASKS.get(_BIGBENCH.format(name))
     if task is None:
-        prefix, _, suffix = _BIGBENCH.partition("{}")
-        short = {each.removeprefix(prefix).removesuffix(suffix): each for each in TASKS}
-        close = difflib.get_close_matches(name, [*TASKS, *short, PAPER], n=1)
+        close = difflib.get_close_matches(name, [*TASKS, *map(short_name, TASKS), PAPER], n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {PAPER}, {', '.join(TASKS)}."
         hint += " Other tasks are named by the file of their definition (my_task.yaml)"
         raise ValueError(f"unknown task {name!r}; {hint}")
     return task
+
+
+def short_name(task: str) -> str:
+    """Return the name of a task without what all of BIG-bench have in theirs."""
+    prefix, _, suffix = _BIGBENCH.partition("{}")
+    return task.removeprefix(prefix).removesuffix(suffix)

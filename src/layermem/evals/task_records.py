@@ -11,126 +11,171 @@
     WiC         {"sentence1", "sentence2", "start1", "end1", "label"}
     QNLI        {"question", "sentence", "label": 0 or "entailment"}
     WNLI        {"sentence1", "sentence2", "label"}
+    BIG-bench   {"inputs", "targets", "multiple_choice_targets"}
+                or its own JSON, a file of a task:
+                {"task_prefix": "...", "example_input_prefix": "\\nQ: ",
+                 "example_output_prefix": "\\nA: ", "choice_prefix": "\\n  choice: ",
+                 "append_choices_to_input": true,
+                 "examples": [{"input": "...", "target_scores": {"yes": 1, "no": 0}}]}
 
 Only these fields are kept. A label that is none of an item's choices is refused: lm-eval would
 count every model as wrong.
 
-It does not know: files, lm-eval, models.
+BIG-bench's defaults are those of its documentation. A prompt is task_prefix, input prefix, input,
+choices (unless they are not appended), output prefix, without white space at its ends: lm-eval puts
+a space before an answer. BIG-bench shuffles the appended choices; here they are in alphabetical
+order, which does not depend on which is right. The right answers are those of the highest score.
+Its files carry a canary: they are never to be trained on.
+
+It does not know: where files are, lm-eval, models.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-Record = Mapping[str, Any]
+from layermem.data.records import Record, as_record, read_json
+
 Doc = dict[str, Any]
 _LETTERS = "ABCDEFGHIJ"
 
 
-def arc(record: Record, where: str) -> Doc:
+def arc(record: Record) -> Doc:
     """Return a record of ARC."""
-    if "query" in record:
-        question = _text(record, "query", where).removeprefix("Question: ")
-        choices = _texts(record, "choices", where)
-        gold = _label(record, "gold", where, len(choices))
+    if "query" in record.fields:
+        question = record.text("query").removeprefix("Question: ")
+        choices = record.texts("choices")
+        gold = _label(record, "gold", len(choices))
         return {"question": question, **_lettered(choices, _LETTERS[gold])}
-    return {"question": _text(record, "question", where), **_keyed(record, where)}
+    return {"question": record.text("question"), **_keyed(record)}
 
 
-def openbookqa(record: Record, where: str) -> Doc:
+def openbookqa(record: Record) -> Doc:
     """Return a record of OpenBookQA."""
-    if "Question Stem" not in record:
-        return {"question_stem": _text(record, "question_stem", where), **_keyed(record, where)}
-    stem, listed = (_text(record, name, where) for name in ("Question Stem", "Choices"))
-    key = _text(record, "Answer Key", where).strip()
+    if "Question Stem" not in record.fields:
+        return {"question_stem": record.text("question_stem"), **_keyed(record)}
+    stem, listed = (record.text(name) for name in ("Question Stem", "Choices"))
+    key = record.text("Answer Key").strip()
     choices = _split_choices(listed)
     letters = list(_LETTERS[: len(choices)])
     if len(choices) < 2 or not all(choices):
-        raise ValueError(f"{where}: Choices must be (A) ... (B) ... in order, got {listed!r:.80}")
+        raise record.error("Choices", "be (A) ... (B) ... in order", listed)
     if key not in letters:
-        raise ValueError(f"{where}: Answer Key must be one of {', '.join(letters)}, got {key!r}")
+        raise record.error("Answer Key", f"be one of {', '.join(letters)}", key)
     return {"question_stem": stem, **_lettered(choices, key)}
 
 
-def hellaswag(record: Record, where: str) -> Doc:
+def hellaswag(record: Record) -> Doc:
     """Return a record of HellaSwag.
 
     Of one with ``ctx`` it is not known where ``ctx_b`` begins, whose first letter lm-eval writes
     large; it is left as it is.
     """
-    endings = _texts(record, "endings", where)
-    if "ctx" in record and "ctx_a" not in record:
-        activity, colon, context = _text(record, "ctx", where).partition(": ")
+    endings = record.texts("endings")
+    if "ctx" in record.fields and "ctx_a" not in record.fields:
+        activity, colon, context = record.text("ctx").partition(": ")
         if not colon:
-            raise ValueError(f"{where}: ctx must be 'activity: text', got {activity!r:.60}")
+            raise record.error("ctx", "be 'activity: text'", activity)
         texts = {"activity_label": activity, "ctx_a": context, "ctx_b": ""}
     else:
-        texts = {name: _text(record, name, where) for name in ("activity_label", "ctx_a")}
-        texts["ctx_b"] = _text(record, "ctx_b", where, blank=True)
-    return {**texts, "endings": endings, "label": _label(record, "label", where, len(endings))}
+        texts = {name: record.text(name) for name in ("activity_label", "ctx_a")}
+        texts["ctx_b"] = record.text("ctx_b", blank=True)
+    return {**texts, "endings": endings, "label": _label(record, "label", len(endings))}
 
 
-def copa(record: Record, where: str) -> Doc:
+def copa(record: Record) -> Doc:
     """Return a record of COPA."""
-    if (question := _text(record, "question", where)) not in ("cause", "effect"):
-        raise ValueError(f"{where}: question must be 'cause' or 'effect', got {question!r}")
-    texts = {name: _text(record, name, where) for name in ("premise", "choice1", "choice2")}
-    return {**texts, "question": question, "label": _label(record, "label", where, 2)}
+    if (question := record.text("question")) not in ("cause", "effect"):
+        raise record.error("question", "be 'cause' or 'effect'", question)
+    texts = {name: record.text(name) for name in ("premise", "choice1", "choice2")}
+    return {**texts, "question": question, "label": _label(record, "label", 2)}
 
 
-def multirc(record: Record, where: str) -> Doc:
-    """Return a record of MultiRC."""
-    texts = {name: _text(record, name, where) for name in ("paragraph", "question", "answer")}
-    return {**texts, "label": _label(record, "label", where, 2)}
-
-
-def wic(record: Record, where: str) -> Doc:
+def wic(record: Record) -> Doc:
     """Return a record of WiC."""
-    texts = {name: _text(record, name, where) for name in ("sentence1", "sentence2")}
-    start, end = (_number(record, name, where) for name in ("start1", "end1"))
+    texts = {name: record.text(name) for name in ("sentence1", "sentence2")}
+    start, end = map(record.number, ("start1", "end1"))
     if not 0 <= start < end <= len(texts["sentence1"]):
         raise ValueError(
-            f"{where}: start1 and end1 must be a word in sentence1, which has "
+            f"{record.where}: start1 and end1 must be a word in sentence1, which has "
             f"{len(texts['sentence1'])} characters, got {start} and {end}"
         )
-    return {**texts, "start1": start, "end1": end, "label": _label(record, "label", where, 2)}
+    return {**texts, "start1": start, "end1": end, "label": _label(record, "label", 2)}
 
 
-def qnli(record: Record, where: str) -> Doc:
-    """Return a record of QNLI."""
-    texts = {name: _text(record, name, where) for name in ("question", "sentence")}
-    names = ("entailment", "not_entailment")
-    return {**texts, "label": _label(record, "label", where, 2, names)}
-
-
-def wnli(record: Record, where: str) -> Doc:
-    """Return a record of WNLI."""
-    texts = {name: _text(record, name, where) for name in ("sentence1", "sentence2")}
-    names = ("not_entailment", "entailment")
-    return {**texts, "label": _label(record, "label", where, 2, names)}
-
-
-def bigbench(record: Record, where: str) -> Doc:
-    """Return a record of BIG-bench as the hub has it; ``bigbench_records`` reads its own JSON."""
-    choices = _texts(record, "multiple_choice_targets", where)
-    targets = _texts(record, "targets", where)
+def bigbench(record: Record) -> Doc:
+    """Return a record of BIG-bench as the hub has it."""
+    choices = record.texts("multiple_choice_targets")
+    targets = record.texts("targets")
     if targets[0] not in choices:
-        raise ValueError(f"{where}: targets[0], {targets[0]!r:.40}, is none of the choices")
-    inputs = _text(record, "inputs", where)
+        raise ValueError(f"{record.where}: targets[0], {targets[0]!r:.40}, is none of the choices")
+    inputs = record.text("inputs")
     return {"inputs": inputs, "targets": targets, "multiple_choice_targets": choices}
 
 
-SCHEMAS: Mapping[str, Callable[[Record, str], Doc]] = {
+def read_examples(path: Path) -> Iterator[Record]:
+    """Yield a record of each example of a file."""
+    task = read_json(path)
+    examples = task.get("examples") if isinstance(task, Mapping) else None
+    if not isinstance(examples, list):
+        raise ValueError(f"{path} is not the JSON of a BIG-bench task: it has no list 'examples'")
+    for number, example in enumerate(examples, 1):
+        yield _prompted(task, as_record(example, f"{path}, example {number}"))
+
+
+def _prompted(task: Mapping[str, Any], example: Record) -> Record:
+    """Return the record of an example, with its whole prompt."""
+    question, scores = map(example.field, ("input", "target_scores"))
+    if not isinstance(scores, Mapping) or not scores:
+        raise example.error("target_scores", "hold a score of each choice", scores)
+    best = max(scores.values())
+    if best <= 0:
+        raise ValueError(f"{example.where}: no choice of target_scores has a score above 0")
+    fields = {
+        "inputs": _prompt(task, str(question), sorted(scores)),
+        "targets": [choice for choice, score in scores.items() if score == best],
+        "multiple_choice_targets": list(scores),
+    }
+    return Record(fields, example.where)
+
+
+def _prompt(task: Mapping[str, Any], question: str, choices: list[str]) -> str:
+    appended = ""
+    if task.get("append_choices_to_input", True):
+        prefix = task.get("choice_prefix", "\n  choice: ")
+        appended = "".join(prefix + choice for choice in choices)
+    parts = (
+        task.get("task_prefix", ""),
+        task.get("example_input_prefix", "\nQ: "),
+        question,
+        appended,
+        task.get("example_output_prefix", "\nA: "),
+    )
+    return "".join(parts).strip()
+
+
+def _labelled(*texts: str, labels: Sequence[str] = ()) -> Callable[[Record], Doc]:
+    """Return what reads records of texts and a label, a number or one of two names."""
+
+    def read(record: Record) -> Doc:
+        doc = {name: record.text(name) for name in texts}
+        return {**doc, "label": _label(record, "label", 2, labels)}
+
+    return read
+
+
+SCHEMAS: Mapping[str, Callable[[Record], Doc]] = {
     "arc": arc,
     "openbookqa": openbookqa,
     "hellaswag": hellaswag,
     "copa": copa,
-    "multirc": multirc,
+    "multirc": _labelled("paragraph", "question", "answer"),
     "wic": wic,
-    "qnli": qnli,
-    "wnli": wnli,
+    "qnli": _labelled("question", "sentence", labels=("entailment", "not_entailment")),
+    "wnli": _labelled("sentence1", "sentence2", labels=("not_entailment", "entailment")),
     "bigbench": bigbench,
 }
-"""Name of each kind of record to what reads it: a record and the name of its place, for errors."""
+"""Name of each kind of record to what reads it."""
 
 
 def _split_choices(listed: str) -> list[str]:
@@ -145,61 +190,29 @@ def _split_choices(listed: str) -> list[str]:
     return [choice.strip() for choice in [*choices[1:], rest]] if choices else []
 
 
-def _field(record: Record, name: str, where: str) -> Any:
-    if name not in record:
-        raise ValueError(f"{where} has no field {name!r} (it has {', '.join(record)})")
-    return record[name]
-
-
-def _text(record: Record, name: str, where: str, *, blank: bool = False) -> str:
-    value = _field(record, name, where)
-    if not isinstance(value, str) or not (blank or value.strip()):
-        raise ValueError(f"{where}: {name} must be a text, got {value!r:.60}")
-    return value
-
-
-def _texts(record: Record, name: str, where: str) -> list[str]:
-    value = _field(record, name, where)
-    texts = isinstance(value, list) and all(isinstance(each, str) and each for each in value)
-    if not texts or not value:
-        raise ValueError(f"{where}: {name} must be a list of texts, got {value!r:.60}")
-    return list(value)
-
-
-def _number(record: Record, name: str, where: str) -> int:
-    value = _field(record, name, where)
-    if isinstance(value, str) and value.strip().isdecimal():
-        return int(value)
-    if not isinstance(value, int):
-        raise ValueError(f"{where}: {name} must be a whole number, got {value!r:.60}")
-    return int(value)
-
-
-def _label(record: Record, name: str, where: str, count: int, names: Sequence[str] = ()) -> int:
+def _label(record: Record, name: str, count: int, names: Sequence[str] = ()) -> int:
     """Return the number of the right choice, of ``count``; ``names`` are those of the choices."""
-    if (value := _field(record, name, where)) in names:
+    if (value := record.field(name)) in names:
         return names.index(value)
-    number = _number(record, name, where)
+    number = record.number(name)
     if not 0 <= number < count:
         raise ValueError(
-            f"{where}: {name} must be from 0 to {count - 1}, got {number}; items without a label "
-            "cannot be graded"
+            f"{record.where}: {name} must be from 0 to {count - 1}, got {number}; items without a "
+            "label cannot be graded"
         )
     return number
 
 
-def _keyed(record: Record, where: str) -> Doc:
+def _keyed(record: Record) -> Doc:
     """Return the choices of a record that names each by a key, and the right one's key."""
-    choices = _field(record, "choices", where)
+    choices = record.field("choices")
     if not isinstance(choices, Mapping):
-        raise ValueError(f"{where}: choices must have text and label, got {choices!r:.60}")
-    texts, labels = (_texts(choices, name, f"{where}, choices") for name in ("text", "label"))
-    key = _text(record, "answerKey", where).strip()
+        raise record.error("choices", "have text and label", choices)
+    texts, labels = map(Record(choices, f"{record.where}, choices").texts, ("text", "label"))
+    key = record.text("answerKey").strip()
     if len(texts) != len(labels) or key not in labels:
-        raise ValueError(
-            f"{where}: answerKey must be one of {', '.join(labels)}, of {len(texts)} texts, got "
-            f"{key!r}"
-        )
+        of = f"be one of {', '.join(labels)}, of {len(texts)} texts"
+        raise record.error("answerKey", of, key)
     return {"choices": {"text": texts, "label": labels}, "answerKey": key}
 
 

@@ -23,10 +23,8 @@ from layermem.retrofit.loading import (
     stray_routers,
 )
 from layermem.runs import RunFolder, unique_names
+from layermem.train.host_models import check_causal
 from layermem.train.run_config import recorded_run
-
-# Tokens by which a model is checked to be causal.
-_CHECKED_TOKENS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,28 +92,6 @@ def load_model(
     if with_head:
         check_causal(model)
     return model
-
-
-@torch.no_grad()
-def check_causal(model: Any) -> None:
-    """Raise if a token changes what is predicted before it, as in an encoder.
-
-    ``AutoModelForCausalLM`` takes encoders such as RoBERTa too, without a weight that is missing.
-    """
-    was_training = model.training
-    model.eval()
-    ids = torch.arange(_CHECKED_TOKENS, device=model.device)
-    ids %= model.config.get_text_config().vocab_size
-    other = ids.clone()
-    other[-1] = ids[0]
-    logits = model(torch.stack([ids, other])).logits[:, :-1].float()
-    model.train(was_training)
-    tolerance = max(1e-5, torch.finfo(model.dtype).eps)
-    if (logits[0] - logits[1]).abs().max() > tolerance * logits.abs().max():
-        raise ValueError(
-            f"{type(model).__name__} is no decoder: a token changes what is predicted before it, "
-            "so that it cannot predict the next token; name a decoder"
-        )
 
 
 def load_final(location: Path) -> Any:

@@ -5,8 +5,8 @@ All are prepared before a model is loaded, so that what is missing or damaged is
 It does not know: models, scores.
 """
 
+import importlib.util
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,10 +24,10 @@ from layermem.evals.lm_eval_definitions import (
 )
 from layermem.evals.own_definitions import examples_split, is_definition, own_task
 from layermem.evals.record_files import Files, expected_file, find_records, read_docs
-from layermem.evals.task_catalog import EvalTask, chosen_tasks, find_task
+from layermem.evals.task_catalog import EvalTask, chosen_tasks, find_task, short_name
+from layermem.report.page import Table
 from layermem.results.eval import EvalOptions
 
-logger = logging.getLogger(__name__)
 # What a definition calls files of this machine.
 _LOCAL = ("json", "csv", "parquet", "text")
 
@@ -74,10 +74,14 @@ class PreparedTask:
         return docs_digest(self.loaded)
 
 
-def prepare_tasks(options: EvalOptions, folder: Path) -> list[PreparedTask]:
-    """Return the tasks of the options; records are checked and written into ``folder``."""
+def prepare_tasks(names: Sequence[str], options: EvalOptions, folder: Path) -> list[PreparedTask]:
+    """Return the tasks of these names; their records are checked and written into ``folder``."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ValueError(
+            "lm-eval is not installed; it is in the extra eval: pip install layermem[eval]"
+        )
     tasks = chosen_tasks(
-        options.tasks, lambda name: own_task(name) if is_definition(name) else find_task(name)
+        names, lambda name: own_task(name) if is_definition(name) else find_task(name)
     )
     files = find_records(options.records, tasks)
     for task in tasks:
@@ -148,22 +152,26 @@ def _missing(task: EvalTask) -> str:
     return f"{needs}; give its records: --records {task.name}={name}, or a folder with {name}"
 
 
-def list_tasks(
-    places: Sequence[str],
-) -> list[tuple[str, str, float, dict[str, float], str, str]]:
-    """Return of each task of the paper what ``report.eval.task_list`` shows."""
+def list_tasks(places: Sequence[str]) -> Table:
+    """Return the table of the paper's tasks, with the records of them that lie in some places."""
     tasks = chosen_tasks(["paper"])
     files = find_records(places, tasks)
-    return [
-        (
-            task.name,
+    rows = [
+        [
+            short_name(task.name),
             task.tables,
-            task.chance,
-            dict(task.paper),
+            f"{task.chance:.1%}" if task.chance else "varies",
+            *(f"{percent:.2f}" for percent in task.paper.values()),
             ", ".join(path.name for paths in files[task.name].values() for path in paths)
             if task.name in files
             else f"none; would be {expected_file(task)}",
-            data_set(task),
-        )
+            f"hub: {data}" if (data := data_set(task)) else "not on the hub",
+        ]
         for task in tasks
     ]
+    return Table(
+        header=["task", "paper's table", "chance", *tasks[0].paper, "records", "else"],
+        rows=rows,
+        caption="Accuracies of the paper's 1B models in percent, 3-shot. A task with records runs "
+        "offline; one without is fetched from the hub.",
+    )

@@ -7,11 +7,11 @@ It does not know: how costs are counted, time, memory, tables.
 
 from dataclasses import dataclass
 
+from layermem import presets
 from layermem.config import Run
 from layermem.counting import plain_sizes
 from layermem.efficiency.costs import cost
-from layermem.experiments import presets
-from layermem.experiments.model_sizes import model_sizes
+from layermem.efficiency.model_sizes import model_sizes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from layermem.efficiency.measuring import Shape, describe_machine, measure
-from layermem.experiments.model_sizes import model_sizes
+from layermem.efficiency.model_sizes import model_sizes
 from layermem.experiments.preset_costs import PresetCost
 
 # FLOPs of a micro-batch beyond which a preset is not measured: minutes for each step.

@@ -9,11 +9,11 @@ from typing import Any, cast
 import torch
 from transformers import DynamicCache
 
-from layermem.experiments.model_sizes import model_sizes
-from layermem.experiments.presets import get_preset
+from layermem.efficiency.model_sizes import model_sizes
 from layermem.models.decoder import Decoder, DecoderLayer
 from layermem.models.registry import RegisteredVariant, lookup, variants
 from layermem.models.seams import filled_seams
+from layermem.presets import get_preset
 from layermem.results.variant_facts import VariantFacts
 
 SHAPE = "paper-1b-gqa"

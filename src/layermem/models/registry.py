@@ -36,6 +36,7 @@ from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.decoder import Decoder
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Variant
+from layermem.plugins import load_plugins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +153,8 @@ def _register(entry: RegisteredVariant) -> None:
 
 
 def variants() -> list[str]:
-    """Return the names of the registered variants, sorted."""
+    """Return the names of the registered variants, those of plugins too, sorted."""
+    load_plugins()
     return sorted(name for name in _REGISTERED if not _is_pair(name))
 
 
@@ -161,6 +163,8 @@ def lookup(name: str) -> RegisteredVariant:
 
     The variant that fills the memory seam is named first.
     """
+    if name not in _REGISTERED:
+        load_plugins()
     if name not in _REGISTERED and _is_pair(name):
         # It imports this module.
         from layermem.models.pairs import declare_pair

@@ -14,7 +14,7 @@ import yaml
 from matplotlib.axes import Axes
 
 from layermem.report import figures
-from layermem.results.run_record import Validation
+from layermem.results.study import Validation
 from layermem.runs import RunFolder, unique_names
 
 

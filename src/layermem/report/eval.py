@@ -1,192 +1,345 @@
-"""The page about evaluation tasks, and its tables on the screen, from an ``EvalResult`` alone.
+"""The page about evaluations of checkpoints, and its tables on a screen, from an ``EvalResult``.
 
-It does not know: torch, models, how anything was computed.
+Each table has the models side by side; below it what tempers it, differences from the first model
+and, where models are runs that differ in the seed alone, means over seeds. Every table of
+differences has a forest plot.
+
+It does not know: torch, models, how anything was measured.
 """
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 
-from layermem.report.page import Page, Section, Table
-from layermem.results.eval import Accuracy, EvalResult, TaskDifference, TaskScore
+from layermem.evals.task_catalog import short_name
+from layermem.intervals import Interval, adjusted_p_values, interval, paired
+from layermem.report import figures
+from layermem.report.numbers import (
+    NOISE,
+    format_ends,
+    format_interval,
+    format_number,
+    format_p,
+)
+from layermem.report.page import Figure, Page, Section, Table
+from layermem.results import eval as results
+from layermem.results.eval import Difference, EvalResult, Row, Score
 
-_PREFIX, _SUFFIX = "bigbench_", "_multiple_choice"
+_OVER_SEEDS = (
+    "Means over {seeds} seeds of training with 95% intervals by Student's t; differences are taken "
+    "seed by seed, with p-values adjusted by Holm's method for all of this table."
+)
+_OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
+_NOISE = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
 
 
 def build(result: EvalResult) -> Page:
     """Return the page."""
     return Page(
         title=f"Evaluation of {' and '.join(result.models)}",
-        lead="Right answers to evaluation tasks, beside chance, the most frequent "
-        "answer, and the paper's figures.",
-        sections=[section(result), Section(title="Again", commands=[result.command])],
+        lead=sentence(result),
+        sections=[*sections(result), Section(title="Again", commands=[result.command])],
     )
 
 
-def section(result: EvalResult, title_suffix: str = "") -> Section:
-    """Return the section of a page that shows the result."""
-    return Section(
-        title=f"Evaluation tasks{title_suffix}",
-        paragraphs=[_how(result)],
-        tables=tables(result),
-    )
+def sections(result: EvalResult, suffix: str = "") -> list[Section]:
+    """Return the sections of a page that show the result."""
+    return [
+        Section(
+            title=f"{part.title}{suffix}",
+            paragraphs=[part.how],
+            tables=[table for name in part.tables for table in _tables(result, name)],
+            figures=[drawn for name in part.tables for drawn in _figures(result, name)],
+        )
+        for part in result.parts
+    ]
 
 
 def tables(result: EvalResult) -> list[Table]:
-    """Return the tables of scores, what to beware of, differences, and sources."""
-    normed = any(s.accuracy_norm for scores in result.models.values() for s in scores.values())
-    return [
-        _scores(result),
-        *_oddities(result),
-        *([_norms(result)] if normed else []),
-        *([_differences(result)] if result.differences else []),
-        _sources(result),
-    ]
+    """Return the tables for a screen."""
+    shown = [name for name, kind in result.tables.items() if not kind.is_long]
+    return [table for name in shown for table in _tables(result, name)]
 
 
-def task_list(tasks: Sequence[tuple[str, str, float, dict[str, float], str, str]]) -> Table:
-    """Return the table of tasks there are.
+def sentence(result: EvalResult) -> str:
+    """Say what came out: what differs from the first model beyond noise, by each table."""
+    said, within_noise = list[str](), list[str]()
+    for part in result.parts:
+        for name in part.tables:
+            verdicts = _verdicts(result, name)
+            if told := _told(result, name, verdicts):
+                said.append(told)
+            elif verdicts:
+                within_noise.append(name)
+            elif name == next(iter(part.tables)):
+                said.append(_alone(result, name))
+    if within_noise:
+        names = ", ".join(within_noise)
+        said.append(f"Nothing differs from {_first(result)} beyond noise by {names}.")
+    if len(result.models) > 1 and not _compares_arms(result):
+        said.append(_OVER_ITEMS)
+    return " ".join(said)
 
-    Of each: name, tables of the paper, chance (0: it differs), the paper's figures, the files of
-    its records or what they would be called, and the data set on the hub.
-    """
+
+def over_seeds(result: EvalResult, name: str) -> Table | None:
+    """Return the table of means over seeds of a table; None: there are no several seeds."""
+    compared, differences = _rows_over_seeds(result, name), _over_seeds(result, name)
+    if not compared:
+        return None
+    is_share, (first, *others) = result.tables[name].is_share, result.arms
+    rows = []
+    for row in compared:
+        means = (interval(_values(row, models)) for models in result.arms.values())
+        cells = [format_interval(mean, is_share) for mean in means]
+        for arm in others:
+            difference, p = differences[row.name, arm]
+            shown = f"p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
+            cells.append(f"{format_interval(difference, is_share, '+')} ({shown})")
+        rows.append([short_name(row.name), *cells])
     return Table(
-        header=["task", "paper's table", "chance", "LLaMA", "HC", "LIMe", "records", "else"],
-        rows=[
-            [
-                short_name(name),
-                where,
-                f"{chance:.1%}" if chance else "varies",
-                *(f"{paper[model]:.2f}" for model in ("LLaMA", "HC", "LIMe")),
-                files,
-                f"hub: {data}" if data else "not on the hub",
-            ]
-            for name, where, chance, paper, files, data in tasks
-        ],
-        caption="Accuracies of the paper's 1B models in percent, 3-shot. A task with records runs "
-        "offline; one without is fetched from the hub.",
+        header=[name, *result.arms, *(f"{arm} against {first}" for arm in others)],
+        rows=rows,
+        caption=_OVER_SEEDS.format(seeds=len(result.arms[first])),
     )
 
 
-def short_name(task: str) -> str:
-    """Return the name of a task without what all of BIG-bench have in theirs."""
-    return task.removeprefix(_PREFIX).removesuffix(_SUFFIX)
+def _tables(result: EvalResult, name: str) -> list[Table]:
+    """Return one table with those that go with it."""
+    makers = (_scores, _counts, _differences, _sources, over_seeds)
+    return [table for make in makers if (table := make(result, name)) is not None]
 
 
-def _how(result: EvalResult) -> str:
-    options = result.options
-    seeds = options.seeds if options.shots else 1
-    limit = "" if options.limit is None else f", the first {options.limit} items of each task"
-    return (
-        f"{options.shots} examples before each item, drawn with {seeds} seeds{limit}; by lm-eval "
-        f"{result.lm_eval}. An answer is the choice of the highest log-probability."
+def _scores(result: EvalResult, name: str) -> Table:
+    rows, kind = result.of(name).values(), result.tables[name]
+    papers = dict.fromkeys(model for row in rows for model in row.paper)
+    columns = {
+        name: [short_name(row.name) for row in rows],
+        "count": [_size(row) for row in rows],
+        **{m: [_score(row.scores.get(m), kind) for row in rows] for m in result.models},
+        "chance": [_share(row.chance) for row in rows],
+        "most frequent": [_share(row.most_frequent) for row in rows],
+        f"paper: {' / '.join(papers)}": [" / ".join(map(_share, r.paper.values())) for r in rows],
+    }
+    kept = {title: cells for title, cells in columns.items() if any(cells)}
+    return Table(
+        header=list(kept),
+        rows=[list(row) for row in zip(*kept.values(), strict=True)],
+        caption=kind.caption,
     )
 
 
-def _oddities(result: EvalResult) -> list[Table]:
-    """Return the table of what makes scores mean less than they seem to; none if nothing does."""
+def _size(row: Row) -> str:
+    """Write how many items a row is of, or how many each model's is of where that differs."""
+    counts = dict.fromkeys(f"{s.count:,}" for s in row.scores.values() if s.count is not None)
+    return f"{' / '.join(counts)} {row.unit}".strip() if counts else ""
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else format_number(share, True)
+
+
+def _score(score: Score | None, kind: results.Table) -> str:
+    if score is None:
+        return ""
+    if kind.repeats == "folds" and score.repeats:
+        deviation = statistics.pstdev(score.repeats)
+        of_folds = Interval(mean=score.value, half=deviation, count=len(score.repeats))
+        return format_interval(of_folds, kind.is_share)
+    over = interval(score.repeats) if len(score.repeats) > 1 else None
+    return format_ends(score.value, score.interval, kind.is_share) + _over(over)
+
+
+def _over(repeats: Interval | None) -> str:
+    """Write half the width of an interval over seeds of few-shot examples, if there are several."""
+    return "" if repeats is None else f" ± {format_number(repeats.half, True)} over seeds"
+
+
+def _counts(result: EvalResult, name: str) -> Table | None:
+    """Return the table of what makes scores mean less than they seem to; None: nothing does."""
+    counted = {
+        (row.name, model): score.counts
+        for row in result.of(name).values()
+        for model, score in row.scores.items()
+        if score.counts
+    }
+    kinds = dict.fromkeys(kind for counts in counted.values() for kind in counts)
     rows = [
-        [
-            short_name(task),
-            model,
-            f"{score.truncated:,} of {score.requests:,}",
-            f"{score.unknown_tokens:,}",
-            f"{score.ties:,}",
-        ]
-        for model, scores in result.models.items()
-        for task, score in scores.items()
-        if score.truncated or score.unknown_tokens or score.ties
+        [short_name(row), model, *(f"{counts[k]:,}" if k in counts else "" for k in kinds)]
+        for (row, model), counts in counted.items()
     ]
-    if not rows:
+    return Table(header=[f"counted in {name}", "model", *kinds], rows=rows) if rows else None
+
+
+def _differences(result: EvalResult, name: str) -> Table | None:
+    """Return the table of differences from the first model; None: there are none."""
+    first, *others = result.models
+    is_share = result.tables[name].is_share
+
+    def cell(row: Row, model: str) -> str:
+        difference = row.differences.get(model)
+        if difference is None:
+            return f"other {row.unit}"
+        text = format_ends(difference.value, difference.interval, is_share, "+")
+        ours, theirs = row.scores[model].repeats, row.scores[first].repeats
+        text += _over(paired(ours, theirs) if len(ours) > 1 else None)
+        alone = "" if difference.interval else " (one item)"
+        p = format_p(difference.p).removesuffix(", within noise")
+        return f"{text}, p {p}" if p else f"{text}{alone}"
+
+    rows = [
+        [short_name(row.name), *(cell(row, model) for model in others)]
+        for row in result.of(name).values()
+        if row.differences
+    ]
+    header = [f"{name}, against {first}", *others]
+    return Table(header=header, rows=rows, caption=f"{_NOISE} {_OVER_ITEMS}") if rows else None
+
+
+def _sources(result: EvalResult, name: str) -> Table | None:
+    """Return the table of where items are from; None: all rows are of the same ones."""
+    about = {row.name: row.about for row in result.of(name).values() if row.about}
+    columns = dict.fromkeys(kind for of_row in about.values() for kind in of_row)
+    rows = [
+        [short_name(row), *(of_row.get(kind, "") for kind in columns)]
+        for row, of_row in about.items()
+    ]
+    return Table(header=[name, *columns], rows=rows) if rows else None
+
+
+def _has_seeds(result: EvalResult) -> bool:
+    return bool(result.arms) and len(next(iter(result.arms.values()))) > 1
+
+
+def _compares_arms(result: EvalResult) -> bool:
+    """Return whether arms of several seeds are compared, in place of single models."""
+    return _has_seeds(result) and len(result.arms) > 1
+
+
+def _rows_over_seeds(result: EvalResult, name: str) -> list[Row]:
+    """Return the rows of a table that all models can be compared by."""
+    if not _has_seeds(result) or result.tables[name].is_long:
         return []
-    table = Table(
-        header=["beware", "model", "prompts cut", "unknown tokens", "ties"],
-        rows=rows,
-        caption="Prompts that are longer than the model reads lack their start; unknown tokens "
-        "stand for text which the tokenizer has no tokens for; of two equally probable best "
-        "choices the first counts.",
+    rows = result.of(name).values()
+    return [row for row in rows if row.is_comparable and len(row.scores) == len(result.models)]
+
+
+def _over_seeds(result: EvalResult, name: str) -> dict[tuple[str, str], tuple[Interval, float]]:
+    """Return the difference of each row and arm from the first arm, seed by seed, with its p."""
+    first, *others = result.arms or ("",)
+    differences = {
+        (row.name, arm): paired(*(_values(row, result.arms[each]) for each in (arm, first)))
+        for row in _rows_over_seeds(result, name)
+        for arm in others
+    }
+    adjusted = adjusted_p_values(differences)
+    return {key: (difference, adjusted[key]) for key, difference in differences.items()}
+
+
+def _values(row: Row, models: Sequence[str]) -> list[float]:
+    return [row.scores[model].value for model in models]
+
+
+def _first(result: EvalResult) -> str:
+    """Return the arm, or the model, that others are compared with."""
+    return next(iter(result.arms)) if _compares_arms(result) else result.models[0]
+
+
+def _verdicts(result: EvalResult, name: str) -> dict[tuple[str, str], float | None]:
+    """Return of each row and arm, or model, its difference from the first; None: within noise."""
+    if of_arms := _over_seeds(result, name):
+        return {key: None if p >= NOISE else each.mean for key, (each, p) in of_arms.items()}
+    return {
+        (row.name, model): each.value if _is_beyond_noise(each) else None
+        for row in result.of(name).values()
+        for model, each in row.differences.items()
+        if each.interval or each.p is not None
+    }
+
+
+def _told(result: EvalResult, name: str, verdicts: Mapping[tuple[str, str], float | None]) -> str:
+    """Say which models, or arms, differ from the first in which rows; nothing: none does."""
+    kind = result.tables[name]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for (row, model), value in verdicts.items():
+        if value is not None:
+            how = "ahead of" if (value > 0) == (kind.better == "higher") else "behind"
+            shown = f"{short_name(row)} ({format_number(value, kind.is_share, '+')})"
+            groups.setdefault((model, how), []).append(shown)
+    if not groups:
+        return ""
+    first = _first(result)
+    parts = (f"{m} is {how} {first} in {', '.join(rows)}" for (m, how), rows in groups.items())
+    return f"By {name}: {'; '.join(parts)}."
+
+
+def _alone(result: EvalResult, name: str) -> str:
+    """Say what models come to in the row that sums up a table: the mean of others, or the first."""
+    rows, is_share = list(result.of(name).values()), result.tables[name].is_share
+    row = rows[0] if rows[-1].unit else rows[-1]
+    scores = row.scores.items()
+    values = (f"{model} {format_number(score.value, is_share)}" for model, score in scores)
+    guess = "" if row.chance is None else f" (a guess: {_share(row.chance)})"
+    return f"{name}, {short_name(row.name)}{guess}: {', '.join(values)}."
+
+
+def _is_beyond_noise(difference: Difference) -> bool:
+    if difference.p is not None:
+        return difference.p < NOISE
+    low, high = difference.interval
+    return not low <= 0 <= high
+
+
+def _figures(result: EvalResult, name: str) -> list[Figure]:
+    """Return what is drawn of a table: a curve, bars beside chance, forest plots of differences."""
+    rows = list(result.of(name).values())
+    drawn = [_curve(result, name, rows)] if result.tables[name].across else []
+    bars = {m: (s.interval[0], s.value, s.interval[1]) for m, s in rows[0].scores.items()
+            if s.interval}  # fmt: skip
+    if rows[0].name == "all" and rows[0].chance is not None and bars:
+        svg = figures.bars(bars, up=name, chance=rows[0].chance)
+        caption = f"{name} with 95% intervals. Dotted: a guess."
+        drawn.append(Figure(svg=svg, caption=caption))
+    over_items = {
+        (row.name, model): Interval(
+            mean=each.value,
+            # An end may have been cut at 100%.
+            half=max(abs(end - each.value) for end in each.interval),
+            count=row.scores[model].count or 0,
+        )
+        for row in rows
+        for model, each in row.differences.items()
+        if each.interval
+    }
+    over_seeds = {key: difference for key, (difference, _) in _over_seeds(result, name).items()}
+    for over, differences in (("items", over_items), ("seeds", over_seeds)):
+        if differences:
+            drawn.append(_forest(result, name, differences, over))
+    return drawn
+
+
+def _curve(result: EvalResult, name: str, rows: Sequence[Row]) -> Figure:
+    kind = result.tables[name]
+    series = {}
+    for model in result.models:
+        placed = [(row.at, row.scores[model].value) for row in rows if model in row.scores]
+        known = [(at, value) for at, value in placed if at is not None]
+        series[model] = [at for at, _ in known], [value for _, value in known]
+    scale: figures.Scale = "share" if kind.is_share else "number"
+    svg = figures.curves(series, across=kind.across, up=name, scale=scale)
+    return Figure(svg=svg, caption=f"{name} by {kind.across}.")
+
+
+def _forest(
+    result: EvalResult, name: str, differences: Mapping[tuple[str, str], Interval], over: str
+) -> Figure:
+    kind = result.tables[name]
+    first = result.models[0] if over == "items" else next(iter(result.arms))
+    several = len({other for _, other in differences}) > 1
+    named = {
+        f"{short_name(row)}, {other}" if several else short_name(row): difference
+        for (row, other), difference in differences.items()
+    }
+    return Figure(
+        svg=figures.forest(named, is_share=kind.is_share, across=f"against {first}"),
+        caption=f"{name}: differences from {first} with 95% intervals over {over}; {kind.better} "
+        "is better.",
     )
-    return [table]
-
-
-def _scores(result: EvalResult) -> Table:
-    rows = [
-        [
-            short_name(task),
-            f"{facts.items:,}",
-            *(_share(scores[task].accuracy) for scores in result.models.values()),
-            f"{facts.chance:.1%}",
-            f"{facts.majority:.1%}",
-            f"{facts.paper['LLaMA']:.1f} / {facts.paper['LIMe']:.1f}" if facts.paper else "",
-        ]
-        for task, facts in result.tasks.items()
-    ]
-    if len(result.tasks) > 1:
-        facts_of = list(result.tasks.values())
-        means = [
-            sum(score.accuracy.mean for score in scores.values()) / len(scores)
-            for scores in result.models.values()
-        ]
-        chance = sum(facts.chance for facts in facts_of) / len(facts_of)
-        rows.append(["mean of these", "", *(f"{m:.1%}" for m in means), f"{chance:.1%}", "", ""])
-    return Table(
-        header=["task", "items", *result.models, "chance", "most frequent", "paper: LLaMA / LIMe"],
-        rows=rows,
-        caption="Right answers (acc): mean over seeds [95% over items; 95% over few-shot seeds]. "
-        "The paper's figures are of 1B models after 50B tokens, 3-shot; it does not say whether by "
-        "acc or acc_norm.",
-    )
-
-
-def _norms(result: EvalResult) -> Table:
-    def cell(score: TaskScore) -> str:
-        return _share(score.accuracy_norm) if score.accuracy_norm else ""
-
-    return Table(
-        header=["task", *result.models],
-        rows=[
-            [short_name(task), *(cell(scores[task]) for scores in result.models.values())]
-            for task in result.tasks
-            if any(scores[task].accuracy_norm for scores in result.models.values())
-        ],
-        caption="The same by log-probability per character of a choice (acc_norm).",
-    )
-
-
-def _differences(result: EvalResult) -> Table:
-    first = next(iter(result.models))
-    return Table(
-        header=[f"against {first}", *result.differences],
-        rows=[
-            [short_name(task), *(_difference(each[task]) for each in result.differences.values())]
-            for task in result.tasks
-        ],
-        caption="Difference of right answers [95% bootstrap over items; 95% over seeds, paired]; p "
-        "by McNemar's exact test on the items of the first seed, adjusted for the number of tasks "
-        "by Holm's method.",
-    )
-
-
-def _sources(result: EvalResult) -> Table:
-    return Table(
-        header=["task", "items from", "examples from", "definition"],
-        rows=[
-            [short_name(task), facts.source, facts.few_shot_source, f"version {facts.version}"]
-            for task, facts in result.tasks.items()
-        ],
-        caption="Where items and few-shot examples come from. An item is never its own example.",
-    )
-
-
-def _share(accuracy: Accuracy) -> str:
-    return f"{accuracy.mean:.1%} {_ends(accuracy.over_items, accuracy.over_seeds)}"
-
-
-def _difference(difference: TaskDifference) -> str:
-    p = difference.p_value
-    ends = _ends(difference.over_items, difference.over_seeds, "+")
-    shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-    return f"{difference.accuracy:+.1%} {ends} {shown}"
-
-
-def _ends(over_items: Sequence[float], over_seeds: Sequence[float], sign: str = "") -> str:
-    given = (ends for ends in (over_items, over_seeds) if ends)
-    return "[" + "; ".join(f"{low:{sign}.1%} to {high:{sign}.1%}" for low, high in given) + "]"

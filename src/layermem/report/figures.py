@@ -5,7 +5,9 @@ It does not know: torch, run folders, pages.
 
 import hashlib
 import io
+import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -15,6 +17,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from layermem.intervals import Interval
 
 # (colour, dashes, marker): lines differ without colour too, and are visible on light and on dark.
 STYLES = (
@@ -33,6 +37,8 @@ Bands = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """Name to the lower and upper edge of its band."""
 Scale = Literal["number", "share", "percent"]
 """Labels of the y axis: plain numbers, percent from 0% to 100%, or percent of any size."""
+# Characters of a line of a label at the left.
+_LABEL = 44
 # A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
 _INK = "#010203"
 _RC = {
@@ -115,6 +121,74 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
         _label_in_percent(axes, from_0_to_100=True)
 
     return _svg(draw, (3.6, 3.4))
+
+
+def grouped_bars(
+    groups: Mapping[str, Mapping[str, tuple[float, float, float]]],
+    marks: Mapping[tuple[str, str], float],
+    chances: Mapping[str, float | None],
+    *,
+    up: str,
+) -> str:
+    """Return an SVG of shares with intervals (low, middle, high) by group and name.
+
+    ``marks``: group and name to a number beside it; ``chances``: group to what a guess comes to.
+    """
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    width = 0.8 / max(1, len(names))
+
+    def draw(axes: Axes) -> None:
+        for i, (group, values) in enumerate(groups.items()):
+            for name, (low, middle, high) in values.items():
+                at = i + width * (names.index(name) - (len(names) - 1) / 2)
+                colour = STYLES[names.index(name) % len(STYLES)][0]
+                axes.bar(at, middle, 0.9 * width, color=colour, alpha=0.75)
+                errors = [[middle - low], [high - middle]]
+                axes.errorbar(at, middle, errors, color=_INK, capsize=2, linewidth=0.8)
+                if (group, name) in marks:
+                    axes.plot(at, marks[group, name], marker="D", markersize=4, color=_INK)
+            if (chance := chances.get(group)) is not None:
+                axes.hlines(chance, i - 0.45, i + 0.45, color=_INK, linewidth=0.8, linestyle=":")
+        for i, name in enumerate(names):
+            axes.bar(0, 0, color=STYLES[i % len(STYLES)][0], label=_escape_label(name))
+        axes.set_xticks(range(len(groups)), [_escape_label(textwrap.fill(g, 12)) for g in groups])
+        axes.tick_params(axis="x", labelsize=7, rotation=30 if len(groups) > 4 else 0)
+        axes.set_ylabel(up)
+        _label_in_percent(axes, from_0_to_100=True)
+        axes.legend(frameon=False, fontsize=8)
+
+    return _svg(draw, (6.0, 3.4))
+
+
+def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
+    """Return an SVG of differences with their intervals, one below the other, and a line at 0.
+
+    An interval of a single pair is infinite, and drawn as a point alone.
+    """
+
+    def draw(axes: Axes) -> None:
+        for i, difference in enumerate(differences.values()):
+            half = difference.half if math.isfinite(difference.half) else None
+            colour, _, marker = STYLES[i % len(STYLES)]
+            axes.errorbar(
+                difference.mean,
+                -i,
+                xerr=half,
+                color=colour,
+                marker=marker,
+                capsize=3,
+                linewidth=1.4,
+            )
+        axes.axvline(0, color=_INK, linewidth=0.8, linestyle=":")
+        names = [_escape_label(textwrap.fill(name, _LABEL)) for name in differences]
+        axes.set_yticks([-i for i in range(len(names))], names, fontsize=8)
+        axes.set_ylim(0.6 - len(names), 0.6)
+        axes.set_xlabel(_escape_label(across))
+        if is_share:
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+
+    lines = sum(1 + len(name) // _LABEL for name in differences)
+    return _svg(draw, (6.0, 0.9 + 0.24 * lines))
 
 
 def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> str:

@@ -29,9 +29,9 @@ _FAULTS = {
     "unreadable": "no expression",
     "unfinished": "ends before a number",
 }
-_SWEEPS = (
-    "layermem sweep aet-4 --variants plain,lime --seeds 5 --jobs 2",
-    "layermem sweep aet-6 --variants plain,lime --rates 3e-3 1e-2 --seeds 2 --jobs 2",
+_STUDIES = (
+    "layermem study aet-4 --variants plain,lime --seeds 5 --jobs 2",
+    "layermem study aet-6 --variants plain,lime --rates 3e-3 1e-2 --seeds 2 --jobs 2",
 )
 
 
@@ -84,7 +84,7 @@ def build(result: QuickstartResult) -> Page:
             _reading(result),
             _attempts("The first three that LIMe solved", result.solved),
             _attempts("The first three that LIMe failed", result.failed),
-            Section(title="Again, and further", commands=[result.command, *_SWEEPS]),
+            Section(title="Again, and further", commands=[result.command, *_STUDIES]),
         ],
     )
 

@@ -1,16 +1,13 @@
 """Results as types: frozen dataclasses that cross floors, each with a version and a way to JSON.
 
-    solved       what a model solves of a task: result.json
-    run_record   what one run recorded
-    comparison   runs side by side: report.json
+    study        runs of a study by board, condition, arm and seed: study.json
+    comparing    what its lines come to: means, differences, claims
+    eval         what checkpoints know, side by side: eval.json
     analysis     what goes on inside models: analysis.json
     costs        parameters, FLOPs, time and memory: costs.json
-    perplexity   losses on documents: perplexity.json
-    minimal_pairs  right judgements of grammar: blimp.json
-    eval         answers to evaluation tasks: eval.json
-    artefact     a table or figure of the paper beside ours: artefact.json
-    arena        variants ranked on boards: arena.json, steps.json
     quickstart   what came out of a quickstart: quickstart.json
+    solved       what a model solves of a task: result.json
+    answers      what a model answers to questions: answers.json
 
 ``experiments`` and ``analysis`` make them, ``report`` draws them, the command line prints them.
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from layermem.number_ranges import SEED, at_least, number
-from layermem.results.run_record import Validation
 from layermem.results.solved import Solved
+from layermem.results.study import Validation
 
 
 @dataclass(frozen=True, kw_only=True)

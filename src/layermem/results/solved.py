@@ -7,7 +7,7 @@ It does not know: problems, how they are graded.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from layermem.typed_dicts import from_dict, to_dict
 
@@ -25,8 +25,8 @@ class Shares:
     """Its 95% interval: lower and upper end."""
     steps: float
     """Share with every step right."""
-    steps_interval: tuple[float, ...] = ()
-    """Its 95% interval; empty in files of older versions."""
+    steps_interval: tuple[float, ...]
+    """Its 95% interval."""
 
     def __post_init__(self) -> None:
         for name in ("accuracy", "steps"):
@@ -66,9 +66,5 @@ class Solved(Shares):
 
     @classmethod
     def from_json(cls, text: str) -> "Solved":
-        """Return what a result.json says; what another version added to it is left out."""
-        values = json.loads(text)
-        if isinstance(values, dict):
-            names = {field.name for field in fields(cls)}
-            values = {name: value for name, value in values.items() if name in names}
-        return from_dict(cls, values, "")
+        """Return what a result.json says."""
+        return from_dict(cls, json.loads(text), "")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from layermem.data.documents import check_text, text_of_record
-from layermem.data.local_files import json_records
+from layermem.data.records import check_text, json_lines, text_of_document
 
 Messages: TypeAlias = list[dict[str, Any]]
 
@@ -58,13 +57,13 @@ def read_prompts(path: Path, field: str) -> list[RawPrompt]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no file; --prompts names a file of JSON lines")
     prompts = []
-    for record, where in json_records(path):
+    for record in json_lines(path):
         content: str | Messages
-        if isinstance(record, dict) and isinstance(record.get(field), list):
-            content = _messages(record[field], where, field)
+        if isinstance(record.fields.get(field), list):
+            content = _messages(record.fields[field], record.where, field)
         else:
-            content = text_of_record(record, field, where)
-        prompts.append(RawPrompt(content=content, where=where))
+            content = text_of_document(record, field)
+        prompts.append(RawPrompt(content=content, where=record.where))
     if not prompts:
         raise ValueError(f"{path} holds no prompt: it is empty")
     return prompts

@@ -6,7 +6,7 @@ It does not know: torch, models, tokenizers.
 from dataclasses import dataclass
 from typing import Literal
 
-from layermem.data.documents import check_text
+from layermem.data.records import check_text
 from layermem.number_ranges import above, at_least, between, check_numbers, number
 
 _OF_SAMPLING = ("temperature", "top_p", "top_k")

@@ -17,7 +17,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -35,13 +35,9 @@ from layermem.tasks.expressions import (
     solve,
     write,
 )
-from layermem.tasks.fast_tokenizer import as_fast_tokenizer
 from layermem.tasks.grading import Grade
-from layermem.tasks.hashed_splits import SPLITS, Split, check_split_and_count
+from layermem.tasks.splits import SPLITS, Split, check_split_and_count
 from layermem.text_hash import hash_to_unit_interval
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 OPERANDS = range(2, 9)
 # After so many candidates in a row without a new expression, there are taken to be no more.
@@ -164,13 +160,8 @@ def grade(prompt: str, text: str) -> Grade:
     return Grade(answer=answer, steps=True)
 
 
-def tokenizer(value_max: int = 200, **_: Any) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer with a token for each number up to ``value_max``, and each symbol."""
-    return as_fast_tokenizer(word_tokenizer(value_max))
-
-
 def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
-    """Return the same without transformers' interface."""
+    """Return a tokenizer with a token for each word."""
     words = ["<pad>", "<end>", "<unknown>", "=", *OPERATORS, "(", ")"]
     words += [str(number) for number in range(value_max + 1)]
     inner = Tokenizer(

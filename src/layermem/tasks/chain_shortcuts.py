@@ -1,7 +1,7 @@
 """Shortcuts for chains of assignments: rules that follow fewer statements than an answer takes.
 
 A rule takes the statements and a variable and returns an answer. docs/tasks.md says which levels
-each solves. ``layermem tasks chains`` measures all of them.
+each solves. ``layermem list tasks chains`` measures all of them.
 
 It does not know: how problems are drawn, grades.
 """

@@ -28,11 +28,11 @@ import statistics
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import queried
+from layermem.tasks import word_problems
 from layermem.tasks.chain_shortcuts import shortcuts_for, try_shortcut
 from layermem.tasks.chain_statements import (
     END,
@@ -46,11 +46,8 @@ from layermem.tasks.chain_statements import (
     write_statement,
 )
 from layermem.tasks.grading import Grade
-from layermem.tasks.hashed_splits import Split, check_split_and_count, is_in_split
 from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from layermem.tasks.splits import Split, check_split_and_count, is_in_split
 
 VARIABLES = string.ascii_lowercase
 Order = Literal["shuffled", "levels", "interleaved", "chain"]
@@ -137,14 +134,9 @@ def chance(problems: Sequence[Queried]) -> float:
     return statistics.fmean(1 / len(possible_answers(problem)) for problem in problems)
 
 
-def tokenizer(values: int | None = None, **_: Any) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer with a token for each variable, symbol and value."""
-    return queried.tokenizer(_all_words(values))
-
-
 def word_tokenizer(values: int | None = None, **_: Any) -> Tokenizer:
-    """Return the same without transformers' interface."""
-    return queried.word_tokenizer(_all_words(values))
+    """Return a tokenizer with a token for each word."""
+    return word_problems.word_tokenizer(_all_words(values))
 
 
 def probe_words(**_: Any) -> tuple[str, ...]:

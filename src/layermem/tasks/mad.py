@@ -16,18 +16,15 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import queried
+from layermem.tasks import word_problems
 from layermem.tasks.grading import Grade
-from layermem.tasks.hashed_splits import Split, check_split_and_count, is_in_split
 from layermem.tasks.mad_drawing import DRAW, Drawn, Sizes, all_words
 from layermem.tasks.queried import Queried, count_answers, grade_answers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from layermem.tasks.splits import Split, check_split_and_count, is_in_split
 
 Kind = Literal["recall", "noisy-recall", "fuzzy-recall", "copying", "compression", "memorization"]
 # The paper's settings before difficulty is varied.
@@ -131,14 +128,9 @@ def chance(problems: Sequence[Queried]) -> float:
     return statistics.fmean(1 / len(_possible_answers(p) or every) for p in problems)
 
 
-def tokenizer(**options: Any) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer with a token for each word of a kind."""
-    return queried.tokenizer(_all_words(**options))
-
-
 def word_tokenizer(**options: Any) -> Tokenizer:
-    """Return the same without transformers' interface."""
-    return queried.word_tokenizer(_all_words(**options))
+    """Return a tokenizer with a token for each word."""
+    return word_problems.word_tokenizer(_all_words(**options))
 
 
 def probe_words(**options: Any) -> tuple[str, ...]:

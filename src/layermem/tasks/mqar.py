@@ -13,17 +13,14 @@ It does not know: ids of tokens, models, training.
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import queried
+from layermem.tasks import word_problems
 from layermem.tasks.grading import Grade
-from layermem.tasks.hashed_splits import Split, check_split_and_count, is_in_split
 from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from layermem.tasks.splits import Split, check_split_and_count, is_in_split
 
 # After so many draws in a row without a new problem, there are taken to be no more.
 _PATIENCE = 2_000
@@ -88,14 +85,9 @@ def chance(problems: Sequence[Queried]) -> float:
     return statistics.fmean(1 / len(problem.queries) for problem in problems)
 
 
-def tokenizer(vocabulary: int = 128, **_: Any) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer with a token for each key and value, and the blank."""
-    return queried.tokenizer(_all_words(vocabulary))
-
-
 def word_tokenizer(vocabulary: int = 128, **_: Any) -> Tokenizer:
-    """Return the same without transformers' interface."""
-    return queried.word_tokenizer(_all_words(vocabulary))
+    """Return a tokenizer with a token for each word."""
+    return word_problems.word_tokenizer(_all_words(vocabulary))
 
 
 def probe_words(**_: Any) -> tuple[str, ...]:

@@ -18,12 +18,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from layermem.tasks.fast_tokenizer import as_fast_tokenizer
-from layermem.tasks.file_splits import load_split
 from layermem.tasks.grading import Grade
 from layermem.tasks.prosqa_bridged import BridgedGraph, draw_bridged
 from layermem.tasks.prosqa_crossed import CrossedGraph, draw_crossed
@@ -31,9 +29,7 @@ from layermem.tasks.prosqa_graphs import shortest_path
 from layermem.tasks.prosqa_lines import Lines, draw_lines
 from layermem.tasks.prosqa_records import Record, load
 from layermem.tasks.prosqa_shortcuts import SHORTCUTS, farther_from_others
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from layermem.tasks.splits import load_split
 
 __all__ = [
     "CONCEPTS",
@@ -44,7 +40,6 @@ __all__ = [
     "grade",
     "load",
     "problems",
-    "tokenizer",
 ]
 NAMES = [
     *("Alex", "Bob", "Carol", "Davis", "Eva", "Fae", "Gabriel", "Jack", "Max"),
@@ -155,13 +150,8 @@ def grade(record: Record, text: str) -> Grade:
     return Grade(answer=True, steps=True)
 
 
-def tokenizer(**_: Any) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer with one token for each word, which decodes every prompt unchanged."""
-    return as_fast_tokenizer(word_tokenizer())
-
-
 def word_tokenizer(**_: Any) -> Tokenizer:
-    """Return the same without transformers' interface."""
+    """Return a tokenizer with a token for each word."""
     words = ["<pad>", "<end>", "<unknown>", "\n", ".", "?", "###", " or", " is", " a"]
     words += [f"{space}{word}" for word in ("Every", "Is", *NAMES) for space in ("", " ")]
     words += [f" {concept}" for concept in CONCEPTS]

@@ -12,15 +12,9 @@ It does not know: any particular task, models, training.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers
-
-from layermem.tasks.fast_tokenizer import as_fast_tokenizer
 from layermem.tasks.grading import Grade
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 BLANK = "_"
 """The word where nothing is said."""
@@ -90,21 +84,6 @@ def check_one_token_a_word(
                     f"the tokenizer makes {len(ids)} tokens of the {len(text.split())} words of "
                     f"{text!r:.60}; this task needs one for each: leave --task.tokenizer out"
                 )
-
-
-def word_tokenizer(words: Iterable[str]) -> Tokenizer:
-    """Return a tokenizer with a token for each word, without transformers' interface."""
-    vocabulary = ["<pad>", "<end>", "<unknown>", *words]
-    inner = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="<unknown>")
-    )
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return inner
-
-
-def tokenizer(words: Iterable[str]) -> "PreTrainedTokenizerFast":
-    """Return the same with transformers' interface."""
-    return as_fast_tokenizer(word_tokenizer(words))
 
 
 def count_answers(problems: Sequence[Queried]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 It does not know: models, training.
 """
 
+import difflib
 import functools
 import inspect
 from collections import Counter
@@ -14,9 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenizers import Tokenizer
 
 from layermem.config import Task, checked
+from layermem.plugins import load_plugins
 from layermem.tasks import arithmetic, chains, mad, mqar, prosqa
+from layermem.tasks.fast_tokenizer import as_fast_tokenizer
 from layermem.tasks.grading import Grade
 from layermem.tasks.queried import Queried, check_one_token_a_word
+from layermem.tasks.word_problems import commonest_solution, describe_words, grade_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -46,31 +50,35 @@ class TaskDefinition:
     """What there is to know of a task; ``layermem.config.Task`` is a run's choice of one."""
 
     generate: Callable[..., Sequence[Problem]]
-    """Returns problems of ``split``, ``count``, ``seed`` and the task's own options."""
-    tokenizer: Callable[..., "PreTrainedTokenizerFast"]
-    """Returns the task's own tokenizer, given its options."""
+    """Returns problems of ``split``, ``count``, ``seed`` and the task's own options. No problem may
+    be in two splits: a test problem that was trained on is no test."""
     word_tokenizer: Callable[..., Tokenizer]
-    """Returns the same without transformers' interface, and without importing transformers."""
-    grade: Callable[[Any, str], Grade]
-    """Grades a generated solution of a problem."""
-    level: Callable[[Any], int]
+    """Returns the task's own tokenizer, given its options, without importing transformers; special
+    tokens are <pad>, <end> and <unknown>."""
+    grade: Callable[[Any, str], Grade] = grade_words
+    """Grades a generated solution of a problem; by default it is right word for word, or not."""
+    level: Callable[[Any], int] = lambda problem: len(problem.solution.split())
     """Returns the difficulty of a problem, as a number of operands or steps; of a problem with
     queries, each of whose answers has its own, that of the most difficult one."""
-    level_name: str
+    level_name: str = "words"
     """What ``level`` counts."""
-    extra_tokens: int
+    extra_tokens: int = 8
     """Tokens that a solution may have beyond the longest right one before it is cut."""
-    describe: Callable[[Sequence[Any]], dict[str, Any]]
+    describe: Callable[[Sequence[Any]], dict[str, Any]] = describe_words
     """Returns statistics of problems."""
-    chance: Callable[[Sequence[Any]], float]
+    chance: Callable[[Sequence[Any]], float] = commonest_solution
     """Returns the share of right answers of a guess that ignores the question."""
-    words: Callable[..., tuple[str, ...]]
+    words: Callable[..., tuple[str, ...]] = lambda **options: ()
     """Returns frequent words of its problems, given its options: the classes of a probe."""
     overlap: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]] | None = None
     """Returns what test problems share with training problems; None: nothing that is counted."""
     splits_by: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
     """Returns the names of further options that decide which problems are in which split, given the
     options: a model trained under one value is tested under the same value."""
+
+    def tokenizer(self, **options: Any) -> "PreTrainedTokenizerFast":
+        """Return the task's own tokenizer, given its options."""
+        return as_fast_tokenizer(self.word_tokenizer(**options))
 
     def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
         """Return problems; an unknown option, or one of the wrong type, is an error."""
@@ -88,7 +96,7 @@ class TaskDefinition:
         return {name: option.default for name, option in self._parameters().items()}
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        parameters = inspect.signature(self.generate).parameters.values()
+        parameters = inspect.signature(self.generate, eval_str=True).parameters.values()
         return {p.name: p for p in parameters if p.name not in ("split", "count", "seed")}
 
 
@@ -170,9 +178,26 @@ def _own_vocabulary_and_length(
 
 def get_task(name: str) -> TaskDefinition:
     """Return the definition of a task by its name."""
-    if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}; there are {', '.join(TASKS)}")
-    return TASKS[name]
+    if name not in _TASKS:
+        load_plugins()
+    if name not in _TASKS:
+        close = difflib.get_close_matches(name, _TASKS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_TASKS)}"
+        raise ValueError(f"unknown task {name!r}; {hint}")
+    return _TASKS[name]
+
+
+def all_tasks() -> dict[str, TaskDefinition]:
+    """Return all tasks by name, those of plugins last."""
+    load_plugins()
+    return dict(_TASKS)
+
+
+def add_task(name: str, definition: TaskDefinition) -> None:
+    """Make a task known by a name, which configs and commands then take."""
+    if name in _TASKS:
+        raise ValueError(f"a task named {name!r} is known already; choose another name")
+    _TASKS[name] = definition
 
 
 def _commonest_answer_share(examples: Sequence[arithmetic.Example]) -> float:
@@ -195,10 +220,9 @@ def _options_of_splits(options: Mapping[str, Any]) -> tuple[str, ...]:
     return ("held_out",) if strict else ("held_out", "parentheses")
 
 
-TASKS: dict[str, TaskDefinition] = {
+_TASKS: dict[str, TaskDefinition] = {
     "arithmetic": TaskDefinition(
         generate=partial(arithmetic.generate, operands=4),
-        tokenizer=arithmetic.tokenizer,
         word_tokenizer=arithmetic.word_tokenizer,
         grade=lambda example, text: arithmetic.grade(example.prompt, text),
         level=lambda example: example.operands,
@@ -212,7 +236,6 @@ TASKS: dict[str, TaskDefinition] = {
     ),
     "prosqa": TaskDefinition(
         generate=prosqa.problems,
-        tokenizer=prosqa.tokenizer,
         word_tokenizer=prosqa.word_tokenizer,
         grade=prosqa.grade,
         level=lambda record: len(record.steps),
@@ -224,7 +247,6 @@ TASKS: dict[str, TaskDefinition] = {
     ),
     "mqar": TaskDefinition(
         generate=mqar.generate,
-        tokenizer=mqar.tokenizer,
         word_tokenizer=mqar.word_tokenizer,
         grade=mqar.grade,
         level=lambda problem: problem.highest_level,
@@ -237,7 +259,6 @@ TASKS: dict[str, TaskDefinition] = {
     ),
     "chains": TaskDefinition(
         generate=chains.generate,
-        tokenizer=chains.tokenizer,
         word_tokenizer=chains.word_tokenizer,
         grade=chains.grade,
         level=lambda problem: problem.highest_level,
@@ -250,7 +271,6 @@ TASKS: dict[str, TaskDefinition] = {
     ),
     "mad": TaskDefinition(
         generate=mad.generate,
-        tokenizer=mad.tokenizer,
         word_tokenizer=mad.word_tokenizer,
         grade=mad.grade,
         level=lambda problem: problem.highest_level,

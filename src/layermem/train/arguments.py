@@ -1,4 +1,4 @@
-"""The ``TrainingArguments`` of transformers' Trainer for a run.
+"""How a run is carried out: transformers' ``TrainingArguments``, number format, chunks of the loss.
 
 It does not know: the trainer, models, data.
 """
@@ -12,8 +12,12 @@ from layermem.config import Run
 from layermem.runs import RunFolder
 from layermem.train.processes import form_cpu_group
 
+# A micro-batch whose float32 logits take no more bytes than this has them all in memory at once.
+# Its loss is computed in one piece, and agrees with earlier recorded losses to the last bit.
+_MAX_LOGITS_BYTES = 2**30
 
-def training_arguments(run: Run, folder: RunFolder, *, validates: bool) -> TrainingArguments:
+
+def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
     """Translate a run's config into transformers' arguments; form the group of its processes."""
     compute, optim = run.compute, run.optim
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -41,7 +45,7 @@ def training_arguments(run: Run, folder: RunFolder, *, validates: bool) -> Train
         logging_steps=run.log_every,
         logging_first_step=True,
         logging_nan_inf_filter=False,
-        eval_strategy="steps" if validates else "no",
+        eval_strategy="steps",
         eval_steps=run.eval_every,
         save_strategy="steps" if run.save_every else "no",
         save_steps=run.save_every or run.max_steps,
@@ -75,3 +79,17 @@ def uses_bfloat16(precision: str) -> bool:
         # Older GPUs emulate bfloat16, slower than they compute in float32.
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     return precision == "bfloat16"
+
+
+def choose_loss_chunk(configured: int | None, tokens: int, vocabulary: int) -> int:
+    """Return how many tokens' logits are in memory at once; 0 means all of them.
+
+    ``configured`` is the run's ``compute.loss_chunk``. Where it is None, a micro-batch of few
+    logits is not chunked, and one of many has chunks of a quarter of the limit.
+    """
+    if configured is not None:
+        return configured
+    bytes_per_token = 4 * vocabulary
+    if tokens * bytes_per_token <= _MAX_LOGITS_BYTES:
+        return 0
+    return max(1, _MAX_LOGITS_BYTES // 4 // bytes_per_token)

@@ -126,10 +126,7 @@ def save_unlogged_loss(checkpoint: Path, loss: float, last_logged: int) -> None:
     (checkpoint / _UNLOGGED).write_text(text, encoding="utf-8")
 
 
-def load_unlogged_loss(checkpoint: Path) -> tuple[float, int] | None:
-    """Return that sum and that step, or None for a checkpoint of a version without them."""
-    path = checkpoint / _UNLOGGED
-    if not path.exists():
-        return None
-    saved = json.loads(path.read_text(encoding="utf-8"))
+def load_unlogged_loss(checkpoint: Path) -> tuple[float, int]:
+    """Return that sum and that step."""
+    saved = json.loads((checkpoint / _UNLOGGED).read_text(encoding="utf-8"))
     return float(saved["loss"]), int(saved["last_logged"])

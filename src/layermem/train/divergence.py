@@ -1,6 +1,6 @@
 """Detection of losses, gradients, weights and optimizer moments that are not finite.
 
-It does not know: models, when the checks are made, what a sweep does with a run that diverged.
+It does not know: models, when the checks are made, what a study does with a run that diverged.
 """
 
 import itertools

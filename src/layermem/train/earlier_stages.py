@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from layermem.config import Data, Records, Run
-from layermem.data.local_files import open_path
-from layermem.data.sources import hub_name
+from layermem.data.sources import hub_name, open_path
 from layermem.lineage import Lineage, Stage, read_lineage
 from layermem.tasks.registry import get_task
 

@@ -3,13 +3,14 @@
 It says what the model is, how it was trained, what was measured, and how to load it. The user adds
 the licence: this library cannot know under which one the training data may be used.
 
-It does not know: how models are trained or evaluated, how the folder is published.
+It does not know: what a run learns, how models are evaluated, how the folder is published.
 """
 
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,9 @@ from huggingface_hub import ModelCardData
 from torch import nn
 
 from layermem.config import Run
-from layermem.results.answers import Answers
-from layermem.results.files import read_result
 from layermem.runs import RunFolder
-from layermem.train.card_usage import usage
 from layermem.train.optimizer import DECAYED, NO_DECAY, PLAIN
-from layermem.train.provenance import describe_environment
+from layermem.train.run_config import describe_environment
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +34,6 @@ _CITATION = """```bibtex
   year    = {2025}
 }
 ```"""
-# What model hubs call the kinds of records.
-_KIND_TAGS = {
-    None: "text-generation",
-    "classification": "text-classification",
-    "question-answering": "question-answering",
-}
 _GROUPS = {DECAYED: "weight matrices", PLAIN: "norms, biases and embeddings"}
 _PROVENANCE = ("layermem", "torch", "transformers", "python", "commit", "machine", "precision")
 
@@ -50,18 +42,40 @@ Groups = Sequence[Mapping[str, Any]]
 """The parameter groups of an optimiser, with ``name``, ``initial_lr`` and ``weight_decay``."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Learnt:
+    """What a card says of what the model was trained on, and how it is used."""
+
+    task: str
+    """Name of what the model does, as model hubs have it."""
+    data: str
+    """The training data."""
+    unit: str
+    """What a validation loss is of: a token, a record, a window."""
+    results: Mapping[str, str] = field(default_factory=dict)
+    """Rows of what is measured beside the validation."""
+    usage: str
+    """Python code that loads the model and uses it."""
+
+
 def write_model_card(
-    path: Path, run: Run, folder: RunFolder, model: nn.Module, groups: Groups, precision: str
+    path: Path,
+    run: Run,
+    folder: RunFolder,
+    model: nn.Module,
+    groups: Groups,
+    precision: str,
+    describe: Callable[[nn.Module, RunFolder], Learnt],
 ) -> None:
     """Write README.md into ``path``, the folder of the final model of a run.
 
     ``groups``: those of the optimiser that trained it; ``precision``: the arithmetic that the run
-    ends with. A card that cannot be written, since a
+    ends with; ``describe``: of the run's ``Learning``. A card that cannot be written, since a
     record of the run is damaged, is a warning: it must not cost the trained model.
     """
     try:
         at_end = {**describe_environment(), "precision": precision}
-        card = model_card(run, folder, model, groups, at_end)
+        card = model_card(run, folder, model, groups, describe(model, folder), at_end)
         (path / "README.md").write_text(card, encoding="utf-8")
     except Exception as error:
         logger.warning(
@@ -76,6 +90,7 @@ def model_card(
     folder: RunFolder,
     model: nn.Module,
     groups: Groups,
+    learnt: Learnt,
     at_end: Mapping[str, str] | None = None,
 ) -> str:
     """Return the card of a trained model, from its config and what the run recorded.
@@ -86,12 +101,12 @@ def model_card(
     about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about", {})
     rows = folder.rows()
     parts = [
-        f"---\n{_metadata(run)}\n---",
+        f"---\n{_metadata(run, learnt.task)}\n---",
         f"# {run.preset}, {run.variant}, seed {run.seed}",
         _description(run, model),
-        f"## Training\n\n{_training(run, rows, about, groups, at_end or {})}",
-        f"## Evaluation\n\n{_evaluation(rows, folder)}",
-        f"## Use\n\n{usage(run, folder, model)}",
+        f"## Training\n\n{_training(run, rows, about, groups, learnt.data, at_end or {})}",
+        f"## Evaluation\n\n{_evaluation(rows, learnt)}",
+        f"## Use\n\n```python\n{learnt.usage}\n```",
         "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
         "data allow, and adds it to the metadata above (`license:`).",
         f"## Citation\n\nThe method is that of\n\n{_CITATION}",
@@ -99,14 +114,12 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _metadata(run: Run) -> str:
+def _metadata(run: Run, task: str) -> str:
     """Return the YAML that model hubs read."""
     pretrained = run.model.pretrained or run.host.model
     data = ModelCardData(
         library_name="layermem",
-        pipeline_tag="text-generation"
-        if run.records.source is None
-        else _KIND_TAGS[run.records.kind],
+        pipeline_tag=task,
         tags=["transformers", "layermem", "cross-layer-attention", run.variant],
         # A folder on this machine is no name that a hub could look up.
         base_model=None if pretrained is None or os.path.exists(pretrained) else pretrained,
@@ -152,6 +165,7 @@ def _training(
     rows: list[dict[str, Any]],
     about: Mapping[str, Any],
     groups: Groups,
+    data: str,
     at_end: Mapping[str, str],
 ) -> str:
     """Return a table of what the model was trained on and how."""
@@ -164,7 +178,7 @@ def _training(
         "run id": about.get("run_id"),
         "started from": start,
         "trained before by": about.get("trained_before_by"),
-        "training data": _data(run),
+        "training data": data,
         "digest of the data": about.get("data"),
         "steps": f"{run.max_steps:,}",
         "tokens": None if tokens is None else f"{tokens:,}",
@@ -196,73 +210,18 @@ def _begun_and_ended(begun: str | None, ended: str | None) -> str | None:
     return f"{begun} at the beginning, {ended} at the end"
 
 
-def _data(run: Run) -> str:
-    if run.records.source is not None:
-        return f"{run.records.source}; {run.records.kind} of records"
-    if run.task.name:
-        options = " ".join(run.task.options)
-        return (
-            f"{run.task.examples:,} problems of the task {run.task.name}, seed {run.task.seed}"
-            f"{f' ({options})' if options else ''}"
-        )
-    names = (run.data.source, run.data.subset, run.data.revision)
-    return f"{', '.join(filter(None, names))}; blocks of {run.data.block_size} tokens"
-
-
-def _evaluation(rows: list[dict[str, Any]], folder: RunFolder) -> str:
-    """Return a table of the last validation and, of a task, the shares of test problems solved."""
+def _evaluation(rows: list[dict[str, Any]], learnt: Learnt) -> str:
+    """Return a table of the last validation and of what else was measured."""
     table = {}
     validation = next((row for row in reversed(rows) if "val_loss" in row), None)
     if validation is not None:
-        is_of_tokens = "val_perplexity" in validation
-        unit = "token" if is_of_tokens else "window" if folder.answers.exists() else "record"
-        table[f"validation loss (nats a {unit})"] = f"{validation['val_loss']:.4f}"
-        if is_of_tokens:
+        table[f"validation loss (nats a {learnt.unit})"] = f"{validation['val_loss']:.4f}"
+        if "val_perplexity" in validation:
             table["validation perplexity"] = f"{validation['val_perplexity']:.2f}"
-    if folder.answers.exists():
-        table |= _evaluation_of_questions(folder)
-    elif folder.records.exists():
-        table |= _evaluation_of_records(folder)
-    elif folder.result.exists():
-        result = json.loads(folder.result.read_text(encoding="utf-8"))
-        low, high = result["interval"]
-        table |= {
-            "test problems": f"{result['count']:,}",
-            "right final answer": f"{result['accuracy']:.1%} (95% interval over problems: "
-            f"{low:.1%} to {high:.1%})",
-            "every step right": f"{result['steps']:.1%}",
-            "right by chance": f"{result['chance']:.1%}",
-        }
+    table |= learnt.results
     if not table:
         return "Nothing was measured."
     return _table("", "value", table) + "\n\nOne run of one seed; other seeds give other figures."
-
-
-def _evaluation_of_records(folder: RunFolder) -> dict[str, str]:
-    result = json.loads(folder.result.read_text(encoding="utf-8"))
-    counts = json.loads(folder.records.read_text(encoding="utf-8"))
-    low, high = result["interval"]
-    return {
-        "validation records": f"{result['count']:,} ({counts['validation_cut']:,} of them cut)",
-        "right class": f"{result['accuracy']:.1%} (95% interval over records: {low:.1%} to "
-        f"{high:.1%})",
-        f"right by always {counts['majority']!r}, the most frequent": f"{result['chance']:.1%}",
-    }
-
-
-def _evaluation_of_questions(folder: RunFolder) -> dict[str, str]:
-    answers = read_result(Answers, folder.answers)
-    scores = {
-        "validation questions": answers.all,
-        "of those with an answer": answers.has_answer if answers.no_answer else None,
-        "of those without one": answers.no_answer,
-        **{f"guess, {name}": score for name, score in answers.guesses.items()},
-    }
-    return {
-        f"{name}: exact match, F1 of words": f"{score.exact:.1%}, {score.f1:.1%} of {score.count:,}"
-        for name, score in scores.items()
-        if score is not None
-    }
 
 
 def _table(left: str, right: str, values: Mapping[str, Any]) -> str:
@@ -271,3 +230,17 @@ def _table(left: str, right: str, values: Mapping[str, Any]) -> str:
         for name, value in values.items()
     )
     return "\n".join([f"| {left} | {right} |", "|---|---|", *rows])
+
+
+def head_loading(run: Run, auto_class: str) -> tuple[str, str]:
+    """Return code that imports what loads a model with a head, and code that loads it."""
+    imports = f"from transformers import {auto_class}, AutoTokenizer"
+    if run.host.memory == "none":
+        return imports, f"{auto_class}.from_pretrained(path)"
+    attached = "from layermem.retrofit import load_attached"
+    return f"{attached}\n{imports}", f"load_attached(path, auto_class={auto_class})"
+
+
+def literal(text: str) -> str:
+    """Return a text as a Python literal in double quotes."""
+    return json.dumps(text, ensure_ascii=False)

@@ -170,6 +170,8 @@ def _row_line(row: Mapping[str, float]) -> str:
             texts.append(f"perplexity {row['val_perplexity']:.2f}")
         if "val_accuracy" in row:
             texts.append(f"{row['val_accuracy']:.1%} solved")
+        if "val_f1" in row:
+            texts.append(f"F1 {row['val_f1']:.1%}")
         return f"{', '.join(texts)} after {row['tokens']:,.0f} tokens"
     return (
         f"loss {row['loss']:.4f}  lr {row['lr']:.1e}  gradient {row['grad_norm']:.2f}  "

@@ -20,7 +20,7 @@ from layermem.lineage import FIELD, ORIGIN
 from layermem.run_identity import differences
 from layermem.runs import RunFolder
 from layermem.train.checkpoints import logged_rows, process_layout
-from layermem.train.data_digest import SequenceDataset, sequences_digest, weights_digest
+from layermem.train.sequences import SequenceDataset, sequences_digest, weights_digest
 
 logger = logging.getLogger(__name__)
 # Fields of a model's config with a share of activations that training sets to zero.
@@ -41,9 +41,9 @@ _IGNORED_MODEL_FIELDS = {
 }
 
 
-def describe_origin(run: Run, data: Mapping[str, SequenceDataset | None]) -> dict[str, Any]:
+def describe_origin(run: Run, data: Mapping[str, SequenceDataset]) -> dict[str, Any]:
     """Return the fields of a run, and digests of what it reads."""
-    digests = {name: sequences_digest(split) for name, split in data.items() if split is not None}
+    digests = {name: sequences_digest(split) for name, split in data.items()}
     weights = weights_digest(run.model.pretrained or run.host.model)
     return {"run": to_dict(run), "data": digests, "weights": weights}
 
@@ -53,19 +53,10 @@ def save_origin(checkpoint: Path, origin: Mapping[str, Any]) -> None:
     (checkpoint / ORIGIN).write_text(json.dumps(origin, indent=1), encoding="utf-8")
 
 
-def check_origin(
-    checkpoint: Path, origin: Mapping[str, Any], config: PreTrainedConfig | None
-) -> None:
-    """Raise unless a checkpoint came from this run, its data and a model with this config.
-
-    A checkpoint of an earlier version, which recorded no origin, is judged by its model's config
-    alone.
-    """
-    if (checkpoint / ORIGIN).exists():
-        recorded = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8"))
-        _check_run_and_data(checkpoint, recorded, origin)
-    if config is None:
-        return
+def check_origin(checkpoint: Path, origin: Mapping[str, Any], config: PreTrainedConfig) -> None:
+    """Raise unless a checkpoint came from this run, its data and a model with this config."""
+    recorded = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8"))
+    _check_run_and_data(checkpoint, recorded, origin)
     before, now = (
         {name: value for name, value in c.to_dict().items() if name not in _IGNORED_MODEL_FIELDS}
         for c in (AutoConfig.from_pretrained(checkpoint), config)
@@ -87,8 +78,7 @@ def _check_run_and_data(
             f"{checkpoint} was written by another run: {'; '.join(changes)}. Delete it to go "
             "on from the checkpoint before it, or choose another --out"
         )
-    # Earlier versions recorded no weights.
-    if recorded.get("weights") not in (None, origin["weights"]):
+    if recorded["weights"] != origin["weights"]:
         start = origin["run"]["model"]["pretrained"] or origin["run"]["host"]["model"]
         raise ValueError(
             f"{start} does not hold the weights that {checkpoint} was trained from: put them back, "

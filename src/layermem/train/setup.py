@@ -1,87 +1,26 @@
-"""What a run starts with: its tokenizer, its training and validation sets, and its model.
+"""The tokenizer of a run, and its model where that is a decoder of ours: new, saved, or a LLaMA.
 
-It does not know: the trainer, the run folder.
+It does not know: data, the trainer, the run folder.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import Tensor
 from transformers import AutoConfig
 
 from layermem.config import Model, Run
-from layermem.data.blocks import Blocks
-from layermem.data.preparing import prepare
 from layermem.data.tokenizers import load_tokenizer
-from layermem.lineage import Lineage
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
 from layermem.tasks import registry as tasks
-from layermem.train.earlier_stages import check_earlier_stages
 from layermem.train.optimizer import find_overridden
-from layermem.train.prepared_records import PreparedRecords
-from layermem.train.problem_dataset import ProblemDataset, build_problem_datasets
-from layermem.train.question_dataset import QuestionDataset
-from layermem.train.record_data import prepare_records
-from layermem.train.record_dataset import RecordDataset
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """The tokenizer and the data of a run, ready for training."""
-
-    tokenizer: Any
-    train_data: Blocks | ProblemDataset | RecordDataset | QuestionDataset
-    validation_data: Blocks | ProblemDataset | RecordDataset | QuestionDataset
-    collate: Callable[..., dict[str, Tensor]]
-    """Makes a batch of sequences."""
-    earlier: Lineage
-    """What trained the model that the run starts from."""
-    records: PreparedRecords | None = None
-    """Of a run on records: what their kind brings."""
-
-
-def prepare_run(run: Run) -> Prepared:
-    """Return the tokenizer and the data of a run; text is tokenized, unless it has been before."""
-    earlier = check_earlier_stages(run)
-    if run.records.source is not None:
-        of_records = prepare_records(run)
-        return Prepared(
-            tokenizer=of_records.tokenizer,
-            train_data=of_records.train_data,
-            validation_data=of_records.validation_data,
-            collate=of_records.train_data.collate,
-            earlier=earlier,
-            records=of_records,
-        )
-    tokenizer = _load_tokenizer(run)
-    if run.task.name:
-        train, validation = build_problem_datasets(run.task, tokenizer)
-        return Prepared(
-            tokenizer=tokenizer,
-            train_data=train,
-            validation_data=validation,
-            collate=train.collate,
-            earlier=earlier,
-        )
-    train_tokens, validation_tokens = prepare(run.data, tokenizer)
-    blocks = partial(Blocks, block_size=run.data.block_size, isolate=run.data.isolate_documents)
-    return Prepared(
-        tokenizer=tokenizer,
-        train_data=blocks(train_tokens),
-        validation_data=blocks(validation_tokens, at_most=run.eval_blocks),
-        collate=Blocks.collate,
-        earlier=earlier,
-    )
-
-
-def _load_tokenizer(run: Run) -> Any:
+def load_run_tokenizer(run: Run) -> Any:
     """Return the tokenizer of the pretrained model, of the task, or of the config."""
     if pretrained := run.model.pretrained or run.host.model:
         check_path(pretrained)

@@ -1,12 +1,13 @@
 """The trainer of one run: transformers' Trainer with our optimizer, data order and checkpoints.
 
 It differs from transformers' in the following. Parameter groups and learning rates come from the
-variant (``optimizer``), the order of the data comes from the seed (``data_order``), a checkpoint is
-complete or absent and holds no pickled arguments (``RunFolder``), and is resumed under any number
-of processes (``checkpoints``). Metrics are written to metrics.jsonl, a loss or a weight that is not
-finite stops the run (``divergence``), and SIGTERM and Ctrl-C save and stop it (``stopping``).
+variant (``optimizer``), the order of the data comes from the seed (``DataOrder``); batches, loss
+and what is judged come from what the run learns (``Learning``). A checkpoint is complete or absent,
+holds no pickled arguments (``RunFolder``), and is resumed under any number of processes
+(``checkpoints``). Metrics are written to metrics.jsonl, a loss or a weight that is not finite stops
+the run (``divergence``), and SIGTERM and Ctrl-C save and stop it (``stopping``).
 
-It does not know: any particular variant, presets, where data came from.
+It does not know: any particular variant, presets, what is learnt of which data.
 """
 
 import time
@@ -20,24 +21,27 @@ import transformers
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
 from layermem.config import Run
-from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
-from layermem.train.arguments import training_arguments
-from layermem.train.callbacks import CallWhenTrainingBegins, LearningRateRecorder
-from layermem.train.data_digest import SequenceDataset
-from layermem.train.data_order import DataOrder
+from layermem.train.arguments import choose_loss_chunk, training_arguments
 from layermem.train.divergence import FiniteCheck
-from layermem.train.metrics_rows import StepCost, base_row, training_row, validation_row
+from layermem.train.learning import Learning
+from layermem.train.metrics import (
+    LearningRateRecorder,
+    StepCost,
+    StepTimer,
+    base_row,
+    peak_flops,
+    training_row,
+)
 from layermem.train.optimizer import build_optimizer, build_schedule
-from layermem.train.peak_flops import peak_flops
 from layermem.train.processes import check_processes_agree
 from layermem.train.progress import RunProgress
 from layermem.train.resume_checks import (
@@ -48,11 +52,20 @@ from layermem.train.resume_checks import (
     save_origin,
 )
 from layermem.train.seq_vcr import build_seq_vcr, model_names, save_weight, split_state
-from layermem.train.sequence_loss import choose_loss_chunk, sequence_losses, sum_by_sequence
-from layermem.train.step_timer import StepTimer
+from layermem.train.sequences import DataOrder
 from layermem.train.stopping import StopOnSignal, warn_if_saving_is_slow
 from layermem.train.tracking import open_wandb_run
 from layermem.train.variant_of import forward_flops, is_ours, variant_of
+
+
+class _WhenTrainingBegins(TrainerCallback):
+    """Call a function once a checkpoint is loaded and before the first step."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._function()
 
 
 class Trainer(transformers.Trainer):
@@ -61,23 +74,13 @@ class Trainer(transformers.Trainer):
     optimizer: Any
     lr_scheduler: Any
 
-    def __init__(
-        self,
-        run: Run,
-        folder: RunFolder,
-        model: DecoderForCausalLM,
-        train_data: SequenceDataset,
-        validation_data: SequenceDataset | None,
-        tokenizer: Any,
-        *,
-        collate: Callable[..., dict[str, Tensor]],
-        evaluate: Callable[[DecoderForCausalLM], Mapping[str, float]] | None = None,
-    ) -> None:
-        self.run, self.folder, self._solve_problems = run, folder, evaluate
-        args = training_arguments(run, folder, validates=validation_data is not None)
+    def __init__(self, run: Run, folder: RunFolder, model: Any, learning: Learning) -> None:
+        self.run, self.folder, self.learning = run, folder, learning
+        train_data, validation_data = learning.train_data, learning.validation_data
+        args = training_arguments(run, folder)
         self.stop = StopOnSignal(processes=args.world_size)
         self._finite = FiniteCheck(folder, args)
-        self._sequence_losses: list[Tensor] = []
+        self._judged: list[Tensor] = []
         self._timer, self._rates = StepTimer(), LearningRateRecorder()
         self._resumed_from: Path | None = None
         self._origin = describe_origin(run, {"training": train_data, "validation": validation_data})
@@ -99,17 +102,18 @@ class Trainer(transformers.Trainer):
             args=args,
             train_dataset=train_data,
             eval_dataset=validation_data,
-            processing_class=tokenizer,
+            processing_class=learning.tokenizer,
+            compute_loss_func=learning.step_loss,
             # Not transformers' default for a tokenizer: that adds an attention mask of ones, with
             # which the documents of a block would attend to each other, and which rules out sdpa's
             # flash kernels under torch.compile.
-            data_collator=collate,
+            data_collator=learning.collate,
             callbacks=[
                 RunProgress(run.max_steps),
                 self.stop,
                 self._timer,
                 self._rates,
-                CallWhenTrainingBegins(self._restore_counts),
+                _WhenTrainingBegins(self._restore_counts),
             ],
         )
         for display in (ProgressCallback, PrinterCallback):
@@ -202,26 +206,24 @@ class Trainer(transformers.Trainer):
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Return the mean loss over all labels, whatever batch or process they are in."""
-        self._sequence_losses = []
+        self._judged = []
         output = super().evaluation_loop(*args, **kwargs)
-        loss, labels = torch.cat(self._sequence_losses).cpu().double().sum(0)
+        loss, labels = self._all_judged()[:, :2].sum(0)
         output.metrics["eval_loss"] = float(loss / labels)
         return output
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
     ) -> tuple[None, None, None]:
-        """Add the loss and the number of labels of each sequence, in whichever process it is."""
-        inputs = self._prepare_inputs(inputs)
-        labels, chunk = inputs.pop("labels"), self._loss_chunk(inputs)
+        """Add what is judged of each sequence, in whichever process it is."""
+        batch = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            if chunk:
-                output = model(**inputs, labels=labels, loss_chunk=chunk, use_cache=False)
-                by_sequence = sum_by_sequence(output.token_losses, labels)
-            else:
-                by_sequence = sequence_losses(model(**inputs, use_cache=False).logits, labels)
-        self._sequence_losses.append(self.accelerator.gather_for_metrics(by_sequence))
+            judged = self.learning.judge(model, batch, self._loss_chunk(batch))
+        self._judged.append(self.accelerator.gather_for_metrics(judged))
         return None, None, None
+
+    def _all_judged(self) -> Tensor:
+        return torch.cat(self._judged).cpu().double()
 
     def _check_losses(self, logs: Mapping[str, float]) -> None:
         self._finite.check_losses(logs, self.state.global_step)
@@ -244,7 +246,8 @@ class Trainer(transformers.Trainer):
             row |= self.variant_metrics()
             row |= self._penalty.take_metrics(self.args) if self._penalty else {}
         elif "eval_loss" in logs:
-            row |= self.validation_metrics(logs["eval_loss"])
+            numbers = self._all_judged()[:, 2:]
+            row |= self.learning.metrics(self.model, logs["eval_loss"], numbers)
         else:
             return
         if self.is_world_process_zero():
@@ -252,11 +255,6 @@ class Trainer(transformers.Trainer):
         super().log(row, start_time)
         if "loss" in logs:
             self._timer.restart(step)
-
-    def validation_metrics(self, loss: float) -> dict[str, float]:
-        """Return the metrics of a validation with this loss."""
-        solved = {} if self._solve_problems is None else self._solve_problems(self.model)
-        return {**validation_row(loss), **solved}
 
     def variant_metrics(self) -> dict[str, float]:
         """Return the metrics that the variant computes from its own parameters."""
@@ -296,9 +294,8 @@ class Trainer(transformers.Trainer):
         """Restore the losses since the last row, so that the next row averages all of its steps."""
         # The checkpoint's state holds how often the run logged, validated and saved until then.
         self.state.compute_steps(self.args, self.run.max_steps)
-        saved = checkpoints.load_unlogged_loss(self._resumed_from) if self._resumed_from else None
-        if saved is not None:
-            loss, self._globalstep_last_logged = saved
+        if self._resumed_from:
+            loss, self._globalstep_last_logged = checkpoints.load_unlogged_loss(self._resumed_from)
             self._tr_loss.fill_(loss)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:

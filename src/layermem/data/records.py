@@ -1,0 +1,206 @@
+"""Records of files, plain or compressed: their fields, and their place for errors.
+
+    {"text": "Who?", "label": 1}    .jsonl .ndjson .json: an object on each line
+    index   sentence    label       .tsv: a header; quotation marks are text, as in GLUE's files
+    sentence,label                  .csv: a header; quotation marks enclose a cell
+    columns                         .parquet: a column for each field; 256 rows are held at once
+
+``datasets`` reads these files otherwise, without an error: a text such as "2020-01-01" becomes a
+date, the labels 1 and "1" one number, a missing field None, a short row of a table is filled up.
+Its errors name no line, and it takes two to four times as long. ``compression`` says what else.
+
+It does not know: which fields there are to be.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from layermem.data import compression
+
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+KINDS = (*JSON_LINES, ".tsv", ".csv", ".parquet")
+"""Suffixes of files of records, beside a compression's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The fields of a record, and its place for errors."""
+
+    fields: Mapping[str, Any]
+    """Name to value."""
+    where: str
+    """Its place, such as "FILE, line 17"."""
+
+    def field(self, name: str, mend: str = "") -> Any:
+        """Return a field; where there is none, raise an error that ends in ``mend``."""
+        if name not in self.fields:
+            names = ", ".join(map(str, self.fields))
+            raise ValueError(f"{self.where} has no field {name!r} (it has {names}){mend}")
+        return self.fields[name]
+
+    def text(self, name: str, mend: str = "", *, blank: bool = False) -> str:
+        """Return a field that holds a text; ``blank``: also without anything but white space."""
+        value = self.field(name, mend)
+        if not isinstance(value, str) or not (blank or value.strip()):
+            raise self.error(name, "be a text", value)
+        check_text(value, f"{self.where}: the field {name!r}")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """Return a field that holds a list of texts, at least one."""
+        value = self.field(name)
+        if not (isinstance(value, list) and value and all(isinstance(x, str) and x for x in value)):
+            raise self.error(name, "be a list of texts", value)
+        for text in value:
+            check_text(text, f"{self.where}: the field {name!r}")
+        return list(value)
+
+    def number(self, name: str) -> int:
+        """Return a field that holds a whole number, or its digits."""
+        value = self.field(name)
+        if isinstance(value, str) and value.strip().isdecimal():
+            return int(value)
+        if not isinstance(value, int):
+            raise self.error(name, "be a whole number", value)
+        return int(value)
+
+    def error(self, name: str, must: str, value: Any) -> ValueError:
+        """Return an error that says what a field must be or hold, and what it is."""
+        return ValueError(f"{self.where}: {name} must {must}, got {value!r:.80}")
+
+
+def file_records(path: Path, *, only: str | None = None) -> Iterator[Record]:
+    """Yield the records of a file one after the other; of Parquet ``only`` that field."""
+    kind = compression.kind_of(path)
+    if kind not in KINDS:
+        raise ValueError(
+            f"{path} is of no kind of records that is read: {', '.join(KINDS)}, plain or compressed"
+        )
+    if kind in JSON_LINES:
+        return json_lines(path)
+    return _parquet_rows(path, only) if kind == ".parquet" else _table_rows(path, kind)
+
+
+def json_lines(path: Path) -> Iterator[Record]:
+    """Yield the objects of a file of JSON lines, whatever its suffix; empty lines are none."""
+    for line, where in _lines(path):
+        # Files that were joined have byte order marks within.
+        line = line.removeprefix("\ufeff").strip(" \t\r\n\v\f")
+        if not line:
+            continue
+        try:
+            value = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(
+                f"{where} is not JSON ({error}); a line must hold one whole object, {{...}}: "
+                "`jq -c .` writes objects so, `jq -c '.[]'` those of a list"
+            ) from error
+        yield as_record(value, where)
+
+
+def as_record(value: Any, where: str) -> Record:
+    """Return an object of JSON as a record; raise if it is none."""
+    if not isinstance(value, dict):
+        mend = "; `jq -c '.[]'` writes a list's objects so" if isinstance(value, list) else ""
+        raise ValueError(f"{where} must hold an object, {{...}}, got {value!r:.60}{mend}")
+    return Record(value, where)
+
+
+def check_text(text: str, name: str) -> None:
+    """Raise, calling the text ``name``, if it has no UTF-8: tokenizers read nothing else.
+
+    JSON can hold half a surrogate pair; in an argument one stands for a byte that is not UTF-8.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} holds half a surrogate pair, {text[error.start]!a}, at character "
+            f"{error.start}, which is not valid text; correct it or leave it out"
+        ) from error
+
+
+def text_of_document(record: Record, field: str) -> str:
+    """Return the text of a record that is a document; it may be empty."""
+    return record.text(field, "; set data.text_field, or --field", blank=True)
+
+
+def read_json(path: Path) -> Any:
+    """Return the one JSON value that a whole file holds."""
+    with compression.open_decompressed(path) as file:
+        content = file.read()
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error}); JSON lines end in .jsonl") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each line with its end, and its place for errors; no byte order mark is before all."""
+    with compression.open_decompressed(path) as file:
+        for number, line in enumerate(file, 1):
+            where = f"{path}, line {number}"
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8"), where
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{where} is not UTF-8 at byte {error.start}; convert it first"
+                ) from error
+
+
+def _table_rows(path: Path, kind: str) -> Iterator[Record]:
+    """Yield the rows of a table with a header; those without any cell are left out."""
+    header: list[str] = []
+    for cells, where in _comma_separated(path) if kind == ".csv" else _tab_separated(path):
+        if not header:
+            header = cells
+        elif len(cells) != len(header):
+            raise ValueError(f"{where} has {len(cells)} columns, and the header has {len(header)}")
+        else:
+            yield Record(dict(zip(header, cells, strict=True)), where)
+
+
+def _tab_separated(path: Path) -> Iterator[tuple[list[str], str]]:
+    for line, where in _lines(path):
+        if line := line.rstrip("\r\n"):
+            yield line.split("\t"), where
+
+
+def _comma_separated(path: Path) -> Iterator[tuple[list[str], str]]:
+    """Yield the cells of each row, which may stand in quotation marks, over several lines."""
+    # Spreadsheets may end lines in "\r" alone.
+    lines = (part for line, _ in _lines(path) for part in re.split(r"(?<=\r)(?!\n)", line) if part)
+    rows, begin = csv.reader(lines, strict=True), 1
+    try:
+        for cells in rows:
+            if cells:
+                yield cells, f"{path}, line {begin}"
+            begin = rows.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {begin} is no row of a .csv ({error}); write it again"
+        ) from error
+
+
+def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
+    # Imported where such a file is read: it takes longer than all the rest.
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            # Without the field that is to be read: all, so that an error can name them.
+            columns = [only] if only in file.schema_arrow.names else None
+            number = 0
+            for batch in file.iter_batches(batch_size=256, columns=columns):
+                for row in batch.to_pylist():
+                    yield Record(row, f"{path}, row {number}")
+                    number += 1
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is damaged, cut short or no Parquet file ({error}); fetch it or write it again"
+        ) from error

@@ -1,0 +1,118 @@
+"""Plugins: modules of users that make variants, tasks, presets and studies known when imported.
+
+    [project.entry-points."layermem.plugins"]      of an installed package
+    mine = "my_package.layermem_parts"
+
+    layermem --plugin my_module ...                 of a command: a module's name, or its .py file
+
+What a command is given is handed on to the processes that it starts, by an environment variable.
+
+It does not know: what a plugin makes known.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import entry_points
+from pathlib import Path
+
+GROUP = "layermem.plugins"
+"""Group of entry points that name modules."""
+VARIABLE = "LAYERMEM_PLUGINS"
+"""Environment variable of further modules or files, separated as the system separates paths."""
+_LOADED: set[str] = set()
+
+
+class PluginMissingError(ValueError):
+    """There is no plugin of a name, or none can be loaded by it."""
+
+
+def add_plugins(names: list[str]) -> None:
+    """Import modules, by their names or files, here and in processes that are started from here."""
+    given = [_resolved(name) for name in names]
+    known = [name for name in os.environ.get(VARIABLE, "").split(os.pathsep) if name]
+    os.environ[VARIABLE] = os.pathsep.join(dict.fromkeys([*known, *given]))
+    load_plugins()
+
+
+def load_plugins() -> None:
+    """Import every plugin that is installed, or named by the environment, once."""
+    for entry in entry_points(group=GROUP):
+        _load_once(entry.value, entry.load, "uninstall its package")
+    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        _load_once(name, partial(_load, name), "leave it out")
+
+
+def _load_once(name: str, load: Callable[[], object], otherwise: str) -> None:
+    """Import a plugin; say which it was, and where, if an error is raised in it."""
+    if name in _LOADED:
+        return
+    # What a plugin imports may ask for plugins.
+    _LOADED.add(name)
+    try:
+        load()
+    except PluginMissingError:
+        _LOADED.discard(name)
+        raise
+    except Exception as error:
+        _LOADED.discard(name)
+        raise RuntimeError(
+            f"the plugin {name} cannot be loaded ({type(error).__name__}: {error}"
+            f"{_place(error)}); mend it, or {otherwise}"
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """Return the line of a plugin that an error came of; a syntax error says it itself."""
+    places = [
+        place
+        for place in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in place.filename
+        and Path(__file__).parent not in Path(place.filename).parents
+    ]
+    return f"; {Path(places[-1].filename).name}, line {places[-1].lineno}" if places else ""
+
+
+def _resolved(name: str) -> str:
+    """Return the whole path of a file: processes may start elsewhere."""
+    return str(Path(name).resolve()) if name.endswith(".py") else name
+
+
+def _load(name: str) -> None:
+    if not name.endswith(".py"):
+        # As Python does it for ``-m``: a command's own folder is no place of modules.
+        sys.path.append(os.getcwd())
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name.partition(".")[0]:
+                raise
+            raise PluginMissingError(
+                f"--plugin {name}: there is no module of that name in {os.getcwd()} or installed; "
+                "give its name, or the path of its .py file"
+            ) from error
+        finally:
+            sys.path.remove(os.getcwd())
+        return
+    if not Path(name).is_file():
+        raise PluginMissingError(f"--plugin {name}: there is no such file")
+    module_name = Path(name).stem
+    if module_name in sys.modules:
+        raise PluginMissingError(
+            f"--plugin {name}: a module named {module_name} is loaded already; rename the file"
+        )
+    spec = importlib.util.spec_from_file_location(module_name, name)
+    if spec is None or spec.loader is None:
+        raise PluginMissingError(f"--plugin {name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Pickle finds a class by its module and name.
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise

@@ -1,0 +1,380 @@
+"""What a study came to: its runs with their values, its boards, what the paper claims of it.
+
+    StudyResult     study.json
+      RunRecord       one run: board, conditions, arm, seed; metrics, curve, where it stands
+      Metric          how a metric is written, which way is better, what a guess comes to
+      Board           what is equal between its arms; what they tried, took, cost
+        Condition       the arms under one condition (equal tokens, time, parameters)
+      Row             a quantity of one arm that was computed from several runs, or from none
+      PaperNumber, Claim    what the paper prints and claims of such rows
+      Drawing, Point        which of this the paper draws, and how
+
+Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
+
+It does not know: how anything is trained, measured, compared or drawn.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from layermem.results.costs import CostPoint
+from layermem.results.solved import Solved
+
+LOSS = "validation loss"
+RIGHT_ANSWERS = "right answers"
+EVERY_STEP_RIGHT = "every step right"
+F1 = "F1 of words"
+"""Names of the metrics that runs are judged by."""
+BY_LEVEL = " by "
+"""Between a metric and the level of problems: "right answers by operands: 4"."""
+
+Scale = Literal["tiny", "small", "paper"]
+Direction = Literal["higher", "lower", "similar", "equal"]
+State = Literal["ended", "diverged", "failed", "begun", "not begun"]
+Looks = tuple[tuple[int, ...], ...]
+"""The seeds of each look at some runs, the newest last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A quantity of one arm, computed from runs or without any."""
+
+    metric: str
+    """Name of the quantity."""
+    arm: str
+    """The arm."""
+    by_seed: Mapping[int, float]
+    """Value by seed; of what is measured, by repeat; of what is counted, one value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """How the values of a metric are written and read."""
+
+    is_share: bool = False
+    """Whether they are written in percent."""
+    better: Literal["higher", "lower"] | None = None
+    """Which of two values is the better one; None: neither is."""
+    chance: float | None = None
+    """What a guess comes to; None: there is none, or it differs between runs."""
+    counted: bool = False
+    """Whether values are counted in closed form, and so have no seeds."""
+
+
+METRICS: Mapping[str, Metric] = {
+    LOSS: Metric(better="lower"),
+    RIGHT_ANSWERS: Metric(is_share=True, better="higher"),
+    EVERY_STEP_RIGHT: Metric(is_share=True, better="higher"),
+    F1: Metric(is_share=True, better="higher"),
+}
+"""The metrics that runs are judged by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedRates:
+    """Learning rates that one arm was trained with, on a seed kept for that."""
+
+    arm: str
+    """Name of the arm."""
+    rates: tuple[float, ...]
+    """Learning rates."""
+    losses: tuple[float | None, ...]
+    """Validation loss at each; None: the run diverged."""
+    chosen: float | None
+    """The rate that was taken; None: that is at another weight decay, or the arm diverged at every
+    one."""
+    decay: float | None = None
+    """Weight decay they were tried with; None: no others were tried."""
+    right: tuple[float | None, ...] = ()
+    """Right answers at each, where the choice is by these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSteps:
+    """How long a training step of each arm takes, against the first arm's in the same rounds."""
+
+    KIND: ClassVar[str] = "steps"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem study"
+
+    machine: str
+    """What measured."""
+    base: str
+    """Digest of the run whose sizes were measured."""
+    rounds: int
+    """Rounds, one step of each arm in each."""
+    seconds: Mapping[str, float]
+    """Arm to the median of its steps."""
+    ratios: Mapping[str, float]
+    """Arm to the median over rounds of its step's time over the first arm's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredMemory:
+    """How much memory a training step of each arm takes, with its model and its optimiser."""
+
+    KIND: ClassVar[str] = "memory"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem study"
+
+    machine: str
+    """What measured."""
+    base: str
+    """Digest of the run whose sizes were measured."""
+    peaks: Mapping[str, int | None]
+    """Arm to the peak bytes; None: the system does not report a peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One arm under one condition."""
+
+    name: str
+    """The arm."""
+    steps: int
+    """Training steps."""
+    parameters: int | None = None
+    """Trained parameters; None: not counted."""
+    width_of_mlp: int | None = None
+    """Width inside the mlp; None: it is that of a model of transformers."""
+    rate: float | None = None
+    """Learning rate that it took; None: none were tried."""
+    note: str = ""
+    """What it is, where its name does not say it, or why it has no values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """The arms of a board under one condition."""
+
+    name: str
+    """The condition: "tokens", "time" or "parameters" are equal; "recorded": as runs are."""
+    arms: tuple[Arm, ...]
+    """The arms; the others are compared with the first."""
+    looks: Looks = ()
+    """Seeds of each look at these runs, this one last; empty: the first look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingCosts:
+    """What the arms of a board cost, in closed form."""
+
+    points: tuple[CostPoint, ...] = ()
+    """The arms at their own sizes, a point for each size."""
+    layers: tuple[CostPoint, ...] = ()
+    """The arms of the first size at other depths."""
+    width: tuple[CostPoint, ...] = ()
+    """The same at other widths."""
+    measure_command: str | None = None
+    """Command that measures the arms; None: their sizes are no preset's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """What the runs of some arms share: data, sizes, how they are trained."""
+
+    name: str
+    """Its name."""
+    metric: str
+    """What arms are ranked by."""
+    conditions: tuple[Condition, ...]
+    """Under which the arms meet."""
+    preset: str = ""
+    """Preset that it is, or started from."""
+    shape: str = ""
+    """LAYERSxWIDTH, where it is a preset in another shape."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the runs' config that name the data, and the data's digest where it is recorded."""
+    tried: tuple[TriedRates, ...] = ()
+    """Learning rates that each arm tried, where some were."""
+    steps: MeasuredSteps | None = None
+    """How long steps take, where it was measured."""
+    memory: MeasuredMemory | None = None
+    """How much memory they take."""
+    costs: SettingCosts = field(default_factory=SettingCosts)
+    """What the arms cost in closed form."""
+    before: float | None = None
+    """Validation loss before the first step, where all arms start from one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """One validation of a run."""
+
+    step: int
+    """Training steps before it."""
+    val_loss: float
+    """Mean loss of a token of the validation set, in nats."""
+    tokens: float | None = None
+    """Tokens trained on before it."""
+    flops: float | None = None
+    """Training FLOPs before it, in closed form."""
+    val_accuracy: float | None = None
+    """Of a task: share of validation problems with the right final answer."""
+    val_steps: float | None = None
+    """Of a task: share with every step right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run: planned, begun or ended."""
+
+    name: str
+    """Its name in the plan, or its folder's."""
+    run_id: str
+    """Stands for every option that decides about its weights."""
+    folder: str
+    """Where it is recorded, or would be."""
+    state: State
+    """Where it stands."""
+    note: str = ""
+    """Of one that diverged or failed: what was seen."""
+    board: str = ""
+    """The board that it is of."""
+    conditions: tuple[str, ...] = ()
+    """The conditions that it counts under; empty: it chose a learning rate."""
+    arm: str = ""
+    """Its arm."""
+    seed: int = 0
+    """Seed of weights and order of the data."""
+    steps: int = 0
+    """Training steps done."""
+    max_steps: int = 0
+    """Training steps asked for."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of an ended run that counts: what it is judged by, by name."""
+    validations: tuple[Validation, ...] = ()
+    """Of one that counts: its validations with finite numbers, in order."""
+    tokens_per_second: float | None = None
+    """Median over the run, by wall time; None: not recorded."""
+    solved: Solved | None = None
+    """Of an ended run on a task: what it solves of the test set."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """Versions, commit, machine and command, as recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperNumber:
+    """A number that the paper prints."""
+
+    quantity: str
+    """What it is of: a metric of rows that are of no single board."""
+    arm: str
+    """The arm."""
+    value: float
+    """The number; a share between 0 and 1."""
+    where: str
+    """Table, figure or section."""
+    is_share: bool = False
+    """Whether it is written in percent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A difference that the paper claims; "equal": to its own number, of what is counted."""
+
+    quantity: str
+    """What it is of: a metric of rows that are of no single board."""
+    arm: str
+    """The arm it is about."""
+    direction: Direction
+    """How it differs."""
+    against: str | None = "plain"
+    """The arm it differs from; None: the paper's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where a row stands in a drawing of lines."""
+
+    quantity: str
+    """The row's metric."""
+    arm: str
+    """The row's arm."""
+    line: str
+    """The line that it is on."""
+    at: float
+    """Where on the axis across."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure of the paper, drawn of the result's own numbers beside the paper's."""
+
+    kind: Literal["curves", "lines", "bars"]
+    """"curves": validation losses of runs; "lines": rows at points; "bars": rows by arm, of the
+    quantities that the paper prints."""
+    up: str
+    """What goes up."""
+    across: str = ""
+    """What goes across; of curves "flops" or "tokens"."""
+    points: tuple[Point, ...] = ()
+    """Of lines: the rows that are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """Everything that a study's page shows."""
+
+    KIND: ClassVar[str] = "study"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem study"
+
+    command: str
+    """What made it."""
+    name: str
+    """The study; "report": runs that were named one by one."""
+    title: str
+    """What it shows."""
+    seeds: tuple[int, ...]
+    """Seeds that were planned."""
+    boards: tuple[Board, ...]
+    """Its boards."""
+    metrics: Mapping[str, Metric]
+    """Name to metric, of runs and rows."""
+    runs: tuple[RunRecord, ...]
+    """The runs, those included that are in no mean."""
+    rows: tuple[Row, ...] = ()
+    """What was computed of them, or without any."""
+    scale: Scale | None = None
+    """Size of the runs of an artefact of the paper."""
+    claim: str = ""
+    """The paper's claim in one sentence; empty: it is no artefact of the paper."""
+    papers: tuple[PaperNumber, ...] = ()
+    """What the paper prints."""
+    claims: tuple[Claim, ...] = ()
+    """What it claims of the rows."""
+    drawings: tuple[Drawing, ...] = ()
+    """What it draws."""
+    looks: Looks = ()
+    """Seeds of each look at what is claimed, this one last; empty: the first look."""
+    notes: tuple[str, ...] = ()
+    """What tempers the comparison with the paper, and what is in no mean."""
+    missing: str = ""
+    """What was not evaluated and why; empty: nothing."""
+
+    def metric(self, name: str) -> Metric:
+        """Return a metric; one that nothing is recorded of says nothing of itself."""
+        return self.metrics.get(name, Metric())
+
+    def of(self, board: str, condition: str) -> list[RunRecord]:
+        """Return the runs that count on a board under a condition."""
+        return [run for run in self.runs if run.board == board and condition in run.conditions]
+
+    def values(self, board: str, condition: str, metric: str) -> dict[str, dict[int, float]]:
+        """Return the values of ended runs by arm and seed."""
+        values: dict[str, dict[int, float]] = {}
+        for run in self.of(board, condition):
+            if run.state == "ended" and metric in run.metrics:
+                values.setdefault(run.arm, {})[run.seed] = run.metrics[metric]
+        return values
+
+    def metrics_of(self, board: str, condition: str) -> list[str]:
+        """Return the names of the metrics that runs have on a board under a condition."""
+        runs = self.of(board, condition)
+        return list(dict.fromkeys(name for run in runs for name in run.metrics))
+
+    def computed(self, metric: str) -> dict[str, Mapping[int, float]]:
+        """Return the values of a quantity that was computed of runs, by arm and seed."""
+        return {row.arm: row.by_seed for row in self.rows if row.metric == metric}

@@ -1,0 +1,209 @@
+"""Run folders that a report is given: found, named, grouped into settings and arms.
+
+Runs that were trained and validated on the same data form a setting. In a setting, runs that
+differ in the seed alone form an arm.
+
+    find_runs          paths -> name: (config, folder)
+    group_by_data      the names of each setting
+    group_into_arms    "lime:lr=0.01": the names of its runs by seed
+
+It does not know: what runs recorded beside their config, what they cost.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from layermem.config import Run, to_dict
+from layermem.run_identity import identity
+from layermem.runs import RunFolder, unique_names
+from layermem.study.records import ERRORS, naming_damage, recorded_about
+from layermem.train.run_config import recorded_run
+
+logger = logging.getLogger(__name__)
+Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
+"""Name to what was trained, and where it is recorded."""
+# Parts of a run that do not tell arms apart, or do so in another way (the variant, options).
+_NOT_IN_ARM_NAMES = ("variant", "seed", "data", "task", "records")
+
+
+def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
+    """Return the runs at these paths by name: the folder's, longer where two are the same."""
+    folders: dict[Path, RunFolder] = {}
+    for path in paths:
+        for folder in _runs_at(path):
+            folders.setdefault(folder.path.resolve(), folder)
+    if not folders:
+        raise ValueError("name at least one run folder")
+    names = unique_names([path.parts for path in folders])
+    runs: dict[str, tuple[Run, RunFolder]] = {}
+    paths_by_id: dict[str, Path] = {}
+    for name, folder in zip(names, folders.values(), strict=True):
+        run = _recorded_run(folder)
+        if run.id in paths_by_id:
+            raise ValueError(
+                f"{paths_by_id[run.id]} and {folder.path} are one run, {run.id}; name one"
+            )
+        paths_by_id[run.id] = folder.path
+        runs[name] = run, folder
+    return runs
+
+
+def group_by_data(runs: Runs) -> list[list[str]]:
+    """Return the names of the runs of each setting.
+
+    A config says where data lay; runs that recorded what it was are compared only where that was
+    the same. What has not recorded it (older versions did not) stays with the others.
+    """
+    by_config: dict[str, dict[str, str | None]] = {}
+    for name, (run, folder) in runs.items():
+        digest = recorded_about(folder).get("data")
+        by_config.setdefault(_data_of_config(run), {})[name] = digest
+    settings: list[list[str]] = []
+    for digests in by_config.values():
+        first_with = {digest: name for name, digest in reversed(digests.items()) if digest}
+        if len(first_with) < 2:
+            settings.append(list(digests))
+            continue
+        logger.warning(
+            "%s were trained on different data under the same config: what lies there has changed "
+            "between them, so they are not compared",
+            " and ".join(reversed(first_with.values())),
+        )
+        for digest in dict.fromkeys(digests.values()):
+            settings.append([name for name, other in digests.items() if other == digest])
+    return settings
+
+
+def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
+    """Return each arm's runs by seed, in the order of the runs."""
+    arms: dict[str, dict[int, str]] = {}
+    for name, arm in _name_arms(_with_recorded_precision(runs)).items():
+        by_seed, seed = arms.setdefault(arm, {}), runs[name][0].seed
+        if seed in by_seed:
+            raise ValueError(
+                f"{by_seed[seed]} and {name} are both seed {seed} of {arm} (they differ in what "
+                "came to the same, such as a precision); name one"
+            )
+        by_seed[seed] = name
+    for arm, by_seed in arms.items():
+        _check_same_start(arm, {name: runs[name][1] for name in by_seed.values()})
+    return arms
+
+
+def _check_same_start(arm: str, folders: Mapping[str, RunFolder]) -> None:
+    """Raise where runs of an arm recorded different weights that they started from."""
+    about = {name: recorded_about(folder) for name, folder in folders.items()}
+    names = {told["weights"]: name for name, told in about.items() if told.get("weights")}
+    if len(names) > 1:
+        raise ValueError(
+            f"{' and '.join(names.values())} of {arm} started from different weights: the model "
+            "that their configs name has changed between them; train one of them again in another "
+            "--out"
+        )
+
+
+def _runs_at(path: Path) -> list[RunFolder]:
+    """Return the run at a path, or the runs in the folders directly in it, plain first."""
+    if RunFolder(path).config.exists():
+        return [RunFolder(path)]
+    if not path.is_dir():
+        wrong = "is a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {wrong}; name a run folder")
+    inner = [RunFolder(p) for p in sorted(path.iterdir()) if p.is_dir()]
+    folders = [folder for folder in inner if folder.config.exists()]
+    if not folders:
+        raise ValueError(f"{path} is no run folder, and there is none in it (no config.yaml)")
+    for folder in inner:
+        if (folder.path / ERRORS).exists() and not folder.config.exists():
+            logger.warning("%s is left out: it failed before its first step", folder.path)
+    # The others are compared with what comes first.
+    return sorted(folders, key=lambda folder: not _is_plain(_recorded_run(folder)))
+
+
+def _is_plain(run: Run) -> bool:
+    """Return whether a run is of the plain decoder, or of a host that is trained as it is."""
+    return run.variant == "plain" or (run.host.memory == "none" and run.host.train == "all")
+
+
+def _recorded_run(folder: RunFolder) -> Run:
+    with naming_damage(folder):
+        return recorded_run(folder)
+
+
+def _data_of_config(run: Run) -> str:
+    """Return what must be the same for losses to be comparable, as one text."""
+    data = trained_on(run)
+    data.pop("cache", None)
+    tokenizer = _tokenizer_of(run.model.pretrained or run.host.model)
+    return json.dumps([data, run.eval_blocks, tokenizer], sort_keys=True)
+
+
+def trained_on(run: Run) -> dict[str, Any]:
+    """Return the fields of the part of a run's config that names what it was trained on."""
+    if run.records.source is not None:
+        # The sizes of a model are no data.
+        return {k: v for k, v in to_dict(run)["records"].items() if k != "from_config"}
+    return dict(to_dict(run)["task" if run.task.name else "data"])
+
+
+def _tokenizer_of(pretrained: str | None) -> str | None:
+    """Return a digest of a pretrained model's tokenizer; its name, if it is not on this machine."""
+    file = Path(pretrained or "", "tokenizer.json")
+    if pretrained is None or not file.exists():
+        return pretrained
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _with_recorded_precision(runs: Runs) -> dict[str, Run]:
+    """Return the runs with "auto" replaced by the precision it came to, if all recorded it.
+
+    It is bfloat16 on one machine and float32 on another.
+    """
+    precisions: dict[str, Any] = {
+        name: recorded_about(folder).get("precision") for name, (_, folder) in runs.items()
+    }
+    if not all(precisions.values()):
+        return {name: run for name, (run, _) in runs.items()}
+    return {
+        name: replace(run, compute=replace(run.compute, precision=precisions[name]))
+        for name, (run, _) in runs.items()
+    }
+
+
+def _name_arms(runs: Mapping[str, Run]) -> dict[str, str]:
+    """Return the name of each run's arm: its variant, and what else differs between the runs."""
+    fields = {name: _fields_of_arms(run) for name, run in runs.items()}
+    differing = [
+        key
+        for key in sorted({key for values in fields.values() for key in values})
+        if len({values.get(key) for values in fields.values()}) > 1
+    ]
+    arms = {}
+    for name, values in fields.items():
+        parts = [
+            values[key] if key == "model.options" else f"{key.rpartition('.')[2]}={values[key]}"
+            for key in differing
+            if values.get(key)
+        ]
+        arms[name] = ":".join([runs[name].variant, *parts])
+    return arms
+
+
+def _fields_of_arms(run: Run) -> dict[str, str]:
+    """Return the fields that may tell arms apart, by dotted name."""
+    flat = {
+        name: str(value)
+        for name, value in identity(run).items()
+        if name.partition(".")[0] not in _NOT_IN_ARM_NAMES
+    }
+    flat["model.options"] = ":".join(run.model.options)
+    if run.host.window is None:
+        flat["host.window"] = ""
+    # Of the records, this alone is no data: the sizes of the model.
+    flat["records.from_config"] = run.records.from_config or ""
+    return flat

@@ -1,0 +1,110 @@
+"""Problems of a run's own task through `layermem eval`: shares, levels, faults, what is refused."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from small_run import a_run
+
+from layermem import cli
+from layermem.config import Task
+from layermem.evals.solving import solve_with
+from layermem.experiments.analyze_checkpoints import load_final
+from layermem.results.eval import EvalResult
+from layermem.results.files import read_result
+from layermem.results.solved import Shares, Solved
+from layermem.runs import RunFolder
+from layermem.train.run import train
+
+TASK = Task(name="arithmetic", options=("operands=2",), examples=60, validation=10, test=10, seed=3)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("solving")
+    return train(replace(a_run(folder, max_steps=2), task=TASK), folder / "lime").path
+
+
+def evaluate(out, *words):
+    cli.main(["eval", *map(str, words), "--out", str(out)])
+    return read_result(EvalResult, out)
+
+
+def test_right_answers_and_steps_by_level_with_faults(run, tmp_path, capsys):
+    result = evaluate(tmp_path, run, "--tasks", "arithmetic", "--limit", "25")
+    solved = solve_with(RunFolder(run).final, TASK, count=25, load=load_final)
+    for table, share, ends in (
+        ("arithmetic, right answers", solved.accuracy, solved.interval),
+        ("arithmetic, every step right", solved.steps, solved.steps_interval),
+    ):
+        rows = result.of(table)
+        assert list(rows) == ["all", "operands: 2"]
+        score = rows["all"].scores["lime"]
+        assert (score.value, score.interval, score.count) == (share, ends, 25)
+    row = result.of("arithmetic, right answers")["all"]
+    assert row.chance == solved.chance > 0
+    assert row.scores["lime"].counts == solved.faults and sum(solved.faults.values()) > 0
+    shown = capsys.readouterr().out
+    assert "25 problems" in shown and next(iter(solved.faults)) in shown
+
+
+def test_answers_and_steps_are_not_mixed_up_and_models_may_have_other_levels(
+    run, tmp_path, monkeypatch
+):
+    other = shutil.copytree(run, tmp_path / "other")
+
+    def solve(checkpoint, task, **_):
+        low, level = ("other" in str(checkpoint)) / 10, 2 + ("other" in str(checkpoint))
+        shares = {"accuracy": 0.5 + low, "interval": (0.4, 0.7), "steps": 0.3, "count": 10}
+        of_level = Shares(**shares, steps_interval=(0.1, 0.5))
+        by = {"operands": {str(level): of_level}}
+        return Solved(**shares, steps_interval=(0.2, 0.4), chance=0.1 + low, by=by)
+
+    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", solve)
+    result = evaluate(tmp_path / "out", run, other, "--tasks", "arithmetic")
+    answers, steps = (
+        result.of(f"arithmetic, {what}") for what in ("right answers", "every step right")
+    )
+    assert [score.value for score in answers["all"].scores.values()] == [0.5, 0.6]
+    assert answers["all"].scores["lime"].interval == (0.4, 0.7)
+    assert steps["all"].scores["lime"].value == 0.3 and steps["all"].chance is None
+    assert steps["all"].scores["lime"].interval == (0.2, 0.4)
+    assert steps["operands: 2"].scores["lime"].interval == (0.1, 0.5)
+    assert set(answers["operands: 3"].scores) == {"other"}
+    # Problems of two chances have no one chance: both are named.
+    assert answers["all"].chance is None
+    assert "10.0%, 20.0%" in result.tables["arithmetic, right answers"].caption
+
+
+def test_other_problems_are_drawn_by_options_split_and_seed(run, tmp_path):
+    asked = [run, "--tasks", "arithmetic", "--limit", "12", "--split", "validation", "--seed", "9"]
+    result = evaluate(tmp_path, *asked, "--task-options", "operands=3")
+    assert list(result.of("arithmetic, right answers")) == ["all", "operands: 3"]
+    assert "validation" in result.parts[0].how and result.options.seed == 9
+
+
+def test_what_is_refused_before_a_model_is_loaded(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", None)
+    with pytest.raises(SystemExit, match="lime was trained on arithmetic, and is asked prosqa"):
+        evaluate(tmp_path, run, "--tasks", "prosqa")
+    with pytest.raises(SystemExit, match="is no run folder; only models of runs on arithmetic"):
+        evaluate(tmp_path, run / "final", "--tasks", "arithmetic")
+    assert not (tmp_path / "eval.json").exists()
+
+
+def test_kinds_of_tasks_are_parts_of_one_result(run, tmp_path):
+    (tmp_path / "text.txt").write_text("w1 w2 w3", encoding="utf-8")
+    asked = ["--tasks", "arithmetic", f"ppl={tmp_path / 'text.txt'}", "--context", "8"]
+    result = evaluate(tmp_path, run, *asked, "--limit", "5")
+    assert [list(part.tables)[0] for part in result.parts] == ["loss", "arithmetic, right answers"]
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "bits per byte" in page and "every step right" in page
+
+
+def test_a_kind_that_fails_takes_no_other_with_it(run, tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("w1 w2 w3", encoding="utf-8")
+    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", None)
+    asked = ["--tasks", "arithmetic", f"ppl={tmp_path / 'text.txt'}", "--context", "8"]
+    with pytest.raises(SystemExit):
+        evaluate(tmp_path, run, *asked)
+    assert [part.title for part in read_result(EvalResult, tmp_path).parts] == ["Loss on documents"]

@@ -1,0 +1,81 @@
+"""Launchers of tests: runs are trained in this process, or recorded with made-up numbers.
+
+A process of its own costs seconds of imports; few tests need one.
+"""
+
+import traceback
+
+from recorded import record
+
+from layermem.evals.solving import evaluate
+from layermem.study import carrying_out, many_runs
+from layermem.study.records import ERRORS
+from layermem.train.run import train
+
+
+class InThisProcess:
+    """Trains one run after the other, here; ``begun`` are the names of those launched."""
+
+    def __init__(self):
+        self.begun, self.codes = [], {}
+
+    def room(self):
+        return int(not self.codes)
+
+    def launch(self, runs):
+        for name, (run, folder) in runs.items():
+            self.begun.append(name)
+            self.codes[name] = self.train(run, folder)
+
+    def train(self, run, folder):
+        """Train a run as its own process would; return the exit code."""
+        try:
+            train(run, folder.path, resume=True, evaluate=evaluate)
+        except Exception as error:
+            with (folder.path / ERRORS).open("a") as log:
+                log.write(f"{traceback.format_exception_only(error)[-1]}")
+            return 1
+        return 0
+
+    def ended(self):
+        codes, self.codes = self.codes, {}
+        return codes
+
+    def stop(self):
+        pass
+
+
+class MadeUp(InThisProcess):
+    """Records runs instead of training them.
+
+    ``does``: from a run to "ends", "diverges", or what it says as it fails. ``loss``: from a run to
+    its last validation loss; ``right``: to what it solves. ``runs`` are those launched.
+    """
+
+    def __init__(self, loss=lambda run: 0.5, does=lambda run: "ends", right=lambda run: None):
+        super().__init__()
+        self.loss, self.does, self.right, self.runs = loss, does, right, []
+
+    def train(self, run, folder):
+        self.runs.append(run)
+        did = self.does(run)
+        folder.metrics.unlink(missing_ok=True)
+        if did == "ends":
+            record(folder.path, run=run, final=self.loss(run), right=self.right(run), rows=1)
+            return 0
+        if did == "diverges":
+            record(folder.path, run=run, rows=1, diverged=5)
+        elif did == "mixed":
+            for _ in range(2):
+                record(folder.path, run=run, ended=False)
+        else:
+            with (folder.path / ERRORS).open("a") as log:
+                log.write(f"{did}\n")
+        return 1
+
+
+def use(launcher, monkeypatch):
+    """Have commands launch runs by ``launcher``; return it."""
+    for module in (carrying_out, many_runs):
+        monkeypatch.setattr(module, "LocalProcesses", lambda jobs: launcher)
+    return launcher

@@ -1,0 +1,97 @@
+"""What a study would train and how long it would take: before, in between, afterwards."""
+
+from dataclasses import replace
+
+import pytest
+from launchers import MadeUp
+from recorded import SIZES, record
+
+from layermem.config import Data, Host, Model, Run
+from layermem.host_config import VARIANT
+from layermem.results.study import RunRecord
+from layermem.study import estimates
+from layermem.study.boards import board_of, study_of_variants
+from layermem.study.carrying_out import carry_out
+from layermem.study.definition import Arm, Board
+from layermem.study.estimates import estimate, is_recorded, planned_states
+from layermem.study.recorded import RecordedRuns
+
+# Seconds of a run: its start, and 40 steps of an arm's shortest made-up step.
+OF_ALL_ARMS = 3 * 8 + 40 * (1.0 + 1.1 + 0.9)
+
+
+def test_hours_are_those_of_the_runs_that_are_still_to_come(tmp_path, made_up, study):
+    (before,) = estimate(study(), tmp_path)
+    # Six that try rates; three arms, three seeds, three conditions.
+    assert (before.board, before.trials, before.counting) == ("board", 6, 27)
+    assert (before.recorded, before.failed, before.basis) == (0, 0, "timed")
+    assert 3600 * before.hours == pytest.approx(11 * OF_ALL_ARMS)
+    of_a_run = 40 * 32 * 256
+    assert before.tokens == 33 * of_a_run
+    assert before.flops > 6 * before.parameters * before.tokens * 0.5
+    assert not made_up.begun and not any(tmp_path.iterdir())
+    # One that failed is to come; with the rates chosen it is known which runs of three are one.
+    made_up.does = lambda run: "" if (run.variant, run.seed) == ("plain", 2) else "ends"
+    carry_out(study(), tmp_path, launcher=made_up)
+    (between,) = estimate(study(), tmp_path)
+    assert (between.trials, between.counting) == (6, 18)
+    assert (between.recorded, between.failed) == (23, 1)
+    assert 3600 * between.hours == pytest.approx(8 + 40 * 1.0)
+    # Runs that lie elsewhere need not be trained.
+    (elsewhere,) = estimate(study(conditions=("tokens",)), tmp_path / "new", [tmp_path])
+    assert (elsewhere.recorded, elsewhere.counting) == (14, 9)
+
+
+def test_runs_whose_rates_are_not_chosen_are_not_taken_for_recorded(tmp_path, study):
+    """A run at the preset's rate stands under another name."""
+    asked = study(conditions=("tokens",), variants="plain,lime")
+    for seed in range(3):
+        run = replace(asked.boards[0].base, variant="plain", seed=seed)
+        record(tmp_path / "board" / f"plain-s{seed}", run=run)
+    planned = planned_states(asked, RecordedRuns(tmp_path))
+    assert len(planned) == 4 + 6 and not any(is_recorded(state) for _, state in planned.values())
+    # Where all arms take the board's rate they are known at once.
+    known = planned_states(study(conditions=("tokens",), rates=()), RecordedRuns(tmp_path))
+    assert [name for name, (_, state) in known.items() if is_recorded(state)] == [
+        f"board/plain-s{seed}" for seed in range(3)
+    ]
+
+
+def test_a_record_that_cannot_be_read_counts_as_failed(tmp_path, study):
+    asked = study(conditions=("tokens",), rates=(), variants="plain", seeds=1)
+    path = record(tmp_path / "board" / "plain-s0", run=asked.boards[0].base, ended=False)
+    (path / "metrics.jsonl").write_text("12\n")
+    ((_, state),) = planned_states(asked, RecordedRuns(tmp_path)).values()
+    assert isinstance(state, RunRecord) and state.state == "failed" and "metrics" in state.note
+
+
+def test_what_is_too_large_for_this_machine_is_extrapolated(tmp_path, made_up, monkeypatch):
+    run = Run(preset="made-up", max_steps=40, model=SIZES)
+    large = replace(run, model=replace(SIZES, hidden_size=64, intermediate_size=256))
+    monkeypatch.setitem(estimates._MOST_FLOPS, "cpu", 1e6)
+    boards = [board_of(each, "plain", name=name) for name, each in (("a", run), ("b", large))]
+    small, wide = estimate(study_of_variants(boards, (0,), ("tokens",)), tmp_path)
+    assert small.basis == wide.basis == "extrapolated"
+    # The model that is timed instead.
+    assert made_up.timed == [["plain"], ["plain"]]
+    ratio = (3600 * wide.hours - 8) / (3600 * small.hours - 8)
+    assert ratio == pytest.approx(wide.flops / small.flops) and ratio > 2
+
+
+def test_a_host_has_no_closed_form(tmp_path, monkeypatch):
+    monkeypatch.setattr(estimates, "time_steps", lambda arms, *_: {arm: [3.2] for arm in arms})
+    host = Host(model="some/model", memory="none", train="all")
+    run = Run(max_steps=10, variant=VARIANT, model=Model(), host=host, data=Data(block_size=16))
+    board = Board(name="b", base=run, arms=(Arm(name="plain", change=lambda run: run),))
+    (told,) = estimate(study_of_variants([board], (0, 1), ("tokens",)), tmp_path)
+    assert (told.flops, told.parameters, told.basis) == (None, None, "timed")
+    assert told.tokens == 2 * 10 * 32 * 16
+    assert 3600 * told.hours == pytest.approx(2 * (8 + 10 * 3.2))
+
+
+def test_arms_that_no_run_is_known_of_are_planned(tmp_path, made_up, study):
+    made_up = MadeUp(made_up.loss, lambda run: "diverges")
+    with pytest.raises(RuntimeError, match="every arm diverged"):
+        carry_out(study(), tmp_path, launcher=made_up)
+    (told,) = estimate(study(), tmp_path)
+    assert told.recorded == 6 and told.trials == 6 and told.counting == 27

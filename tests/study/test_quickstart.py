@@ -1,0 +1,135 @@
+"""The quickstart: both are trained, the table is printed, the page stands alone."""
+
+import io
+import json
+import re
+import shutil
+from contextlib import redirect_stdout
+from dataclasses import replace
+
+import pytest
+from launchers import InThisProcess, use
+
+from layermem import cli
+from layermem.report import quickstart as report
+from layermem.results.eval import EvalResult
+from layermem.results.files import read_result
+from layermem.results.quickstart import QuickstartResult
+from layermem.runs import RunFolder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("quickstart") / "out"
+    asked = ["quickstart", "--out", str(out), "--examples", "128", "--epochs", "1", "--test", "12"]
+    shown = io.StringIO()
+    with redirect_stdout(shown), pytest.MonkeyPatch.context() as patch:
+        use(InThisProcess(), patch)
+        cli.main(asked)
+    return asked, out, shown.getvalue()
+
+
+def run_of(out, variant):
+    """Return the run folder of a variant."""
+    return RunFolder(out / "quickstart" / f"{variant}-s0")
+
+
+def test_it_trains_prints_and_writes_a_page(done):
+    _, out, shown = done
+    assert "plain decoder" in shown and "LIMe" in shown and "%" in shown
+    results = [json.loads(run_of(out, v).result.read_text()) for v in ("plain", "lime")]
+    assert [r["count"] for r in results] == [12, 12]
+    # The same data and order: the first batch is one.
+    first = [run_of(out, variant).rows()[0] for variant in ("plain", "lime")]
+    assert first[0]["tokens"] == first[1]["tokens"]
+    text = (out / "index.html").read_text()
+    for said in (
+        "How they learn",
+        "first three that LIMe failed",
+        "neither is seen ahead",
+        results[1]["run_id"],
+    ):
+        assert said in text
+    assert text.count("<svg") == 4
+    assert not re.search(r'(src|href)="?(https?:)?//', text), "the page asks the network"
+    assert len(text) < 1_000_000
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    ("right", "first"),
+    [((0.47, 0.31), "lime"), ((0.31, 0.47), "plain"), ((0.47, 0.46), None), ((0.4, 0.4), None)],
+)
+def test_what_is_said_follows_from_the_figures(done, right, first):
+    result = read_result(QuickstartResult, done[1])
+    solved = {
+        variant: replace(
+            result.results[variant], accuracy=share, interval=(share - 0.02, share + 0.02)
+        )
+        for variant, share in zip(("lime", "plain"), right, strict=True)
+    }
+    result = replace(result, results=solved)
+    assert report.ahead(result) == first
+    said = report.meaning(result)
+    assert ("LIMe has learnt faster" in said) == (first == "lime")
+    assert ("decoder has learnt faster" in said) == (first == "plain")
+    assert report.build(result).sections[0].paragraphs == [said]
+
+
+def test_what_is_trained_is_not_trained_again(done, capsys):
+    asked, out, _ = done
+    metrics = run_of(out, "lime").metrics
+    before = metrics.stat().st_mtime_ns
+    cli.main(asked)
+    assert metrics.stat().st_mtime_ns == before
+    assert "LIMe" in capsys.readouterr().out
+
+
+def test_attempts_at_other_problems_are_not_laid_side_by_side(done, tmp_path, capsys):
+    asked, out, _ = done
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    attempts = run_of(again, "plain").attempts
+    kept = attempts.read_text().splitlines(keepends=True)
+    attempts.write_text("".join([*kept[1:], kept[0]]))
+    asked = [str(again) if word == str(out) else word for word in asked]
+    with pytest.raises(SystemExit, match="again did not solve the same problems"):
+        cli.main(asked)
+
+
+def test_a_missing_result_is_named(done, tmp_path):
+    options, out, _ = done
+    again = tmp_path / "again"
+    shutil.copytree(out, again)
+    run_of(again, "lime").result.unlink()
+    options = [str(again) if word == str(out) else word for word in options]
+    before = (again / "quickstart.json").read_text()
+    with pytest.raises(SystemExit, match=r"lime-s0 has ended without a result.json"):
+        cli.main(options)
+    assert (again / "quickstart.json").read_text() == before
+
+
+def counts_of_rows(folder):
+    """Return the problems of each level that the only model of an evaluation was asked."""
+    (part,) = read_result(EvalResult, folder).parts
+    return {row.name: score.count for row in part.rows for score in row.scores.values()}
+
+
+def test_a_trained_model_solves_other_problems(done, capsys, tmp_path):
+    run = run_of(done[1], "lime").path
+    asked = ["eval", str(run), "--tasks", "arithmetic", "--out", str(tmp_path)]
+    cli.main([*asked, "--limit", "20", "--batch-size", "8"])
+    assert "A guess" in capsys.readouterr().out
+    assert counts_of_rows(tmp_path) == {"operands: 4": 20, "all": 20}
+    cli.main([*asked, "--limit", "5", "--task-options", "operands=3", "--split", "train"])
+    assert counts_of_rows(tmp_path) == {"operands: 3": 5, "all": 5}
+    for more, named in (
+        (["operand_max=300", "value_max=300"], "the tokenizer has no token for"),
+        (["operand=3"], "no option operand"),
+        (["held_out=expression"], "trained on problems of held_out=strict; of .*leave"),
+    ):
+        with pytest.raises(SystemExit, match=named):
+            cli.main([*asked, "--limit", "20", "--task-options", *more])
+    with pytest.raises(SystemExit, match="expected a run folder"):
+        cli.main(["eval", str(tmp_path), "--tasks", "arithmetic"])

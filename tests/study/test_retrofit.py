@@ -1,0 +1,209 @@
+"""`layermem study retrofit`: four ways of going on training one model."""
+
+import json
+import pickle
+import shutil
+from dataclasses import replace
+
+import pytest
+from host_models import make_host
+from launchers import InThisProcess, use
+
+from layermem import cli
+from layermem.config import Host, Model, Run
+from layermem.data.tokenizers import load_tokenizer
+from layermem.efficiency.measuring import time_interleaved
+from layermem.host_config import VARIANT
+from layermem.report import study as report
+from layermem.results.comparing import lines_of
+from layermem.results.files import read_result
+from layermem.results.study import LOSS, StudyResult
+from layermem.runs import RunFolder
+from layermem.study import steps
+from layermem.study.carrying_out import carry_out
+from layermem.study.planning import trials
+from layermem.study.retrofit import WAYS, study_of_retrofit
+from layermem.train.run_config import recorded_run
+
+SECONDS = {"plain": 1.0, "lora": 0.8, "routers": 1.0, "all": 2.0}
+NAME = "retrofit-llama"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("retrofits")
+    tokens = {"vocab_size": 257, "bos_token_id": 256, "eos_token_id": 256}
+    make_host("llama", **tokens).save_pretrained(path / "llama")
+    load_tokenizer("bytes").save_pretrained(path / "llama")
+    texts = [" ".join(f"w{(i * j) % 13}" for j in range(20)) for i in range(60)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (path / "words.jsonl").write_text(lines)
+    return path
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Train in this process, and time steps with made-up seconds; return the launcher."""
+
+    def made_up(of_arms, repeats, device, warm_up):
+        # The steps themselves can be taken.
+        real = time_interleaved(of_arms, 1, device)
+        assert all(values[0] > 0 for values in real.values())
+        return {way: [SECONDS[way]] * repeats for way in of_arms}
+
+    def peak(make_step, shape):
+        # It reaches the process that measures.
+        make_step = pickle.loads(pickle.dumps(make_step))
+        make_step(shape)()
+        return 100 if make_step.args[0].host.memory == "none" else 110
+
+    monkeypatch.setattr(steps, "time_interleaved", made_up)
+    monkeypatch.setattr(steps, "measure_peak_of", peak)
+    return use(InThisProcess(), monkeypatch)
+
+
+def arguments(folder, out, *more):
+    text = ["--text", str(folder / "words.jsonl"), "--validation-share", "0.2"]
+    sizes = ["--block-size", "24", "--batch-size", "8", "--micro-batch", "4", "--max-steps", "4"]
+    rates = ["--rates", "1e-3", "1e-2", "--router-rates", "1e-2", "--seeds", "2"]
+    rest = ["--precision", "float32", "--cache", str(folder / "cache"), "--out", str(out)]
+    return ["study", "retrofit", str(folder / "llama"), *text, *sizes, *rates, *rest, *more]
+
+
+def lines(result, condition):
+    (board,) = result.boards
+    (at,) = (each for each in board.conditions if each.name == condition)
+    of = {line.arm: line for line in lines_of(result, board, at, LOSS)}
+    return {arm.name: (arm, of[arm.name]) for arm in at.arms}
+
+
+@pytest.mark.slow
+def test_four_ways_meet_at_equal_tokens_and_equal_time(folder, tmp_path, here, capsys):
+    out = tmp_path / "out"
+    cli.main(arguments(folder, out))
+    result = read_result(StudyResult, out / "studies" / NAME)
+    (board,) = result.boards
+    # Seven rates; four ways with two seeds; at equal time two of them are of another length.
+    assert len(here.begun) == 7 + 8 + 4
+    chosen = {tried.arm: tried.chosen for tried in board.tried}
+    for tried in board.tried:
+        assert tried.losses[tried.rates.index(tried.chosen)] == min(tried.losses)
+    tokens, time = (lines(result, condition) for condition in ("tokens", "time"))
+    assert {way: arm.steps for way, (arm, _) in tokens.items()} == dict.fromkeys(SECONDS, 4)
+    assert {way: arm.steps for way, (arm, _) in time.items()} == {
+        **dict.fromkeys(SECONDS, 4),
+        "lora": 5,
+        "all": 2,
+    }
+    trained = {way: arm.parameters for way, (arm, _) in tokens.items()}
+    assert trained["plain"] < trained["all"]
+    assert trained["routers"] <= trained["lora"] < trained["plain"]
+    for way, (_, line) in tokens.items():
+        assert sorted(line.by_seed) == [0, 1]
+        names = [f"{way}-lr{chosen[way]:g}-s{seed}" for seed in (0, 1)]
+        first, second = (RunFolder(out / NAME / name) for name in names)
+        run = recorded_run(second)
+        assert run.seed == 1
+        if way == "routers":
+            assert run.optim.router_lr == chosen[way]
+        else:
+            assert run.optim.lr == chosen[way]
+            # At most the highest rate that routers alone try.
+            assert run.optim.router_lr == (0.01 if way == "all" else None)
+        rows = [row for row in first.rows() if "val_loss" in row]
+        assert rows[0]["val_loss"] == board.before
+        assert rows[-1]["val_loss"] == line.by_seed[0]
+    page = report.build(result)
+    assert page.title.startswith("Does layer memory pay")
+    assert (out / "studies" / NAME / "index.html").exists()
+    shown = page.sections[0].tables[0]
+    prices = {row[0]: row[-2:] for row in shown.texts()}
+    assert prices["lora"] == ["0.80", "1.00"] and prices["all"] == ["2.00", "1.10"]
+    assert f"{board.before:.4f}" in " ".join(capsys.readouterr().out.split())
+    # Nothing is trained again; one more seed trains what is missing.
+    here.begun.clear()
+    cli.main(arguments(folder, out, "--seeds", "3"))
+    assert sorted(here.begun) == sorted(
+        [
+            *(f"{NAME}/{way}-lr{rate:g}-s2" for way, rate in chosen.items()),
+            *(f"{NAME}/time/{way}-lr{chosen[way]:g}-s2" for way in ("lora", "all")),
+        ]
+    )
+    # Steps of runs of another length are no others, but these runs are.
+    with pytest.raises(SystemExit, match=r"another model, data or sizes|max_steps was 4, is 5"):
+        cli.main(arguments(folder, out, "--max-steps", "5"))
+
+
+def study(**changes):
+    host = Host(model="some/model", memory="full", train="all")
+    base = Run(preset="finetune", variant=VARIANT, model=Model(), host=host)
+    base = replace(base, **changes.pop("base", {}))
+    return study_of_retrofit(
+        **{"base": base, "rates": (1e-4,), "router_rates": (1e-3,), "seeds": (0,), **changes}
+    )
+
+
+@pytest.mark.parametrize("lost", ["model", "tokenizer", "text"])
+def test_what_every_run_needs_is_looked_for_first(lost, folder, tmp_path, here):
+    asked, out = arguments(folder, tmp_path / "out"), tmp_path / "out"
+    if lost == "text":
+        asked[asked.index("--text") + 1] = str(tmp_path / "nowhere.jsonl")
+    else:
+        asked[2] = str(tmp_path / "llama")
+    if lost == "tokenizer":
+        shutil.copytree(folder / "llama", tmp_path / "llama")
+        for file in (tmp_path / "llama").glob("tokenizer*"):
+            file.unlink()
+    with pytest.raises(SystemExit, match={"model": "llama", "text": "nowhere"}.get(lost, lost)):
+        cli.main(asked)
+    assert here.begun == [] and not list(out.glob("**/*.yaml"))
+
+
+def test_what_each_way_trains():
+    host = study().boards[0].base.host
+    windowed = study(base={"host": replace(host, memory="last", window=2)})
+    (board,) = windowed.boards
+    hosts = {arm.name: arm.change(board.base).host for arm in board.arms}
+    assert list(hosts) == list(WAYS)
+    assert {way: (h.memory, h.window, h.train) for way, h in hosts.items()} == {
+        "plain": ("none", None, "all"),
+        "lora": ("none", None, "lora"),
+        "routers": ("last", 2, "routers"),
+        "all": ("last", 2, "all"),
+    }
+    assert "window 2" in windowed.title
+
+
+def test_routers_have_rates_of_their_own():
+    (board,) = study(rates=(1e-5, 1e-4), router_rates=(1e-3, 5e-3)).boards
+    tried: dict = {}
+    for planned in trials(board).values():
+        optim = planned.run.optim
+        tried.setdefault(planned.arm, []).append((optim.lr, optim.router_lr))
+    lr = board.base.optim.lr
+    assert tried == {
+        "plain": [(1e-5, None), (1e-4, None)],
+        "lora": [(1e-5, None), (1e-4, None)],
+        "routers": [(lr, 1e-3), (lr, 5e-3)],
+        # A hundred times, and at most what routers alone try.
+        "all": [(1e-5, 100 * 1e-5), (1e-4, 5e-3)],
+    }
+
+
+def test_what_is_asked_wrongly(tmp_path, here):
+    host = study().boards[0].base.host
+    for changes, named in (
+        ({"rates": ()}, "--rates"),
+        ({"router_rates": ()}, "--router-rates"),
+        ({"rates": (1e-3, 1e-3)}, "0.001, 0.001"),
+        ({"router_rates": (1e-3, 1e-3)}, "0.001, 0.001"),
+        ({"router_rates": (0.0,)}, "0.0"),
+        ({"seeds": ()}, "none"),
+        ({"base": {"host": replace(host, memory="none")}}, "none"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            study(**changes)
+    # A model has the sizes of its weights.
+    with pytest.raises(ValueError, match="--conditions parameters"):
+        carry_out(study(conditions=("parameters",)), tmp_path)
+    assert not here.begun

@@ -1,0 +1,82 @@
+"""How long steps take and how much memory: measured once, as runs are trained."""
+
+from dataclasses import replace
+
+import pytest
+from recorded import SIZES
+
+from layermem.config import Compute, Records, Run
+from layermem.study import steps
+from layermem.study.steps import base_of_step, measured_memory, measured_steps, shape_of
+
+BASE = Run(preset="made-up", max_steps=40, model=SIZES)
+
+
+def arms(*names, base=BASE):
+    return {name: replace(base, variant=name) for name in names}
+
+
+def test_memory_is_measured_once_and_again_for_other_sizes(tmp_path, monkeypatch):
+    measured = []
+
+    def peak(make_step, shape):
+        (run,) = make_step.args
+        measured.append(run.variant)
+        return run.model.hidden_size * shape.batch
+
+    monkeypatch.setattr(steps, "measure_peak_of", peak)
+    file = tmp_path / "memory.json"
+
+    def measure(*names, base=BASE):
+        return measured_memory(file, base, arms(*names, base=base)).peaks
+
+    width, batch = SIZES.hidden_size, BASE.optim.batch_size
+    assert measure("plain", "lime") == {"plain": width * batch, "lime": width * batch}
+    measure("plain", "lime")
+    assert measured == ["plain", "lime"]
+    assert list(measure("plain", "lime", "mudd")) == ["plain", "lime", "mudd"]
+    assert measured == ["plain", "lime", "mudd"]
+    wider = replace(BASE, model=replace(SIZES, hidden_size=2 * width))
+    assert measure("plain", "lime", base=wider) == dict.fromkeys(("plain", "lime"), 64 * width)
+    monkeypatch.setattr(steps, "describe_machine", lambda device: "another machine")
+    measured.clear()
+    measure("plain", "lime", base=wider)
+    assert measured == ["plain", "lime"]
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(ValueError, match=rf"{file} is not what .*; delete it"):
+        measure("plain", "lime", base=wider)
+
+
+def test_steps_are_timed_in_turn_and_once(tmp_path):
+    """Without made-up seconds."""
+    small = replace(BASE, optim=replace(BASE.optim, batch_size=2))
+    small = replace(small, data=replace(small.data, block_size=8))
+    of, file = arms("plain", "lime", base=small), tmp_path / "steps.json"
+    timed = measured_steps(file, small, of, tmp_path / "time")
+    assert set(timed.ratios) == {"plain", "lime"} and timed.ratios["plain"] == 1
+    assert timed.ratios["lime"] > 0.5 and timed.rounds == 9
+    assert measured_steps(file, small, of, tmp_path / "time") == timed
+
+
+def test_steps_are_timed_as_runs_are_trained():
+    """In the precision and the mode of the board, not in those of this machine."""
+    assert shape_of(BASE).mode == "eager" and not shape_of(BASE).checkpoint_activations
+    half = replace(BASE, compute=Compute(precision="bfloat16", compile=True, micro_batch=3))
+    shape = shape_of(half)
+    assert (shape.precision, shape.mode, shape.warm_up) == ("bfloat16", "default", 3)
+    assert (shape.batch, shape.tokens) == (3, BASE.data.block_size)
+    exact = replace(BASE, compute=Compute(precision="float32", checkpoint_activations=True))
+    assert shape_of(exact).precision == "float32" and shape_of(exact).checkpoint_activations
+    with pytest.raises(ValueError, match=r"records.jsonl"):
+        shape_of(replace(BASE, records=Records(source="records.jsonl")))
+
+
+def test_what_decides_a_steps_cost_is_not_the_run_alone():
+    others = (
+        replace(BASE, compute=Compute(micro_batch=2)),
+        replace(BASE, compute=Compute(compile=True)),
+        replace(BASE, compute=Compute(checkpoint_activations=True)),
+        replace(BASE, seed=1),
+    )
+    assert len({base_of_step(run) for run in (BASE, *others)}) == len(others) + 1
+    assert base_of_step(replace(BASE, log_every=3)) == base_of_step(BASE)

@@ -1,0 +1,211 @@
+"""Plugins: the module of the page, names that clash, errors in plugins, other processes."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+COMMANDS = [
+    shlex.split(line)[1:]
+    for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+]
+# The code of a plugin of one task, which is quickly imported.
+TASK = BLOCKS[1]
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text("".join(BLOCKS), encoding="utf-8")
+    (tmp_path / "task.py").write_text(TASK, encoding="utf-8")
+
+
+def run(folder, code, *arguments, **variables):
+    """Run code in a process of its own, as what a plugin makes known stays known."""
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200", **variables},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def command(folder, *arguments, **variables):
+    code = "import sys; from layermem.cli import main; main(sys.argv[1:])"
+    return run(folder, code, *arguments, **variables)
+
+
+def commands(folder, *lines):
+    """Run several commands in one process, and return what they print."""
+    code = f"from layermem.cli import main\nfor line in {lines!r}:\n    main(line)"
+    status, shown, errors = run(folder, code)
+    assert status == 0, errors[-3000:]
+    return shown
+
+
+def test_the_page_shows_three_short_parts():
+    assert len(BLOCKS) == 3
+    assert all(len(block.splitlines()) < 60 for block in BLOCKS)
+
+
+def test_the_parts_of_the_page_are_listed_and_train(tmp_path):
+    quick = [words for words in COMMANDS if "study" not in words]
+    assert len(quick) == len(COMMANDS) - 2
+    shown = commands(tmp_path, *quick)
+    assert {"first_values", "reversal", "first-values"} <= set(shown.split())
+    assert "letters=7" in shown
+    rows = (tmp_path / "runs" / "tiny-reversal-first_values-s0" / "metrics.jsonl").read_text()
+    assert json.loads(rows.splitlines()[-1])["step"] == 20
+
+
+@pytest.mark.slow
+def test_the_study_of_the_page_trains_in_processes_of_its_own(tmp_path):
+    shown = commands(tmp_path, *[words for words in COMMANDS if "study" in words])
+    # Two rates and three seeds of two arms; then one seed was asked for.
+    assert "10 runs" in shown
+    result = json.loads((tmp_path / "runs" / "studies" / "first-values" / "study.json").read_text())
+    (board,) = result["boards"]
+    arms = [arm["name"] for arm in board["conditions"][0]["arms"]]
+    assert arms == ["plain", "first_values"]
+    assert len(list((tmp_path / "runs" / "tiny-reversal").glob("**/final"))) == 6
+
+
+@pytest.mark.slow
+def test_the_variant_of_the_page_passes_the_contract(tmp_path):
+    chosen = "first_values and not compiled"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
+    done = subprocess.run(
+        [*command, str(ROOT / "tests" / "test_contract.py")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "LAYERMEM_PLUGINS": str(tmp_path / "mine.py")},
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--plugin", "task.py", "list", "tasks"], {}),
+        (["list", "tasks", "--plugin=task"], {}),
+        (["list", "tasks"], {"LAYERMEM_PLUGINS": "task.py"}),
+    ],
+    ids=["file", "module", "environment"],
+)
+def test_a_plugin_is_found(arguments, variables, tmp_path):
+    status, shown, errors = command(tmp_path, *arguments, **variables)
+    assert status == 0, errors
+    assert "letters=5" in shown
+
+
+def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path):
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    metadata = site / "mine-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    empty.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[layermem.plugins]\nmine = parts_of_mine\n")
+    (site / "parts_of_mine.py").write_text(TASK)
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
+    code += "from layermem.cli import main; main(sys.argv[1:])"
+    status, shown, errors = run(empty, code, str(site), "list", "tasks")
+    assert status == 0, errors
+    assert "letters=5" in shown
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "line"),
+    [
+        ("import layermem\n1 / 0\n", "ZeroDivisionError", "wrong.py, line 2"),
+        ("import no_such_module\n", "no_such_module", "wrong.py, line 1"),
+        ("def f(:\n", "SyntaxError", "wrong.py, line 1"),
+        (
+            "from layermem.tasks.registry import add_task, get_task\n"
+            "add_task('mqar', get_task('mqar'))\n",
+            "'mqar'",
+            "wrong.py, line 2",
+        ),
+        (
+            "from layermem.presets import get_preset, preset\n"
+            "@preset\ndef tiny_lm():\n    return get_preset('tiny-aet-4')\n",
+            "'tiny-lm'",
+            "wrong.py, line 2",
+        ),
+    ],
+    ids=["error", "import", "syntax", "task known", "preset known"],
+)
+def test_an_error_in_a_plugin_names_its_line(code, error, line, tmp_path):
+    (tmp_path / "wrong.py").write_text(code)
+    status, _, errors = command(tmp_path, "--plugin", "wrong.py", "list", "tasks")
+    assert status == 1
+    assert error in errors and line in errors
+    assert len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["nosuch", "nosuch.py", "folder/json.py"])
+def test_a_plugin_that_cannot_be_found_is_named(name, tmp_path):
+    # A module of this name is loaded already.
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "json.py").write_text(TASK)
+    status, _, errors = command(tmp_path, "--plugin", name, "list", "tasks")
+    assert status == 1
+    assert name in errors and len(errors.splitlines()) == 1
+
+
+def test_a_study_of_nearly_that_name_is_named(tmp_path):
+    status, _, errors = command(tmp_path, "--plugin", "mine.py", "study", "first-value")
+    assert status == 1
+    assert "did you mean first-values?" in errors
+
+
+def test_two_plugins_with_a_task_of_one_name_are_refused(tmp_path):
+    (tmp_path / "again.py").write_text(TASK)
+    status, _, errors = command(
+        tmp_path, "--plugin", "task.py", "--plugin", "again.py", "list", "tasks"
+    )
+    assert status == 1
+    assert "'reversal'" in errors and "again.py" in errors
+
+
+def test_processes_that_a_command_starts_have_its_plugins(tmp_path):
+    code = """
+import multiprocessing
+import subprocess
+import sys
+
+from layermem.config import Task
+from layermem.plugins import add_plugins
+from layermem.tasks.registry import vocabulary_and_length
+
+if __name__ == "__main__":
+    add_plugins(["task.py"])
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        size, _ = pool.apply(vocabulary_and_length, (Task(name="reversal", examples=5),))
+    assert size == 3 + 1 + 26
+    asked = "from layermem.tasks.registry import get_task; print(get_task('reversal').options())"
+    # In another folder, as a process of a run may be.
+    subprocess.run([sys.executable, "-c", asked], check=True, cwd="/")
+"""
+    (tmp_path / "start.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "start.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'letters': 5" in done.stdout

@@ -1,0 +1,254 @@
+"""Training on problems: what is masked, padded and resumed, and that it learns."""
+
+import json
+import os
+import shutil
+import signal
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from small_run import a_run, curve
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from layermem.config import Task
+from layermem.evals.solving import attempt, evaluate
+from layermem.runs import RunFolder, step_of
+from layermem.tasks.registry import get_task, vocabulary_and_length
+from layermem.train.learning.problems import ProblemDataset, build_problem_datasets
+from layermem.train.run import train
+from layermem.train.trainer import Trainer
+
+TASK = Task(
+    name="arithmetic",
+    examples=200,
+    validation=20,
+    test=30,
+    # Strictly held out, there would be too few of so few sums.
+    options=(
+        *("operands=2", "operators=+", "operand_max=9", "value_max=20", "trivial=1.0"),
+        "held_out=expression",
+    ),
+)
+FEW = {**TASK.__dict__, "examples": 30, "validation": 5, "test": 6}
+
+
+def test_the_loss_is_on_the_solution():
+    task = get_task("arithmetic")
+    tokenizer = task.tokenizer(value_max=200)
+    made = task.problems("train", 5, 0)
+    data = ProblemDataset(made, tokenizer)
+    batch = data.collate([data[i] for i in range(5)])
+    for problem, ids, labels in zip(made, batch["input_ids"], batch["labels"], strict=True):
+        prompt, solution = (tokenizer(t)["input_ids"] for t in (problem.prompt, problem.solution))
+        length = len(prompt) + len(solution) + 1
+        assert ids.tolist() == [
+            *prompt,
+            *solution,
+            tokenizer.eos_token_id,
+            *[tokenizer.pad_token_id] * (len(ids) - length),
+        ]
+        learnt = [*solution, tokenizer.eos_token_id]
+        assert labels.tolist() == [
+            *[-100] * len(prompt),
+            *learnt,
+            *[-100] * (len(ids) - length),
+        ]
+    assert data.length == sum(len(data[i]["input_ids"]) for i in range(5)) / 5
+    with pytest.raises(ValueError, match="needs at least one problem"):
+        ProblemDataset([], tokenizer)
+
+
+def test_of_queries_the_loss_is_on_the_answers():
+    task = get_task("mqar")
+    tokenizer = task.tokenizer()
+    made = task.problems("train", 5, 0)
+    data = ProblemDataset(made, tokenizer)
+    batch = data.collate([data[i] for i in range(5)])
+    for problem, ids, labels in zip(made, batch["input_ids"], batch["labels"], strict=True):
+        assert tokenizer.decode(ids) == f"{problem.prompt} <end>"
+        # A token's label is where the token before it predicts it.
+        labelled = (labels != -100).nonzero().flatten() - 1
+        assert tuple(labelled.tolist()) == problem.queries
+        assert tokenizer.decode(labels[labels != -100]) == problem.solution
+        # The answers themselves are not in the sequence.
+        assert (ids[labels != -100] != labels[labels != -100]).all()
+    assert data.length == 65
+
+
+def test_a_model_of_queries_is_trained_and_read_alike(tmp_path):
+    """What is read at the queries is what the loss is on."""
+    few = Task(
+        name="mqar",
+        examples=8,
+        validation=4,
+        test=8,
+        options=("pairs=1", "vocabulary=16", "length=8"),
+    )
+    run = a_run(
+        tmp_path,
+        task=few,
+        max_steps=60,
+        eval_every=60,
+        save_every=0,
+        optim={"lr": 3e-2, "batch_size": 8},
+        compute={"micro_batch": 8},
+    )
+    folder = train(run, tmp_path / "run", evaluate=evaluate)
+    model = AutoModelForCausalLM.from_pretrained(folder.final)
+    tokenizer = AutoTokenizer.from_pretrained(folder.final)
+    problems = get_task("mqar").problems("train", 8, 0, **few.fields())
+    learnt = attempt(model, tokenizer, get_task("mqar"), problems, batch_size=3)
+    # The eight problems it was trained on are learnt by heart.
+    assert all(a.grade.answer for a in learnt)
+    data = ProblemDataset(problems, tokenizer)
+    logits = model(**data.collate([data[0], data[1]])).logits
+    for row, a in zip(logits, learnt, strict=False):
+        (query,) = a.problem.queries
+        assert tokenizer.decode(row[query].argmax()) == a.text
+    rows = [json.loads(line) for line in folder.attempts.read_text().splitlines()]
+    result = json.loads(folder.result.read_text())
+    assert result["accuracy"] == sum(sum(row["right"]) for row in rows) / 8
+    assert (result["task"], result["chance"], folder.rows()[-1]["tokens"]) == (
+        "mqar",
+        1,
+        60 * 8 * 9,
+    )
+
+
+def test_splits_and_measures():
+    tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
+    few = Task(**FEW)
+    learnt, validating = build_problem_datasets(few, tokenizer)
+    assert (len(learnt), len(validating)) == (30, 5)
+    assert vocabulary_and_length(few) == (len(tokenizer), 6.0)
+
+
+def test_the_first_problems_stand_there_as_often_as_asked():
+    tokenizer = get_task("arithmetic").tokenizer(**TASK.fields())
+    once, validation = build_problem_datasets(Task(**FEW), tokenizer)
+    repeating = Task(**FEW | {"repeated": 4, "repeats": 3})
+    learnt, same = build_problem_datasets(repeating, tokenizer)
+    assert len(learnt) == repeating.sequences == 38
+    assert learnt.problems == [*once.problems, *once.problems[:4], *once.problems[:4]]
+    ids = learnt.identity()
+    assert ids[30:34] == ids[34:] == once.identity()[:4]
+    assert same.problems == validation.problems
+
+
+def test_a_file_of_fewer_problems_than_are_repeated_is_refused(tmp_path):
+    """All of them would be repeated, which is as if none were."""
+    definition = get_task("prosqa")
+    records = definition.problems("train", 12, 0, steps=3, nodes=12, statements=15)
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps([asdict(record) for record in records]))
+    task = Task(name="prosqa", examples=90, validation=2, options=(f"train={path}",))
+    tokenizer = definition.tokenizer(**task.fields())
+    assert len(build_problem_datasets(task, tokenizer)[0]) == 12
+    most = replace(task, repeated=11, repeats=2)
+    assert len(build_problem_datasets(most, tokenizer)[0]) == 23
+    with pytest.raises(ValueError, match=r"repeated \(12\) must be fewer than .* which are 12"):
+        build_problem_datasets(replace(task, repeated=12, repeats=2), tokenizer)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [Task(**FEW), Task(name="prosqa", examples=20), Task(name="mqar", examples=20)],
+    ids=lambda t: t.name,
+)
+def test_vocabulary_and_length_are_those_of_the_training_set(task):
+    tokenizer = get_task(task.name).tokenizer(**task.fields())
+    problems = get_task(task.name).problems("train", task.examples, task.seed, **task.fields())
+    expected = len(tokenizer), pytest.approx(ProblemDataset(problems, tokenizer).length)
+    assert vocabulary_and_length(task) == expected
+    assert vocabulary_and_length(task, tokenizer) == expected
+
+
+def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
+    run = a_run(tmp_path, task=Task(**FEW))
+    whole = train(run, tmp_path / "whole", evaluate=evaluate)
+    rows = whole.rows()
+    assert {"val_accuracy", "val_steps"} <= set(rows[-1])
+    result = json.loads(whole.result.read_text())
+    assert (result["task"], result["split"], result["count"]) == ("arithmetic", "test", 6)
+    assert (result["run_id"], result["steps_taken"]) == (run.id, run.max_steps)
+    assert len(whole.attempts.read_text().splitlines()) == 6
+    assert rows[0]["tokens"] == run.optim.batch_size * 6
+    # Killed before its end: the same again.
+    cut = train(run, tmp_path / "cut", evaluate=evaluate)
+    shutil.rmtree(cut.final)
+    cut.result.unlink()
+    shutil.rmtree(cut.complete_checkpoints()[-1])
+    again = train(run, tmp_path / "cut", resume=True, evaluate=evaluate)
+    assert curve(again) == curve(whole)
+    assert again.attempts.read_text() == whole.attempts.read_text()
+    assert again.result.read_text() == whole.result.read_text()
+
+
+def out_of_memory():
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("cause", "save_every", "saved"),
+    [("error", 0, []), ("error", 3, [6, 8]), ("SIGTERM", 0, []), ("SIGINT", 0, [])],
+)
+def test_a_model_whose_test_fails_is_kept(
+    cause, save_every, saved, tmp_path, monkeypatch, interruptible
+):
+    """The run has not ended; resumed, it solves without training again."""
+    run = a_run(tmp_path, task=Task(**FEW), save_every=save_every)
+    whole = train(run, tmp_path / "whole", evaluate=evaluate)
+
+    def failing(model, tokenizer, task, split):
+        if split == "test":
+            out_of_memory() if cause == "error" else os.kill(os.getpid(), signal.Signals[cause])
+        return evaluate(model, tokenizer, task, split)
+
+    raised = {"error": RuntimeError, "SIGINT": KeyboardInterrupt}.get(cause)
+    with pytest.raises(raised) if raised else nullcontext():
+        train(run, tmp_path / "failed", evaluate=failing)
+    folder = RunFolder(tmp_path / "failed")
+    assert not folder.final.exists() and not folder.result.exists()
+    monkeypatch.setattr(Trainer, "training_step", None)
+    assert train(run, folder.path, resume=True, evaluate=evaluate).final.exists()
+    assert curve(folder) == curve(whole)
+    assert folder.result.read_text() == whole.result.read_text()
+    assert [step_of(path) for path in folder.complete_checkpoints()] == saved
+
+
+def test_the_validation_loss_is_the_mean_over_labels(tmp_path):
+    # Proofs are of different lengths.
+    few = Task(name="prosqa", examples=8, validation=5)
+    found = {}
+    for micro in (1, 4):
+        run = a_run(tmp_path, task=few, max_steps=2, save_every=0, compute={"micro_batch": micro})
+        found[micro] = train(run, tmp_path / str(micro))
+    model = AutoModelForCausalLM.from_pretrained(found[1].final)
+    tokenizer = AutoTokenizer.from_pretrained(found[1].final)
+    lost = labels = 0
+    for item in (data := build_problem_datasets(few, tokenizer)[1]):
+        with torch.no_grad():
+            loss = model(**data.collate([item])).loss.item()
+        count = len(item["labels"][1:][item["labels"][1:] != -100])
+        lost, labels = lost + loss * count, labels + count
+    losses = [folder.rows()[-1]["val_loss"] for folder in found.values()]
+    assert losses == pytest.approx([lost / labels] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["plain", "lime"])
+def test_it_learns(variant, tmp_path):
+    """Sums below twenty: 30 of them, so what is not seen must be told from what is."""
+    run = a_run(
+        tmp_path,
+        variant=variant,
+        task=Task(**{**TASK.__dict__, "examples": 45, "validation": 5, "test": 5}),
+        max_steps=150,
+        eval_every=150,
+        save_every=0,
+        optim={"lr": 1e-2, "batch_size": 16, "schedule": "linear"},
+        compute={"micro_batch": 16},
+    )
+    rows = train(run, tmp_path / "run").rows()
+    assert rows[0]["loss"] > 2.5 > 0.5 > rows[-2]["loss"]
