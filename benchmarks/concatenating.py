@@ -6,7 +6,6 @@ weights with the whole buffer. Routing comes before rope, and the cache holds wh
 our model: the two compute the same numbers, and ``check_same`` raises if they do not.
 
 Letters: R key-value heads, S layers so far, B batch, T tokens, E head width.
-It does not know: how it is measured.
 """
 
 import torch

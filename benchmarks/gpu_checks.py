@@ -1,7 +1,4 @@
-"""Sections of the GPU benchmark that come first: are the kernels right, and how fast is memory.
-
-It does not know: models of real size, tables, files.
-"""
+"""Sections of the GPU benchmark that come first: are the kernels right, and how fast is memory."""
 
 import math
 import statistics

@@ -1,7 +1,4 @@
-"""The section of the GPU benchmark about decoding: one token with a static cache.
-
-It does not know: training, tables, files.
-"""
+"""The section of the GPU benchmark about decoding: one token with a static cache."""
 
 from functools import partial
 

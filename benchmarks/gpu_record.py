@@ -1,12 +1,10 @@
 """The record of the GPU benchmark: one JSON file for a device, written again after each row.
 
-    {"benchmark": "gpu", "smoke": false, "machine": {"device": ..., "code": ...},
-     "sections": {"training": {
-         "rows": {"150M": {"unit": "s", "figures": {"plain": ...}, "failed": {"llama": ...}}},
-         "failed": {"30M": "RuntimeError: ..."},
-         "clocks": {"150M": {"before": ..., "after": ...}}}}}
-
-It does not know: what is measured, tables.
+{"benchmark": "gpu", "smoke": false, "machine": {"device": ..., "code": ...},
+ "sections": {"training": {
+     "rows": {"150M": {"unit": "s", "figures": {"plain": ...}, "failed": {"llama": ...}}},
+     "failed": {"30M": "RuntimeError: ..."},
+     "clocks": {"150M": {"before": ..., "after": ...}}}}}
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""What the sections of the GPU benchmark share: sizes, models, and columns that may fail alone.
-
-It does not know: which sections there are, files.
-"""
+"""What the sections of the GPU benchmark share: sizes, models, and columns that may fail alone."""
 
 import gc
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,4 @@
-"""Sections of the GPU benchmark about training: time and peak memory of a forward and backward.
-
-It does not know: decoding, tables, files.
-"""
+"""Sections of the GPU benchmark about training: time and peak memory of a forward and backward."""
 
 from functools import partial
 

@@ -2,8 +2,6 @@
 
 A Python file is described by the first line of its docstring, a page by its first heading, anything
 else by its first comment. MkDocs calls ``on_files``; tests/test_docs.py asks for every description.
-
-It does not know: what the files contain beyond that line, how the site looks.
 """
 
 import ast

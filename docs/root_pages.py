@@ -3,8 +3,6 @@
 MkDocs reads pages from docs/ alone. In the repository a page may link to any file; on the site a
 link to a page leads to that page, and one to another file to its row of the page "Every file".
 ``on_post_build`` fails the build if a page would load anything from another server.
-
-It does not know: what the pages say, how the map is made.
 """
 
 import posixpath

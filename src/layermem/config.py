@@ -2,8 +2,6 @@
 
 Every field's docstring is its help text. A preset is a function that returns a ``Run``; a derived
 run is ``dataclasses.replace`` of one.
-
-It does not know: files, torch, presets, the command line.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,6 @@ softmax do not count. The tests compare both numbers with the model and with tor
 which counts in the same way.
 
 Letters: D width, H query heads, G key-value heads, E head width, V vocabulary.
-It does not know: any particular variant, torch, time, devices.
 """
 
 from collections.abc import Mapping

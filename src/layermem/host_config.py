@@ -1,7 +1,4 @@
-"""``Host``: the part of a run's config that names a model of transformers to go on training.
-
-It does not know: files, torch, what the other parts of a run's config are.
-"""
+"""``Host``: the part of a run's config that names a model of transformers to go on training."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal

@@ -15,8 +15,6 @@ much as the others, and 5 seeds, it tells equal arms apart in 17% of tables, and
 
 scipy.stats has the distributions. It takes a second to import, so it is imported where an interval
 is computed, and commands that compute none do not wait for it.
-
-It does not know: what was measured.
 """
 
 import math

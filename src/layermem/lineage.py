@@ -7,8 +7,6 @@ A run writes it into the config of the model that it trains, and so it goes wher
 into checkpoints and the final model, into copies of them, into what ``save_pretrained`` and
 ``layermem models convert`` make of them, and to the hub. A model without it was trained by others,
 and what it has seen is unknown.
-
-It does not know: what may follow on what, how data is split.
 """
 
 import hashlib

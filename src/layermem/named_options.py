@@ -1,9 +1,7 @@
 """Options of a variant or a task, each a text NAME=VALUE, as configs have them.
 
-    merged(["router=last", "seed=1"], ["router=first"])    ("router=first", "seed=1")
-    parse_options(["router=last", "window=4"])             {"router": "last", "window": 4}
-
-It does not know: which options there are.
+merged(["router=last", "seed=1"], ["router=first"])    ("router=first", "seed=1")
+parse_options(["router=last", "window=4"])             {"router": "last", "window": 4}
 """
 
 import json

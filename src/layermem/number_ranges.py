@@ -11,8 +11,6 @@
 
 NaN and infinities are in no range. A field without a default has its range as metadata:
 ``steps: int = field(metadata=at_least(1))``. Of a tuple or a list each number is checked.
-
-It does not know: which configs there are.
 """
 
 import math

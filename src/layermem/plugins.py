@@ -6,8 +6,6 @@
     layermem --plugin my_module ...                 of a command: a module's name, or its .py file
 
 What a command is given is handed on to the processes that it starts, by an environment variable.
-
-It does not know: what a plugin makes known.
 """
 
 import importlib

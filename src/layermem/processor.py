@@ -1,7 +1,4 @@
-"""The name of this machine's processor, by which measurements of two machines are told apart.
-
-It does not know: GPUs, what is measured.
-"""
+"""The name of this machine's processor, by which measurements of two machines are told apart."""
 
 import platform
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""``Records``: the part of a run's config that names records to learn: labels, or answers in texts.
-
-It does not know: files, torch, what the other parts of a run's config are.
-"""
+"""``Records``: the part of a run's config that names records to learn: labels, or answers in texts."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal

@@ -19,8 +19,6 @@ rounding. The rule, field by field:
   is not found costs time, one that is found by mistake costs the result.
 
 A field of a run is declared in exactly one of the three tables; a test holds this.
-
-It does not know: files, torch, where runs are recorded.
 """
 
 import hashlib

@@ -1,20 +1,18 @@
 """The run folder: the place of each file, rows of metrics, and checkpoints complete or absent.
 
-    config.yaml      the resolved config, and under ``about`` versions, commit and command
-    metrics.jsonl    one object for each logged step and each validation
-    checkpoints/     checkpoint-STEP, each complete or absent
-    final/           the trained model and its tokenizer
-    result.json      of a task: what the trained model solves of the test problems;
-                     of records: what it gets right of the validation records
-    attempts.jsonl   of a task: each test problem, what the model wrote, its grade;
-                     of labelled records: each validation record, its class and the model's
-    records.json     of labelled records: how many there are, of what fields and classes
-    predictions.jsonl  of questions: each validation question, its answers and the model's
-    answers.json     of questions: how many there are, exact match and F1, and those of guesses
-    diverged.json    of a run with numbers that were not finite: the step, and what was seen
-    .lock            locked by the process that trains
-
-It does not know: torch, models, what is in a checkpoint.
+config.yaml      the resolved config, and under ``about`` versions, commit and command
+metrics.jsonl    one object for each logged step and each validation
+checkpoints/     checkpoint-STEP, each complete or absent
+final/           the trained model and its tokenizer
+result.json      of a task: what the trained model solves of the test problems;
+                 of records: what it gets right of the validation records
+attempts.jsonl   of a task: each test problem, what the model wrote, its grade;
+                 of labelled records: each validation record, its class and the model's
+records.json     of labelled records: how many there are, of what fields and classes
+predictions.jsonl  of questions: each validation question, its answers and the model's
+answers.json     of questions: how many there are, exact match and F1, and those of guesses
+diverged.json    of a run with numbers that were not finite: the step, and what was seen
+.lock            locked by the process that trains
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""``Task``: the part of a run's config that names generated problems to train on.
-
-It does not know: tasks, files, torch, what the other parts of a run's config are.
-"""
+"""``Task``: the part of a run's config that names generated problems to train on."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

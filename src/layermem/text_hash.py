@@ -2,8 +2,6 @@
 
 The number depends on the text alone: not on a seed, not on the texts before it and not on the
 process. A text is therefore in the same split in every data set, and in one split only.
-
-It does not know: what is split.
 """
 
 import hashlib

@@ -6,8 +6,6 @@
 Types that are understood: dataclasses, ``tuple[T, ...]``, ``Mapping[str | int, T]``, ``T | None``,
 ``Literal``, bool, int, float, str and ``Any``. An int is taken where a float is asked for; nothing
 else is converted.
-
-It does not know: which dataclasses there are, files.
 """
 
 import json

@@ -5,7 +5,6 @@ hooks copy the activations to the CPU; those of a batch are dropped when the nex
 memory is bounded by one batch. The model's outputs are not altered.
 
 Letters: B batch, T tokens, D model width, G key-value heads, E head width.
-It does not know: what is computed from the arrays.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -5,7 +5,6 @@ the standard deviation over the tokens seen, and nothing else: memory does not g
 Padding is left out. Weights that are the same for all tokens have a deviation of 0.
 
 Letters: B batch, T tokens, C readers, S sources.
-It does not know: any particular variant, texts, figures.
 """
 
 import re

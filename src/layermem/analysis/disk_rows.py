@@ -2,8 +2,6 @@
 
 The vectors of some thousand words take about 50 MB a layer at width 2048, which is too much to hold
 for all layers at once.
-
-It does not know: models, what the rows are.
 """
 
 import tempfile

@@ -1,7 +1,4 @@
-"""Two-dimensional embeddings of vectors: t-SNE, as in the paper's figure, and PCA.
-
-It does not know: models, figures.
-"""
+"""Two-dimensional embeddings of vectors: t-SNE, as in the paper's figure, and PCA."""
 
 from typing import Literal, get_args
 

@@ -5,8 +5,6 @@
 The limit a = 1 is Shannon's entropy. T equal tokens have entropy 0; T orthogonal tokens of one
 length have entropy ln T. The paper's figure standardises every feature over batch and tokens first;
 its released code uses a = 0.5.
-
-It does not know: models, where arrays come from.
 """
 
 import math

@@ -3,8 +3,6 @@
     "(1 + 101) * 2"   tokens ( 1 + 101 ) * 2   word "1": token 1, not the 1 in 101
 
 A word's token is the one that holds its last letter: there a causal model has read all of the word.
-
-It does not know: models, what is done at the tokens.
 """
 
 import re

@@ -5,7 +5,6 @@ itself alone, as the first layer of a model with attached memory does. If PEFT k
 adapters, the weights are those that a forward uses now.
 
 Letters: L layers, R key-value heads.
-It does not know: any particular variant, figures.
 """
 
 import heapq

@@ -5,7 +5,6 @@ Accuracy by five-fold cross-validation. There are two probes: the paper's (a lin
 shuffled labels is a control: what chance looks like with the same arrays.
 
 Letters: N occurrences, F features.
-It does not know: models, where arrays come from.
 """
 
 import warnings

@@ -4,8 +4,6 @@
 
 Options are read before anything heavy is imported: a command's file imports torch and transformers,
 and what needs them, in the function that carries the command out.
-
-It does not know: how anything is done.
 """
 
 import difflib

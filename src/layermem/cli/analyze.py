@@ -1,7 +1,4 @@
-"""`layermem analyze`: what goes on inside a checkpoint, or two side by side.
-
-It does not know: how anything is computed or drawn.
-"""
+"""`layermem analyze`: what goes on inside a checkpoint, or two side by side."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""`layermem models convert`: a checkpoint of another layout becomes a saved model.
-
-It does not know: layouts, how weights are renamed.
-"""
+"""`layermem models convert`: a checkpoint of another layout becomes a saved model."""
 
 import logging
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""`layermem costs`: parameters and FLOPs, time and memory of variants side by side.
-
-It does not know: how anything is counted, measured or drawn.
-"""
+"""`layermem costs`: parameters and FLOPs, time and memory of variants side by side."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`layermem eval`: what checkpoints know, side by side: losses, grammar, their tasks, benchmarks.
 
-    layermem eval A B --tasks ppl=texts.jsonl blimp=blimp/ arithmetic arc_easy
-
-It does not know: how anything is measured, asked, scored or drawn.
+layermem eval A B --tasks ppl=texts.jsonl blimp=blimp/ arithmetic arc_easy
 """
 
 import os

@@ -1,7 +1,4 @@
-"""`layermem models generate`: text from a trained model, for one prompt or many.
-
-It does not know: how tokens are chosen, how files are gone on with.
-"""
+"""`layermem models generate`: text from a trained model, for one prompt or many."""
 
 import json
 import logging

@@ -1,7 +1,4 @@
-"""Options that commands share which go on training a model of transformers on text or a task.
-
-It does not know: what a command does with them.
-"""
+"""Options that commands share which go on training a model of transformers on text or a task."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,4 @@
-"""`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too.
-
-It does not know: how costs are counted or measured, how problems are generated.
-"""
+"""`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too."""
 
 import json
 import pkgutil

@@ -1,7 +1,4 @@
-"""`layermem models`: checkpoints as they are: convert one, generate text with one, show its card.
-
-It does not know: layouts, how tokens are chosen.
-"""
+"""`layermem models`: checkpoints as they are: convert one, generate text with one, show its card."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

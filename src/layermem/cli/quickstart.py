@@ -1,7 +1,4 @@
-"""`layermem quickstart`: the effect in minutes, as a table and a page.
-
-It does not know: how runs are trained.
-"""
+"""`layermem quickstart`: the effect in minutes, as a table and a page."""
 
 import logging
 from dataclasses import dataclass, fields

@@ -1,7 +1,4 @@
-"""`layermem report`: one page about recorded runs.
-
-It does not know: how runs are compared or drawn.
-"""
+"""`layermem report`: one page about recorded runs."""
 
 import logging
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""Where commands print, how tables and values look there, and where pages go.
-
-It does not know: what is printed.
-"""
+"""Where commands print, how tables and values look there, and where pages go."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence

@@ -1,10 +1,8 @@
 """The run that `layermem train` and `layermem study` start from: a preset's or a config's.
 
-    layermem train tiny-lm --seed 2             the preset's options are the defaults
-    layermem train --config DIR/config.yaml     the config's options are the defaults
-    layermem train DIR --resume                 so are those of a run, which goes on
-
-It does not know: what is done with the run.
+layermem train tiny-lm --seed 2             the preset's options are the defaults
+layermem train --config DIR/config.yaml     the config's options are the defaults
+layermem train DIR --resume                 so are those of a run, which goes on
 """
 
 from collections.abc import Sequence

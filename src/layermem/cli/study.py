@@ -1,13 +1,11 @@
 """`layermem study`: arms side by side, seed by seed, as a table and a page.
 
-    layermem study tiny-lm --variants plain,lime                  variants on a preset
-    layermem study tiny-lm,aet-4,tiny-lm@16x64                    on several boards, on equal terms
-    layermem study paper/fig6 --scale tiny                        a table or figure of the paper
-    layermem study retrofit MODEL --text FILE                     four ways of going on training
-    layermem study encoders FILE.tsv                              small encoders on records
-    layermem study NAME                                           a study of a plugin
-
-It does not know: how runs are trained or compared.
+layermem study tiny-lm --variants plain,lime                  variants on a preset
+layermem study tiny-lm,aet-4,tiny-lm@16x64                    on several boards, on equal terms
+layermem study paper/fig6 --scale tiny                        a table or figure of the paper
+layermem study retrofit MODEL --text FILE                     four ways of going on training
+layermem study encoders FILE.tsv                              small encoders on records
+layermem study NAME                                           a study of a plugin
 """
 
 import difflib

@@ -1,10 +1,8 @@
 """`layermem train`: one run, from a preset or a config with options on top.
 
-    layermem train tiny-lm --variant lime           a decoder of ours
-    layermem train runs/x --resume                  a run goes on
-    layermem train --host MODEL --text stdlib       a model of transformers goes on training
-
-It does not know: how a run is trained.
+layermem train tiny-lm --variant lime           a decoder of ours
+layermem train runs/x --resume                  a run goes on
+layermem train --host MODEL --text stdlib       a model of transformers goes on training
 """
 
 import logging

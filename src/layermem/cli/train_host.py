@@ -1,7 +1,4 @@
-"""`layermem train --host MODEL`: go on training a model of transformers, with memory or without.
-
-It does not know: how a model is attached or trained.
-"""
+"""`layermem train --host MODEL`: go on training a model of transformers, with memory or without."""
 
 import logging
 import re

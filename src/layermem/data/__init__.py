@@ -1,4 +1,1 @@
-"""From text to blocks of tokens: sources of documents, tokenizers, prepared files, blocks.
-
-It does not know: models, optimisers, runs.
-"""
+"""From text to blocks of tokens: sources of documents, tokenizers, prepared files, blocks."""

@@ -4,7 +4,6 @@ The file is cut into blocks as it is read, so one file serves every block size, 
 incomplete last block is not used.
 
 Letters: N tokens, T tokens of a block.
-It does not know: how the file was prepared, models, the order of training.
 """
 
 from collections.abc import Sequence

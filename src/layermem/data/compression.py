@@ -3,8 +3,6 @@
 The standard library's readers ignore what follows the end of a complete .xz or .bz2, zstandard's
 and ``datasets`` accept half a frame. Here every member of a file (``cat a.gz b.gz`` has two) is
 read to its own end mark, and what is missing, damaged or left over is an error.
-
-It does not know: what the bytes mean.
 """
 
 import bz2

@@ -5,8 +5,6 @@
 
 The fields of the texts are found by the names that such data sets use, unless they are given.
 ``records`` says which files are read.
-
-It does not know: tokens, models, how records are split.
 """
 
 from collections.abc import Sequence

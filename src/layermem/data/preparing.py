@@ -5,8 +5,6 @@ the text, the tokenizer and the options that change the tokens. One process writ
 staging folder that is renamed once it is complete. Documents of the validation set are left out of
 the training set. A batch of documents is tokenized, on as many cores as the tokenizer uses, while
 the next one is read and the one before it is written.
-
-It does not know: blocks, models, the order of training.
 """
 
 import hashlib

@@ -6,8 +6,6 @@
 A file has such records, with names that may be others, or is the nested ``.json`` of SQuAD 1.1 and
 2.0 (data, paragraphs, qas), whose questions may be marked ``is_impossible``.
 An answer must stand in its context where it is said to; whitespace at its ends is left out.
-
-It does not know: tokens, models, how records are split.
 """
 
 from collections.abc import Iterator, Mapping

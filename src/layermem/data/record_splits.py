@@ -3,8 +3,6 @@
 A record's side depends on its texts alone, of a question on its context alone: not on its place in
 the file, nor on the seed. Records with the same texts are therefore on one side, and so are all
 questions about a text.
-
-It does not know: files, tokens, models.
 """
 
 from collections.abc import Sequence

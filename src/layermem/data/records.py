@@ -8,8 +8,6 @@
 ``datasets`` reads these files otherwise, without an error: a text such as "2020-01-01" becomes a
 date, the labels 1 and "1" one number, a missing field None, a short row of a table is filled up.
 Its errors name no line, and it takes two to four times as long. ``compression`` says what else.
-
-It does not know: which fields there are to be.
 """
 
 import csv

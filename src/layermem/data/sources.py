@@ -5,8 +5,6 @@ cut into several parts, at ends of lines where it has any. A plain file is cut w
 (``datasets`` would hold it whole, and write its ends of lines otherwise); of JSON lines one line is
 held in memory, of Parquet 256 rows and what its reader keeps of a row group. The fingerprint of a
 source depends on its documents alone, not on where they are stored.
-
-It does not know: tokens, blocks.
 """
 
 import codecs

@@ -9,8 +9,6 @@ The operating system releases a lock when its process ends, however it ends. Pro
 look every second. No process group takes part, so no time-out of one ends the waiting. Locks hold
 between the processes of a machine, and between machines where the file system supports it; where
 it has no locks, several processes may make the same folder, and one copy stays.
-
-It does not know: what is in the folder.
 """
 
 import errno

@@ -1,8 +1,6 @@
 """Tokenizers: of bytes, of GPT-2's two files, or any that transformers loads; all are fast ones.
 
 Transformers is imported when a tokenizer is loaded.
-
-It does not know: documents, blocks.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""A small WordPiece tokenizer in BERT's manner, trained on texts.
-
-It does not know: where the texts are from, models.
-"""
+"""A small WordPiece tokenizer in BERT's manner, trained on texts."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -8,8 +8,6 @@
 "paper" is what fvcore counts on a traced graph (the paper's Table 8). It mixes two units, and so
 understates the share of the routers. Both count the output head, and neither counts norms, rope,
 the softmax and embedding look-ups. A training step counts as three forwards.
-
-It does not know: time, devices, any particular variant.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The models run in one process, one step of each in every round; the first rounds
 the median of the others counts. On a CPU the time is the CPU time of the process on one thread,
 which does not depend on other processes; on a GPU it is wall time. The peak memory of each model is
 measured in a new process.
-
-It does not know: any particular variant, tables.
 """
 
 import ctypes

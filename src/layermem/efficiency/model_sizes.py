@@ -1,7 +1,4 @@
-"""Sizes of a run's model, without building it or downloading anything; other depths and widths.
-
-It does not know: what models of these sizes cost.
-"""
+"""Sizes of a run's model, without building it or downloading anything; other depths and widths."""
 
 import json
 from collections.abc import Mapping

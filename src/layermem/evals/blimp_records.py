@@ -9,8 +9,6 @@ paradigm (UID); a phenomenon (linguistics_term) has several (Warstadt et al., ar
 file writes its field syntax/semantics and others syntax_semantics: here both are the latter. A few
 records hold one sentence twice, so that there is nothing to choose: they are left out, with a
 warning.
-
-It does not know: models, how a pair is judged.
 """
 
 import itertools

@@ -4,7 +4,6 @@ Prompts are sorted by length and padded on the left, so that the prompts of a ba
 same time and little is padded; the cache is transformers'. The processes of a run may share them.
 
 Letters: B prompts of a batch, T tokens.
-It does not know: text, tasks, grades.
 """
 
 from collections.abc import Callable, Sequence

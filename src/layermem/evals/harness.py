@@ -2,8 +2,6 @@
 
 Beside lm-eval's scores of the items it counts what would pass unnoticed: prompts that are cut
 because they are longer than the model reads, unknown tokens, and choices that are equally probable.
-
-It does not know: checkpoints, where records are from, what answers are compared with.
 """
 
 import contextlib

@@ -10,8 +10,6 @@ A definition is the YAML file of a task with what it reads filled in:
 lm-eval leaves out the asked item only if ``fewshot_split`` names the split ``test_split``, so both
 do. (Its own definitions of BIG-bench tasks name no ``fewshot_split``, and may show an item as its
 own example.)
-
-It does not know: records' fields, models, scores.
 """
 
 import hashlib

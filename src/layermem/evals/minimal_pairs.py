@@ -6,8 +6,6 @@ A pair is right if the grammatical sentence has the higher log-probability. It i
 sentence, not the mean of its tokens: a sentence of more tokens has more to be improbable in, and
 this is part of the score. The first token is predicted from the tokenizer's BOS token, or from EOS
 where it has no BOS, and the end of a sentence is not predicted. Chance is 50%.
-
-It does not know: where pairs come from, checkpoints, how results are displayed.
 """
 
 from collections.abc import Callable, Iterator, Sequence

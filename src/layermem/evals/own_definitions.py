@@ -4,8 +4,6 @@
 
 A file defines one task of multiple choice, scored by acc. It may include others, as in lm-eval. It
 is data: Python code (``!function``) is refused.
-
-It does not know: records, models, scores.
 """
 
 import re

@@ -8,8 +8,6 @@ Each token is predicted once, documents apart from each other, and from the seco
 has at least C - S + 1 tokens before it. The end of a document is not predicted. Documents are
 tokenized one at a time, a long one in parts, so memory does not grow with the text (three numbers
 of each document are kept).
-
-It does not know: checkpoints, files, how results are displayed.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Reading the answers to queries inside sequences: the likeliest token after each query.
 
 Letters: B sequences of a batch, T tokens, V words of the vocabulary.
-It does not know: text, tasks, grades.
 """
 
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@
     --records TASK:train=FILE       what few-shot examples are drawn from
 
 BIG-bench's own JSON is read, and all kinds of ``data.records``.
-
-It does not know: prompts, lm-eval, models.
 """
 
 import json

@@ -2,8 +2,6 @@
 
 Two questions have two intervals: what other items would show (Wilson, jackknife, McNemar), and what
 other few-shot examples would show (Student's t over seeds, of the repeats that a score holds).
-
-It does not know: models, prompts, files.
 """
 
 import statistics

@@ -1,7 +1,4 @@
-"""How many problems of a task a model solves, and which faults its other attempts have.
-
-It does not know: any particular task, how results are displayed.
-"""
+"""How many problems of a task a model solves, and which faults its other attempts have."""
 
 import math
 import statistics

@@ -6,8 +6,6 @@
 The prompts of each are in ``lm_eval_tasks/NAME.yaml``. BIG-bench's names may be shortened:
 ``implicit_relations`` is ``bigbench_implicit_relations_multiple_choice``. Imports no package, so
 that the tasks are listed at once.
-
-It does not know: records, models, lm-eval.
 """
 
 import difflib

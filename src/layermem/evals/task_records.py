@@ -26,8 +26,6 @@ choices (unless they are not appended), output prefix, without white space at it
 a space before an answer. BIG-bench shuffles the appended choices; here they are in alphabetical
 order, which does not depend on which is right. The right answers are those of the highest score.
 Its files carry a canary: they are never to be trained on.
-
-It does not know: where files are, lm-eval, models.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,7 +8,6 @@ is predicted from the tokenizer's BOS token, or from its EOS token where it has 
 training have the end token there too.
 
 Letters: B windows of a batch, T tokens, V vocabulary.
-It does not know: documents, sentences, what losses are summed to.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,1 @@
-"""Presets, and one file for each table or figure.
-
-It does not know: the command line.
-"""
+"""Presets, and one file for each table or figure."""

@@ -5,8 +5,6 @@
     analyze_model         computes the numbers of one model
 
 Everything that may be refused is checked before the weights of a model are loaded.
-
-It does not know: figures, pages, the command line.
 """
 
 import itertools

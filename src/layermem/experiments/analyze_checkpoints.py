@@ -1,8 +1,6 @@
 """Open the checkpoints of a command, and refuse two that cannot be compared token by token.
 
 Opening reads a config and a tokenizer; weights are read by ``load_model``, after all other checks.
-
-It does not know: texts, words, what is computed.
 """
 
 from collections.abc import Iterator, Sequence

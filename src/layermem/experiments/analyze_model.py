@@ -1,7 +1,4 @@
-"""Compute the analysis of one loaded model: entropy, separability, layout and routing by layer.
-
-It does not know: where models and texts come from, figures.
-"""
+"""Compute the analysis of one loaded model: entropy, separability, layout and routing by layer."""
 
 import itertools
 import logging

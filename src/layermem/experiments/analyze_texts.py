@@ -1,8 +1,6 @@
 """Choose the texts and words of an analysis, and find the words in the texts.
 
 The texts are the test problems of the task that a run was trained on, or else sequences of a text.
-
-It does not know: models' weights, what is computed.
 """
 
 import itertools

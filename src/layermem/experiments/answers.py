@@ -4,8 +4,6 @@
 
 A file is used only if its whole key is the one asked for: other weights, records, shots, limits or
 versions are other files.
-
-It does not know: prompts, log-probabilities, tables, pages.
 """
 
 import hashlib

@@ -4,8 +4,6 @@
     blimp=DIR   eval_grammar     arc_easy      eval_tasks, answers
 
 What may be refused without a model is checked before the first one is loaded.
-
-It does not know: how anything is measured, tables, pages.
 """
 
 import logging

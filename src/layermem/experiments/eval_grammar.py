@@ -3,8 +3,6 @@
 A probe tells the sentences of pairs apart by a layer's vectors. A sentence is the mean of its
 tokens' vectors, without the token that stands before it. The two sentences of a pair are in one
 fold, so that a probe is never tested on what it has half seen.
-
-It does not know: how a pair is judged or read, tables, pages.
 """
 
 import itertools

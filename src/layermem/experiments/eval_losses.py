@@ -1,8 +1,6 @@
 """Losses of checkpoints on the same documents, and their differences document by document.
 
 One model after the other is loaded, and the texts are read anew for each.
-
-It does not know: windows, tables, pages.
 """
 
 import itertools

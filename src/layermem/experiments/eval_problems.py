@@ -1,7 +1,4 @@
-"""Problems of their tasks that models of runs solve, of those that they were not trained on.
-
-It does not know: how problems are solved or graded, tables, pages.
-"""
+"""Problems of their tasks that models of runs solve, of those that they were not trained on."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The tasks of an evaluation with their records, ready to be asked: from files, or from the hub.
 
 All are prepared before a model is loaded, so that what is missing or damaged is said at once.
-
-It does not know: models, scores.
 """
 
 import importlib.util

@@ -1,8 +1,6 @@
 """What each preset costs in closed form, as the plain decoder: parameters, tokens and FLOPs.
 
 It imports neither torch nor transformers, so that presets are listed at once.
-
-It does not know: how costs are counted, time, memory, tables.
 """
 
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 Time is that of some training steps, times the number of steps of the run; it leaves out validation,
 solving and saving. A preset whose step takes minutes on this machine is skipped.
-
-It does not know: how steps are measured, tables.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""Find the facts of variants at the shape of the paper's 1B: counted, or seen in a narrow model.
-
-It does not know: tables, any particular variant.
-"""
+"""Find the facts of variants at the shape of the paper's 1B: counted, or seen in a narrow model."""
 
 from collections.abc import Sequence
 from typing import Any, cast

@@ -2,8 +2,6 @@
 
 A run replaces it by one that also says how the model was trained and what was measured. The user
 adds the licence.
-
-It does not know: training, measurements.
 """
 
 import os

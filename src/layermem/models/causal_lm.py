@@ -1,7 +1,6 @@
 """The causal language model: a decoder with a head over the vocabulary, its logits and its loss.
 
 Letters: B batch, T tokens, V vocabulary.
-It does not know: any particular variant, the layers, files, training.
 """
 
 from dataclasses import dataclass

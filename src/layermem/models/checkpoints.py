@@ -1,7 +1,4 @@
-"""Where the files of a checkpoint are, and the checks of its config and weights during loading.
-
-It does not know: how weights are loaded.
-"""
+"""Where the files of a checkpoint are, and the checks of its config and weights during loading."""
 
 import json
 import os

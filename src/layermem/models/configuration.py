@@ -1,7 +1,4 @@
-"""``DecoderConfig``: the fields of a LLaMA's config, with the same names and defaults.
-
-It does not know: what a variant adds.
-"""
+"""``DecoderConfig``: the fields of a LLaMA's config, with the same names and defaults."""
 
 import os
 from collections.abc import Iterable, Mapping

@@ -11,7 +11,6 @@ The forward of one layer, with the parts that a variant may replace marked:
     ... and read, mlp, write once more
 
 Letters: L layers, B batch, T tokens, D width, H query heads, G key-value heads, E head width.
-It does not know: any particular variant, files, training.
 """
 
 from collections.abc import Sequence

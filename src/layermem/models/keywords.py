@@ -3,8 +3,6 @@
 transformers 5.24 renamed ``past_key_values`` to ``cache``. Our forwards take both names and pass on
 the one that the installed release uses. A keyword that nothing takes is an error, so that a cache
 under a third name cannot be lost.
-
-It does not know: what the keywords do.
 """
 
 import inspect

@@ -1,7 +1,6 @@
 """The modules of a LLaMA layer: norm, rotary embedding, mlp, and the call of attention.
 
 Letters: B batch, T tokens, D width, H query heads, G key-value heads, E head width.
-It does not know: depth, slots, variants.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,6 @@ skips the scores that a mask would set to minus infinity. transformers looks at 
 under torch.compile and makes a GPU wait in eager mode. Here arguments that are None answer first.
 
 Letters: B batch, T tokens, D width.
-It does not know: layers, depth, attention itself.
 """
 
 from torch import Tensor

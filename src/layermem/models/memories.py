@@ -2,8 +2,6 @@
 
 With ``modules_to_save=["memory"]`` PEFT keeps the original of each memory and a copy for each
 adapter, and calls one of them. Analysis, metrics and pruning must read that one.
-
-It does not know: any particular variant, decoders, training.
 """
 
 import sys

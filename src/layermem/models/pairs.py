@@ -6,8 +6,6 @@ variant that fills them alone, and what both have (optimiser settings, counts, m
 
 Pickle, and the module that is saved beside a checkpoint, find the classes as attributes of this
 module, which makes them if need be.
-
-It does not know: any particular variant.
 """
 
 import inspect

@@ -1,7 +1,4 @@
-"""``PreTrainedDecoder``, the base of all model classes: initialisation, loading and ``from_llama``.
-
-It does not know: the forward.
-"""
+"""``PreTrainedDecoder``, the base of all model classes: initialisation, loading and ``from_llama``."""
 
 import copy
 import logging

@@ -2,8 +2,6 @@
 
 Pairs of variants (``lime+hyper_connections``) are made when they are first looked up, here or by
 the model type of a saved config.
-
-It does not know: which variants there are.
 """
 
 import difflib

@@ -5,7 +5,6 @@ such routers: it adds a summary of the routers and their pruning. ``router_metri
 that training logs.
 
 Letters: R key-value heads, S source layers.
-It does not know: any particular variant, how a product is computed, training.
 """
 
 import math

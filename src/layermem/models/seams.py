@@ -9,7 +9,6 @@ The state of a stream is a flat tuple of tensors. The first is [B, T, D]: the re
 reduction of several. In the plain decoder both seams are the identity.
 
 Letters: B batch, T tokens, D width, G key-value heads, E head width.
-It does not know: attention, rope, caches, any particular variant.
 """
 
 import zlib

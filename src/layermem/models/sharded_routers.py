@@ -13,7 +13,6 @@ gradient of its own columns alone, and the backward sums it over the processes.
 Importing this module registers the style with transformers under the name ``SOURCE_HEADS``.
 
 Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
-It does not know: any particular variant, which rules of a plan are used.
 """
 
 from collections.abc import Sequence

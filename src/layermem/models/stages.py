@@ -7,8 +7,6 @@
 From one stage to the next go the state of the stream and, key and value each, the slots of all
 layers so far that a later layer reads. With a full router that is every slot; a window keeps it few
 (``crossing_slots``). Rows have one length and no padding, and there is no cache.
-
-It does not know: schedules, processes, losses, any particular variant.
 """
 
 from collections.abc import Sequence

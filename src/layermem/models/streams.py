@@ -8,7 +8,6 @@ embedding, and the output is their mean. At a sub-layer F with weights w (``Stre
 Row 0 of w reads, rows 1 to n mix, and row n + 1 writes.
 
 Letters: B batch, T tokens, N = B T, n streams, D width, K outputs of a projection.
-It does not know: how weights are computed.
 """
 
 from abc import ABC, abstractmethod

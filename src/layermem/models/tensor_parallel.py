@@ -2,8 +2,6 @@
 
 Where their number divides the key-value heads, and the variant has rules for that, each process
 attends with heads of its own. Elsewhere the heads are gathered before the seams.
-
-It does not know: how a rule is applied, devices.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,1 @@
-"""Tensor functions without state.
-
-It does not know: modules, configs, models.
-"""
+"""Tensor functions without state."""

@@ -16,7 +16,6 @@ use ``store``) gets its gradient from each reader. Under torch.compile and torch
 are differentiated as written.
 
 Letters: B batch, G heads, T tokens, E head width, S sources.
-It does not know: softmax, layers, rope.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Gradients of an equation in operations that can themselves be differentiated.
 
 They are what the backward of a fused function returns under ``create_graph=True``.
-
-It does not know: which equations there are.
 """
 
 from collections.abc import Callable, Sequence

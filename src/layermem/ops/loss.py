@@ -7,7 +7,6 @@ the logits need not be computed twice; saved for the backward are the gradients 
 [N, D] and of the head [V, D].
 
 Letters: N tokens, D width, V vocabulary.
-It does not know: modules, sequences, what a label means.
 """
 
 from typing import Any

@@ -10,8 +10,6 @@ Why this is not the norm of transformers or torch (saved tensors on a CPU, in si
 
 The forward is LLaMA's formula, operation by operation; the backward computes the scaled input again
 from what was saved.
-
-It does not know: modules, configs.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
 """The rotation of rotary position embeddings, with a backward that saves only the angles.
 
 Letters: B batch, T tokens, E head width.
-It does not know: where the angles come from, depth, caches.
 """
 
 from typing import Any

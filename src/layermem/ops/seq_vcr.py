@@ -10,7 +10,6 @@ features of no more than a chunk of positions are in memory at once; the backwar
 again. A position counts if at least two sequences reach it; T is the number of these.
 
 Letters: B sequences, T positions, D width, K features.
-It does not know: where representations come from, how the terms are weighted.
 """
 
 from functools import partial

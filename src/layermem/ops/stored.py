@@ -9,8 +9,6 @@ stored tensor, it makes an *alias* of it, of the same memory, which readers take
 So the sum reaches the stored tensor as any gradient does: ``torch.autograd.grad`` with respect to
 it, ``retain_grad`` and hooks see all of it. Only the stored tensor refers to its alias, so that
 reference counts free both.
-
-It does not know: how gradients are left and added up.
 """
 
 from typing import Any

@@ -1,14 +1,12 @@
 """The paper's tables and figures, a file for each: its claim, its numbers, its boards.
 
-    fig1 ... fig11, prosqa, table1 ... table9    ``ARTEFACT``: one artefact, under its fixed name
-    artefact      what an artefact says of itself, and the study that it is
-    observing     numbers of ended runs: losses, right answers, FLOPs to a loss
-    inspecting    numbers of analyses of ended runs
-    evaluating    scores of ended runs on evaluation tasks
-    step_costs    costs of training steps
-    standing      where all artefacts stand
-
-It does not know: how runs are trained, how claims are judged, pages.
+fig1 ... fig11, prosqa, table1 ... table9    ``ARTEFACT``: one artefact, under its fixed name
+artefact      what an artefact says of itself, and the study that it is
+observing     numbers of ended runs: losses, right answers, FLOPs to a loss
+inspecting    numbers of analyses of ended runs
+evaluating    scores of ended runs on evaluation tasks
+step_costs    costs of training steps
+standing      where all artefacts stand
 """
 
 import difflib

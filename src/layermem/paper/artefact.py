@@ -1,9 +1,7 @@
 """What an artefact of the paper says of itself: claim, numbers, boards, how it is observed.
 
-    Artefact        one table or figure, at three scales
-    Observing       what ``observe`` is given: records by board, arm and seed
-
-It does not know: which artefacts there are, how runs are trained.
+Artefact        one table or figure, at three scales
+Observing       what ``observe`` is given: records by board, arm and seed
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

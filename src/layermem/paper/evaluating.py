@@ -1,7 +1,4 @@
-"""Scores of ended runs on the tasks of the paper's Tables 1 and 4 to 6, as ``layermem eval``.
-
-It does not know: which table the tasks are of, prompts, how claims are judged.
-"""
+"""Scores of ended runs on the tasks of the paper's Tables 1 and 4 to 6, as ``layermem eval``."""
 
 import difflib
 import importlib.util

@@ -1,7 +1,4 @@
-"""Figure 1: loss per FLOP with grouped-query attention, and the runs that share it.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 1: loss per FLOP with grouped-query attention, and the runs that share it."""
 
 from collections.abc import Iterator
 from dataclasses import replace

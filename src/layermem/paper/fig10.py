@@ -1,7 +1,4 @@
-"""Figure 10: loss per token with grouped-query attention; the runs are Figure 1's.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 10: loss per token with grouped-query attention; the runs are Figure 1's."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""Figure 11: loss per FLOP and per token with full attention, and the runs that share it.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 11: loss per FLOP and per token with full attention, and the runs that share it."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""Figure 2: entropy and separability of values, and the analyses that Figures 3 and 7 share.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 2: entropy and separability of values, and the analyses that Figures 3 and 7 share."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""Figure 3: layouts of similar words by their values; runs and analyses are Figure 2's.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 3: layouts of similar words by their values; runs and analyses are Figure 2's."""
 
 from collections.abc import Iterator
 

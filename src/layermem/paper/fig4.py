@@ -1,7 +1,4 @@
-"""Figure 4: arithmetic by number of operands: right answers, entropy of values.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 4: arithmetic by number of operands: right answers, entropy of values."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,4 @@
-"""Figure 5: what routers read, averaged over heads; the runs are Figure 2's.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 5: what routers read, averaged over heads; the runs are Figure 2's."""
 
 from collections.abc import Iterator
 

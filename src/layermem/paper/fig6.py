@@ -1,7 +1,4 @@
-"""Figure 6: deep decoders, and whether LIMe of half the depth matches a plain one of full depth.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 6: deep decoders, and whether LIMe of half the depth matches a plain one of full depth."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,4 @@
-"""Figure 7: entropy and separability of hidden states; runs and analyses are Figure 2's.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 7: entropy and separability of hidden states; runs and analyses are Figure 2's."""
 
 from collections.abc import Iterator
 

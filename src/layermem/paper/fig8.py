@@ -1,7 +1,4 @@
-"""Figure 8: layouts of close numbers by their values; the runs are Figure 4's of 6 operands.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 8: layouts of close numbers by their values; the runs are Figure 4's of 6 operands."""
 
 from collections.abc import Iterator
 

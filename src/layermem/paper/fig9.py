@@ -1,7 +1,4 @@
-"""Figure 9: what each head's router reads; the runs are Figure 2's.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Figure 9: what each head's router reads; the runs are Figure 2's."""
 
 from collections.abc import Iterator
 

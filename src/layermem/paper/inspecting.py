@@ -2,8 +2,6 @@
 
 LIMe and the plain decoder of one seed are analyzed side by side, as ``layermem analyze`` does. An
 analysis.json of the same weights and options is used again.
-
-It does not know: which artefact the numbers are for, how they are computed.
 """
 
 import hashlib

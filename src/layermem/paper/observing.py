@@ -1,7 +1,4 @@
-"""Numbers of ended runs: losses, perplexities, right answers, FLOPs or tokens to a loss.
-
-It does not know: which artefact they are for, how runs are trained.
-"""
+"""Numbers of ended runs: losses, perplexities, right answers, FLOPs or tokens to a loss."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""ProsQA (section 5.3.1): proofs over graphs, by models that were pretrained on text.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""ProsQA (section 5.3.1): proofs over graphs, by models that were pretrained on text."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""Where every artefact of the paper stands at each scale: what is recorded, what it needs.
-
-It does not know: how runs are trained, tables.
-"""
+"""Where every artefact of the paper stands at each scale: what is recorded, what it needs."""
 
 import logging
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 
 A measurement is repeated, each time with all arms in turn in one process, and each repeat is kept
 in a file of its own, so that an interrupted one goes on.
-
-It does not know: which artefact they are for.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Table 1: eight tasks, three examples each, and the runs that Tables 4 to 6 share.
-
-It does not know: how models are evaluated, how claims are judged.
-"""
+"""Table 1: eight tasks, three examples each, and the runs that Tables 4 to 6 share."""
 
 from collections.abc import Mapping
 

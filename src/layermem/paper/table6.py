@@ -1,7 +1,4 @@
-"""Table 6: BIG-bench tasks; the runs are Table 1's.
-
-It does not know: how models are evaluated, how claims are judged.
-"""
+"""Table 6: BIG-bench tasks; the runs are Table 1's."""
 
 from layermem.paper.table1 import evaluation
 

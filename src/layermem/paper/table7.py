@@ -1,7 +1,4 @@
-"""Table 7: which sources a router needs, by validation perplexity.
-
-It does not know: how runs are trained, how claims are judged.
-"""
+"""Table 7: which sources a router needs, by validation perplexity."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,4 @@
-"""Table 8: parameters and forward FLOPs, counted in closed form; it trains nothing.
-
-It does not know: how costs are counted, how claims are judged.
-"""
+"""Table 8: parameters and forward FLOPs, counted in closed form; it trains nothing."""
 
 from collections.abc import Iterator
 

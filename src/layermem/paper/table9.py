@@ -1,7 +1,4 @@
-"""Table 9: time and peak memory of a training step; it trains nothing.
-
-It does not know: how steps are measured, how claims are judged.
-"""
+"""Table 9: time and peak memory of a training step; it trains nothing."""
 
 from collections.abc import Iterator
 

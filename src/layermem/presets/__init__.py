@@ -2,8 +2,6 @@
 
 Three scales: tiny (minutes on two CPU cores), small (minutes on one GPU), paper (the paper's own
 numbers; what the paper does not say is marked "assumed").
-
-It does not know: files, the command line.
 """
 
 import difflib

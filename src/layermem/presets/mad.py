@@ -2,8 +2,6 @@
 
 The paper tries three learning rates with two weight decays and keeps the best:
 ``layermem study paper-mad-recall --rates 1e-4 5e-4 1e-3 --decays 0 0.1``.
-
-It does not know: names of presets, files, the command line.
 """
 
 from layermem.config import Compute, Model, Optim, Run, Task

@@ -1,8 +1,6 @@
 """Presets of the tasks with queries inside the sequence: recall and chains of assignments.
 
 Scales are as in ``presets``, which gives these functions their names.
-
-It does not know: names of presets, files, the command line.
 """
 
 from layermem.config import Compute, Model, Optim, Run, Task

@@ -1,4 +1,1 @@
-"""Figures and pages from run folders.
-
-It does not know: torch, models, how anything was trained.
-"""
+"""Figures and pages from run folders."""

@@ -1,13 +1,11 @@
 """The page about an analysis, its table on the screen, and its figure as a file.
 
-    What was analyzed          the models, with links to their runs
-    Entropy by layer           curves
-    Separability of words      curves of both probes
-    Layout of words            a scatter plot for each layer
-    What MODEL reads           see report/routing.py
-    What MODEL mixes           see report/mixtures.py
-
-It does not know: torch, models, how anything was computed.
+What was analyzed          the models, with links to their runs
+Entropy by layer           curves
+Separability of words      curves of both probes
+Layout of words            a scatter plot for each layer
+What MODEL reads           see report/routing.py
+What MODEL mixes           see report/mixtures.py
 """
 
 import math

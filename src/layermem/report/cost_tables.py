@@ -1,7 +1,4 @@
-"""Draws what variants cost: tables of counts and measurements, curves along depth and width.
-
-It does not know: torch, how anything was counted or measured.
-"""
+"""Draws what variants cost: tables of counts and measurements, curves along depth and width."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Draws learning curves: of runs as they are, and of arms with their seeds as bands.
-
-It does not know: torch, models, how a run was trained.
-"""
+"""Draws learning curves: of runs as they are, and of arms with their seeds as bands."""
 
 import math
 import statistics

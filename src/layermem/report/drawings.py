@@ -1,7 +1,4 @@
-"""Figures of a study: how arms learn, and what the paper draws, of our numbers beside its own.
-
-It does not know: torch, run folders, which artefact a result is of.
-"""
+"""Figures of a study: how arms learn, and what the paper draws, of our numbers beside its own."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Each table has the models side by side; below it what tempers it, differences from the first model
 and, where models are runs that differ in the seed alone, means over seeds. Every table of
 differences has a forest plot.
-
-It does not know: torch, models, how anything was measured.
 """
 
 import statistics

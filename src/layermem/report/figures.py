@@ -1,7 +1,4 @@
-"""Draw figures as inline SVG, with text and lines in the page's colour for light and dark themes.
-
-It does not know: torch, run folders, pages.
-"""
+"""Draw figures as inline SVG, with text and lines in the page's colour for light and dark themes."""
 
 import hashlib
 import io

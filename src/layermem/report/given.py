@@ -1,7 +1,4 @@
-"""Sections about results of other commands that a report is given: analyses, evaluations, costs.
-
-It does not know: torch, models, which runs are compared.
-"""
+"""Sections about results of other commands that a report is given: analyses, evaluations, costs."""
 
 import shlex
 from collections.abc import Sequence

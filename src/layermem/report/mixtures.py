@@ -1,7 +1,4 @@
-"""The section of a page about what the places of a model mix over depth: a map for each reader.
-
-It does not know: torch, models, how anything was computed.
-"""
+"""The section of a page about what the places of a model mix over depth: a map for each reader."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,4 @@
-"""How numbers are written: with two digits of their half width, in percent, with a unit.
-
-It does not know: what is counted, where tables are shown.
-"""
+"""How numbers are written: with two digits of their half width, in percent, with a unit."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""One HTML page that needs nothing else: no network, no other file, read on light and on dark.
-
-It does not know: torch, run folders, what the numbers mean.
-"""
+"""One HTML page that needs nothing else: no network, no other file, read on light and on dark."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

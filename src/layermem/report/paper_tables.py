@@ -1,7 +1,4 @@
-"""Tables of an artefact: the paper's claims with what came of them, its numbers beside ours.
-
-It does not know: torch, run folders, pages.
-"""
+"""Tables of an artefact: the paper's claims with what came of them, its numbers beside ours."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,4 @@
-"""The page about a quickstart, from a ``QuickstartResult`` alone.
-
-It does not know: torch, models, how anything was trained.
-"""
+"""The page about a quickstart, from a ``QuickstartResult`` alone."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,4 @@
-"""The section of a page about what a model's routers read.
-
-It does not know: torch, models, how anything was computed.
-"""
+"""The section of a page about what a model's routers read."""
 
 import numpy as np
 

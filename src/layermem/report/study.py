@@ -1,8 +1,6 @@
 """The page of a study: what came out in a sentence, tables with their forest plots, curves, costs.
 
 What is missing is said where it would stand. Every number leads to the run it is from.
-
-It does not know: torch, models, run folders.
 """
 
 from collections.abc import Iterable, Sequence

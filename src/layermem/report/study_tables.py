@@ -1,7 +1,4 @@
-"""Tables of a study: arms side by side, levels, shapes, rates, costs, runs.
-
-It does not know: torch, run folders, pages.
-"""
+"""Tables of a study: arms side by side, levels, shapes, rates, costs, runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

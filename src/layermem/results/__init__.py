@@ -10,6 +10,4 @@
     answers      what a model answers to questions: answers.json
 
 ``experiments`` and ``analysis`` make them, ``report`` draws them, the command line prints them.
-
-It does not know: how anything is computed or drawn.
 """

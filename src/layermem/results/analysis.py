@@ -4,8 +4,6 @@
       ModelAnalysis       one model: entropy, probes, layouts, routing
 
 Representations are "hidden" (hidden states) and "routed" (the values that attention reads).
-
-It does not know: how anything is computed or drawn.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""What a run on records was trained on, and what its model answers to questions.
-
-It does not know: the records, how they are read and split, how answers are scored.
-"""
+"""What a run on records was trained on, and what its model answers to questions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 One way to say a difference: paired over seeds, with an interval by Student's t, a p-value adjusted
 for the arms (or claims) of its table and for looks, and the pairs that would settle it.
-
-It does not know: what was measured, tables, pages.
 """
 
 import math

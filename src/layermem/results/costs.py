@@ -1,11 +1,9 @@
 """What architectures cost: parameters and FLOPs in closed form, time and memory as measured.
 
-    Costs             one command's answer
-      CostPoint         one preset at one depth, width and length
-        counted           arm -> counting ("honest", "paper") -> Cost
-        measured          mode ("eager", ...) -> arm -> Measurement
-
-It does not know: how anything is counted or measured.
+Costs             one command's answer
+  CostPoint         one preset at one depth, width and length
+    counted           arm -> counting ("honest", "paper") -> Cost
+    measured          mode ("eager", ...) -> arm -> Measurement
 """
 
 from collections.abc import Mapping

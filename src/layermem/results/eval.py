@@ -1,14 +1,12 @@
 """What evaluations of checkpoints came to, in one form for all of them: eval.json.
 
-    EvalResult      options, checkpoints, and
-      Part            what was measured together: losses, grammar, a task's problems, tasks
-        Table           how the values of a table are measured and written
-        Row             one of a table's rows: "nats per token", "island_effects", "arc_easy"
-          Score           of each model: the value, its interval, how many it is of
-          Difference      of each model but the first, against the first on the same items
-    TaskAnswers     answers/*.json: which items one model has right on a task with one seed
-
-It does not know: how anything is measured or drawn.
+EvalResult      options, checkpoints, and
+  Part            what was measured together: losses, grammar, a task's problems, tasks
+    Table           how the values of a table are measured and written
+    Row             one of a table's rows: "nats per token", "island_effects", "arc_easy"
+      Score           of each model: the value, its interval, how many it is of
+      Difference      of each model but the first, against the first on the same items
+TaskAnswers     answers/*.json: which items one model has right on a task with one seed
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,6 @@
 
 A file of another kind or version is refused, with the command that writes it anew: a field that has
 changed its meaning would be a plausible wrong number.
-
-It does not know: which results there are.
 """
 
 import json

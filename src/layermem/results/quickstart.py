@@ -1,7 +1,4 @@
-"""What came out of a quickstart: the same problems solved by a plain decoder and by LIMe.
-
-It does not know: how anything was trained or drawn.
-"""
+"""What came out of a quickstart: the same problems solved by a plain decoder and by LIMe."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

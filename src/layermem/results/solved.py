@@ -1,8 +1,6 @@
 """What a model solves of a task's problems: shares with intervals, by level, faults counted.
 
-    problem of the test set -> what the model wrote -> right or wrong -> these shares
-
-It does not know: problems, how they are graded.
+problem of the test set -> what the model wrote -> right or wrong -> these shares
 """
 
 import json

@@ -10,8 +10,6 @@
       Drawing, Point        which of this the paper draws, and how
 
 Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
-
-It does not know: how anything is trained, measured, compared or drawn.
 """
 
 from collections.abc import Mapping

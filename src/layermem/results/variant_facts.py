@@ -2,8 +2,6 @@
 
 The facts of the package's own variants are recorded in ``variants/facts.json``, so that they are
 shown without importing the variants; the tests compare them with the variants.
-
-It does not know: how facts are found, variants.
 """
 
 import json

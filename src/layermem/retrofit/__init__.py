@@ -1,7 +1,6 @@
 """Layer memory for models that exist: ``attach`` adds it to a model of transformers in place.
 
 Checkpoints of other layouts become models of ours by ``converting``.
-It does not know: how such a model is trained or measured.
 """
 
 from layermem.retrofit.adapter import load_routers, save_routers

@@ -13,8 +13,6 @@ revision are written too, for people: the same weights may lie in another folder
 nothing of weights that were trained since. Saving after ``trainable(model, "all")``, or after LoRA
 was merged, therefore gives an adapter of the trained base, which is saved with
 ``model.save_pretrained``. LoRA that is not merged is no part of the base.
-
-It does not know: how routers are trained, the hub.
 """
 
 import hashlib

@@ -9,8 +9,6 @@
 
 ``AutoConfig`` returns a config of the host's class with ``layer_memory``; it becomes the file again
 when it is saved. The model itself keeps the host's config.
-
-It does not know: models, weights.
 """
 
 import copy

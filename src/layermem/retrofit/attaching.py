@@ -3,8 +3,6 @@
 Keys and values are routed as the projections return them: before any norm per head, before rope and
 before the cache. So a norm still gives keys the scale that its queries were trained with, layers
 may differ in rope base and attention window, and a cache of any kind holds routed keys.
-
-It does not know: files, optimisers.
 """
 
 import sys

@@ -6,8 +6,6 @@
 
 When a forward begins, ``rearm`` looks whether projections have been replaced (by LoRA, say) or
 checkpointing switched on, and moves its hooks there: what is routed is what the host computes.
-
-It does not know: how a model's parts are found, files, which parameters train.
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 
 Routers are then parameters like any others while a checkpoint is loaded: in its precision, on its
 devices, of its shards. What is returned is of the host's class.
-
-It does not know: files, adapters.
 """
 
 import functools

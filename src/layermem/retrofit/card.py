@@ -1,7 +1,4 @@
-"""The model card of saved routers, as the hub shows it.
-
-It does not know: files, models.
-"""
+"""The model card of saved routers, as the hub shows it."""
 
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ forward is long over. So the slots that it reads go in as positional tensors, an
 as tensors, as autograd and both forms of checkpointing want them:
 
     checkpoint(layer, x, *slots of its sources) -> (x, *own slot)
-
-It does not know: how a slot is routed, which layers are checkpointed.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,11 +1,9 @@
 """Convert a checkpoint of another layout: find out which it is, load it, and save it anew.
 
-    a folder of transformers' LLaMA, or its hub name     a model of a variant
-    a folder of our plain decoder                        a model of a variant, or a LLaMA
-    a folder of LIMe's released code                     LIMe
-    a file of llama2.c and its tokenizer                 transformers' LLaMA, or a variant
-
-It does not know: the command line, training.
+a folder of transformers' LLaMA, or its hub name     a model of a variant
+a folder of our plain decoder                        a model of a variant, or a LLaMA
+a folder of LIMe's released code                     LIMe
+a file of llama2.c and its tokenizer                 transformers' LLaMA, or a variant
 """
 
 import json

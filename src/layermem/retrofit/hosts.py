@@ -2,8 +2,6 @@
 
 ``HOSTS`` is the table of known architectures, by the class of the module that runs the layers. A
 user gives a ``Host`` of their own for any other.
-
-It does not know: routers, hooks, what a projection computes.
 """
 
 import difflib

@@ -9,8 +9,6 @@
 
 All numbers are little-endian. Rope turns the neighbouring features 2i and 2i + 1 of a head, in
 transformers' LLaMA the features i and i + E / 2: rows of q and k are reordered.
-
-It does not know: tokenizers, where models are saved.
 """
 
 import struct

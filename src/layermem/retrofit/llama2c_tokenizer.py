@@ -11,8 +11,6 @@ pair whose first part is shorter comes first, wherever it stands.
 
 Texts are decoded as the pieces stand, so the space before the first word stays, and the pieces of a
 continuation can be appended to its prompt. llama2.c leaves out that space when it prints.
-
-It does not know: models.
 """
 
 import struct

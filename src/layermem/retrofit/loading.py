@@ -1,9 +1,7 @@
 """``load_attached``: a saved attached model, or a base with its adapter, as one attached model.
 
-    a whole checkpoint   what ``save_pretrained`` of an attached model wrote
-    an adapter           routers.json: the base lies elsewhere
-
-It does not know: how a model is saved, the hub.
+a whole checkpoint   what ``save_pretrained`` of an attached model wrote
+an adapter           routers.json: the base lies elsewhere
 """
 
 import logging

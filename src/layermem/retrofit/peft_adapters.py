@@ -11,8 +11,6 @@ config of an adapter that was made on an attached model is saved with a type of 
 Where layermem is imported, such an adapter attaches memory to its base if its routers are part of
 it, and is refused on a bare base otherwise. Importing this module wraps three methods of PEFT; it
 is imported at the end of ``import peft``.
-
-It does not know: what an adapter changes, other files than its config.
 """
 
 import functools

@@ -8,7 +8,6 @@ A *pair* is what is routed in one product, two tensors [B, R, T, E'] of one shap
     an odd width           the whole twice, E' = E
 
 Letters: B batch, T tokens, H query heads, R key-value heads, E head width.
-It does not know: routers, layers, hooks.
 """
 
 from collections.abc import Sequence

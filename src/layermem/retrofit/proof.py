@@ -10,8 +10,6 @@ numbers, the same in every row of the batch, with changes that differ by row. Fo
 A change is the opposite sign of the keys of all tokens but the last, which leaves norms over heads
 as they are. It is looked for at the last token, so that a query is not taken for a key. The
 identity that routers start as plays no part: any mapping to slices would pass with it.
-
-It does not know: routers, routing.
 """
 
 from collections.abc import Callable, Iterator, Sequence

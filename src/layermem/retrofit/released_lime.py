@@ -10,8 +10,6 @@ Two kinds of weights differ from ours (E head width, G key-value heads, D width,
     self_attn.lime_router.static_weights     the router [G, (l + 1) G], own layer last, as ours
 
 Names may begin with the prefixes of ``torch.compile`` and of DDP.
-
-It does not know: tokenizers, where models are saved.
 """
 
 import json

@@ -1,8 +1,6 @@
 """``save_pretrained`` of an attached model: its config is that of a model with memory.
 
 A model that holds one with memory (``attach(model.encoder)``) is saved with it too.
-
-It does not know: routers, hooks.
 """
 
 import functools

@@ -2,8 +2,6 @@
 
 ``running`` finds the forward that the calling thread is in. Each thread has a stack of its own, and
 a forward inside a forward is on top of it, so that nested and parallel forwards do not meet.
-
-It does not know: hosts, modules, which tensors a projection returns.
 """
 
 import sys

@@ -1,4 +1,1 @@
-"""Serving: text from trained models, many prompts at once.
-
-It does not know: training, runs, presets, the command line.
-"""
+"""Serving: text from trained models, many prompts at once."""

@@ -1,7 +1,4 @@
-"""Where a continuation ends, and its text; what may be shown of one that goes on.
-
-It does not know: models, batches.
-"""
+"""Where a continuation ends, and its text; what may be shown of one that goes on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

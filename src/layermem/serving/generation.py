@@ -4,7 +4,6 @@ Prompts are padded on the left. Longer ones come first, so that a batch that doe
 is met at once.
 
 Letters: B prompts of a batch, T tokens.
-It does not know: files, the command line.
 """
 
 import copy

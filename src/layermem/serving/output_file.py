@@ -6,8 +6,6 @@
 
 A run that goes on keeps the batches that are whole and does the others again in the same batches,
 so the file is the same as without a stop.
-
-It does not know: models, prompts.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Prompts: from texts or a file of JSON lines to token ids, and those that cannot be continued.
-
-It does not know: models, how prompts are continued.
-"""
+"""Prompts: from texts or a file of JSON lines to token ids, and those that cannot be continued."""
 
 import hashlib
 import json

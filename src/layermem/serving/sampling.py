@@ -5,8 +5,6 @@
 Each prompt has a generator of its own, so its noise is the same in any batch. The logits are then
 what may differ: by rounding, with the padding. transformers' penalty of repetitions would punish
 the padding token in rows that have padding.
-
-It does not know: prompts, when a continuation ends.
 """
 
 import hashlib

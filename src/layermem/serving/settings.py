@@ -1,7 +1,4 @@
-"""``GenerationSettings``: how prompts are continued, under transformers' names.
-
-It does not know: torch, models, tokenizers.
-"""
+"""``GenerationSettings``: how prompts are continued, under transformers' names."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ vLLM calls ``register``, which the package names as an entry point, in each of i
 Importing the package has made the Auto classes known, so no remote code is needed. vLLM has one
 cache of keys and values for each layer, as transformers does, and calls a model on the tokens of
 all requests as one sequence: a variant fits if it mixes over depth alone, each token for itself.
-
-It does not know: servers, requests.
 """
 
 from layermem.models.registry import lookup

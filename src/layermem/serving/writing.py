@@ -1,7 +1,4 @@
-"""Continue the prompts of a run, batch by batch, into rows or a file that can be gone on with.
-
-It does not know: where prompts come from, the command line.
-"""
+"""Continue the prompts of a run, batch by batch, into rows or a file that can be gone on with."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict

@@ -1,7 +1,4 @@
-"""What the arms of recorded runs cost in closed form: at their sizes, and along depth and width.
-
-It does not know: how anything is counted, what the runs came to.
-"""
+"""What the arms of recorded runs cost in closed form: at their sizes, and along depth and width."""
 
 import json
 from collections.abc import Mapping

@@ -1,8 +1,6 @@
 """Arms of variants by their names: a variant, with options of its own after colons.
 
-    plain,lime,lime:router=last:router_window=4
-
-It does not know: which runs they are trained in.
+plain,lime,lime:router=last:router_window=4
 """
 
 from collections.abc import Sequence

@@ -6,8 +6,6 @@
 
 Heads keep their width. Of the shapes of one preset the first that is named has an mlp of the
 preset's ratio; that of the others is as wide as it takes to have the first one's parameters.
-
-It does not know: how runs are trained, compared or shown.
 """
 
 import re

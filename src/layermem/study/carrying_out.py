@@ -2,8 +2,6 @@
 
 An arm that diverged at every rate is not trained further, and has no values. Runs that fail or
 diverge later are named in the result, and in no mean.
-
-It does not know: tables, pages, the command line.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Which learning rate, and weight decay, each arm takes: the best of the runs that tried them.
-
-It does not know: how runs are trained, named or drawn.
-"""
+"""Which learning rate, and weight decay, each arm takes: the best of the runs that tried them."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,4 @@
-"""Run folders that were named one by one -> a result like that of a study.
-
-It does not know: how folders are found and told apart, tables, pages.
-"""
+"""Run folders that were named one by one -> a result like that of a study."""
 
 from collections.abc import Sequence
 from dataclasses import replace

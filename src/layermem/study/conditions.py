@@ -1,10 +1,8 @@
 """Conditions under which arms meet: functions of a planned run.
 
-    tokens      the board's run as it is: the same tokens in the same order
-    time        so many steps as take the time of the first arm's, in a schedule of that length
-    parameters  an mlp so narrow that the arm has the plain decoder's parameters
-
-It does not know: how steps are measured, runs named or trained.
+tokens      the board's run as it is: the same tokens in the same order
+time        so many steps as take the time of the first arm's, in a schedule of that length
+parameters  an mlp so narrow that the arm has the plain decoder's parameters
 """
 
 from dataclasses import replace

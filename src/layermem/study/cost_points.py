@@ -1,8 +1,6 @@
 """What arms cost side by side at some sizes: counted, and measured where asked.
 
 The paper's Tables 8 and 9, and the same along depth and width.
-
-It does not know: how anything is counted or measured, tables, figures.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,11 +1,9 @@
 """What is compared, as data: a study, its boards, their arms.
 
-    Study     boards x seeds under conditions
-      Board     what the runs of some arms share
-        Arm       what one of them changes
-    Observed  a quantity that is computed from ended runs, or without any
-
-It does not know: how runs are trained, named or recorded.
+Study     boards x seeds under conditions
+  Board     what the runs of some arms share
+    Arm       what one of them changes
+Observed  a quantity that is computed from ended runs, or without any
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@
 
 Arms of one seed have the same weights at the beginning, the same head and the same order of the
 records; memory starts as the identity.
-
-It does not know: how a run is trained or compared, the command line.
 """
 
 import hashlib

@@ -3,8 +3,6 @@
 Hours are steps times the seconds of a step of each arm, which is timed on the spot, or, where that
 is too large for this machine, closed-form FLOPs over the speed of a smaller model. A validation
 counts as forwards of its tokens.
-
-It does not know: tables, how a run is trained.
 """
 
 import logging

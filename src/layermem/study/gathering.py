@@ -1,7 +1,4 @@
-"""Runs of a study -> its result: what they recorded, what was computed of them, what is missing.
-
-It does not know: how runs are planned or trained, tables, pages.
-"""
+"""Runs of a study -> its result: what they recorded, what was computed of them, what is missing."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

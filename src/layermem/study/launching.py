@@ -1,9 +1,7 @@
 """Where runs are trained: a launcher has them trained, says which have ended, and stops them.
 
-    Launcher          what many runs need of one
-    LocalProcesses    processes of this machine, several at once
-
-It does not know: which runs are missing, how they ended but for an exit code.
+Launcher          what many runs need of one
+LocalProcesses    processes of this machine, several at once
 """
 
 import os

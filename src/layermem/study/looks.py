@@ -2,8 +2,6 @@
 
 More seeds beside those that were looked at are another look, for which p-values pay
 (``intervals.price_of_looks``). A result that shares no run with the file is a first look.
-
-It does not know: what was compared, how p-values are adjusted.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Trains many runs, several at once: ended runs are left alone, begun ones are resumed.
-
-It does not know: what the runs are for.
-"""
+"""Trains many runs, several at once: ended runs are left alone, begun ones are resumed."""
 
 import logging
 import signal

@@ -1,10 +1,8 @@
 """The runs of a study by name: those that choose learning rates, and those that count.
 
-    BOARD/rates/ARM-lrRATE-wdDECAY-s1000    every arm with every rate and decay
-    BOARD/ARM-lrRATE-wdDECAY-sSEED          every arm with what it chose and every seed
-    BOARD/CONDITION/ARM-...                 those of them that a condition makes other runs
-
-It does not know: which runs are recorded, how they are trained.
+BOARD/rates/ARM-lrRATE-wdDECAY-s1000    every arm with every rate and decay
+BOARD/ARM-lrRATE-wdDECAY-sSEED          every arm with what it chose and every seed
+BOARD/CONDITION/ARM-...                 those of them that a condition makes other runs
 """
 
 import re

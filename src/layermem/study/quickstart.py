@@ -4,8 +4,6 @@
 
 Both are trained at once and solve the same test set. One seed is a demonstration; what holds over
 seeds is in docs/results.md.
-
-It does not know: how a run is trained, tables, pages.
 """
 
 import json

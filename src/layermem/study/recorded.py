@@ -1,7 +1,4 @@
-"""Which planned runs are recorded, wherever they lie: found by run id below some folders.
-
-It does not know: what is planned, how runs are trained.
-"""
+"""Which planned runs are recorded, wherever they lie: found by run id below some folders."""
 
 import logging
 import os

@@ -2,8 +2,6 @@
 
 Only a run that reported a number that is not finite has diverged. One that was killed, or failed in
 any other way, has not: it says nothing about what it was run for.
-
-It does not know: how runs are trained, what they are compared with.
 """
 
 import math

@@ -6,8 +6,6 @@
 
 A study's name is its function's, with dashes. Boards (presets and shapes of them), ``retrofit`` and
 ``encoders`` are studies too, which the command line makes from its options.
-
-It does not know: the command line, how plugins are found.
 """
 
 import difflib

@@ -7,8 +7,6 @@
                highest rate that routers alone try
 
 Memory starts as the identity, so that all start from one loss.
-
-It does not know: how runs are trained or compared.
 """
 
 import re

@@ -6,8 +6,6 @@ differ in the seed alone form an arm.
     find_runs          paths -> name: (config, folder)
     group_by_data      the names of each setting
     group_into_arms    "lime:lr=0.01": the names of its runs by seed
-
-It does not know: what runs recorded beside their config, what they cost.
 """
 
 import hashlib

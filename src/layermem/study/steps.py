@@ -3,8 +3,6 @@
 Numbers of steps at equal training time follow from the times, so that another measurement would
 mean other runs: what their file has stays, and arms that it lacks are added. Nothing follows from
 the memory: what was measured of other sizes, or on another machine, is measured again.
-
-It does not know: what an arm is, which runs follow.
 """
 
 import hashlib

@@ -1,4 +1,1 @@
-"""Tasks whose problems are generated: their prompts and solutions, and how attempts are graded.
-
-It does not know: models, training.
-"""
+"""Tasks whose problems are generated: their prompts and solutions, and how attempts are graded."""

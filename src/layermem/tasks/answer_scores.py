@@ -7,8 +7,6 @@ Both are of normalised texts: in lower case, without ASCII punctuation, without 
 the, and with single spaces. Of several gold answers the best counts. No answer is the empty text,
 which is right where there is none. As in SQuAD 2.0's rules, gold answers that normalise to nothing
 are left out, and where that is all of them the right answer is none.
-
-It does not know: models, records, what is reported.
 """
 
 import re

@@ -7,8 +7,6 @@
 The example is the paper's (2502.09245, appendix B). Each step carries out the leftmost operation
 whose operands are both numbers. The paper does not say which numbers occur and how expressions are
 drawn; docs/tasks.md says what was chosen here and why, and ``describe`` measures the outcome.
-
-It does not know: ids of tokens, models, training.
 """
 
 import random

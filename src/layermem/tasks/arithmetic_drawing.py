@@ -3,8 +3,6 @@
 A form is an expression with None in place of every number: ``("-", ("*", None, None), None)`` is
 the form of ``6 * 7 - 5``. Drawing everything at once and rejecting what has no exact value would
 leave mostly additions of small numbers, since few random divisions come out even.
-
-It does not know: splits, solutions, grades.
 """
 
 import random

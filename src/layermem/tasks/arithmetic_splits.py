@@ -13,8 +13,6 @@ Every chain passes through its last two operations, and neither an earlier step 
 operands changes them. There is one exception: in ``7 * 2 + 9 / 3`` both sides of the root are
 operations, and which of them is carried out first depends on the order of the sides. Of such an
 expression and its mirror, ``9 / 3 + 7 * 2``, only one is ever drawn (``choose_mirror``).
-
-It does not know: how expressions are drawn, seeds, counts.
 """
 
 from collections.abc import Iterable, Sequence

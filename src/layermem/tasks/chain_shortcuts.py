@@ -2,8 +2,6 @@
 
 A rule takes the statements and a variable and returns an answer. docs/tasks.md says which levels
 each solves. ``layermem list tasks chains`` measures all of them.
-
-It does not know: how problems are drawn, grades.
 """
 
 from collections.abc import Callable, Mapping, Sequence

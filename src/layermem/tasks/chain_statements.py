@@ -1,7 +1,4 @@
-"""The statements of a problem of chains: read, solved, written.
-
-It does not know: how problems are drawn, shortcuts, grades.
-"""
+"""The statements of a problem of chains: read, solved, written."""
 
 from collections.abc import Mapping, Sequence
 

@@ -19,8 +19,6 @@ statement ends, as in the paper.
 
     prompt      a = 7 ; x = 3 ; y = x ; b = a ; c = b ; z = y ;
     solution    7 3 3 7 7 3
-
-It does not know: ids of tokens, models, training.
 """
 
 import random

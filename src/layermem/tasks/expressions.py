@@ -3,8 +3,6 @@
 An expression is an int or a tuple (operator, left, right): ``2 + 3 * 4`` is
 ``("+", 2, ("*", 3, 4))``. Every value is an exact integer and not negative; ``3 - 4`` and ``7 / 2``
 have no value.
-
-It does not know: how expressions are drawn, graded or learned.
 """
 
 import re

@@ -1,8 +1,6 @@
 """``as_fast_tokenizer`` gives a tokenizer of words transformers' interface.
 
 It imports transformers when it is called, so that tasks can be listed and described without it.
-
-It does not know: which words there are.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,4 @@
-"""The grade of an attempt at a problem, the same for every task.
-
-It does not know: any particular task.
-"""
+"""The grade of an attempt at a problem, the same for every task."""
 
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@
 
 The settings are those of Poli et al. (2403.17844); ``mad_drawing`` has an example of each kind, and
 docs/tasks.md says where they differ from the paper's.
-
-It does not know: ids of tokens, models, training.
 """
 
 import random

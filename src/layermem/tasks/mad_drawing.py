@@ -1,13 +1,11 @@
 """Draws the sequences of MAD's six tasks, each with the place of every answer.
 
-    recall          k3 v1 k5 v0 k3 v1          the value of a key that stood before
-    noisy-recall    k3 v1 n4 n9 k3 v1          the same between pairs of noise
-    fuzzy-recall    k3 k1 v1 k5 v0 v2 k3 k1 v1 the same, keys and values of several words
-    copying         w3 _ _ w5 _ copy _ _       the words between blanks, in their order
-    compression     w3 w5 w0 compress p0 p1 p2 the word at each place
-    memorization    k3 insert k7 insert        values that stand nowhere, the same in all problems
-
-It does not know: splits, seeds, grades, tokenizers.
+recall          k3 v1 k5 v0 k3 v1          the value of a key that stood before
+noisy-recall    k3 v1 n4 n9 k3 v1          the same between pairs of noise
+fuzzy-recall    k3 k1 v1 k5 v0 v2 k3 k1 v1 the same, keys and values of several words
+copying         w3 _ _ w5 _ copy _ _       the words between blanks, in their order
+compression     w3 w5 w0 compress p0 p1 p2 the word at each place
+memorization    k3 insert k7 insert        values that stand nowhere, the same in all problems
 """
 
 import random

@@ -6,8 +6,6 @@
 The setting is that of Arora et al. (2312.04927): different keys with different values, then every
 key once more, at an even distance that follows a power law; what is asked for never stands in the
 sequence after its query. docs/tasks.md says where this differs from the paper's code.
-
-It does not know: ids of tokens, models, training.
 """
 
 import random

@@ -8,8 +8,6 @@
 The example is the first record of the original validation set, cut. ``load`` reads the original
 files; ``generate`` draws records like theirs, for which shortcuts do not help. docs/tasks.md says
 which shortcuts help for the originals.
-
-It does not know: ids of tokens, models, training.
 """
 
 import random

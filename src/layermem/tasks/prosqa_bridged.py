@@ -12,8 +12,6 @@ asked about, the right option is 3 steps away and the wrong one 4:
 
 Without the bridge, the option that is nearer if directions are ignored would usually be right. The
 likelier end of a random walk still is (docs/tasks.md), which is why ``prosqa_crossed`` exists.
-
-It does not know: words, prompts, grades.
 """
 
 import random

@@ -13,8 +13,6 @@ to x. So by construction
 
 * nothing that ignores the directions says which option is right: the same pairs have either answer;
 * nor does anything that ignores who is asked about: the same directed graph has either answer.
-
-It does not know: words, prompts, grades, the sizes of the originals.
 """
 
 import random

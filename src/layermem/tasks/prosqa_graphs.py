@@ -2,8 +2,6 @@
 
 A node is a person or a concept, numbered with people first; an edge (a, b) is the statement "a is a
 b". Edges lead from lower to higher numbers.
-
-It does not know: how edges are drawn, words, prompts, grades.
 """
 
 import random

@@ -8,8 +8,6 @@ example, two lines of 3 steps, person 0 is asked about:
 
 Whichever option hangs together with the person is right, directions or not, so that answers say
 little: proofs say whether each step was looked up.
-
-It does not know: words, prompts, grades.
 """
 
 import random

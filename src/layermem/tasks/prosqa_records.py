@@ -1,7 +1,4 @@
-"""ProsQA's records: one question with its proof, and the original files that hold lists of them.
-
-It does not know: how records are drawn, grades, what is easy about them.
-"""
+"""ProsQA's records: one question with its proof, and the original files that hold lists of them."""
 
 import json
 import os

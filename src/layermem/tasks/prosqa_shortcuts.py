@@ -3,8 +3,6 @@
 A rule takes a record and returns its credit: 1 where it chooses the right option, 0 where it
 chooses the wrong one, 0.5 where it sees no difference. docs/tasks.md says how often each is right.
 ``layermem list tasks prosqa`` measures all of them.
-
-It does not know: how records are drawn, prompts, grades.
 """
 
 import re

@@ -6,8 +6,6 @@
 
 An answer is computed from the words up to its query; a causal model does not see what follows. A
 task of this kind needs a token for each word.
-
-It does not know: any particular task, models, training.
 """
 
 from collections.abc import Iterable, Sequence

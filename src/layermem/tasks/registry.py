@@ -1,7 +1,4 @@
-"""Tasks by name: how their problems are generated, encoded as tokens, and graded.
-
-It does not know: models, training.
-"""
+"""Tasks by name: how their problems are generated, encoded as tokens, and graded."""
 
 import difflib
 import functools

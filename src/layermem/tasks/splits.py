@@ -1,8 +1,6 @@
 """Splits of problems: by a hash, disjoint by construction, or of files, made disjoint.
 
-    "k3 v9, k7 v2"  ->  0.41  ->  train        whatever the seed, the count and the order
-
-It does not know: any particular task, which text of a problem is hashed.
+"k3 v9, k7 v2"  ->  0.41  ->  train        whatever the seed, the count and the order
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Problems of words without more to them: what a task has that says no more of itself.
-
-It does not know: any particular task.
-"""
+"""Problems of words without more to them: what a task has that says no more of itself."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,1 @@
-"""Training: the trainer, its optimizer and data order, and a run from its config to its folder.
-
-It does not know: which presets and variants there are, figures, the command line.
-"""
+"""Training: the trainer, its optimizer and data order, and a run from its config to its folder."""

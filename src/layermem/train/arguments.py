@@ -1,7 +1,4 @@
-"""How a run is carried out: transformers' ``TrainingArguments``, number format, chunks of the loss.
-
-It does not know: the trainer, models, data.
-"""
+"""How a run is carried out: transformers' ``TrainingArguments``, number format, chunks of the loss."""
 
 import os
 

@@ -4,8 +4,6 @@ They are loaded under any number of processes, sharded or not, however they were
 holds the full model (``model.safetensors``) and the optimizer in one of two layouts:
 ``optimizer.pt`` in one file, or ``sharded/``, where every process wrote its own part
 (torch.distributed.checkpoint).
-
-It does not know: runs, the trainer, when a checkpoint is written.
 """
 
 import json

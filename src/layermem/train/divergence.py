@@ -1,7 +1,4 @@
-"""Detection of losses, gradients, weights and optimizer moments that are not finite.
-
-It does not know: models, when the checks are made, what a study does with a run that diverged.
-"""
+"""Detection of losses, gradients, weights and optimizer moments that are not finite."""
 
 import itertools
 import math

@@ -4,8 +4,6 @@ A run that starts from a saved model (``model.pretrained``, ``host.model``) is t
 stages that made it, which its lineage names. What the run holds out, they may have learnt: a larger
 share of the same text, the text of its validation set, or problems of the same task under options
 that split them otherwise.
-
-It does not know: how data is split.
 """
 
 import hashlib

@@ -5,8 +5,6 @@ the checkpoint lacks. It always trains; where it is new, its weights come from t
 control without memory is LoRA on the projections to keys and values. PEFT's layers are put into the
 model in place, so that it stays a model of transformers whose checkpoints hold all of its weights;
 at the end they are merged into it.
-
-It does not know: data, the training loop.
 """
 
 import importlib.util

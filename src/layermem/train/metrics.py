@@ -1,7 +1,4 @@
-"""The rows of metrics.jsonl: what a training step and a validation record, and how it is measured.
-
-It does not know: the trainer, files, which metrics a variant adds.
-"""
+"""The rows of metrics.jsonl: what a training step and a validation record, and how it is measured."""
 
 import math
 import time

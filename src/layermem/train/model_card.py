@@ -2,8 +2,6 @@
 
 It says what the model is, how it was trained, what was measured, and how to load it. The user adds
 the licence: this library cannot know under which one the training data may be used.
-
-It does not know: what a run learns, how models are evaluated, how the folder is published.
 """
 
 import json

@@ -4,8 +4,6 @@ Weight matrices have weight decay; norms, biases and embeddings have none. A var
 parameters (``Variant.overrides``) may have a learning rate and a weight decay of their own, and
 have the learning rate ``optim.router_lr`` if it is given. The learning rate of each group rises
 from zero and then falls to ``optim.min_lr``, the same for all groups.
-
-It does not know: the trainer, any particular variant.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""The processes of one distributed run: they form a group, wait for each other, agree, and exit.
-
-It does not know: the trainer, what the processes compute.
-"""
+"""The processes of one distributed run: they form a group, wait for each other, agree, and exit."""
 
 import atexit
 import logging

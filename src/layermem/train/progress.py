@@ -1,7 +1,4 @@
-"""The progress display, for one run and for many: live bars in a terminal, plain lines in a pipe.
-
-It does not know: how runs are trained, processes, folders, what the runs are for.
-"""
+"""The progress display, for one run and for many: live bars in a terminal, plain lines in a pipe."""
 
 import logging
 import math

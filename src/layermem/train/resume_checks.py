@@ -2,8 +2,6 @@
 
 A checkpoint records its origin in ``origin.json``: the run, and digests of its data and of the
 weights that it started from. Which fields of the run must be the same, ``run_identity`` says.
-
-It does not know: the trainer, how a checkpoint's model and optimizer are loaded.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Training one run: from its config to a folder with metrics, checkpoints and the final model.
-
-It does not know: presets, the command line.
-"""
+"""Training one run: from its config to a folder with metrics, checkpoints and the final model."""
 
 import logging
 import os

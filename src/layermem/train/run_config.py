@@ -2,8 +2,6 @@
 
 The file holds the fields of the run and, under ``about``, where the run came from (versions,
 commit, machine, command), with a digest of the fields, by which an edited file is noticed.
-
-It does not know: models, data, how a run is trained.
 """
 
 import hashlib

@@ -10,8 +10,6 @@ bias, which a covariance would not notice; it is trained as any other weight mat
 The matrix belongs to the training and not to the model: it hangs on the model while it is trained,
 so that optimizer, clipping, DDP and FSDP2 treat it as every other parameter, and is saved in a file
 of its own in checkpoints alone.
-
-It does not know: the trainer, any particular variant.
 """
 
 import json

@@ -8,8 +8,6 @@ There are two digests of data, both kept in files of recorded runs, so that neit
 place of the other. ``data_digest`` (config.yaml) identifies whole splits by how they were prepared.
 ``sequences_digest`` (origin.json of a checkpoint) reads the sequences themselves, as the trainer
 gets them, and so notices a change of what cuts or encodes them too.
-
-It does not know: what the tokens stand for, runs, what is done where digests differ.
 """
 
 import hashlib

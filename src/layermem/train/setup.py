@@ -1,7 +1,4 @@
-"""The tokenizer of a run, and its model where that is a decoder of ours: new, saved, or a LLaMA.
-
-It does not know: data, the trainer, the run folder.
-"""
+"""The tokenizer of a run, and its model where that is a decoder of ours: new, saved, or a LLaMA."""
 
 from functools import cache
 from typing import Any

@@ -7,8 +7,6 @@ in float32, so that a run computes what the unsharded run does; gradients are su
 checkpoint holds the full model, so that it can be loaded as any other, and beside it ``sharded/``,
 where every process writes its own part. Weights are loaded before the model is sharded, the
 optimizer's moments after (``checkpoints``).
-
-It does not know: how parts are gathered and reduced.
 """
 
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Stopping a run on SIGTERM or Ctrl-C: all its processes stop after the same step, and save.
-
-It does not know: checkpoints, what is trained.
-"""
+"""Stopping a run on SIGTERM or Ctrl-C: all its processes stop after the same step, and save."""
 
 import logging
 import os

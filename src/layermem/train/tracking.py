@@ -3,8 +3,6 @@
 transformers' callback starts a new run in every process, unless one is open. Here the run of the
 folder is opened before training and closed after it, so that another run of the same process opens
 its own.
-
-It does not know: what is logged.
 """
 
 import importlib

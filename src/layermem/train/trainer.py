@@ -6,8 +6,6 @@ and what is judged come from what the run learns (``Learning``). A checkpoint is
 holds no pickled arguments (``RunFolder``), and is resumed under any number of processes
 (``checkpoints``). Metrics are written to metrics.jsonl, a loss or a weight that is not finite stops
 the run (``divergence``), and SIGTERM and Ctrl-C save and stop it (``stopping``).
-
-It does not know: any particular variant, presets, what is learnt of which data.
 """
 
 import time

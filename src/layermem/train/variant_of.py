@@ -4,7 +4,6 @@ A model of transformers has no ``Variant``: the routers of an attached model are
 training.
 
 Letters: H query heads, E head width, T tokens, L layers.
-It does not know: how memory is attached, the trainer.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,6 @@
 
 The package is callable, because ``layermem.variants`` is both a package and a public function:
 ``layermem.variants()`` returns the names, and ``layermem.variants.lime`` is a module.
-
-It does not know: any particular variant.
 """
 
 import importlib

@@ -30,8 +30,6 @@ outputs; its w is not 0, or the gain had no gradient behind the closed gate unti
 
 The first tensor of the state, which hooks see as the hidden state, is the open block's sum (full:
 the newest output); delta's is the residual.
-
-It does not know: what sub-layers compute, how sums and scores are computed.
 """
 
 from collections.abc import Sequence

@@ -26,8 +26,6 @@ move. Hence a new model is the plain decoder only nearly, and exactly with ``gat
 ours: ReLU(w_c . v_j) is multiplied by a learned number g_c that starts at 0. The residual within a
 layer, which the mlp reads, is X^q. b has no weight decay, which would draw it to 0, where a layer
 reads nothing, and not to 1.
-
-It does not know: what layers compute, how sums and scores are computed.
 """
 
 from typing import TYPE_CHECKING, Any, final

@@ -13,8 +13,6 @@ the period this is: every layer's output is a source, also of layers after which
 The repository's experiments keep as sources only the outputs at multiples of the period.
 
 Deviations: the weights have no weight decay (theirs decays them, towards 0 and not towards 1).
-
-It does not know: what layers compute, how the sums are computed.
 """
 
 from typing import TYPE_CHECKING, Any, final

@@ -25,7 +25,6 @@ of layers, L (L + 1) / 2 over all, which the equations force: 17 MiB of them at 
 and 1024 tokens, against 16 MiB of one layer's slots times 32; no sum of keys or values is kept.
 
 Letters: B batch, H query heads, G key-value heads, T tokens, E head width, S sources.
-It does not know: how layers are computed, caches.
 """
 
 from collections.abc import Sequence

@@ -37,7 +37,6 @@ tensors as large as the residual beside what the plain decoder keeps: the gradie
 need both.
 
 Letters: D width, N tokens, n streams.
-It does not know: how streams are read and written, layers, training.
 """
 
 from typing import Literal, final

@@ -15,7 +15,6 @@ The paper's ablations are values of ``LimeConfig.router``. Initial weights:
 ``router_shares_kv=False`` (not in the paper) keys and values have a W each, initialised alike.
 
 Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
-It does not know: how ``route`` computes the product, rope, caches, training.
 """
 
 import math

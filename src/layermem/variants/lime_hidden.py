@@ -26,7 +26,6 @@ mixtures, G D numbers a token and layer, are saved for the backward: 128 MiB at 
 128, 8 heads and 1024 tokens.
 
 Letters: B batch, G key-value heads, T tokens, E head width, D width, S sources.
-It does not know: attention, rope, caches.
 """
 
 from typing import Any, Literal, cast, final

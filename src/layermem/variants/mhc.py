@@ -44,7 +44,6 @@ tensors as large as the residual beside what the plain decoder keeps: the gradie
 need both.
 
 Letters: D width, N tokens, n streams.
-It does not know: how streams are read and written, how Sinkhorn is computed, layers, training.
 """
 
 import math

@@ -29,8 +29,6 @@ Deviations: the hidden width is not rounded up to a multiple of 64. Layers are e
 paper also re-allocates mlp widths over depth). The norms of keys and values share the layer's norm,
 times a gain of their own: the same functions, which start equal to the query's also where that one
 is pretrained. Gains have no weight decay, as all norms here (theirs decays everything).
-
-It does not know: what layers compute, how the sums are computed.
 """
 
 from typing import TYPE_CHECKING, Any, final

@@ -1,7 +1,4 @@
-"""The plain decoder, a LLaMA: both seams are the identity. It is the baseline of every variant.
-
-It does not know: other variants.
-"""
+"""The plain decoder, a LLaMA: both seams are the identity. It is the baseline of every variant."""
 
 from typing import TYPE_CHECKING, ClassVar, final
 

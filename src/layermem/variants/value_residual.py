@@ -24,7 +24,6 @@ the paper picks the layers of the sparse form one by one, here they are the last
 all unless given; it prints no initial values of the dense form; learned weights have no decay.
 
 Letters: B batch, G key-value heads, T tokens, E head width.
-It does not know: how layers are computed, rope, caches.
 """
 
 import math

@@ -7,8 +7,6 @@
 
 A state is [B, T, D]. Without ``store`` the results are the same; its gradient is then accumulated
 reader by reader.
-
-It does not know: layers, norms, where weights come from.
 """
 
 from layermem.ops.depth.deferred import inverse_rms, mix, score, store

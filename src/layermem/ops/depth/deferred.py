@@ -17,7 +17,6 @@ where a caller does not use ``store``. Under torch.compile, torch.func and
 ``create_graph=True`` the equations of naive.py are differentiated.
 
 Letters: S states, C sums, B batch, T tokens, D width.
-It does not know: layers, norms, how the products are computed.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Weighted sums over depth as their equations.
 
 Letters: S states, C sums, B batch, T tokens, D width.
-It does not know: gradients that wait for each other, layers.
 """
 
 from collections.abc import Sequence

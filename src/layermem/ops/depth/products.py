@@ -7,7 +7,6 @@ multiplied by the weights of all sums. The same is done with few tokens, as at d
 cost more than arithmetic.
 
 Letters: S states, C sums, B batch, T tokens, N = B T, D width.
-It does not know: autograd.
 """
 
 from collections.abc import Iterator, Sequence

@@ -10,8 +10,6 @@ All have one signature and equal forward and backward:
                  becomes ``deferred`` where that is not possible (``begin_buffer``). In half
                  precision on a GPU by kernels, where ``using`` asks for it
     triton       deferred, with kernels that need no packing: half precision on a GPU
-
-It does not know: who calls it.
 """
 
 import importlib.util

@@ -5,7 +5,6 @@
 and ``TracedBuffer`` for code that torch.compile traces.
 
 Letters: B batch, T tokens, R heads, E head width.
-It does not know: how routes are computed, layers, which routers are known when a forward begins.
 """
 
 from abc import abstractmethod

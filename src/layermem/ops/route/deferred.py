@@ -27,7 +27,6 @@ it: under re-entrant checkpointing, behind FSDP's wrappers, under torch.compile,
 does not use ``store``.
 
 Letters: S slots, R heads, M output heads, B batch, T tokens, E head width.
-It does not know: how the products are computed, layers, rope, caches, where the weight comes from.
 """
 
 from abc import ABC, abstractmethod

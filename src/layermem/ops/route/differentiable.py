@@ -3,7 +3,6 @@
 They are what the backward of a route returns under ``create_graph=True``.
 
 Letters: B batch, T tokens, R heads (index g), M output heads (index h), E head width, S slots.
-It does not know: how a route is computed, layers, when second derivatives are wanted.
 """
 
 from collections.abc import Sequence

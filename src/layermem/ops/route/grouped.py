@@ -14,7 +14,6 @@ the slots below each other, X = [slot_0; slot_1; ...], [L R, C]:
 and ``grouped_backward.py`` what both share of the backward.
 
 Letters: L layers, R heads, B batch, T tokens, E head width, C = B T E.
-It does not know: how products are computed, layers, rope, caches, which routers are known.
 """
 
 from abc import abstractmethod

@@ -20,7 +20,6 @@ D is kept by backward pass, until the pass ends (``GroupGradients``), so that pa
 nested passes do not mix. With ``create_graph=True`` gradients are those of ``naive.route`` instead.
 
 Letters: R heads, B batch, T tokens, E head width, C = B T E.
-It does not know: how routes and products are computed, layers, rope, caches.
 """
 
 from abc import ABC, abstractmethod

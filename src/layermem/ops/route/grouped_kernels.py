@@ -15,7 +15,6 @@ a slot, once. Nothing depends on the order in which programs run: the same input
 bits. ``benchmarks/traffic.py`` counts what is read and written.
 
 Letters: S slots, R heads, B batch, T tokens, E head width.
-It does not know: autograd, layers, rope, caches, which routers are known when a forward begins.
 """
 
 from collections.abc import Sequence

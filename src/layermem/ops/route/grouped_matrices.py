@@ -6,7 +6,6 @@ The partial sums of a group are one allocation too, to which each layer adds in 
 gradients of its routes' outputs, which are copied there.
 
 Letters: L layers, R heads, B batch, T tokens, E head width, C = B T E.
-It does not know: autograd, layers, rope, caches, which routers are known when a forward begins.
 """
 
 from collections.abc import Sequence

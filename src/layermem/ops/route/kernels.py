@@ -9,7 +9,6 @@ An example: R = 6 heads of E = 20 numbers. Heads are padded to 16 and the width 
 tile of BLOCK = 2 rows is a matrix [16, 64]. Its column 33 is number 1 of the second row.
 
 Letters: R heads, M output heads, E head width (WIDTH), N rows (batch x tokens).
-It does not know: torch, who launches it.
 """
 
 import triton

@@ -4,7 +4,6 @@ Keys and values are computed in one launch. All tensors [B, R, T, E] that a laun
 are token major: their memory has the order [B, T, R, E], as projections make it.
 
 Letters: S slots, R heads, M output heads, B batch, T tokens, E head width, N = B T rows.
-It does not know: autograd, layers, where the weight comes from.
 """
 
 import itertools

@@ -1,7 +1,6 @@
 """Equation (2) of the paper written out: the reference that every faster implementation equals.
 
 Letters: B batch, T tokens, R key-value heads, E head width, S slots.
-It does not know: layers, rope, caches, where the weight comes from.
 """
 
 from collections.abc import Sequence

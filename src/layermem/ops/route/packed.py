@@ -14,7 +14,6 @@ An example with R = 2 heads, B = 1, T = 3 tokens, E = 4 and S = 2 slots:
 Keys and values are routed by one W each in its own product, and both add to d W.
 
 Letters: S slots, R heads, M output heads, B batch, T tokens, E head width, C = B T E.
-It does not know: autograd, layers, rope, caches.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Matrix products and layouts of slots that lie below each other: keys, or values, as [S R, C].
 
 Letters: S slots, R heads, M rows of a weight, B batch, T tokens, E head width, C = B T E.
-It does not know: autograd, layers, groups.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Pruning of a router's weight: the slots, or the single entries, that are small become zero.
 
 Letters: S slots, R heads.
-It does not know: routers, layers, models, files.
 """
 
 from typing import Literal

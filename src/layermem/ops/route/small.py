@@ -5,7 +5,6 @@ whose views are made once for a forward, keys and values lie side by side, and a
 product of the whole router with all slots so far.
 
 Letters: L layers, R heads, B batch, T tokens, E head width, C = B T E.
-It does not know: autograd, layers, rope, caches, which routers are known when a forward begins.
 """
 
 from typing import final

@@ -12,7 +12,6 @@ that a layer of a deep model has hardly more nodes than one of a shallow model:
 Autograd saves a slot twice, singly and in X_g, unless the compiler computes X_g again.
 
 Letters: R heads, B batch, T tokens, E head width, C = B T E; a slot is a matrix [R, 2 C] here.
-It does not know: layers, rope, caches, which routers are known when a forward begins.
 """
 
 from collections.abc import Sequence

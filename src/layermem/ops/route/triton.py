@@ -12,7 +12,6 @@ Sums are in float32 (of float64 in float64) and rounded once. ``gram`` sums the 
 which are added in a fixed order: the same inputs give the same bits.
 
 Letters: S slots, R heads, M output heads, B batch, T tokens, E head width, N = B T rows.
-It does not know: layers, rope, caches, where the weight comes from.
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,6 @@ An example with R = 1 head: layer 3 reads slots 0 and 3 by W_3 [1, 2], which bec
 [W_3[0], 0, 0, W_3[1]].
 
 Letters: R heads.
-It does not know: buffers, layers, when zeros are worth their products.
 """
 
 from collections.abc import Sequence

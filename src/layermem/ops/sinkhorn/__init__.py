@@ -1,7 +1,4 @@
-"""Matrices with rows and columns that sum to one, by Sinkhorn's iteration.
-
-It does not know: what the matrices are for.
-"""
+"""Matrices with rows and columns that sum to one, by Sinkhorn's iteration."""
 
 import torch
 from torch import Tensor

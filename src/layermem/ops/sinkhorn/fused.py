@@ -10,7 +10,6 @@ save two matrices a round, 40 for 20 rounds. The backward computes the vectors a
 ``create_graph=True`` the gradient is that of ``naive``.
 
 Tensors are [n, n, N], the matrices last: sums over n are sums of long rows then.
-It does not know: what the matrices are for.
 """
 
 from typing import Any

@@ -1,7 +1,4 @@
-"""Sinkhorn's iteration as its formula.
-
-It does not know: what the matrices are for.
-"""
+"""Sinkhorn's iteration as its formula."""
 
 from torch import Tensor
 

@@ -1,9 +1,7 @@
 """A residual stream of several states: project, read and write it.
 
-    streams = hold(streams)    what follows shares one gradient of the streams
-    project, read, write       the functions of ``naive``
-
-It does not know: where weights come from, modules.
+streams = hold(streams)    what follows shares one gradient of the streams
+project, read, write       the functions of ``naive``
 """
 
 import torch

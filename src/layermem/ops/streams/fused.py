@@ -14,7 +14,6 @@ makes the sum when all of them have run: they read an alias of the streams, whic
 With ``create_graph=True`` the gradients are those of ``naive``.
 
 Letters: N tokens of all sequences, n streams, D width, K outputs of a projection.
-It does not know: where weights come from, autocast, modules.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """A residual stream of several states: project, read and write it, as formulas.
 
 Letters: N tokens of all sequences, n streams, D width, K outputs of a projection.
-It does not know: where weights come from, autocast, modules.
 """
 
 import torch

@@ -7,8 +7,6 @@
 
 ``prepare_learning`` returns the learning of a run. To learn another kind of data, add a file here
 and a line to that function.
-
-It does not know: how any of the four prepares, judges or saves.
 """
 
 from collections.abc import Callable, Sequence

@@ -6,7 +6,6 @@
 The loss of a step is the mean over its records, whatever the micro-batch is.
 
 Letters: B records, C classes.
-It does not know: how files are read, the training loop.
 """
 
 import json

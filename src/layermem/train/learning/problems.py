@@ -3,8 +3,6 @@
 Of problems with queries the sequence is the prompt, with the loss on the answers alone. The label
 after a query is its answer, whatever token stands there. A validation and the end of the run have
 the model solve problems of their own.
-
-It does not know: any particular task, how problems are solved, the training loop.
 """
 
 import json

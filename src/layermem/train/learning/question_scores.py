@@ -1,7 +1,4 @@
-"""Scores of answers to questions, beside guesses that need no model.
-
-It does not know: models, how questions are read, the trainer.
-"""
+"""Scores of answers to questions, beside guesses that need no model."""
 
 import math
 import re

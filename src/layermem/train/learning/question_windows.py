@@ -10,8 +10,6 @@ token, the last one, so that an end token is put there where the tokenizer puts 
 
 A tokenizer's own windows (``return_overflowing_tokens``) are the same, but do not say which tokens
 of the context they hold, nor have room for the end token of a decoder.
-
-It does not know: files, models, how a window is judged.
 """
 
 from collections import defaultdict

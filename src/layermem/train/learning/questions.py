@@ -8,7 +8,6 @@ windows, whatever the micro-batch is. What is given as an answer is the piece of
     answer_questions(model, tokenizer, [(question, context)]) -> the pieces of the contexts
 
 Letters: B windows, T tokens.
-It does not know: how files are read, how a context is cut into windows, the training loop.
 """
 
 import json

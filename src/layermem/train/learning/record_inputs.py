@@ -1,7 +1,4 @@
-"""What learning labels and learning questions share: a tokenizer that fits, and outputs of a model.
-
-It does not know: what is learnt of records, how models are loaded.
-"""
+"""What learning labels and learning questions share: a tokenizer that fits, and outputs of a model."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence

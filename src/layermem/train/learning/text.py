@@ -3,7 +3,6 @@
 What judges a batch of tokens and loads a model of tokens here does so for problems too.
 
 Letters: B sequences, T tokens, V words of the vocabulary.
-It does not know: how text is read and cut, the training loop.
 """
 
 from functools import partial
