@@ -1,4 +1,4 @@
-"""``Records``: the part of a run's config that names records to learn: labels, or answers in texts."""
+"""``Records``: the records that a run learns: labels, or answers in texts."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""`layermem models`: checkpoints as they are: convert one, generate text with one, show its card."""
+"""`layermem models`: convert a checkpoint, generate text with one, show its card."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""``PreTrainedDecoder``, the base of all model classes: initialisation, loading and ``from_llama``."""
+"""``PreTrainedDecoder``, base of all model classes: initialisation, loading, ``from_llama``."""
 
 import copy
 import logging

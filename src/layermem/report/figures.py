@@ -1,4 +1,4 @@
-"""Draw figures as inline SVG, with text and lines in the page's colour for light and dark themes."""
+"""Figures as inline SVG, with text and lines in the colour of the page, light or dark."""
 
 import hashlib
 import io

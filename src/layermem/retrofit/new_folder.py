@@ -1,4 +1,4 @@
-"""``new_folder``: a folder that is written whole or not at all, and replaces nothing by accident."""
+"""``new_folder``: a folder that is written whole or not at all and replaces nothing by accident."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""How a run is carried out: transformers' ``TrainingArguments``, number format, chunks of the loss."""
+"""How a run is carried out: transformers' ``TrainingArguments``, number format, loss chunks."""
 
 import os
 

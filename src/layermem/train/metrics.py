@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl: what a training step and a validation record, and how it is measured."""
+"""The rows of metrics.jsonl: what a training step and a validation record."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""The progress display, for one run and for many: live bars in a terminal, plain lines in a pipe."""
+"""The progress of one run and of many: live bars in a terminal, plain lines in a pipe."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""What learning labels and learning questions share: a tokenizer that fits, and outputs of a model."""
+"""What learning labels and questions share: a tokenizer that fits, and outputs of a model."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
