@@ -22,7 +22,7 @@ import layermem
 from layermem.config import Model
 from layermem.efficiency import measuring
 from layermem.ops import route
-from layermem.study.arms import parse_arms
+from layermem.study.boards import parse_arms
 
 # name: (config fields, batch, tokens). The mlp is four times as wide as the model, as in the paper.
 SHAPES = {

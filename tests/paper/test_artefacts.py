@@ -16,10 +16,9 @@ from layermem.paper.artefact import SCALES, Observing
 from layermem.presets import get_preset
 from layermem.results.costs import Measurement
 from layermem.study import estimates
-from layermem.study.arms import parse_arms
-from layermem.study.boards import board_of, open_boards
+from layermem.study.boards import board_of, open_boards, parse_arms
 from layermem.study.planning import counting_runs, stages, trials
-from layermem.study.recorded import RecordedRuns
+from layermem.study.records import RecordedRuns
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
 # It draws problems, the same ones for many artefacts.

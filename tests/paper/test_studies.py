@@ -25,7 +25,7 @@ from layermem.results.study import StudyResult
 from layermem.runs import RunFolder
 from layermem.study.carrying_out import carry_out
 from layermem.study.estimates import planned_states
-from layermem.study.recorded import RecordedRuns
+from layermem.study.records import RecordedRuns
 
 RATES = (1e-3, 1e-2)
 

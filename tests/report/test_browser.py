@@ -13,7 +13,7 @@ from recorded import an_analysis, record
 from layermem.report import figures, page, study
 from layermem.report.given import given_sections
 from layermem.results.files import to_json
-from layermem.study.comparing_runs import compare_runs
+from layermem.study.run_folders import compare_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # What the test adds: errors are gathered from the start, switches are used at the end.

@@ -23,7 +23,7 @@ from layermem.results.study import (
     MeasuredSteps,
     TriedRates,
 )
-from layermem.study.comparing_runs import compare_runs
+from layermem.study.run_folders import compare_runs
 
 
 def compared(tmp_path, *runs, **more):

@@ -10,8 +10,7 @@ from recorded import SIZES
 from layermem.config import Run
 from layermem.data.tokenizers import load_tokenizer
 from layermem.models.registry import variants
-from layermem.study.arms import arms_of_variants, parse_arms
-from layermem.study.boards import board_of, study_of_variants
+from layermem.study.boards import arms_of_variants, board_of, parse_arms, study_of_variants
 from layermem.study.carrying_out import carry_out
 from layermem.study.definition import Arm, Board, Study
 from layermem.study.planning import counting_runs, trials

@@ -11,8 +11,7 @@ from layermem.config import Optim, Run
 from layermem.results.study import TriedRates
 from layermem.study.boards import board_of, study_of_variants
 from layermem.study.carrying_out import carry_out
-from layermem.study.choosing import choices_of, tried_rates
-from layermem.study.planning import Tried
+from layermem.study.planning import Tried, choices_of, tried_rates
 from layermem.train.run_config import load_run
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)

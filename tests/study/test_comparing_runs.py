@@ -13,7 +13,7 @@ from layermem.host_config import VARIANT, Host
 from layermem.models.registry import lookup
 from layermem.records_config import Records
 from layermem.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
-from layermem.study.comparing_runs import compare_runs
+from layermem.study.run_folders import compare_runs
 from layermem.tasks.registry import get_task
 
 

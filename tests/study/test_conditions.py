@@ -10,7 +10,7 @@ from layermem.host_config import VARIANT
 from layermem.models.registry import variants
 from layermem.presets import get_preset
 from layermem.study.boards import open_boards
-from layermem.study.conditions import (
+from layermem.study.planning import (
     at_equal_parameters,
     at_equal_time,
     parameters,

@@ -13,8 +13,8 @@ from layermem.config import Optim, Records
 from layermem.results.files import read_result
 from layermem.results.study import RIGHT_ANSWERS, StudyResult
 from layermem.runs import RunFolder
-from layermem.study import encoders
-from layermem.study.encoders import EncoderSizes, study_of_encoders
+from layermem.study import hosts
+from layermem.study.hosts import EncoderSizes, study_of_encoders
 from layermem.train.learning import prepare_learning
 from layermem.train.run_config import recorded_run
 
@@ -115,7 +115,7 @@ def test_the_tokenizer_has_not_seen_the_validation_records(records, tmp_path):
         assert not {"z", "q"} & set(vocabulary)
         trained_on = prepare_learning(board.arms[1].change(board.base)).train_data.records
         texts = [text for record in trained_on for text in record.texts]
-        assert texts == encoders._training_texts(of_run)
+        assert texts == hosts._training_texts(of_run)
         seen.append(len(texts))
         # What is there is left as it is.
         before = (base / "tokenizer.json").stat().st_mtime_ns

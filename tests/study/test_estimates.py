@@ -14,7 +14,7 @@ from layermem.study.boards import board_of, study_of_variants
 from layermem.study.carrying_out import carry_out
 from layermem.study.definition import Arm, Board
 from layermem.study.estimates import estimate, is_recorded, planned_states
-from layermem.study.recorded import RecordedRuns
+from layermem.study.records import RecordedRuns
 
 # Seconds of a run: its start, and 40 steps of an arm's shortest made-up step.
 OF_ALL_ARMS = 3 * 8 + 40 * (1.0 + 1.1 + 0.9)

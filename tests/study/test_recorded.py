@@ -6,7 +6,7 @@ import pytest
 from recorded import SIZES, record
 
 from layermem.config import Compute, Data, Optim, Run
-from layermem.study.recorded import RecordedRuns
+from layermem.study.records import RecordedRuns
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 

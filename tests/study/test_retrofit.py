@@ -21,8 +21,8 @@ from layermem.results.study import LOSS, StudyResult
 from layermem.runs import RunFolder
 from layermem.study import steps
 from layermem.study.carrying_out import carry_out
+from layermem.study.hosts import WAYS, study_of_retrofit
 from layermem.study.planning import trials
-from layermem.study.retrofit import WAYS, study_of_retrofit
 from layermem.train.run_config import recorded_run
 
 SECONDS = {"plain": 1.0, "lora": 0.8, "routers": 1.0, "all": 2.0}

@@ -41,7 +41,7 @@ class Costs(MeasuringOptions):
 def costs(options: Costs, command: str) -> None:
     """Print what variants cost."""
     from layermem.report import cost_tables, figures
-    from layermem.study.arms import parse_arms
+    from layermem.study.boards import parse_arms
     from layermem.study.cost_points import count_costs
 
     if options.figure is not None:

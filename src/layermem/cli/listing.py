@@ -249,7 +249,7 @@ def _evals(options: ListEvals) -> None:
 def _studies(options: ListStudies) -> None:
     from layermem.paper.standing import standings
     from layermem.report.page import Table
-    from layermem.study import registry
+    from layermem.study import definition
 
     needs: dict[str, int] = {}
     rows, before = [], ""
@@ -259,8 +259,8 @@ def _studies(options: ListStudies) -> None:
         name = f"paper/{at.name}"
         rows.append([name * first, at.title * first, at.scale, f"{at.state}{mark}"])
         before = at.name
-    for name in registry.names():
-        rows.append([name, registry.description(name), "", ""])
+    for name in definition.names():
+        rows.append([name, definition.description(name), "", ""])
     told = " ".join(f"[{place}] needs or lacks: {need}." for need, place in needs.items())
     show(
         Table(

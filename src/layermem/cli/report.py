@@ -42,7 +42,7 @@ def report(options: Report, command: str) -> None:
         return
     from layermem.report import study as page
     from layermem.report.given import given_sections
-    from layermem.study.comparing_runs import compare_runs
+    from layermem.study.run_folders import compare_runs
 
     result = compare_runs(options.runs, options.out, against=options.against, command=command)
     further = given_sections(result, options.analysis, options.evaluation, options.costs)

@@ -171,7 +171,7 @@ class OfRetrofit(HostOptions, Carrying):
                 host=self.model, memory=self.memory, train="all", log_every=log_every, **given
             )
         )
-        from layermem.study.retrofit import study_of_retrofit
+        from layermem.study.hosts import study_of_retrofit
 
         seeds = range(self.seeds or 5)
         conditions = self.conditions or ("tokens", "time")
@@ -220,7 +220,7 @@ class OfEncoders(Carrying):
     def study(self) -> "Study":
         """Return the study."""
         from layermem.config import Optim, Records
-        from layermem.study.encoders import EncoderSizes, study_of_encoders
+        from layermem.study.hosts import EncoderSizes, study_of_encoders
 
         if self.conditions not in ((), ("tokens",)):
             raise ValueError("--conditions: encoders on records meet at equal tokens alone")
@@ -251,7 +251,7 @@ class OfPlugin(Carrying):
 
     def study(self) -> "Study":
         """Return the study, with the seeds and conditions that were asked for."""
-        from layermem.study.registry import get_study
+        from layermem.study.definition import get_study
 
         study = get_study(self.name)
         if self.seeds is not None:
@@ -305,7 +305,7 @@ def _kind(name: str, args: Sequence[str]) -> type[Any]:
 def _check_name(name: str) -> None:
     """Raise where a name is no preset, and nearly that of a study which is no board."""
     from layermem.presets import names as presets
-    from layermem.study.registry import names as studies
+    from layermem.study.definition import names as studies
 
     known = {*presets(), *(preset.removeprefix("tiny-") for preset in presets())}
     close = difflib.get_close_matches(name, [*studies(), "retrofit", "encoders"], n=1, cutoff=0.8)
@@ -314,7 +314,7 @@ def _check_name(name: str) -> None:
 
 
 def _is_of_plugin(name: str) -> bool:
-    from layermem.study.registry import names
+    from layermem.study.definition import names
 
     return name in names()
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 from layermem.config import Run
 from layermem.results.study import Claim, Direction, Drawing, PaperNumber, Scale
-from layermem.study.arms import arms_of_variants
+from layermem.study.boards import arms_of_variants
 from layermem.study.definition import Board, Observed, Study, Trained
 
 SCALES: tuple[Scale, ...] = get_args(Scale)

@@ -13,7 +13,7 @@ from layermem.study.carrying_out import RESULT, result_folder
 from layermem.study.definition import Study
 from layermem.study.estimates import Planned, is_recorded, planned_states
 from layermem.study.planning import PlannedRun
-from layermem.study.recorded import RecordedRuns
+from layermem.study.records import RecordedRuns
 
 logger = logging.getLogger(__name__)
 

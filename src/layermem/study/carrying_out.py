@@ -11,34 +11,34 @@ from dataclasses import replace
 from pathlib import Path
 
 from layermem.results.files import to_json
-from layermem.results.study import StudyResult
+from layermem.results.study import MeasuredMemory, MeasuredSteps, StudyResult
 from layermem.runs import RunFolder, write_atomically
-from layermem.study.choosing import choices_of, read_trials
-from layermem.study.conditions import at_equal_parameters
 from layermem.study.definition import Board, Study
-from layermem.study.gathering import gather
+from layermem.study.gathering import gather, replaced_result
 from layermem.study.launching import Launcher, LocalProcesses
-from layermem.study.looks import replaced_result
 from layermem.study.many_runs import train_missing
 from layermem.study.planning import (
     Done,
-    Measured,
     Plan,
     at_condition,
+    at_equal_parameters,
+    choices_of,
     counting_runs,
+    read_trials,
     stages,
     trials,
 )
-from layermem.study.recorded import RecordedRuns
-from layermem.study.records import naming_damage
+from layermem.study.records import RecordedRuns, naming_damage
 from layermem.study.steps import MEMORY, STEPS, measured_memory, measured_steps
 from layermem.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
 RESULT = "study.json"
 """File of a result in its folder."""
-# In bytes, of a folder on the file systems that there are.
+# In bytes, of a folder's name on common file systems.
 _LONGEST_NAME = 255
+Measured = tuple[MeasuredSteps | None, MeasuredMemory | None]
+"""What a step of each arm of a board takes; nothing where it was not asked for."""
 
 
 def result_folder(study: Study, out: Path) -> Path:
@@ -110,13 +110,11 @@ def check_conditions(study: Study) -> None:
 
 def _measure(study: Study, board: Board, out: Path) -> Measured:
     if "time" not in study.conditions:
-        return Measured()
+        return None, None
     arms = {arm.name: arm.change(board.base) for arm in board.arms}
     folder = out / board.name
-    return Measured(
-        steps=measured_steps(folder / STEPS, board.base, arms, folder / "time"),
-        memory=measured_memory(folder / MEMORY, board.base, arms),
-    )
+    steps = measured_steps(folder / STEPS, board.base, arms, folder / "time")
+    return steps, measured_memory(folder / MEMORY, board.base, arms)
 
 
 def _plan(
@@ -127,6 +125,7 @@ def _plan(
     measured: Measured,
 ) -> Done:
     """Return the runs that count of a board whose trials are recorded."""
+    steps, memory = measured
     tried = read_trials(board, recorded)
     choices, lost = choices_of(tried)
     before = done[board.starts_from.name] if board.starts_from else None
@@ -144,10 +143,11 @@ def _plan(
         choices=choices,
         lost=lost,
         by_condition={
-            condition: at_condition(condition, at_tokens, board, measured.steps)
+            condition: at_condition(condition, at_tokens, board, steps)
             for condition in study.conditions
         },
-        measured=measured,
+        steps=steps,
+        memory=memory,
     )
 
 

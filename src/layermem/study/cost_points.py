@@ -27,7 +27,7 @@ from layermem.results.costs import (
 )
 from layermem.results.files import to_json
 from layermem.runs import write_atomically
-from layermem.study.arms import parse_arms
+from layermem.study.boards import parse_arms
 
 
 def count_costs(

@@ -1,17 +1,25 @@
-"""What is compared, as data: a study, its boards, their arms.
+"""What is compared, as data: Study, its Boards, their Arms; and the studies known by name.
 
 Study     boards x seeds under conditions
   Board     what the runs of some arms share
     Arm       what one of them changes
 Observed  a quantity that is computed from ended runs, or without any
+
+    @study
+    def my_rates() -> Study:
+        "What it shows, in a line."
+
+makes a study known by its function's name, with dashes.
 """
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from layermem.config import Run
 from layermem.number_ranges import above, at_least, check_numbers, number
+from layermem.plugins import load_plugins
 from layermem.results.study import (
     LOSS,
     RIGHT_ANSWERS,
@@ -25,7 +33,6 @@ from layermem.results.study import (
 CHOOSING_SEED = 1000
 """Seed that learning rates are chosen with; results must be of other seeds."""
 ALL_CONDITIONS = ("tokens", "time", "parameters")
-"""The conditions that there are."""
 
 
 def with_learning_rate(run: Run, rate: float) -> Run:
@@ -38,7 +45,6 @@ class Arm:
     """One of what is compared."""
 
     name: str
-    """Its name."""
     change: Callable[[Run], Run]
     """Makes a board's run one of this arm."""
     rates: tuple[float, ...] | None = number(None, above(0))
@@ -63,7 +69,7 @@ class Board:
     arms: tuple[Arm, ...]
     """Its arms; the others are compared with the first."""
     rates: tuple[float, ...] = number((), above(0))
-    """Learning rates that are tried with every arm on a seed kept for that; empty: the base's."""
+    """Learning rates that every arm tries on a seed kept for that; empty: the base's."""
     decays: tuple[float, ...] = number((), at_least(0))
     """Weight decays that are tried with every rate; empty: the base's."""
     by_right_answers: bool = False
@@ -107,9 +113,7 @@ class Observed:
     """One quantity of one arm."""
 
     quantity: str
-    """What it is."""
     arm: str
-    """The arm."""
     by_seed: Mapping[int, float]
     """Its number by seed (of measurements: by repeat; of what is counted: one)."""
     is_share: bool = False
@@ -143,11 +147,8 @@ class Study:
     name: str
     """Its name, and that of the folder of its result."""
     title: str
-    """What it shows."""
     boards: tuple[Board, ...]
-    """Its boards."""
     seeds: tuple[int, ...]
-    """Its seeds."""
     conditions: tuple[str, ...] = ("tokens",)
     """Under which the arms meet: of ``ALL_CONDITIONS``."""
     observe: Callable[[Trained], Iterable[Observed]] | None = None
@@ -166,7 +167,7 @@ class Study:
     """What tempers the comparison with the paper."""
     missing: str = ""
     """What cannot be evaluated here, and why."""
-    tasks: tuple[str, ...] = field(default_factory=tuple)
+    tasks: tuple[str, ...] = ()
     """Evaluation tasks that models are asked, for which no time is estimated."""
 
     def __post_init__(self) -> None:
@@ -176,8 +177,7 @@ class Study:
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"a study needs different seeds, got {self.seeds or 'none'}")
-        unknown = [name for name in self.conditions if name not in ALL_CONDITIONS]
-        if unknown or not self.conditions:
+        if not self.conditions or not set(self.conditions) <= set(ALL_CONDITIONS):
             raise ValueError(
                 f"--conditions must be of {', '.join(ALL_CONDITIONS)}, got "
                 f"{', '.join(self.conditions) or 'none'}"
@@ -185,3 +185,35 @@ class Study:
         names = [board.name for board in self.boards]
         if len(set(names)) < len(names):
             raise ValueError(f"two boards of a study have one name: {', '.join(names)}")
+
+
+_STUDIES: dict[str, Callable[[], Study]] = {}
+
+
+def study(function: Callable[[], Study]) -> Callable[[], Study]:
+    """Make a study known by its function's name, with dashes."""
+    name = function.__name__.replace("_", "-")
+    if name in _STUDIES:
+        raise ValueError(f"a study named {name!r} is known already; rename the function")
+    _STUDIES[name] = function
+    return function
+
+
+def names() -> list[str]:
+    """Return the names of the studies that were made known."""
+    load_plugins()
+    return list(_STUDIES)
+
+
+def description(name: str) -> str:
+    """Return a study's one line."""
+    return (_STUDIES[name].__doc__ or "").strip().partition("\n")[0].rstrip(".")
+
+
+def get_study(name: str) -> Study:
+    """Return the study of a name."""
+    if name not in names():
+        close = difflib.get_close_matches(name, _STUDIES, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_STUDIES)}"
+        raise ValueError(f"unknown study {name!r}; {hint}")
+    return _STUDIES[name]()

@@ -19,18 +19,18 @@ from layermem.models.registry import lookup
 from layermem.results.costs import Cost
 from layermem.results.files import read_result
 from layermem.results.study import MeasuredSteps, RunRecord
-from layermem.study.choosing import choices_of, read_trials
 from layermem.study.definition import Arm, Board, Study
 from layermem.study.planning import (
     Choices,
     PlannedRun,
     at_condition,
+    choices_of,
     counting_runs,
+    read_trials,
     stages,
     trials,
 )
-from layermem.study.recorded import RecordedRuns
-from layermem.study.records import run_state
+from layermem.study.records import RecordedRuns, run_state
 from layermem.study.steps import STEPS, device, shape_of, time_steps
 
 Basis = Literal["timed", "extrapolated"]

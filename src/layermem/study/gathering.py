@@ -1,15 +1,24 @@
-"""Runs of a study -> its result: what they recorded, what was computed of them, what is missing."""
+"""Runs of a study -> its result: what they recorded, what was computed of them, what is missing.
 
-from collections.abc import Iterable, Mapping
+With which seeds a result was looked at is read from the file that it replaces. More seeds beside
+those are another look, for which p-values pay (``intervals.price_of_looks``). A result that shares
+no run with the file is a first look.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from layermem.intervals import further_looks
 from layermem.results import study as results
+from layermem.results.files import read_result
 from layermem.results.study import (
     BY_LEVEL,
     METRICS,
     RIGHT_ANSWERS,
     Condition,
+    Looks,
     Metric,
     Row,
     RunRecord,
@@ -17,20 +26,20 @@ from layermem.results.study import (
 )
 from layermem.runs import RunFolder
 from layermem.study.arm_costs import costs_of_arms
-from layermem.study.conditions import parameters
 from layermem.study.definition import Observed, Study, Trained
-from layermem.study.looks import looks_at_claims, looks_at_runs
-from layermem.study.planning import Done, Plan, trials
-from layermem.study.recorded import RecordedRuns
+from layermem.study.planning import Done, Plan, parameters, trials
 from layermem.study.records import (
+    RecordedRuns,
     check_comparable,
     check_test_problems,
     read_record,
     run_state,
+    trained_on,
 )
-from layermem.study.run_folders import trained_on
 from layermem.train.host_models import load_host
 from layermem.train.run_config import check_same_run
+
+logger = logging.getLogger(__name__)
 
 
 def gather(
@@ -57,7 +66,6 @@ def gather(
         runs += [*of_trials, *counting]
     trained = Trained(seeds=study.seeds, records=_by_arm(runs, study.conditions[0]), out=folder)
     observed = list(study.observe(trained) if study.observe else ())
-    rows = tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed)
     return StudyResult(
         command="",
         name=study.name,
@@ -65,14 +73,14 @@ def gather(
         seeds=study.seeds,
         boards=tuple(boards),
         metrics={**metrics_of(runs), **_metrics_of_rows(study, observed)},
-        rows=rows,
+        rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed),
         runs=tuple(runs),
         scale=study.scale,
         claim=study.claim,
         papers=study.papers,
         claims=study.claims,
         drawings=study.drawings,
-        looks=looks_at_claims(before, runs, study.seeds) if study.claims else (),
+        looks=_looks_at_claims(before, runs, study.seeds) if study.claims else (),
         notes=(*study.notes, *_lost_notes(runs)),
         missing=study.missing,
     )
@@ -84,15 +92,6 @@ def _read(plan: Plan, by_condition: Mapping[str, Plan], recorded: RecordedRuns) 
     for name, planned in plan.items():
         folder = recorded.folder_of(name, planned.run)
         state, note = run_state(folder, planned.run)
-        record = RunRecord(
-            name=name,
-            run_id=planned.run.id,
-            folder=str(folder.path),
-            state=state,
-            note=note,
-            seed=planned.run.seed,
-            max_steps=planned.run.max_steps,
-        )
         if state == "ended":
             # A folder of this name may hold what was planned under it before.
             check_same_run(folder, planned.run)
@@ -102,6 +101,16 @@ def _read(plan: Plan, by_condition: Mapping[str, Plan], recorded: RecordedRuns) 
                     f"{folder.path} has ended without a {folder.result.name}; delete the folder to "
                     "run it again"
                 )
+        else:
+            record = RunRecord(
+                name=name,
+                run_id=planned.run.id,
+                folder=str(folder.path),
+                state=state,
+                note=note,
+                seed=planned.run.seed,
+                max_steps=planned.run.max_steps,
+            )
         conditions = tuple(each for each, runs in by_condition.items() if name in runs)
         records.append(replace(record, board=planned.board, arm=planned.arm, conditions=conditions))
     return records
@@ -121,13 +130,17 @@ def _board(
     study: Study, done: Done, counting: list[RunRecord], before: StudyResult | None
 ) -> results.Board:
     board, base = done.board, done.board.base
-    conditions = []
     trained = _trained_by_hosts(done)
-    for name, plan in done.by_condition.items():
-        runs = [run for run in counting if name in run.conditions]
-        looks = looks_at_runs(before, name, runs, study.seeds)
-        arms = _arms(done, plan, trained)
-        conditions.append(Condition(name=name, arms=arms, looks=looks))
+    conditions = tuple(
+        Condition(
+            name=name,
+            arms=_arms(done, plan, trained),
+            looks=looks_at_runs(
+                before, name, [run for run in counting if name in run.conditions], study.seeds
+            ),
+        )
+        for name, plan in done.by_condition.items()
+    )
     ended = [run for run in counting if run.state == "ended"]
     first = {run.arm: run for run in reversed(ended)}
     planned = next(iter(done.by_condition.values()))
@@ -137,24 +150,21 @@ def _board(
         if arm.name in first and first[arm.name].name in planned
     }
     digests = (run.about.get("data") for run in ended)
-    starts = {run.validations[0].val_loss for run in ended if _starts(run)}
+    firsts = (run.validations[0] for run in ended if run.validations)
+    starts = {each.val_loss for each in firsts if each.step == 0}
     return results.Board(
         name=board.name,
         metric=board.metric,
-        conditions=tuple(conditions),
+        conditions=conditions,
         preset=base.preset,
         shape=board.shape,
         data={**trained_on(base), "digest": next(filter(None, digests), None)},
         tried=done.tried,
-        steps=done.measured.steps,
-        memory=done.measured.memory,
+        steps=done.steps,
+        memory=done.memory,
         costs=costs_of_arms(run_of_arm),
         before=starts.pop() if len(starts) == 1 and base.host.model else None,
     )
-
-
-def _starts(run: RunRecord) -> bool:
-    return bool(run.validations) and run.validations[0].step == 0
 
 
 def _arms(done: Done, plan: Plan, trained: Mapping[str, int]) -> tuple[results.Arm, ...]:
@@ -165,9 +175,8 @@ def _arms(done: Done, plan: Plan, trained: Mapping[str, int]) -> tuple[results.A
     for arm in done.board.arms:
         run, choice = runs[arm.name], done.choices.get(arm.name)
         lost = "diverged at every learning rate that was tried" if arm.name in done.lost else ""
-        is_host = run.host.model is not None
         # A lost arm's run may have no model to start from, whose sizes are not known then.
-        is_sized = not (is_host or (lost and run.model.pretrained))
+        is_sized = run.host.model is None and not (lost and run.model.pretrained)
         arms.append(
             results.Arm(
                 name=arm.name,
@@ -196,22 +205,22 @@ def metrics_of(runs: Iterable[RunRecord]) -> dict[str, Metric]:
     runs = list(runs)
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     chances = {run.solved.chance for run in runs if run.solved and run.metrics}
-    found = {name: METRICS[name.partition(BY_LEVEL)[0]] for name in names}
-    if RIGHT_ANSWERS in found and len(chances) == 1:
-        found[RIGHT_ANSWERS] = replace(found[RIGHT_ANSWERS], chance=chances.pop())
-    return found
+    metrics = {name: METRICS[name.partition(BY_LEVEL)[0]] for name in names}
+    if RIGHT_ANSWERS in metrics and len(chances) == 1:
+        metrics[RIGHT_ANSWERS] = replace(metrics[RIGHT_ANSWERS], chance=chances.pop())
+    return metrics
 
 
 def _metrics_of_rows(study: Study, observed: Iterable[Observed]) -> dict[str, Metric]:
     """Return those of what was computed, and of what the paper prints alone."""
-    found = {number.quantity: Metric(is_share=number.is_share) for number in study.papers}
+    metrics = {number.quantity: Metric(is_share=number.is_share) for number in study.papers}
     for claim in study.claims:
-        found.setdefault(claim.quantity, Metric())
+        metrics.setdefault(claim.quantity, Metric())
     for each in observed:
-        known = found.get(each.quantity, Metric()).chance
+        known = metrics.get(each.quantity, Metric()).chance
         chance = max(filter(None, (known, each.chance)), default=None)
-        found[each.quantity] = Metric(is_share=each.is_share, chance=chance, counted=each.counted)
-    return found
+        metrics[each.quantity] = Metric(is_share=each.is_share, chance=chance, counted=each.counted)
+    return metrics
 
 
 def _lost_notes(runs: Iterable[RunRecord]) -> list[str]:
@@ -221,3 +230,44 @@ def _lost_notes(runs: Iterable[RunRecord]) -> list[str]:
     diverged = [run.name for run in runs if run.state == "diverged" and run.conditions]
     notes = [f"Failed or not ended, and in no mean: {', '.join(lost)}."] if lost else []
     return notes + ([f"Diverged, and in no mean: {', '.join(diverged)}."] if diverged else [])
+
+
+def replaced_result(path: Path) -> StudyResult | None:
+    """Return the result in a file that is to be written anew; None: there is none to be read."""
+    try:
+        return read_result(StudyResult, path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        logger.warning("looks at the seeds of an earlier result are not counted: %s", error)
+        return None
+
+
+def looks_at_runs(
+    before: StudyResult | None, condition: str, runs: Sequence[RunRecord], seeds: Sequence[int]
+) -> Looks:
+    """Return the looks at the runs of one board under a condition, that at ``seeds`` last.
+
+    Runs are found again by what they are, not by the board's name.
+    """
+    now = _ended(runs)
+    for board in before.boards if before else ():
+        for of_condition in board.conditions:
+            seen = [] if before is None else before.of(board.name, of_condition.name)
+            if of_condition.name == condition and not now.isdisjoint(_ended(seen)):
+                first = tuple(sorted({run.seed for run in seen if run.state == "ended"}))
+                return further_looks(of_condition.looks or (first,), seeds)
+    return further_looks((), seeds)
+
+
+def _looks_at_claims(
+    before: StudyResult | None, runs: Iterable[RunRecord], seeds: Sequence[int]
+) -> Looks:
+    """Return the looks at what is claimed of some runs."""
+    if before is None or _ended(before.runs).isdisjoint(_ended(runs)):
+        return further_looks((), seeds)
+    return further_looks(before.looks or (before.seeds,), seeds)
+
+
+def _ended(runs: Iterable[RunRecord]) -> set[str]:
+    return {run.run_id for run in runs if run.state == "ended"}

@@ -1,20 +1,38 @@
-"""The runs of a study by name: those that choose learning rates, and those that count.
+"""A study -> its runs by name: those that choose learning rates, and those that count.
 
 BOARD/rates/ARM-lrRATE-wdDECAY-s1000    every arm with every rate and decay
 BOARD/ARM-lrRATE-wdDECAY-sSEED          every arm with what it chose and every seed
 BOARD/CONDITION/ARM-...                 those of them that a condition makes other runs
+
+Under the condition "tokens" runs are the board's: the same tokens in the same order. "time" gives
+an arm as many steps as take the time of the first arm's, so that a faster arm has more, in a
+schedule of that length. "parameters" makes the mlp so narrow that an arm has the plain decoder's.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from layermem.config import Run
-from layermem.results.study import MeasuredMemory, MeasuredSteps, TriedRates
-from layermem.study.conditions import at_equal_parameters, at_equal_time
+from layermem.counting import count_parameters
+from layermem.efficiency.model_sizes import model_sizes
+from layermem.models.registry import lookup
+from layermem.results.study import (
+    LOSS,
+    RIGHT_ANSWERS,
+    MeasuredMemory,
+    MeasuredSteps,
+    TriedRates,
+)
 from layermem.study.definition import CHOOSING_SEED, Arm, Board
+from layermem.study.records import RecordedRuns, check_comparable, read_divergence, read_metrics
 
+TOLERANCE = 0.005
+"""Share within which parameters are equal."""
+# A difference in time that timing steps again would make as well.
+_SAME_TIME = 0.01
 _NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
 
 
@@ -31,9 +49,7 @@ class PlannedRun:
     """One run of a study."""
 
     board: str
-    """Name of its board."""
     arm: str
-    """Its arm."""
     run: Run
     """The run, with its seed."""
     trial: Tried | None = None
@@ -47,29 +63,19 @@ Choices = Mapping[str, Tried]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a step of each arm of a board takes; nothing where it was not asked for."""
-
-    steps: MeasuredSteps | None = None
-    memory: MeasuredMemory | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Done:
     """A board whose rates are chosen: its runs under each condition."""
 
     board: Board
-    """The board."""
-    tried: tuple[TriedRates, ...] = ()
-    """What its arms tried."""
+    tried: tuple[TriedRates, ...]
     choices: Choices
-    """What they chose."""
     lost: frozenset[str]
     """Arms that diverged at every learning rate."""
     by_condition: Mapping[str, Plan]
     """The runs of all arms, of which lost ones are not trained."""
-    measured: Measured
-    """What their steps take."""
+    steps: MeasuredSteps | None
+    memory: MeasuredMemory | None
+    """What a step of each arm takes, where it was measured."""
 
     @property
     def counting(self) -> Plan:
@@ -136,24 +142,17 @@ def at_condition(
     condition: str, at_tokens: Plan, board: Board, steps: MeasuredSteps | None
 ) -> Plan:
     """Return the runs of a condition; those that it does not change are those at equal tokens."""
-
-    def changed(planned: PlannedRun) -> Run:
+    plan: Plan = {}
+    for name, planned in at_tokens.items():
+        run = planned.run
         if condition == "time" and steps is not None:
-            return at_equal_time(planned.run, steps.ratios[planned.arm])
-        if condition == "parameters":
-            return at_equal_parameters(planned.run, board.base)
-        return planned.run
-
-    return dict(
-        _under(condition, name, planned, changed(planned)) for name, planned in at_tokens.items()
-    )
-
-
-def _under(condition: str, name: str, before: PlannedRun, run: Run) -> tuple[str, PlannedRun]:
-    if run == before.run:
-        return name, before
-    board, _, rest = name.rpartition("/")
-    return f"{board}/{condition}/{rest}", replace(before, run=run)
+            run = at_equal_time(run, steps.ratios[planned.arm])
+        elif condition == "parameters":
+            run = at_equal_parameters(run, board.base)
+        if run != planned.run:
+            name = f"{board.name}/{condition}/{name.rpartition('/')[2]}"
+        plan[name] = replace(planned, run=run)
+    return plan
 
 
 def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> PlannedRun:
@@ -177,3 +176,114 @@ def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> N
             "more than punctuation"
         )
     plan[name] = planned
+
+
+def at_equal_time(run: Run, ratio: float) -> Run:
+    """Return a run of as many steps as take the time of the first arm's.
+
+    ``ratio``: time of its step over that of the first arm's.
+    """
+    if abs(ratio - 1) <= _SAME_TIME:
+        return run
+    return replace(run, max_steps=max(1, round(run.max_steps / ratio)))
+
+
+def at_equal_parameters(run: Run, base: Run) -> Run:
+    """Return a run whose mlp is as narrow as it takes to have the plain decoder's parameters.
+
+    One that has no more than ``TOLERANCE`` beyond these is left as it is.
+    """
+    if run.host.model is not None:
+        raise ValueError(
+            f"{run.host.model} has the sizes of its weights, so that there are no equal "
+            "parameters: leave --conditions parameters out"
+        )
+    plain = plain_parameters(base)
+    return run if parameters(run) <= plain * (1 + TOLERANCE) else with_parameters(run, plain)
+
+
+def parameters(run: Run) -> int:
+    """Return the trainable parameters of the model of a run of ours."""
+    fields = model_sizes(run)[0] | run.model.variant_fields()
+    entry = lookup(run.variant)
+    return count_parameters(entry.config(**fields), entry.variant)
+
+
+def plain_parameters(run: Run) -> int:
+    """Return those of the plain decoder of a run's sizes."""
+    return parameters(replace(run, variant="plain"))
+
+
+def with_parameters(run: Run, target: int) -> Run:
+    """Return a run whose mlp is as wide as it takes to have ``target`` parameters."""
+    model, ours, width = run.model, parameters(run), run.model.intermediate_size
+    wider = replace(run, model=replace(model, intermediate_size=width + 1))
+    width -= round((ours - target) / (parameters(wider) - ours))
+    if width >= 1:
+        fitted = replace(run, model=replace(model, intermediate_size=width))
+        if abs(parameters(fitted) / target - 1) <= TOLERANCE:
+            return fitted
+    shape = f"{model.num_hidden_layers}x{model.hidden_size}"
+    raise ValueError(
+        f"{run.variant} has {ours:,} parameters on {run.preset} at {shape}, and no width of the "
+        f"mlp gives it {target:,} within {TOLERANCE:.1%}; leave it out, or take a larger board"
+    )
+
+
+Outcomes = Mapping[Tried, tuple[float, float]]
+"""What was tried, to the share of right answers (0 where the choice is not by it) and the loss,
+which is infinite where the run diverged."""
+
+
+def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
+    """Return what each arm of a board tried and chose; all trials must be recorded."""
+    plan = trials(board)
+    folders = {name: recorded.folder_of(name, planned.run) for name, planned in plan.items()}
+    check_comparable(folders.values())
+    outcomes: dict[str, dict[Tried, tuple[float, float]]] = {}
+    for name, planned in plan.items():
+        # Only a run that diverged is infinitely bad: that a rate is too high for an arm is a
+        # result.
+        outcome = 0.0, math.inf
+        if read_divergence(folders[name], planned.run.id) is None:
+            metrics = read_metrics(folders[name], planned.run)
+            right = metrics[RIGHT_ANSWERS] if board.by_right_answers else 0.0
+            outcome = right, metrics[LOSS]
+        if planned.trial is not None:
+            outcomes.setdefault(planned.arm, {})[planned.trial] = outcome
+    return tuple(
+        tried
+        for arm, of_arm in outcomes.items()
+        for tried in tried_rates(arm, of_arm, by_right=board.by_right_answers)
+    )
+
+
+def tried_rates(arm: str, outcomes: Outcomes, *, by_right: bool = False) -> list[TriedRates]:
+    """Return what an arm tried, decay by decay, and its choice: most right, then lowest loss."""
+    finite = {tried: outcome for tried, outcome in outcomes.items() if math.isfinite(outcome[1])}
+    best = max(finite, key=lambda t: (finite[t][0], -finite[t][1]), default=None)
+
+    def values(of_decay: Iterable[Tried], place: int) -> tuple[float | None, ...]:
+        return tuple(finite[tried][place] if tried in finite else None for tried in of_decay)
+
+    return [
+        TriedRates(
+            arm=arm,
+            rates=tuple(tried.rate for tried in of_decay),
+            losses=values(of_decay, 1),
+            right=values(of_decay, 0) if by_right else (),
+            chosen=best.rate if best is not None and best.decay == decay else None,
+            decay=decay,
+        )
+        for decay in dict.fromkeys(tried.decay for tried in outcomes)
+        for of_decay in [[tried for tried in outcomes if tried.decay == decay]]
+    ]
+
+
+def choices_of(tried: Iterable[TriedRates]) -> tuple[dict[str, Tried], frozenset[str]]:
+    """Return what each arm chose, and the arms that diverged at every rate."""
+    tried = list(tried)
+    choices = {
+        each.arm: Tried(each.chosen, each.decay) for each in tried if each.chosen is not None
+    }
+    return choices, frozenset(each.arm for each in tried) - choices.keys()

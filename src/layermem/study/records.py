@@ -1,10 +1,12 @@
-"""What one run recorded, read from its folder: validations, metrics, divergence, what it solves.
+"""What runs recorded, read from their folders, and where those of a plan are recorded.
 
 Only a run that reported a number that is not finite has diverged. One that was killed, or failed in
 any other way, has not: it says nothing about what it was run for.
 """
 
+import logging
 import math
+import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from layermem.config import Run
+from layermem.config import Run, to_dict
 from layermem.results.answers import Answers
 from layermem.results.files import read_result
 from layermem.results.solved import Solved
@@ -26,7 +28,7 @@ from layermem.results.study import (
     State,
     Validation,
 )
-from layermem.runs import RunFolder
+from layermem.runs import RunFolder, check_no_file
 from layermem.train.run_config import check_has_config, read_config, recorded_run
 from layermem.typed_dicts import from_dict
 
@@ -82,6 +84,14 @@ def recorded_about(folder: RunFolder) -> dict[str, Any]:
     check_has_config(folder)
     with naming_damage(folder):
         return read_config(folder.config)[1]
+
+
+def trained_on(run: Run) -> dict[str, Any]:
+    """Return the fields of the part of a run's config that names what it was trained on."""
+    if run.records.source is not None:
+        # The sizes of a model are no data.
+        return {k: v for k, v in to_dict(run)["records"].items() if k != "from_config"}
+    return dict(to_dict(run)["task" if run.task.name else "data"])
 
 
 def read_divergence(folder: RunFolder, run_id: str) -> str | None:
@@ -265,3 +275,64 @@ def _finite_validations(rows: list[dict[str, Any]]) -> tuple[Validation, ...]:
 def _validation(row: Mapping[str, float], flops_per_token: float | None) -> dict[str, float]:
     values = {name: row[name] for name in _VALIDATION_FIELDS if name in row}
     return values | ({"flops": row["tokens"] * flops_per_token} if flops_per_token else {})
+
+
+logger = logging.getLogger(__name__)
+
+
+class RecordedRuns:
+    """The runs below ``out``, where new ones are trained, and below further folders."""
+
+    def __init__(self, out: Path, others: Iterable[Path] = ()) -> None:
+        self.out = out
+        self._ended: dict[str, RunFolder] = {}
+        check_folders(out, others := tuple(others))
+        for root in (out, *others):
+            for folder in _run_folders(root):
+                self._add(folder)
+
+    def folder_of(self, name: str, run: Run) -> RunFolder:
+        """Return where a run is recorded, else where it is to be trained.
+
+        A run that was begun elsewhere and has not ended is left alone: it may go on there.
+        """
+        own = RunFolder(self.out / name)
+        if own.final.exists():
+            return own
+        return self._ended.get(run.id, own)
+
+    def path_of(self, name: str, run: Run) -> Path:
+        """Return the same as a path."""
+        return self.folder_of(name, run).path
+
+    def _add(self, folder: RunFolder) -> None:
+        try:
+            run = recorded_run(folder)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("%s is left out: %s", folder.path, error)
+            return
+        if folder.final.exists() or folder.diverged.exists():
+            self._ended.setdefault(run.id, folder)
+
+
+def check_folders(out: Path, others: Iterable[Path]) -> None:
+    """Raise unless runs may lie in these folders: ``out`` need not exist, the others must."""
+    check_no_file(out)
+    for root in others:
+        if root != out and not root.is_dir():
+            raise FileNotFoundError(f"{root} is no folder; name one that holds runs")
+
+
+def _run_folders(root: Path) -> Iterator[RunFolder]:
+    """Yield the run folders below a folder, at any depth; there is none within another."""
+    seen: set[Path] = set()
+    for path, inner, files in os.walk(root, followlinks=True):
+        # A link may lead back to where it lies in.
+        if (real := Path(path).resolve()) in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        if RunFolder(path).config.name in files:
+            yield RunFolder(path)
+            inner.clear()
+        inner[:] = sorted(name for name in inner if not name.startswith("."))

@@ -1,25 +1,46 @@
-"""Run folders that a report is given: found, named, grouped into settings and arms.
+"""Run folders that are named one by one -> boards and arms -> a result like that of a study.
 
-Runs that were trained and validated on the same data form a setting. In a setting, runs that
-differ in the seed alone form an arm.
+Runs that were trained and validated on the same data form a board. On a board, runs that differ in
+the seed alone form an arm.
 
     find_runs          paths -> name: (config, folder)
-    group_by_data      the names of each setting
+    group_by_data      the names of the runs of each board
     group_into_arms    "lime:lr=0.01": the names of its runs by seed
+    compare_runs       all of them -> study.json
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from layermem.config import Run, to_dict
+from layermem.config import Run
+from layermem.results.files import to_json
+from layermem.results.study import (
+    LOSS,
+    RIGHT_ANSWERS,
+    Arm,
+    Board,
+    Condition,
+    RunRecord,
+    StudyResult,
+)
 from layermem.run_identity import identity
-from layermem.runs import RunFolder, unique_names
-from layermem.study.records import ERRORS, naming_damage, recorded_about
+from layermem.runs import RunFolder, unique_names, write_atomically
+from layermem.study.arm_costs import costs_of_arms
+from layermem.study.carrying_out import RESULT
+from layermem.study.gathering import looks_at_runs, metrics_of, replaced_result
+from layermem.study.records import (
+    ERRORS,
+    check_test_problems,
+    naming_damage,
+    read_record,
+    recorded_about,
+    trained_on,
+)
 from layermem.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
@@ -141,14 +162,6 @@ def _data_of_config(run: Run) -> str:
     return json.dumps([data, run.eval_blocks, tokenizer], sort_keys=True)
 
 
-def trained_on(run: Run) -> dict[str, Any]:
-    """Return the fields of the part of a run's config that names what it was trained on."""
-    if run.records.source is not None:
-        # The sizes of a model are no data.
-        return {k: v for k, v in to_dict(run)["records"].items() if k != "from_config"}
-    return dict(to_dict(run)["task" if run.task.name else "data"])
-
-
 def _tokenizer_of(pretrained: str | None) -> str | None:
     """Return a digest of a pretrained model's tokenizer; its name, if it is not on this machine."""
     file = Path(pretrained or "", "tokenizer.json")
@@ -205,3 +218,108 @@ def _fields_of_arms(run: Run) -> dict[str, str]:
     # Of the records, this alone is no data: the sizes of the model.
     flat["records.from_config"] = run.records.from_config or ""
     return flat
+
+
+AS_RECORDED = "recorded"
+"""The condition of runs that are compared as they are."""
+
+
+def compare_runs(
+    paths: Sequence[Path], out: Path, *, against: str | None = None, command: str = ""
+) -> StudyResult:
+    """Gather what runs recorded; return it, and write it into ``out``.
+
+    ``against``: the arm the others are compared with; None: the first run's.
+    """
+    runs = find_runs(paths)
+    before = replaced_result(out / RESULT)
+    settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
+    names = _names(settings)
+    boards: list[Board] = []
+    records: list[RunRecord] = []
+    for setting, name in zip(settings, names, strict=True):
+        board, of_board = _compare(setting, name, against, before)
+        boards.append(board)
+        records += of_board
+    arms = dict.fromkeys(arm.name for board in boards for arm in board.conditions[0].arms)
+    if against is not None and against not in arms:
+        raise ValueError(f"no arm is called {against!r}; there are {', '.join(arms)}")
+    result = StudyResult(
+        command=command,
+        name="report",
+        title=" against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms side by side",
+        seeds=(),
+        boards=tuple(boards),
+        metrics=metrics_of(records),
+        runs=tuple(records),
+    )
+    write_atomically(out / RESULT, to_json(result))
+    return result
+
+
+def _compare(
+    runs: Runs, name: str, against: str | None, before: StudyResult | None
+) -> tuple[Board, list[RunRecord]]:
+    """Return one board: its arms in the order of their runs, and what these recorded."""
+    arms = group_into_arms(runs)
+    if against in arms:
+        arms = {against: arms.pop(against), **arms}
+    records = []
+    for arm, by_seed in arms.items():
+        for seed in sorted(by_seed):
+            record = read_record(by_seed[seed], *runs[by_seed[seed]])
+            records.append(replace(record, board=name, arm=arm, conditions=(AS_RECORDED,)))
+    check_test_problems(records)
+    first, _ = next(iter(runs.values()))
+    seeds = sorted({record.seed for record in records if record.state == "ended"})
+    steps = {arm: runs[by[min(by)]][0].max_steps for arm, by in arms.items()}
+    condition = Condition(
+        name=AS_RECORDED,
+        arms=tuple(Arm(name=arm, steps=steps[arm]) for arm in arms),
+        looks=looks_at_runs(before, AS_RECORDED, records, seeds),
+    )
+    board = Board(
+        name=name,
+        metric=_metric(records),
+        conditions=(condition,),
+        preset=first.preset,
+        data=_about(runs)[1],
+        costs=costs_of_arms({arm: runs[by[min(by)]] for arm, by in arms.items()}),
+    )
+    return board, records
+
+
+def _metric(records: Sequence[RunRecord]) -> str:
+    """Return what arms are ranked by."""
+    return RIGHT_ANSWERS if any(RIGHT_ANSWERS in each.metrics for each in records) else LOSS
+
+
+def _about(runs: Runs) -> tuple[str, dict[str, Any]]:
+    """Return what a setting is called, and what its runs were trained on."""
+    first, _ = next(iter(runs.values()))
+    digests = (recorded_about(folder).get("data") for _, folder in runs.values())
+    data = {**trained_on(first), "digest": next(filter(None, digests), None)}
+    presets = dict.fromkeys(run.preset for run, _ in runs.values())
+    options = " ".join([first.task.name, *first.task.options]) if first.task.name else ""
+    return f"{', '.join(presets)} ({options or data['source']})", data
+
+
+def _names(settings: Sequence[Runs]) -> list[str]:
+    """Return the names of settings, longer where two would be the same."""
+    abouts = []
+    for setting in settings:
+        (name, data), (first, _) = _about(setting), next(iter(setting.values()))
+        abouts.append((name, {**data, "eval_blocks": first.eval_blocks}))
+    names = []
+    for place, (name, data) in enumerate(abouts):
+        same_name = [other for other_name, other in abouts if other_name == name]
+        differing = [
+            f"{key}={value}"
+            for key, value in data.items()
+            if any(other.get(key) != value for other in same_name)
+        ]
+        if alike := abouts[:place].count((name, data)):
+            # They differ in what has no short name, as in the tokens of what they started from.
+            differing.append(f"{alike + 1}")
+        names.append(f"{name[:-1]}, {' '.join(differing)})" if differing else name)
+    return names
