@@ -7,13 +7,16 @@ numbers; what the paper does not say is marked "assumed").
 import difflib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from layermem.config import Compute, Data, Model, Optim, Run, Task
 from layermem.plugins import load_plugins
-from layermem.presets import mad, recall
+from layermem.presets import sequences
+from layermem.presets.sequences import on_task, sizes
 
 Preset = Callable[[], Run]
 _PRESETS: dict[str, Preset] = {}
+_paper_sizes = partial(sizes, vocab_size=50_257, tie_word_embeddings=True)
 
 
 def preset(function: Preset) -> Preset:
@@ -55,9 +58,7 @@ def tiny_lm() -> Run:
         max_steps=400,
         eval_every=50,
         eval_blocks=200,
-        model=Model(
-            hidden_size=64, intermediate_size=256, num_hidden_layers=8, num_attention_heads=8
-        ),
+        model=sizes(64, 8, 8),
         data=Data(source="stdlib", tokenizer="bytes", block_size=128),
         optim=Optim(batch_size=16, warmup_steps=40),
         compute=Compute(micro_batch=16, precision="float32"),
@@ -73,13 +74,7 @@ def small_30m() -> Run:
         eval_blocks=1000,
         save_every=200,
         log_every=10,
-        model=Model(
-            hidden_size=384,
-            intermediate_size=1536,
-            num_hidden_layers=8,
-            num_attention_heads=6,
-            tie_word_embeddings=True,
-        ),
+        model=sizes(384, 8, 6, tie_word_embeddings=True),
         data=_fineweb(block_size=1024),
         optim=Optim(batch_size=64, warmup_steps=200),
         compute=Compute(micro_batch=32, compile=True),
@@ -106,15 +101,7 @@ def paper_1b_gqa() -> Run:
         eval_blocks=2000,
         save_every=1000,
         log_every=10,
-        model=Model(
-            vocab_size=50_257,
-            hidden_size=2048,
-            intermediate_size=8192,
-            num_hidden_layers=16,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            tie_word_embeddings=True,
-        ),
+        model=_paper_sizes(2048, 16, 32, num_key_value_heads=8),
         data=_fineweb(block_size=2048, subset="sample-100BT"),
         optim=Optim(batch_size=1024),
         compute=Compute(micro_batch=4, precision="bfloat16", compile=True),
@@ -132,28 +119,14 @@ def paper_1b_full() -> Run:
 def paper_150m() -> Run:
     """The paper's ablations at 150M (width, depth and tokens assumed)."""
     run = paper_1b_gqa()
-    model = replace(
-        run.model,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=None,
-    )
-    return replace(run, model=model, compute=replace(run.compute, micro_batch=16))
+    compute = replace(run.compute, micro_batch=16)
+    return replace(run, model=_paper_sizes(768, 12, 12), compute=compute)
 
 
 def _depth(layers: int) -> Run:
     run = paper_1b_gqa()
-    model = replace(
-        run.model,
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=None,
-    )
     compute = replace(run.compute, micro_batch=8)
+    model = _paper_sizes(256, layers, 8)
     return replace(run, max_steps=5000, seed=42, model=model, compute=compute)
 
 
@@ -180,18 +153,9 @@ def _expressions(operands: int, examples: int, epochs: int, batch_size: int) -> 
     every = max(1, steps // min(epochs, 20))
     # The default is named, so that a recorded config says how its problems were drawn.
     options = (f"operands={operands}", "held_out=strict")
-    return Run(
-        max_steps=steps,
-        eval_every=every,
-        log_every=10,
-        save_every=every,
-        model=Model(
-            hidden_size=32, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4
-        ),
-        task=Task(name="arithmetic", examples=examples, options=options),
-        optim=Optim(schedule="linear", min_lr=0.0, batch_size=batch_size),
-        compute=Compute(micro_batch=batch_size, precision="float32"),
-    )
+    task = Task(name="arithmetic", examples=examples, options=options)
+    optim = Optim(schedule="linear", min_lr=0.0, batch_size=batch_size)
+    return on_task(task, sizes(32, 4, 4), optim, steps, every, precision="float32")
 
 
 @preset
@@ -253,19 +217,11 @@ def _proofs(
 ) -> Run:
     # The default is named, so that a recorded config says how its problems were drawn.
     options = ("graphs=crossed", *options)
+    # As many as the original training set has.
     examples = 17_886
+    task = Task(name="prosqa", examples=examples, validation=300, test=500, options=options)
     epoch = examples // optim.batch_size
-    return Run(
-        max_steps=epochs * epoch,
-        eval_every=epoch,
-        log_every=10,
-        save_every=epoch,
-        model=model,
-        # As many as the original training set has.
-        task=Task(name="prosqa", examples=examples, validation=300, test=500, options=options),
-        optim=optim,
-        compute=Compute(micro_batch=micro_batch),
-    )
+    return on_task(task, model, optim, epochs * epoch, epoch, micro_batch=micro_batch)
 
 
 @preset
@@ -275,7 +231,7 @@ def tiny_prosqa() -> Run:
     From new weights. It does not get beyond chance, nor with records as large as the originals
     (--task.options steps=null nodes=null statements=null): docs/log/2026-11-prosqa-new-weights.md.
     """
-    model = Model(hidden_size=64, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4)
+    model = sizes(64, 4, 4)
     optim = Optim(schedule="linear", min_lr=0.0, batch_size=64)
     return _proofs(4, model, optim, 64, ("steps=3", "nodes=12", "statements=15"))
 
@@ -283,9 +239,7 @@ def tiny_prosqa() -> Run:
 @preset
 def small_prosqa() -> Run:
     """ProsQA, 8 layers of width 256, new weights, 30 epochs: minutes on a GPU (sizes assumed)."""
-    model = Model(
-        hidden_size=256, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8
-    )
+    model = sizes(256, 8, 8)
     return _proofs(30, model, Optim(schedule="linear", min_lr=0.0, batch_size=128), 128)
 
 
@@ -309,5 +263,5 @@ def _fineweb(block_size: int, subset: str = "sample-10BT") -> Data:
     )
 
 
-for _function in (*recall.PRESETS, *mad.PRESETS):
+for _function in sequences.PRESETS:
     preset(_function)

@@ -14,7 +14,6 @@ class Link:
     """Text that leads to where it comes from."""
 
     text: str
-    """What is read."""
     mark: str
     """The row of a table it leads to: one of its ``marks``."""
 
@@ -24,13 +23,9 @@ class Card:
     """One number that is seen first."""
 
     name: str
-    """What it is of."""
     value: str
-    """The number."""
     note: str = ""
-    """What it is, and how sure."""
     sources: Sequence[Link] = ()
-    """Where it comes from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +37,6 @@ class Figure:
     caption: str
     """What it shows, and where its numbers come from."""
     sources: Sequence[Link] = ()
-    """The same, as links."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +44,7 @@ class Switch:
     """Drawings of which one is seen at a time, chosen from a list. Without scripts, all are."""
 
     label: str
-    """What is chosen."""
     options: Sequence[tuple[str, Figure]]
-    """Name and drawing of each."""
     first: int = 0
     """Which is seen at first."""
 
@@ -65,9 +57,7 @@ class Table:
     """Rows of texts below a header."""
 
     header: Sequence[str]
-    """Names of the columns."""
     rows: Sequence[Sequence[Cell]]
-    """What stands in the cells."""
     caption: str = ""
     """What it shows, and where its numbers come from."""
     marks: Sequence[str] = ()
@@ -83,9 +73,7 @@ class Attempt:
     """One problem, and what each model made of it."""
 
     problem: str
-    """The prompt."""
     expected: str
-    """A right solution."""
     written: Sequence[tuple[str, str, str]]
     """Of each model: its name, what it wrote, what is wrong with it (empty: nothing)."""
 
@@ -95,13 +83,10 @@ class Section:
     """A part of the page. What it has is shown in the order of these fields."""
 
     title: str
-    """Its heading."""
     cards: Sequence[Card] = ()
     """Numbers that are seen first."""
     paragraphs: Sequence[str] = ()
-    """Texts."""
     tables: Sequence[Table] = ()
-    """Tables."""
     figures: Sequence[Figure] = ()
     """Drawings, side by side where there is room."""
     switches: Sequence[Switch] = ()
@@ -117,11 +102,8 @@ class Page:
     """A whole page."""
 
     title: str
-    """Its name."""
     lead: str
-    """What it shows, in a sentence or two."""
     sections: Sequence[Section] = field(default_factory=tuple)
-    """Its parts."""
 
 
 def write_page(page: Page, path: Path) -> None:

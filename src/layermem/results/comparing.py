@@ -48,9 +48,7 @@ class Line:
     """One arm among others."""
 
     arm: str
-    """The arm."""
     by_seed: Mapping[int, float]
-    """Its values."""
     mean: Interval | None
     """Mean over seeds; None: there is no value."""
     difference: Interval | None
@@ -129,7 +127,6 @@ class JudgedClaim:
     """One claimed difference, or a counted number, and what came of it."""
 
     claim: Claim
-    """What is claimed."""
     paper: float | None
     """The paper's difference, or number; None: it prints none."""
     difference: Interval | None
@@ -140,9 +137,7 @@ class JudgedClaim:
     pairs_to_settle: int | None
     """Paired seeds that would settle a difference as large as observed."""
     verdict: Verdict
-    """What came of it, by ``RULE``."""
     reason: str
-    """Why, in a few words."""
 
 
 def judge(result: StudyResult) -> list[JudgedClaim]:

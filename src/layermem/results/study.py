@@ -39,9 +39,7 @@ class Row:
     """A quantity of one arm, computed from runs or without any."""
 
     metric: str
-    """Name of the quantity."""
     arm: str
-    """The arm."""
     by_seed: Mapping[int, float]
     """Value by seed; of what is measured, by repeat; of what is counted, one value."""
 
@@ -51,7 +49,6 @@ class Metric:
     """How the values of a metric are written and read."""
 
     is_share: bool = False
-    """Whether they are written in percent."""
     better: Literal["higher", "lower"] | None = None
     """Which of two values is the better one; None: neither is."""
     chance: float | None = None
@@ -74,9 +71,7 @@ class TriedRates:
     """Learning rates that one arm was trained with, on a seed kept for that."""
 
     arm: str
-    """Name of the arm."""
     rates: tuple[float, ...]
-    """Learning rates."""
     losses: tuple[float | None, ...]
     """Validation loss at each; None: the run diverged."""
     chosen: float | None
@@ -97,7 +92,6 @@ class MeasuredSteps:
     COMMAND: ClassVar[str] = "layermem study"
 
     machine: str
-    """What measured."""
     base: str
     """Digest of the run whose sizes were measured."""
     rounds: int
@@ -117,7 +111,6 @@ class MeasuredMemory:
     COMMAND: ClassVar[str] = "layermem study"
 
     machine: str
-    """What measured."""
     base: str
     """Digest of the run whose sizes were measured."""
     peaks: Mapping[str, int | None]
@@ -129,9 +122,7 @@ class Arm:
     """One arm under one condition."""
 
     name: str
-    """The arm."""
     steps: int
-    """Training steps."""
     parameters: int | None = None
     """Trained parameters; None: not counted."""
     width_of_mlp: int | None = None
@@ -173,11 +164,9 @@ class Board:
     """What the runs of some arms share: data, sizes, how they are trained."""
 
     name: str
-    """Its name."""
     metric: str
     """What arms are ranked by."""
     conditions: tuple[Condition, ...]
-    """Under which the arms meet."""
     preset: str = ""
     """Preset that it is, or started from."""
     shape: str = ""
@@ -189,9 +178,7 @@ class Board:
     steps: MeasuredSteps | None = None
     """How long steps take, where it was measured."""
     memory: MeasuredMemory | None = None
-    """How much memory they take."""
     costs: SettingCosts = field(default_factory=SettingCosts)
-    """What the arms cost in closed form."""
     before: float | None = None
     """Validation loss before the first step, where all arms start from one."""
 
@@ -225,21 +212,16 @@ class RunRecord:
     folder: str
     """Where it is recorded, or would be."""
     state: State
-    """Where it stands."""
     note: str = ""
     """Of one that diverged or failed: what was seen."""
     board: str = ""
-    """The board that it is of."""
     conditions: tuple[str, ...] = ()
     """The conditions that it counts under; empty: it chose a learning rate."""
     arm: str = ""
-    """Its arm."""
     seed: int = 0
     """Seed of weights and order of the data."""
     steps: int = 0
-    """Training steps done."""
     max_steps: int = 0
-    """Training steps asked for."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of an ended run that counts: what it is judged by, by name."""
     validations: tuple[Validation, ...] = ()
@@ -259,13 +241,11 @@ class PaperNumber:
     quantity: str
     """What it is of: a metric of rows that are of no single board."""
     arm: str
-    """The arm."""
     value: float
     """The number; a share between 0 and 1."""
     where: str
     """Table, figure or section."""
     is_share: bool = False
-    """Whether it is written in percent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,9 +255,7 @@ class Claim:
     quantity: str
     """What it is of: a metric of rows that are of no single board."""
     arm: str
-    """The arm it is about."""
     direction: Direction
-    """How it differs."""
     against: str | None = "plain"
     """The arm it differs from; None: the paper's number."""
 
@@ -287,11 +265,8 @@ class Point:
     """Where a row stands in a drawing of lines."""
 
     quantity: str
-    """The row's metric."""
     arm: str
-    """The row's arm."""
     line: str
-    """The line that it is on."""
     at: float
     """Where on the axis across."""
 
@@ -304,7 +279,6 @@ class Drawing:
     """"curves": validation losses of runs; "lines": rows at points; "bars": rows by arm, of the
     quantities that the paper prints."""
     up: str
-    """What goes up."""
     across: str = ""
     """What goes across; of curves "flops" or "tokens"."""
     points: tuple[Point, ...] = ()
@@ -320,15 +294,11 @@ class StudyResult:
     COMMAND: ClassVar[str] = "layermem study"
 
     command: str
-    """What made it."""
     name: str
     """The study; "report": runs that were named one by one."""
     title: str
-    """What it shows."""
     seeds: tuple[int, ...]
-    """Seeds that were planned."""
     boards: tuple[Board, ...]
-    """Its boards."""
     metrics: Mapping[str, Metric]
     """Name to metric, of runs and rows."""
     runs: tuple[RunRecord, ...]
@@ -340,11 +310,8 @@ class StudyResult:
     claim: str = ""
     """The paper's claim in one sentence; empty: it is no artefact of the paper."""
     papers: tuple[PaperNumber, ...] = ()
-    """What the paper prints."""
     claims: tuple[Claim, ...] = ()
-    """What it claims of the rows."""
     drawings: tuple[Drawing, ...] = ()
-    """What it draws."""
     looks: Looks = ()
     """Seeds of each look at what is claimed, this one last; empty: the first look."""
     notes: tuple[str, ...] = ()

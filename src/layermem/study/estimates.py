@@ -59,7 +59,6 @@ class Estimate:
     """What the runs of one board would take."""
 
     board: str
-    """The board."""
     trials: int
     """Runs that choose learning rates."""
     counting: int
@@ -71,13 +70,11 @@ class Estimate:
     parameters: int | None
     """Trainable parameters of the largest model; None: of models of transformers."""
     tokens: float
-    """Tokens of all runs."""
     flops: float | None
     """FLOPs of all runs in closed form; None: of models of transformers."""
     hours: float
     """Hours of one thread, or of the GPU, of the runs that are still to come."""
     basis: Basis
-    """What hours are from."""
 
 
 def machine() -> str:
