@@ -11,7 +11,7 @@ import pytest
 from recorded import an_analysis, record
 
 from layermem.report import figures, page, study
-from layermem.report.given import given_sections
+from layermem.report.study import given_sections
 from layermem.results.files import to_json
 from layermem.study.run_folders import compare_runs
 

@@ -13,8 +13,8 @@ from recorded import a_point, an_analysis, record
 from layermem import cli
 from layermem.config import Data, Optim
 from layermem.report import study as report
-from layermem.report.given import given_sections
 from layermem.report.page import write_page
+from layermem.report.study import given_sections
 from layermem.report.study_tables import arms_table, rates_table, runs_table, shapes_tables
 from layermem.results.costs import Costs
 from layermem.results.files import to_json

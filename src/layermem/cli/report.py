@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from layermem.cli.screen import screen, show, write
+from layermem.cli.screen import show_result
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,9 @@ def report(options: Report, command: str) -> None:
         draw_curves(options.runs, options.figure)
         logger.info("%s", options.figure)
         return
-    from layermem.report import study as page
-    from layermem.report.given import given_sections
+    from layermem.report.study import given_sections
     from layermem.study.run_folders import compare_runs
 
     result = compare_runs(options.runs, options.out, against=options.against, command=command)
     further = given_sections(result, options.analysis, options.evaluation, options.costs)
-    for table in page.tables(result):
-        show(table)
-    screen().print(f"{page.INTERVALS} {page.sentence(result)}", markup=False, highlight=False)
-    write(page.build(result, further), options.out)
+    show_result(result, options.out, further)

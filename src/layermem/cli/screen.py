@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from layermem.config import Run
-    from layermem.report.page import Page, Table
+    from layermem.report.page import Page, Section, Table
+    from layermem.results.study import StudyResult
     from layermem.study.estimates import Estimate
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,19 @@ def write(page: "Page", folder: Path) -> None:
     path = folder / "index.html"
     write_page(page, path)
     logger.info("the page: %s", path.resolve())
+
+
+def show_result(result: "StudyResult", folder: Path, further: "Sequence[Section]" = ()) -> None:
+    """Print the tables of a study and what came out, and write its page into a folder.
+
+    ``further``: sections of the page about what else was given.
+    """
+    from layermem.report import study as report
+
+    for table in report.tables(result):
+        show(table)
+    screen().print(f"{report.INTERVALS} {report.sentence(result)}", markup=False, highlight=False)
+    write(report.build(result, further), folder)
 
 
 def show_estimate(run: "Run") -> None:

@@ -6,6 +6,8 @@ layermem study paper/fig6 --scale tiny                        a table or figure 
 layermem study retrofit MODEL --text FILE                     four ways of going on training
 layermem study encoders FILE.tsv                              small encoders on records
 layermem study NAME                                           a study of a plugin
+
+`layermem train PRESET --seeds 0-2` is a study too: of one arm.
 """
 
 import difflib
@@ -17,13 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from layermem.cli.host_options import HostOptions
-from layermem.cli.screen import screen, show, show_estimates, write
+from layermem.cli.screen import screen, show_estimates, show_result
 from layermem.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem.cli.train_host import TrainHost, to_run
 from layermem.number_ranges import SHARE, above, at_least, between, number
 from layermem.results.study import Scale
+from layermem.study.hosts import EncoderSizes
 
 if TYPE_CHECKING:
+    from layermem.config import Run
     from layermem.study.definition import Study
 
 Conditions = tuple[Literal["tokens", "time", "parameters"], ...]
@@ -36,9 +40,9 @@ class Carrying:
     seeds: int | None = number(None, between(1, 1000))
     """Seeds, the same for every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
     conditions: Conditions = ()
-    """What is equal between the arms: tokens, time (arms whose steps take longer have fewer),
-    parameters (arms with more have a narrower mlp). None given: tokens; of several boards all
-    three, of retrofit tokens and time."""
+    """What is equal between the arms: tokens, time (an arm whose steps are faster gets more of
+    them, a slower one fewer), parameters (arms with more have a narrower mlp). None given: tokens;
+    of several boards all three, of retrofit tokens and time."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print which runs there are, which are recorded, and how long the others would take here;
     train nothing but some timed steps."""
@@ -51,6 +55,10 @@ class Carrying:
     out: Path = Path("runs")
     """Folder of new runs, OUT/BOARD/RUN, and of the result, OUT/studies/STUDY. Runs that it holds
     are used, whatever their folders are called."""
+
+    def range_of_seeds(self, first: int = 0) -> range:
+        """Return the seeds."""
+        return range(first, first + (self.seeds or 5))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +92,7 @@ class OfPreset(StartingRun, Arms):
 
         run = resolve_run(self)
         board = board_of(run, self.variants, self.rates, self.decays)
-        seeds = range(run.seed, run.seed + (self.seeds or 5))
+        seeds = self.range_of_seeds(run.seed)
         return study_of_variants([board], seeds, self.conditions or ("tokens",))
 
 
@@ -113,7 +121,7 @@ class OfBoards(Arms):
             )
             for board, run in open_boards(names)
         ]
-        seeds = range(self.seeds or 5)
+        seeds = self.range_of_seeds()
         return study_of_variants(boards, seeds, self.conditions or ALL_CONDITIONS)
 
 
@@ -173,13 +181,12 @@ class OfRetrofit(HostOptions, Carrying):
         )
         from layermem.study.hosts import study_of_retrofit
 
-        seeds = range(self.seeds or 5)
-        conditions = self.conditions or ("tokens", "time")
+        seeds, conditions = self.range_of_seeds(), self.conditions or ("tokens", "time")
         return study_of_retrofit(base, self.rates, self.router_rates, seeds, conditions)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfEncoders(Carrying):
+class OfEncoders(EncoderSizes, Carrying):
     """Compare small encoders with random weights on labelled records, with layer memory and
     without; ended runs are not run again, begun ones are resumed."""
 
@@ -197,14 +204,6 @@ class OfEncoders(Carrying):
     """Most tokens of a record."""
     arms: tuple[str, ...] = ("none", "full")
     """Memories: none, full, last:WINDOW, first:WINDOW; the others are compared with the first."""
-    layers: int = number(4, at_least(2))
-    """Layers of the encoder."""
-    width: int = number(64, at_least(1))
-    """Its width; the mlp is four times as wide."""
-    heads: int = number(4, at_least(1))
-    """Its attention heads."""
-    vocabulary: int = number(4000, at_least(1))
-    """Most ids of its tokenizer, pieces of words, which is trained on the training records."""
     rates: tuple[float, ...] = number((5e-4, 1e-3, 2e-3), above(0))
     """Learning rates that every arm tries on a seed kept for that; it takes the one with most right
     classes at the end."""
@@ -220,15 +219,15 @@ class OfEncoders(Carrying):
     def study(self) -> "Study":
         """Return the study."""
         from layermem.config import Optim, Records
-        from layermem.study.hosts import EncoderSizes, study_of_encoders
+        from layermem.study.hosts import study_of_encoders
 
         if self.conditions not in ((), ("tokens",)):
             raise ValueError("--conditions: encoders on records meet at equal tokens alone")
         of_records = ("validation", "validation_share", "fields", "label", "max_length")
-        sizes = ("layers", "width", "heads", "vocabulary")
+        sizes = {field.name: getattr(self, field.name) for field in fields(EncoderSizes)}
         return study_of_encoders(
             Records(source=self.records, **{name: getattr(self, name) for name in of_records}),
-            EncoderSizes(**{name: getattr(self, name) for name in sizes}),
+            EncoderSizes(**sizes),
             Optim(
                 router_lr=self.router_lr,
                 weight_decay=self.weight_decay,
@@ -238,7 +237,7 @@ class OfEncoders(Carrying):
             self.out,
             arms=self.arms,
             rates=self.rates,
-            seeds=range(self.seeds or 5),
+            seeds=self.range_of_seeds(),
         )
 
 
@@ -277,62 +276,69 @@ class AnyStudy(Carrying):
     """
 
 
+_OF_HOSTS: dict[str, type[Any]] = {"retrofit": OfRetrofit, "encoders": OfEncoders}
+
+
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a study, an instance of its dataclass."""
     name = args[0] if args and not args[0].startswith("-") else ""
-    rest, prog = list(args), f"layermem study {name}".strip()
-    if name in ("retrofit", "encoders"):
-        return tyro.cli(OfRetrofit if name == "retrofit" else OfEncoders, prog=prog, args=rest[1:])
-    kind = _kind(name, rest)
+    if name in _OF_HOSTS:
+        return tyro.cli(_OF_HOSTS[name], prog=f"layermem study {name}", args=args[1:])
+    kind = _kind(name, args)
     if kind is OfPreset:
-        _check_name(name)
-        default = with_base_run(OfPreset, "study", rest)
-        return tyro.cli(OfPreset, prog="layermem study", args=rest, default=default)
-    return tyro.cli(kind, prog="layermem study", args=rest)
+        default = with_base_run(OfPreset, "study", args)
+        return tyro.cli(OfPreset, prog="layermem study", args=args, default=default)
+    return tyro.cli(kind, prog="layermem study", args=args)
 
 
 def _kind(name: str, args: Sequence[str]) -> type[Any]:
+    """Return the options of a study by its name; raise where it is nearly that of another."""
+    from layermem.presets import names as presets
+    from layermem.study.definition import names as studies
+
     if name.startswith("paper/"):
         return OfPaper
     if "," in name or "@" in name:
         return OfBoards
-    if _is_of_plugin(name):
+    if name in studies():
         return OfPlugin
-    is_help = not name and {"--help", "-h"} & {*args}
-    return AnyStudy if is_help else OfPreset
-
-
-def _check_name(name: str) -> None:
-    """Raise where a name is no preset, and nearly that of a study which is no board."""
-    from layermem.presets import names as presets
-    from layermem.study.definition import names as studies
-
+    if not name and {"--help", "-h"} & {*args}:
+        return AnyStudy
     known = {*presets(), *(preset.removeprefix("tiny-") for preset in presets())}
-    close = difflib.get_close_matches(name, [*studies(), "retrofit", "encoders"], n=1, cutoff=0.8)
+    close = difflib.get_close_matches(name, [*studies(), *_OF_HOSTS], n=1, cutoff=0.8)
     if close and name not in known and not is_run_folder(name):
         raise ValueError(f"unknown study {name!r}; did you mean {close[0]}?")
-
-
-def _is_of_plugin(name: str) -> bool:
-    from layermem.study.definition import names
-
-    return name in names()
+    return OfPreset
 
 
 def study(options: Any, command: str) -> None:
+    """Carry out a study, or say what it would take."""
+    carry_out_and_show(options.study(), options, command)
+
+
+def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) -> None:
+    """Train a run with several seeds (FIRST-LAST), one after the other: a study of one arm."""
+    from layermem.study.boards import board_of, study_of_variants
+
+    first, _, last = seeds.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)):
+        raise ValueError(f"--seeds must be FIRST-LAST, such as 0-2, got {seeds}")
+    of = range(int(first), int(last or first) + 1)
+    asked = study_of_variants([board_of(run, run.variant)], of, ("tokens",))
+    # A name of its own: the study of the preset's variants keeps its result.
+    asked = replace(asked, name=f"{asked.name}-{run.variant}")
+    carry_out_and_show(asked, Carrying(out=out, dry_run=dry_run), command)
+
+
+def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
     """Train what is missing, print the tables of results, and write the page about them."""
-    asked: Study = options.study()
     if options.dry_run:
         _estimate(asked, options)
         return
-    from layermem.report import study as report
     from layermem.study.carrying_out import carry_out, result_folder
 
     result, failure = carry_out(asked, options.out, options.runs, options.jobs, command)
-    for table in report.tables(result):
-        show(table)
-    screen().print(f"{report.INTERVALS} {report.sentence(result)}", markup=False, highlight=False)
-    write(report.build(result), result_folder(asked, options.out))
+    show_result(result, result_folder(asked, options.out))
     if failure:
         raise RuntimeError(failure)
     if result.missing:

@@ -15,6 +15,7 @@ import tyro
 
 from layermem.cli.screen import show_estimate
 from layermem.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
+from layermem.cli.study import train_seeds
 from layermem.cli.train_host import TrainHost, train_host
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Train(StartingRun):
     model of transformers goes on training, with options of its own: layermem train --host MODEL
     --help.
 
-    Every option but --out, --resume and --dry-run is a field of the run's config.
+    Every option but --out, --seeds, --resume and --dry-run is a field of the run's config.
     """
 
     out: Path | None = None
@@ -36,6 +37,9 @@ class Train(StartingRun):
     """Go on from the newest checkpoint in the folder, which may stand in place of a preset."""
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print how long the run would take here; train nothing but some timed steps."""
+    seeds: str | None = None
+    """Several seeds in place of --seed: FIRST-LAST (0-2), one after the other into OUT/PRESET
+    (OUT: runs), with their mean at the end. Ended runs are not run again, begun ones go on."""
 
 
 def parse(args: Sequence[str]) -> Any:
@@ -52,6 +56,11 @@ def train(options: Train | TrainHost, command: str) -> None:
         train_host(options, command)
         return
     run = resolve_run(options)
+    if options.seeds is not None:
+        if options.resume:
+            raise ValueError("--resume goes on with one run; --seeds go on anyway: leave it out")
+        train_seeds(run, options.seeds, options.out or Path("runs"), options.dry_run, command)
+        return
     if options.dry_run:
         show_estimate(run)
         return

@@ -3,9 +3,12 @@
 What is missing is said where it would stand. Every number leads to the run it is from.
 """
 
+import shlex
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from layermem.report import figures
+from layermem.report import analysis, cost_tables, figures
+from layermem.report import eval as evaluation
 from layermem.report.cost_tables import counted_section
 from layermem.report.drawings import learning_curves, paper_figures
 from layermem.report.numbers import NOISE, format_interval
@@ -19,12 +22,17 @@ from layermem.report.study_tables import (
     arms_table,
     levels_tables,
     rates_table,
+    run_mark,
     runs_table,
     shapes_tables,
     shown_metrics,
     steps_table,
 )
+from layermem.results.analysis import Analysis
 from layermem.results.comparing import HOLDS, NOT, RULE, Line, judge, lines_of
+from layermem.results.costs import Costs
+from layermem.results.eval import EvalResult
+from layermem.results.files import read_result
 from layermem.results.study import Board, Condition, Metric, RunRecord, StudyResult
 
 _NOT_COUNTED = (
@@ -103,9 +111,13 @@ def _said(result: StudyResult, board: Board, condition: Condition) -> str:
     )
     compared = [line for line in lines if line.p is not None]
     if not compared:
-        few = "no pair of runs has ended" if len(condition.arms) > 1 else "there is one arm"
-        pairs = any(line.difference for line in lines)
-        return f"On {where}: {'one pair of seeds has no interval' if pairs else few}."
+        few = "no pair of runs has ended"
+        if len(condition.arms) == 1:
+            mean = format_interval(lines[0].mean, metric.is_share)
+            few = f"there is one arm, {first}{mean and f': {board.metric} {mean}'}"
+        elif any(line.difference for line in lines):
+            few = "one pair of seeds has no interval"
+        return f"On {where}: {few}."
     groups: dict[str, list[str]] = {}
     for line in compared:
         if line.p is None or line.difference is None or line.p >= NOISE:
@@ -225,3 +237,64 @@ def _of_costs(boards: Sequence[Board]) -> list[Section]:
             lines = [costs.layers, costs.width]
             sections.append(counted_section(title, costs.points, lines, how))
     return sections
+
+
+def given_sections(
+    result: StudyResult, analyses: Sequence[Path], evaluations: Sequence[Path], costs: Path | None
+) -> list[Section]:
+    """Return the sections about files and folders that other commands have written."""
+    sections = []
+    if costs is not None:
+        title = "Costs that were given"
+        sections.append(cost_tables.given_section(title, read_result(Costs, costs)))
+    return [
+        *sections,
+        *(
+            section
+            for i, path in enumerate(evaluations, 1)
+            for section in evaluation.sections(
+                read_result(EvalResult, path), f" ({i})" if len(evaluations) > 1 else ""
+            )
+        ),
+        *(_of_analyses(result, [read_result(Analysis, path) for path in analyses])),
+    ]
+
+
+def _of_analyses(result: StudyResult, analyses: Sequence[Analysis]) -> list[Section]:
+    """Return what analyses show, each of their models in the colour of its run; without any, the
+    command that would show what goes on inside."""
+    places = [
+        [arm.name for arm in condition.arms]
+        for board in result.boards
+        for condition in board.conditions[:1]
+    ]
+    styles = {
+        run.run_id: names.index(run.arm)
+        for run in result.runs
+        for names in places
+        if run.arm in names
+    }
+    marks = {run.run_id: run_mark(run) for run in result.runs}
+    words = [", ".join(each.options.words or ()) for each in analyses]
+    sections = []
+    for shown, title in zip(analyses, words, strict=True):
+        if words.count(title) > 1:
+            title = f"{title}; {shown.folder}"
+        suffix = f" ({title})" if len(words) > 1 else ""
+        sections += analysis.sections(shown, marks, styles, suffix)
+    return sections or [_no_analysis(result)]
+
+
+def _no_analysis(result: StudyResult) -> Section:
+    note = (
+        "Entropy, separability, layouts and routers by layer stand here where an analysis is given "
+        "as --analysis. None was."
+    )
+    ended = {run.arm: run.folder for run in reversed(result.runs) if run.state == "ended"}
+    arms = [arm.name for board in result.boards for arm in board.conditions[0].arms]
+    firsts = [ended[arm] for arm in arms if arm in ended]
+    # The last arm beside the first: the plain decoder, where there is one.
+    words = ["layermem", "analyze", *firsts[-1:], *(["--against", firsts[0]] if firsts[1:] else [])]
+    how = "This makes one:" if firsts else "Once a run has ended, this makes one:"
+    command = shlex.join([*words, *([] if firsts else ["RUN"]), "--out", "analysis"])
+    return Section(title="What goes on inside", paragraphs=[f"{note} {how}"], commands=[command])

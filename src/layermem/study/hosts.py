@@ -11,6 +11,8 @@ encoders    Small BERTs with random weights on labelled records, with memory and
 
 Memory starts as the identity, so that all arms of a seed start from one loss; encoders of a seed
 have the same weights and the same order of the records too.
+
+What needs torch is imported in functions: the command line reads its options from here.
 """
 
 import hashlib
@@ -22,18 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import BertConfig
-
 from layermem.config import Compute, Host, Optim, Records, Run, to_dict
-from layermem.data.word_pieces import train_word_pieces
 from layermem.host_config import VARIANT
 from layermem.number_ranges import at_least, check_numbers, number
 from layermem.runs import write_atomically
 from layermem.study.definition import Arm, Board, Study
-from layermem.train.earlier_stages import check_earlier_stages
-from layermem.train.host_models import load_host
-from layermem.train.learning import prepare_learning
-from layermem.train.learning.labels import read_splits
 
 WAYS = {
     "plain": "all weights, no memory",
@@ -94,6 +89,10 @@ def study_of_retrofit(
 def _check(runs: Sequence[Run]) -> None:
     """Raise where a run needs what cannot be loaded: once, before a run of each way and rate has
     failed of it. Tokenizer and data are the same for all."""
+    from layermem.train.earlier_stages import check_earlier_stages
+    from layermem.train.host_models import load_host
+    from layermem.train.learning import prepare_learning
+
     check_earlier_stages(runs[0])
     prepare_learning(runs[0])
     for run in runs:
@@ -208,6 +207,10 @@ def _with_memory(arm: str) -> Callable[[Run], Run]:
 
 def _prepare_base(records: Records, sizes: EncoderSizes, folder: Path) -> None:
     """Make the tokenizer and the model's config, or check that those there are the study's."""
+    from transformers import BertConfig
+
+    from layermem.data.word_pieces import train_word_pieces
+
     texts = _training_texts(records)
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     recipe = {"sizes": to_dict(sizes), "texts": digest}
@@ -235,5 +238,7 @@ def _prepare_base(records: Records, sizes: EncoderSizes, folder: Path) -> None:
 
 def _training_texts(records: Records) -> list[str]:
     """Return the texts of the records that runs are trained on, none of the validation set."""
+    from layermem.train.learning.labels import read_splits
+
     train, *_ = read_splits(records)
     return [text for record in train for text in record.texts]
