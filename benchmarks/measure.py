@@ -77,7 +77,7 @@ def add_variants_option(options):
     """Add the option that replaces the columns by plain and the named variants."""
     options.add_argument(
         "--variants",
-        help="compare these with plain instead: NAME[:FIELD=VALUE...][,NAME...], as in a sweep; "
+        help="compare these with plain instead: NAME[:FIELD=VALUE...][,NAME...], as in a study; "
         "family: the forms that docs/family.md compares",
     )
 

@@ -9,14 +9,17 @@ from dataclasses import asdict
 
 import pytest
 import yaml
+from rich.console import Console
 from safetensors import SafetensorError
 from small_run import Interrupted, a_run
 from tiny import TINY
 
 import layermem
 from layermem import PlainConfig, cli, presets
+from layermem.cli import screen
 from layermem.config import Run, Task, to_dict
 from layermem.data.tokenizers import load_tokenizer
+from layermem.report.page import Table
 from layermem.runs import RunFolder
 from layermem.tasks import prosqa
 from layermem.train.run_config import load_run
@@ -296,6 +299,21 @@ def test_help_and_the_list(capsys, monkeypatch):
         cli.main(["train", "--help"])
     shown = capsys.readouterr().out
     assert "--max-steps" in shown and "Training steps; the schedule is scaled to them" in shown
+
+
+def test_no_table_cuts_a_name_at_100_columns(capsys, monkeypatch):
+    monkeypatch.setattr(screen, "screen", lambda: Console(width=100))
+    name = "lime:router=last:router_window=4"
+    texts = ["1.2345 ± 0.0012 (diverged: seed 1, 2)", "+0.0012 ± 0.0004 (over 2 of 3 seeds)"]
+    row = ["1", name, "1,234,567", *texts, "0.123, within noise", "1.23"]
+    header = ["", "tiny-lm, equal training time", "steps", "loss", "against plain", "p", "time"]
+    screen.show(Table(header=header, rows=[row, ["2", name * 4, *row[2:]]]))
+    assert name * 4 in re.sub(r"\s", "", capsys.readouterr().out)
+    screen.show(Table(header=header, rows=[row]))
+    assert name in capsys.readouterr().out
+    cli.main(["list", "presets"])
+    shown = capsys.readouterr().out
+    assert all(f" {each} " in shown for each in presets.names())
 
 
 @pytest.mark.slow

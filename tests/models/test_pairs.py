@@ -188,6 +188,6 @@ print("layermem.models.pairs" in sys.modules)
     assert run_in_new_process(code).strip() == "False"
 
 
-def test_arms_of_a_sweep_may_be_pairs():
+def test_arms_of_a_study_may_be_pairs():
     arms = parse_arms(f"plain,{PAIR}:streams=2")
     assert arms[f"{PAIR}:streams=2"] == (PAIR, ("streams=2",))

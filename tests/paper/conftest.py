@@ -44,7 +44,7 @@ def begun(in_this_process):
         if did == "fails":
             folder.path.mkdir(parents=True, exist_ok=True)
             with (folder.path / ERRORS).open("a") as log:
-                log.write("-- sweep: begun at noon\nValueError: the disk is | full\n")
+                log.write("-- study: begun at noon\nValueError: the disk is | full\n")
             return 1
         if did == "diverges":
             record(folder.path, run=run, rows=2, diverged=20)

@@ -11,8 +11,10 @@ from small_run import a_run
 
 from layermem import cli
 from layermem.config import to_dict
+from layermem.intervals import interval
+from layermem.report.numbers import format_interval
 from layermem.results.files import read_result
-from layermem.results.study import StudyResult
+from layermem.results.study import LOSS, StudyResult
 from layermem.runs import RunFolder
 
 
@@ -52,6 +54,31 @@ def test_a_failed_run_ends_the_command_with_an_error(tmp_path, monkeypatch, caps
     folder = tmp_path / "studies" / "words"
     states = [run.state for run in read_result(StudyResult, folder).runs]
     assert states.count("failed") == 2 and (folder / "index.html").exists()
+
+
+def test_a_preset_is_trained_with_several_seeds(tmp_path, made_up, capsys, monkeypatch):
+    use(made_up, monkeypatch)
+    asked = ["train", "tiny-lm", "--max-steps", "40", "--seeds", "1-3", "--out", str(tmp_path)]
+    cli.main([*asked, "--dry-run"])
+    assert "3 runs" in capsys.readouterr().out and not any(tmp_path.iterdir())
+    cli.main(asked)
+    assert made_up.begun == [f"tiny-lm/lime-s{seed}" for seed in (1, 2, 3)]
+    result = read_result(StudyResult, tmp_path / "studies" / "tiny-lm-lime")
+    losses = [run.metrics[LOSS] for run in result.runs]
+    assert losses == [made_up.loss(run) for run in made_up.runs] and result.seeds == (1, 2, 3)
+    mean = format_interval(interval(losses), False)
+    assert f"one arm, lime: {LOSS} {mean}" in " ".join(capsys.readouterr().out.split())
+    # It goes on, and with more seeds; a study of the preset finds its runs.
+    cli.main([*asked[:5], "0-3", *asked[6:]])
+    assert made_up.begun[3:] == ["tiny-lm/lime-s0"]
+    cli.main(["study", *asked[1:4], "--variants", "lime,plain", "--seeds", "2", *asked[6:]])
+    assert made_up.begun[4:] == ["tiny-lm/plain-s0", "tiny-lm/plain-s1"]
+    for wrong in ("3-1", "x", "0-", "-1"):
+        with pytest.raises(SystemExit, match=rf"FIRST-LAST.*{wrong}"):
+            cli.main([*asked[:4], f"--seeds={wrong}", *asked[6:]])
+    with pytest.raises(SystemExit, match="--resume"):
+        cli.main([*asked, "--resume"])
+    assert len(made_up.begun) == 6
 
 
 def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):

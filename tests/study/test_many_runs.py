@@ -70,20 +70,15 @@ def test_a_process_that_fails_leaves_its_error(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("asked", "code_of"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_command_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
+def test_a_command_asked_to_stop_stops_its_runs(tmp_path):
     run = a_run(tmp_path, max_steps=100_000, eval_every=100_000)
     config = tmp_path / "run.yaml"
     config.write_text(yaml.safe_dump(to_dict(run)))
     code = (
-        "import signal, sys; from pathlib import Path\n"
+        "import sys; from pathlib import Path\n"
         "from layermem.study.many_runs import train_missing\n"
         "from layermem.train.run_config import load_run\n"
-        # A shell that runs the tests in the background has it ignored.
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "try: train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]))\n"
-        # Left to Python, the code depends on what else is imported: -2, or 1.
-        "except KeyboardInterrupt: sys.exit(130)"
+        "train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]))\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(config), str(tmp_path / "out")], start_new_session=True
@@ -92,13 +87,47 @@ def test_a_command_asked_to_stop_stops_its_runs(asked, code_of, tmp_path):
     end = time.monotonic() + 120
     while len(folder.rows()) < 3 and time.monotonic() < end:
         time.sleep(0.05)
-    # As a terminal does: to all that it has started.
-    os.killpg(process.pid, asked)
-    assert process.wait(timeout=60) == code_of
+    # As a batch system does: to all that it has started.
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=60) == 143
     # The run has saved and left.
     assert folder.latest_checkpoint() is not None
     with folder.locked():
         assert not folder.final.exists()
+
+
+def test_ctrl_c_stops_processes_and_reaches_them_through_this_command_alone(tmp_path, monkeypatch):
+    """A process that stands for a training writes down which signal it was sent."""
+    ready, told = tmp_path / "ready", tmp_path / "told"
+    code = (
+        "import pathlib, signal, sys, time\n"
+        "def tell(number, _):\n"
+        f"    pathlib.Path({str(told)!r}).write_text(str(number)); sys.exit()\n"
+        "for each in (signal.SIGTERM, signal.SIGINT): signal.signal(each, tell)\n"
+        f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)\n"
+    )
+    monkeypatch.setattr(launching, "command_of", lambda *_: [sys.executable, "-S", "-c", code])
+    real_sleep, groups = time.sleep, []
+
+    def nap(_):
+        if ready.exists() and not groups:
+            groups.append(os.getpgid(launcher._processes["one"][1].pid))
+            signal.raise_signal(signal.SIGINT)
+        real_sleep(0.01)
+
+    monkeypatch.setattr(many_runs.time, "sleep", nap)
+    # A shell that runs the tests in the background has it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    launcher = LocalProcesses()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_missing({"one": RUN}, tmp_path, launcher=launcher)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    # It has ended, as it was asked to, and is in no group that a terminal sends Ctrl-C to.
+    assert told.read_text() == str(int(signal.SIGTERM)) and launcher.room() == 1
+    assert groups[0] != os.getpgid(0)
+    assert "stopped, as this command was" in (tmp_path / "one" / "error.txt").read_text()
 
 
 def test_runs_take_turns_on_several_gpus(monkeypatch):

@@ -71,7 +71,7 @@ def test_the_final_model_never_does(tmp_path, monkeypatch):
     with pytest.raises(NotFiniteError, match="after step 8; there is no checkpoint"):
         train(a_run(tmp_path, save_every=0), tmp_path / "spoilt")
     assert_nothing_bad_was_written(RunFolder(tmp_path / "spoilt"))
-    # It diverged as any run does that noticed it sooner: a sweep takes no such rate.
+    # It diverged as any run does that noticed it sooner: a study takes no such rate.
     run_id = a_run(tmp_path, save_every=0).id
     assert RunFolder(tmp_path / "spoilt").divergence(run_id)["step"] == 8
 

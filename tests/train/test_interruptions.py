@@ -139,7 +139,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(tmp_path, m
     assert [row["step"] for row in folder.rows() if "loss" in row] == [1, 2, 3, 4]
     state = load_file(folder.latest_checkpoint() / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in state.values())
-    # What a sweep goes by.
+    # What a study goes by.
     noted = folder.divergence(run.id)
     assert noted["step"] == 5 and "not finite at step 5" in noted["message"]
     assert folder.divergence(a_run(tmp_path, seed=1).id) is None

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from layermem.train import progress
-from layermem.train.progress import RunProgress, SweepProgress
+from layermem.train.progress import RunProgress, RunsProgress
 
 ROW = {"loss": 1.25, "lr": 1e-3, "grad_norm": 0.5, "tokens_per_second": 2048.0}
 VALIDATION = {"val_loss": 0.5, "val_perplexity": 1.65, "val_accuracy": 0.75, "tokens": 4096}
@@ -62,7 +62,7 @@ def test_lines_of_one_run_in_a_pipe_now_and_then(now):
 
 def test_bars_of_many_runs_in_a_terminal():
     out = io.StringIO()
-    shown = SweepProgress(2, Console(file=out, force_terminal=True, width=100))
+    shown = RunsProgress(2, Console(file=out, force_terminal=True, width=100))
     shown.begin("plain-s0", 40)
     shown.update("plain-s0", {"step": 30, "loss": 1.25})
     shown._display.bars.refresh()
@@ -79,7 +79,7 @@ def test_what_is_logged_stands_above_the_bars(name, monkeypatch):
     logger, handler = logging.getLogger(name), logging.StreamHandler()
     monkeypatch.setattr(logger, "handlers", [handler])
     monkeypatch.setattr(logger, "propagate", False)
-    shown = SweepProgress(1, Console(stderr=True, force_terminal=True, width=60))
+    shown = RunsProgress(1, Console(stderr=True, force_terminal=True, width=60))
     shown.begin("lime", 40)
     shown.update("lime", {"step": 40, "loss": 0.275})
     logger.warning("lime: validation loss 0.27")
@@ -96,7 +96,7 @@ def test_what_is_logged_stands_above_the_bars(name, monkeypatch):
 
 def test_lines_of_many_runs_in_a_pipe_now_and_then(caplog, now):
     caplog.set_level(logging.INFO)
-    shown = SweepProgress(2, Console(file=io.StringIO()))
+    shown = RunsProgress(2, Console(file=io.StringIO()))
     shown.begin("a", 40)
     shown.begin("b", 40)
     shown.update("a", {"step": 3, "loss": 1.25})

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from layermem.study.estimates import Estimate
 
 logger = logging.getLogger(__name__)
+# Characters of a name that a table leaves on one line.
+_LONGEST_NAME = 40
 
 
 def screen() -> "Console":
@@ -53,9 +55,16 @@ def show(table: "Table") -> None:
     from rich.table import Column
     from rich.table import Table as RichTable
 
-    # A long name without spaces is broken over lines: cut, two arms could look alike.
-    printed = RichTable(*(Column(escape(h), overflow="fold") for h in table.header), box=None)
-    for row in table.texts():
+    # The column of names, after that of ranks, stays whole where it can: other columns are wrapped.
+    # A longer name is broken over lines: cut, two arms could look alike.
+    rows, names = table.texts(), int(not table.header[0])
+    is_short = all(len(row[names]) <= _LONGEST_NAME for row in rows)
+    columns = (
+        Column(escape(header), overflow="fold", no_wrap=is_short and place == names)
+        for place, header in enumerate(table.header)
+    )
+    printed = RichTable(*columns, box=None)
+    for row in rows:
         printed.add_row(*map(escape, row))
     console = screen()
     console.print(printed)

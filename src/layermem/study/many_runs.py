@@ -23,7 +23,7 @@ from layermem.study.records import (
     read_metrics,
     recorded_about,
 )
-from layermem.train.progress import SweepProgress
+from layermem.train.progress import RunsProgress
 from layermem.train.run_config import check_same_run
 from layermem.train.sequences import weights_digest
 
@@ -114,7 +114,7 @@ def _train_all(
     After two failures of one kind no other run is begun, and those not begun stay in ``waiting``.
     """
     failed: dict[str, str] = {}
-    progress, active = SweepProgress(len(waiting)), _ActiveRuns(runs, folders, launcher)
+    progress, active = RunsProgress(len(waiting)), _ActiveRuns(runs, folders, launcher)
     with _sigterm_raises():
         try:
             while (waiting and not _fail_alike(failed)) or active.names():

@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 logger = logging.getLogger(__name__)
 # Seconds between two lines in a pipe, of one run and of many.
-_RUN_SECONDS, _SWEEP_SECONDS = 15.0, 30.0
+_RUN_SECONDS, _RUNS_SECONDS = 15.0, 30.0
 
 
 class _Display:
@@ -111,11 +111,11 @@ class RunProgress(TrainerCallback):
         self._display.stop()
 
 
-class SweepProgress:
+class RunsProgress:
     """Show several runs that are trained at once; call ``close`` at the end."""
 
     def __init__(self, count: int, console: Console | None = None) -> None:
-        self._display = _Display(console, _SWEEP_SECONDS, last_line=time.monotonic())
+        self._display = _Display(console, _RUNS_SECONDS, last_line=time.monotonic())
         self._rows: dict[str, tuple[int, Mapping[str, Any]]] = {}
         self._bars: dict[str, TaskID] = {}
         if count:
