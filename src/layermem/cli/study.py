@@ -11,6 +11,7 @@ layermem study NAME                                           a study of a plugi
 """
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -320,10 +321,10 @@ def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) 
     """Train a run with several seeds (FIRST-LAST), one after the other: a study of one arm."""
     from layermem.study.boards import board_of, study_of_variants
 
-    first, _, last = seeds.partition("-")
-    if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)):
+    named = re.fullmatch(r"(\d+)(?:-(\d+))?", seeds)
+    of = range(int(named[1]), int(named[2] or named[1]) + 1) if named else range(0)
+    if not of:
         raise ValueError(f"--seeds must be FIRST-LAST, such as 0-2, got {seeds}")
-    of = range(int(first), int(last or first) + 1)
     asked = study_of_variants([board_of(run, run.variant)], of, ("tokens",))
     # A name of its own: the study of the preset's variants keeps its result.
     asked = replace(asked, name=f"{asked.name}-{run.variant}")
