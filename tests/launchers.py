@@ -8,7 +8,7 @@ import traceback
 from recorded import record
 
 from layermem.evals.solving import evaluate
-from layermem.study import carrying_out, many_runs
+from layermem.study import carrying_out
 from layermem.study.records import ERRORS
 from layermem.train.run import train
 
@@ -76,6 +76,5 @@ class MadeUp(InThisProcess):
 
 def use(launcher, monkeypatch):
     """Have commands launch runs by ``launcher``; return it."""
-    for module in (carrying_out, many_runs):
-        monkeypatch.setattr(module, "LocalProcesses", lambda jobs: launcher)
+    monkeypatch.setattr(carrying_out, "LocalProcesses", lambda jobs: launcher)
     return launcher

@@ -103,9 +103,11 @@ def show_estimate(run: "Run") -> None:
 
 def show_estimates(boards: "Sequence[Estimate]") -> None:
     """Print what runs would take here."""
+    from layermem.efficiency.measuring import describe_machine
     from layermem.report.numbers import format_duration, with_unit
     from layermem.report.page import Table
-    from layermem.study.estimates import UNCERTAINTY, machine
+    from layermem.study.estimates import UNCERTAINTY
+    from layermem.study.steps import device
 
     rows = [
         [
@@ -122,7 +124,9 @@ def show_estimates(boards: "Sequence[Estimate]") -> None:
     bases = dict.fromkeys(each.basis for each in boards)
     how = " ".join(f"{basis}: from {UNCERTAINTY[basis]}." for basis in bases)
     header = ["board", "runs", "recorded", "parameters", "tokens", "FLOPs", "still to come"]
-    caption = f"Runs that choose rates + those that count. Time of {machine()}, {how}"
+    caption = (
+        f"Runs that choose rates + those that count. Time of {describe_machine(device())}, {how}"
+    )
     show(Table(header=header, rows=rows, caption=caption if boards else "It trains nothing."))
 
 

@@ -76,10 +76,7 @@ def draw_curves(runs: Sequence[Path], out: Path) -> None:
     def plot(axes: Axes) -> None:
         for i, (label, curve) in enumerate(zip(labels, curves, strict=True)):
             colour, dashes, _ = figures.STYLES[i % len(figures.STYLES)]
-            trained = [(row["tokens"], row["loss"]) for row in curve.rows if "loss" in row]
-            validated = [
-                (row["tokens"], row["val_loss"]) for row in curve.rows if "val_loss" in row
-            ]
+            trained, validated = curve.points("loss"), curve.points("val_loss")
             axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=0.8)
             if validated:
                 text = f"{label}: validation loss {validated[-1][1]:.3f}{curve.state}"

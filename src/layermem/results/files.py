@@ -41,26 +41,21 @@ def from_json(cls: type[_R], text: str, where: str) -> _R:
         values = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{where} is not what {cls.COMMAND} writes ({error})") from error
-    if not isinstance(values, dict) or values.pop("kind", None) not in (cls.KIND, None):
+    if not isinstance(values, dict) or values.pop("kind", None) != cls.KIND:
         raise ValueError(f"{where} is not what {cls.COMMAND} writes")
-    version = values.pop("version", None)
-    if version is None:
+    command = values.get("command")
+    again = (
+        f"write it again with {command if command and isinstance(command, str) else cls.COMMAND}"
+    )
+    if (version := values.pop("version", None)) != cls.VERSION:
         raise ValueError(
-            f"{where} is not what {cls.COMMAND} writes, or was written before results had "
-            f"versions: write it again with {cls.COMMAND}"
-        )
-    if version != cls.VERSION:
-        by = f"in version {version}"
-        raise ValueError(
-            f"{where} was written {by}, and this layermem reads version {cls.VERSION} of "
-            f"{cls.KIND} results: write it again{_again(cls, values)}"
+            f"{where} was written in version {version}, and this layermem reads version "
+            f"{cls.VERSION} of {cls.KIND} results: {again}"
         )
     try:
         return from_dict(cls, values, "")
     except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{where} is damaged ({error}): write it again{_again(cls, values)}"
-        ) from error
+        raise ValueError(f"{where} is damaged ({error}): {again}") from error
 
 
 def read_result(cls: type[_R], path: Path) -> _R:
@@ -69,9 +64,3 @@ def read_result(cls: type[_R], path: Path) -> _R:
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist; {cls.COMMAND} writes it")
     return from_json(cls, file.read_text(encoding="utf-8"), str(file))
-
-
-def _again(cls: type[Result], values: dict[str, Any]) -> str:
-    """Return the command that writes a file anew: the recorded one, else its name."""
-    command = values.get("command")
-    return f" with {command if isinstance(command, str) and command else cls.COMMAND}"

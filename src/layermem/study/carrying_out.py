@@ -166,7 +166,7 @@ def train_planned(plan: Plan, recorded: RecordedRuns, launcher: Launcher) -> str
     if elsewhere := len(plan) - len(own):
         logger.info("%d of %d runs are recorded elsewhere", elsewhere, len(plan))
     try:
-        train_missing(own, recorded.out, may_diverge=True, launcher=launcher)
+        train_missing(own, recorded.out, launcher)
     except RuntimeError as error:
         return str(error)
     return None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from layermem.config import Model, Run
 from layermem.efficiency.costs import cost
-from layermem.efficiency.measuring import Shape, describe_machine
+from layermem.efficiency.measuring import Shape
 from layermem.efficiency.model_sizes import model_sizes
 from layermem.models.registry import lookup
 from layermem.results.costs import Cost
@@ -30,8 +30,8 @@ from layermem.study.planning import (
     stages,
     trials,
 )
-from layermem.study.records import RecordedRuns, run_state
-from layermem.study.steps import STEPS, device, shape_of, time_steps
+from layermem.study.records import RecordedRuns, standing
+from layermem.study.steps import STEPS, shape_of, time_steps
 
 Basis = Literal["timed", "extrapolated"]
 UNCERTAINTY: Mapping[Basis, str] = {
@@ -75,11 +75,6 @@ class Estimate:
     hours: float
     """Hours of one thread, or of the GPU, of the runs that are still to come."""
     basis: Basis
-
-
-def machine() -> str:
-    """Return what hours are of."""
-    return describe_machine(device())
 
 
 def is_recorded(state: RunRecord) -> bool:
@@ -138,12 +133,12 @@ def _state(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunRecord:
     """Return where a run stands; one whose record cannot be read counts as failed."""
     folder = recorded.folder_of(name, planned.run)
     try:
-        state, note = run_state(folder, planned.run)
+        return standing(name, planned.run, folder)
     except (ValueError, KeyError, TypeError) as error:
-        state, note = "failed", str(error)
-    return RunRecord(
-        name=name, run_id=planned.run.id, folder=str(folder.path), state=state, note=note
-    )
+        note = str(error)
+        return RunRecord(
+            name=name, run_id=planned.run.id, folder=str(folder.path), state="failed", note=note
+        )
 
 
 def _unknown(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunRecord:
@@ -162,9 +157,10 @@ def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimat
 
 def estimate_run(run: Run) -> Estimate:
     """Return what one run would take."""
-    arm = Arm(name=run.variant, change=lambda base: base)
-    board = Board(name=run.preset, base=run, arms=(arm,))
-    planned = PlannedRun(board=board.name, arm=arm.name, run=run)
+    board = Board(
+        name=run.preset, base=run, arms=(Arm(name=run.variant, change=lambda base: base),)
+    )
+    planned = PlannedRun(board=board.name, arm=run.variant, run=run)
     state = RunRecord(name=run.preset, run_id=run.id, folder="", state="not begun")
     return _estimate(board, [(planned, state)])
 

@@ -33,7 +33,7 @@ from layermem.study.records import (
     check_comparable,
     check_test_problems,
     read_record,
-    run_state,
+    standing,
     trained_on,
 )
 from layermem.train.host_models import load_host
@@ -91,8 +91,8 @@ def _read(plan: Plan, by_condition: Mapping[str, Plan], recorded: RecordedRuns) 
     records = []
     for name, planned in plan.items():
         folder = recorded.folder_of(name, planned.run)
-        state, note = run_state(folder, planned.run)
-        if state == "ended":
+        record = standing(name, planned.run, folder)
+        if record.state == "ended":
             # A folder of this name may hold what was planned under it before.
             check_same_run(folder, planned.run)
             record = read_record(name, planned.run, folder)
@@ -101,16 +101,6 @@ def _read(plan: Plan, by_condition: Mapping[str, Plan], recorded: RecordedRuns) 
                     f"{folder.path} has ended without a {folder.result.name}; delete the folder to "
                     "run it again"
                 )
-        else:
-            record = RunRecord(
-                name=name,
-                run_id=planned.run.id,
-                folder=str(folder.path),
-                state=state,
-                note=note,
-                seed=planned.run.seed,
-                max_steps=planned.run.max_steps,
-            )
         conditions = tuple(each for each, runs in by_condition.items() if name in runs)
         records.append(replace(record, board=planned.board, arm=planned.arm, conditions=conditions))
     return records

@@ -13,7 +13,7 @@ from pathlib import Path
 from layermem.config import Run
 from layermem.results.study import LOSS
 from layermem.runs import RunFolder, create_folder
-from layermem.study.launching import Launcher, LocalProcesses
+from layermem.study.launching import Launcher
 from layermem.study.records import (
     ERRORS,
     NOTE,
@@ -34,23 +34,15 @@ _SIGKILL = 9
 logger = logging.getLogger(__name__)
 
 
-def train_missing(
-    runs: Mapping[str, Run],
-    out: Path,
-    jobs: int = 1,
-    *,
-    may_diverge: bool = False,
-    launcher: Launcher | None = None,
-) -> dict[str, RunFolder]:
+def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dict[str, RunFolder]:
     """Train every run that has not ended, each in its own folder of ``out``.
 
-    ``launcher``: where they are trained; None: in processes here, ``jobs`` at once. Returns the
-    folders by name. A folder that holds another run, or has lost what it recorded, is an error
-    before the first step, and so is a saved model to start from whose weights are not those that
-    the ended runs began with. A run that another process is training is waited for. A run that
-    fails leaves its error in ``error.txt`` in its folder; the others go on, and the failures are
-    raised together at the end. A failed run is tried again the next time; one that diverged would
-    do so again, and is left as it is: an error too, unless it ``may_diverge``.
+    Returns the folders by name. A folder that holds another run, or has lost what it recorded, is
+    an error before the first step, and so is a saved model to start from whose weights are not
+    those that the ended runs began with. A run that another process is training is waited for. A
+    run that fails leaves its error in ``error.txt`` in its folder; the others go on, and the
+    failures are raised together at the end. A failed run is tried again the next time; one that
+    diverged would do so again, and is left as it is.
     """
     folders = {name: RunFolder(out / name) for name in runs}
     for name, folder in folders.items():
@@ -62,7 +54,7 @@ def train_missing(
     _check_starts(runs, folders, missing)
     logger.info("%d of %d runs are to be done", len(missing), len(runs))
     create_folder(out)
-    failed = _train_all(runs, folders, missing, launcher or LocalProcesses(jobs))
+    failed = _train_all(runs, folders, missing, launcher)
     if failed:
         by_reason: dict[str, list[str]] = {}
         for name, reason in failed.items():
@@ -74,10 +66,6 @@ def train_missing(
             f"{len(failed)} of {len(runs)} runs failed: {what}; see {where}{left}. The others are "
             "kept; the same command tries what failed again"
         )
-    divergences = {name: read_divergence(folder, runs[name].id) for name, folder in folders.items()}
-    diverged = [f"{name}: {seen}" for name, seen in divergences.items() if seen]
-    if diverged and not may_diverge:
-        raise RuntimeError(f"{len(diverged)} of {len(runs)} runs diverged: {'; '.join(diverged)}")
     return folders
 
 

@@ -10,7 +10,7 @@ import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +46,34 @@ def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
     with naming_damage(folder):
         rows, about = folder.rows(), recorded_about(folder)
         run_id = about.get("run_id") or run.id
-        state, note = run_state(folder, run)
+        record = standing(name, run, folder)
         speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
-        return RunRecord(
-            name=name,
-            folder=str(folder.path),
-            run_id=run.id,
-            state=state,
-            note=note,
-            seed=run.seed,
+        has_ended = record.state == "ended"
+        return replace(
+            record,
             steps=rows[-1]["step"] if rows else 0,
-            max_steps=run.max_steps,
             # Where the file of rows is gone, pages say so; one that lacks its end is damaged.
-            metrics=read_metrics(folder, run) if state == "ended" and rows else {},
+            metrics=read_metrics(folder, run) if has_ended and rows else {},
             validations=_finite_validations(rows),
             tokens_per_second=statistics.median(speeds) if speeds else None,
             # Before the final model is there, it may be of an attempt that did not count.
-            solved=read_solved(folder, run_id) if state == "ended" else None,
+            solved=read_solved(folder, run_id) if has_ended else None,
             about={name: str(value) for name, value in about.items() if value is not None},
         )
+
+
+def standing(name: str, run: Run, folder: RunFolder) -> RunRecord:
+    """Return where a planned run stands, without what it recorded."""
+    state, note = run_state(folder, run)
+    return RunRecord(
+        name=name,
+        run_id=run.id,
+        folder=str(folder.path),
+        state=state,
+        note=note,
+        seed=run.seed,
+        max_steps=run.max_steps,
+    )
 
 
 def run_state(folder: RunFolder, run: Run) -> tuple[State, str]:
@@ -177,7 +186,7 @@ def check_comparable(folders: Iterable[RunFolder]) -> None:
     """Raise where runs of one config learnt different data, from other weights or otherwise.
 
     A config says where data and the weights of a start lay, and may leave the precision to the
-    machine. What has not recorded them (older versions did not) is taken to agree.
+    machine. A run that has not recorded them is taken to agree.
     """
     found: dict[str, dict[str, Path]] = {}
     for folder in folders:
