@@ -23,6 +23,12 @@ def entry(request):
 
 
 @pytest.fixture
+def undrawn(monkeypatch):
+    """Leave figures of pages empty, for tests that look at other things: most of a page's time."""
+    monkeypatch.setattr("layermem.report.figures._svg", lambda *_, **__: "<svg></svg>")
+
+
+@pytest.fixture
 def ids():
     """Token ids [3, 11]."""
     return torch.randint(1, TINY["vocab_size"], (3, 11), generator=torch.Generator().manual_seed(1))

@@ -119,6 +119,7 @@ def test_every_table_of_differences_has_a_forest_plot():
     assert alone.tables and not alone.figures
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_shapes_are_compared_at_equal_parameters():
     values = {"plain": (2.0, 2.1, 2.25), "lime": (1.1, 1.0, 1.2)}
     result = a_comparison(values, boards=("p-2x8", "p-8x4"), conditions=("tokens", "parameters"))
@@ -190,6 +191,7 @@ def test_rates_that_were_tried_are_told():
     assert rows["lime"]["learning rate"] == "0.001 (the lowest)"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_seed_that_diverged_is_in_no_mean_and_said(tmp_path, four):
     lost = record(tmp_path / "lime-s2", seed=2, right=0.9, rows=2, max_steps=40, diverged=25)
     third = record(tmp_path / "plain-s2", variant="plain", seed=2, right=0.35)
@@ -235,6 +237,7 @@ def test_several_differences_have_adjusted_p_values():
     assert not {"each seed", "against the best"} & narrow["lime"].keys()
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_two_seeds_that_ended_with_no_number_have_diverged(value, tmp_path):
     runs = [
@@ -259,6 +262,7 @@ def test_two_seeds_that_ended_with_no_number_have_diverged(value, tmp_path):
     assert all(math.isfinite(row["val_loss"]) for r in kept["runs"] for row in r["validations"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_number_leads_to_its_run(tmp_path, four):
     text = written(tmp_path, compared(tmp_path, *four))
     ids = set(re.findall(r'id="(run-[0-9a-f]{12})"', text))

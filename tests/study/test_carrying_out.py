@@ -19,6 +19,8 @@ from layermem.study.boards import board_of, open_boards, study_of_variants
 from layermem.study.carrying_out import carry_out, result_folder
 from layermem.study.definition import CHOOSING_SEED
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 AT_TOKENS = ("tokens",)
 
 

@@ -17,6 +17,8 @@ from layermem.results.files import read_result
 from layermem.results.study import LOSS, StudyResult
 from layermem.runs import RunFolder
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def test_a_study_of_a_config_runs_what_is_missing(tmp_path, monkeypatch, capsys):
     here, out, config = use(InThisProcess(), monkeypatch), tmp_path / "out", tmp_path / "run.yaml"

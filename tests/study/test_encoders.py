@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from labelled import rows_of, write_rows
-from launchers import InThisProcess, use
+from launchers import InThisProcess, MadeUp, use
 
 from layermem import cli
 from layermem.config import Optim, Records
@@ -19,6 +19,8 @@ from layermem.study.hosts import EncoderSizes, study_of_encoders
 from layermem.study.launching import command_of
 from layermem.train.learning import prepare_learning
 from layermem.train.run_config import load_run, recorded_run
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 SMALL = [
     *("--layers", "2", "--width", "8", "--heads", "2", "--vocabulary", "60", "--max-length", "16"),
@@ -43,7 +45,7 @@ def compare(records, out, *more):
 
 
 @pytest.mark.slow
-def test_arms_take_their_rates_and_are_compared(records, tmp_path, here, capsys):
+def test_arms_take_their_rates_and_are_compared(records, tmp_path, here, capsys, monkeypatch):
     out = tmp_path / "out"
     result = compare(records, out)
     assert len(here.begun) == 8
@@ -64,21 +66,18 @@ def test_arms_take_their_rates_and_are_compared(records, tmp_path, here, capsys)
     assert result.metrics[RIGHT_ANSWERS].chance == pytest.approx(0.5, abs=0.2)
     assert "A guess: " in capsys.readouterr().out.replace("\n", " ")
     # Nothing is trained again; one more seed trains what is missing.
-    here.begun.clear()
+    made_up = use(MadeUp(right=lambda run: 1.0 if run.optim.lr == 3e-2 else 0.5), monkeypatch)
     compare(records, out, "--seeds", "3")
-    assert here.begun == [f"{NAME}/{arm}-lr{chosen[arm]:g}-s2" for arm in ("none", "full")]
+    assert made_up.begun == [f"{NAME}/{arm}-lr{chosen[arm]:g}-s2" for arm in ("none", "full")]
     # A rate that is added later, and chosen, has runs of its own beside those that are there.
-    here.begun.clear()
+    made_up.begun.clear()
     again = compare(records, out, "--rates", "1e-3", "1e-2", "3e-2")
-    assert {name for name in here.begun if "s1000" in name} == {
-        f"{NAME}/rates/{arm}-lr0.03-s1000" for arm in ("none", "full")
-    }
-    rates = {tried.arm: tried.chosen for tried in again.boards[0].tried}
-    assert {name for name in here.begun if "s1000" not in name} == {
-        f"{NAME}/{arm}-lr{rate:g}-s{seed}"
-        for arm, rate in rates.items()
-        for seed in (0, 1)
-        if rate != chosen[arm]
+    assert {tried.chosen for tried in again.boards[0].tried} == {3e-2}
+    assert set(made_up.begun) == {
+        f"{NAME}/{kind}-s{seed}"
+        for arm in ("none", "full")
+        for kind, seeds in ((f"rates/{arm}-lr0.03", (1000,)), (f"{arm}-lr0.03", (0, 1)))
+        for seed in seeds
     }
     with pytest.raises(SystemExit, match="other sizes or other records"):
         compare(records, out, "--width", "16")

@@ -217,6 +217,9 @@ class OfEncoders(EncoderSizes, Carrying):
     max_steps: int = number(400, at_least(1))
     """Training steps."""
 
+    def __post_init__(self) -> None:
+        """Check nothing yet: errors are one line where the study is made."""
+
     def study(self) -> "Study":
         """Return the study."""
         from layermem.config import Optim, Records
