@@ -16,7 +16,7 @@ from layermem.paper.artefact import SCALES, Observing
 from layermem.presets import get_preset
 from layermem.results.costs import Measurement
 from layermem.study import estimates
-from layermem.study.boards import board_of, open_boards, parse_arms
+from layermem.study.boards import open_boards, parse_arms
 from layermem.study.planning import counting_runs, stages, trials
 from layermem.study.records import RecordedRuns
 
@@ -58,9 +58,7 @@ def test_every_artefact_is_planned_at_every_scale(name, scale, tmp_path, monkeyp
 def test_the_deepest_tiny_models_are_those_of_a_board_of_that_shape():
     """Runs of figure 6 are used for the board of that shape, and the other way round."""
     deepest = get_artefact("fig6").boards("tiny")[-1]
-    deep, wide = (
-        board_of(run, "plain,lime") for _, run in open_boards(("tiny-lm@64x32", "tiny-lm@16x64"))
-    )
+    deep, wide = open_boards(("tiny-lm@64x32", "tiny-lm@16x64"), "plain,lime")
     assert deepest.base.id == deep.base.id != wide.base.id
     small, paper = (get_artefact("fig6").boards(scale)[1] for scale in SCALES[1:])
     assert small.base.model.sizes() == {**paper.base.model.sizes(), "num_hidden_layers": 32}

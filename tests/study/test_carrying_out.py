@@ -97,10 +97,7 @@ def test_runs_that_lie_elsewhere_are_used(tmp_path, made_up, study):
 def test_shapes_of_one_preset_are_ranked_together(tmp_path, made_up, study, monkeypatch):
     base = study().boards[0].base
     monkeypatch.setattr(study_boards, "get_preset", lambda name: replace(base, preset=name))
-    boards = [
-        board_of(run, "plain,lime", (1e-2,), name=name.folder, shape=name.shape)
-        for name, run in open_boards(["board@4x32", "board@8x16", "other"])
-    ]
+    boards = open_boards(["board@4x32", "board@8x16", "other"], "plain,lime", (1e-2,))
     asked = study_of_variants(boards, range(3), ("parameters",))
     result, _ = carry_out(asked, tmp_path, launcher=made_up)
     (_, together, _), (_, plain, _), (_, lime, _) = shapes_tables(result)

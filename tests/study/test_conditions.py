@@ -57,13 +57,13 @@ def test_what_cannot_be_made_equal_is_refused():
 
 
 def test_a_shape_has_the_first_ones_parameters():
-    opened = open_boards(("tiny-lm@16x64", "tiny-lm@64x32", "tiny-lm", "recall"))
-    (_, wide), (_, deep), (_, preset), (recall, _) = opened
-    assert [name.folder for name, _ in opened] == [
-        "tiny-lm-16x64",
-        "tiny-lm-64x32",
-        "tiny-lm",
-        "tiny-mqar",
+    opened = open_boards(("tiny-lm@16x64", "tiny-lm@64x32", "tiny-lm", "recall"), "plain")
+    wide, deep, preset, recall = (board.base for board in opened)
+    assert [(board.name, board.shape) for board in opened] == [
+        ("tiny-lm-16x64", "16x64"),
+        ("tiny-lm-64x32", "64x32"),
+        ("tiny-lm", ""),
+        ("tiny-mqar", ""),
     ]
     assert recall.preset == "tiny-mqar"
     assert (deep.model.num_hidden_layers, deep.model.hidden_size) == (64, 32)
@@ -84,9 +84,9 @@ def test_a_shape_has_the_first_ones_parameters():
         (["tiny-lm@64"], "tiny-lm@64'"),
         (["tiny-lm@4x20"], "width 20 is no whole number of heads of width 8"),
         (["aet-44"], "aet-44"),
-        ([], "none"),
+        ([], "at least one"),
     ],
 )
 def test_boards_that_cannot_be_are_refused(names, named):
     with pytest.raises(ValueError, match=named):
-        open_boards(names)
+        open_boards(names, "plain")

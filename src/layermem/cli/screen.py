@@ -87,10 +87,11 @@ def show_result(result: "StudyResult", folder: Path, further: "Sequence[Section]
     ``further``: sections of the page about what else was given.
     """
     from layermem.report import study as report
+    from layermem.report.study_tables import INTERVALS
 
     for table in report.tables(result):
         show(table)
-    screen().print(f"{report.INTERVALS} {report.sentence(result)}", markup=False, highlight=False)
+    screen().print(f"{INTERVALS} {report.sentence(result)}", markup=False, highlight=False)
     write(report.build(result, further), folder)
 
 

@@ -112,16 +112,11 @@ class OfBoards(Arms):
 
     def study(self) -> "Study":
         """Return the study."""
-        from layermem.study.boards import board_of, open_boards, study_of_variants
+        from layermem.study.boards import open_boards, study_of_variants
         from layermem.study.definition import ALL_CONDITIONS
 
         names = [name.strip() for name in self.boards.split(",") if name.strip()]
-        boards = [
-            board_of(
-                run, self.variants, self.rates, self.decays, name=board.folder, shape=board.shape
-            )
-            for board, run in open_boards(names)
-        ]
+        boards = open_boards(names, self.variants, self.rates, self.decays)
         seeds = self.range_of_seeds()
         return study_of_variants(boards, seeds, self.conditions or ALL_CONDITIONS)
 

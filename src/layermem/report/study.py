@@ -15,9 +15,6 @@ from layermem.report.numbers import NOISE, format_interval
 from layermem.report.page import Figure, Page, Section, Table
 from layermem.report.paper_tables import claim_text, claims_table, numbers_table
 from layermem.report.study_tables import (
-    INTERVALS as INTERVALS,
-)
-from layermem.report.study_tables import (
     TITLES,
     arms_table,
     levels_tables,
@@ -27,6 +24,7 @@ from layermem.report.study_tables import (
     shapes_tables,
     shown_metrics,
     steps_table,
+    title_of,
 )
 from layermem.results.analysis import Analysis
 from layermem.results.comparing import HOLDS, NOT, RULE, Line, judge, lines_of
@@ -106,9 +104,7 @@ def _said(result: StudyResult, board: Board, condition: Condition) -> str:
     metric = result.metric(board.metric)
     lines = lines_of(result, board, condition, board.metric)
     first = condition.arms[0].name
-    where = (
-        board.name if condition.name == "recorded" else f"{board.name}, {TITLES[condition.name]}"
-    )
+    where = title_of(board, condition)
     compared = [line for line in lines if line.p is not None]
     if not compared:
         few = "no pair of runs has ended"

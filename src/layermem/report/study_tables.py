@@ -68,7 +68,7 @@ def arms_table(
     first, runs = condition.arms[0].name, result.of(board.name, condition.name)
     columns: dict[str, list[Cell]] = {
         "": ["" if line.rank is None else str(line.rank) for line in lines],
-        _title(board, condition): [line.arm for line in lines],
+        title_of(board, condition): [line.arm for line in lines],
         **_facts(board, condition, [arms[line.arm] for line in lines]),
         metric: [_mean(line, of, metric, arms[line.arm].note, runs) for line in lines],
         "each seed": [_seeds(line, of, runs) for line in lines],
@@ -101,7 +101,8 @@ def arms_table(
     )
 
 
-def _title(board: Board, condition: Condition) -> str:
+def title_of(board: Board, condition: Condition) -> str:
+    """Return what a board under a condition is called."""
     if condition.name == "recorded":
         return board.name
     return f"{board.name}, {TITLES[condition.name]}"

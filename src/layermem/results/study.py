@@ -6,8 +6,9 @@
       Board           what is equal between its arms; what they tried, took, cost
         Condition       the arms under one condition (equal tokens, time, parameters)
       Row             a quantity of one arm that was computed from several runs, or from none
-      PaperNumber, Claim    what the paper prints and claims of such rows
-      Drawing, Point        which of this the paper draws, and how
+      OfPaper         what the paper says, of which a study and its result are
+        PaperNumber, Claim    what it prints and claims of such rows
+        Drawing, Point        which of this it draws, and how
 
 Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
 """
@@ -286,7 +287,27 @@ class Drawing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyResult:
+class OfPaper:
+    """What a study is of the paper; all of it is empty where it is no artefact of the paper."""
+
+    scale: Scale | None = None
+    """Size of the runs."""
+    claim: str = ""
+    """The paper's claim in one sentence."""
+    papers: tuple[PaperNumber, ...] = ()
+    """What the paper prints."""
+    claims: tuple[Claim, ...] = ()
+    """What it claims of the rows."""
+    drawings: tuple[Drawing, ...] = ()
+    """What it draws."""
+    notes: tuple[str, ...] = ()
+    """What tempers the comparison with the paper; of a result also what is in no mean."""
+    missing: str = ""
+    """What cannot be evaluated here, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult(OfPaper):
     """Everything that a study's page shows."""
 
     KIND: ClassVar[str] = "study"
@@ -305,19 +326,8 @@ class StudyResult:
     """The runs, those included that are in no mean."""
     rows: tuple[Row, ...] = ()
     """What was computed of them, or without any."""
-    scale: Scale | None = None
-    """Size of the runs of an artefact of the paper."""
-    claim: str = ""
-    """The paper's claim in one sentence; empty: it is no artefact of the paper."""
-    papers: tuple[PaperNumber, ...] = ()
-    claims: tuple[Claim, ...] = ()
-    drawings: tuple[Drawing, ...] = ()
     looks: Looks = ()
     """Seeds of each look at what is claimed, this one last; empty: the first look."""
-    notes: tuple[str, ...] = ()
-    """What tempers the comparison with the paper, and what is in no mean."""
-    missing: str = ""
-    """What was not evaluated and why; empty: nothing."""
 
     def metric(self, name: str) -> Metric:
         """Return a metric; one that nothing is recorded of says nothing of itself."""

@@ -1,11 +1,18 @@
-"""Arms of variants by their names: a variant, with options of its own after colons.
+"""Boards and arms by their names, and the study of variants on some boards.
 
-plain,lime,lime:router=last:router_window=4
+    tiny-lm          a preset
+    recall           tiny-mqar
+    tiny-lm@64x32    the preset with 64 layers of width 32
+
+Heads keep their width. Of the shapes of one preset the first that is named has an mlp of the
+preset's ratio; that of the others is as wide as it takes to have the first one's parameters.
+
+    plain,lime:router=last:router_window=4    variants, with options of one after colons
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from layermem.config import Model, Run
@@ -127,44 +134,29 @@ def board_of(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class BoardName:
-    """A board's name, taken apart."""
-
-    preset: str
-    """Full name of the preset."""
-    shape: str
-    """LAYERSxWIDTH; empty: the preset's."""
-
-    @property
-    def folder(self) -> str:
-        """Name of its runs' folder."""
-        return f"{self.preset}-{self.shape}" if self.shape else self.preset
-
-
-def read_board(name: str) -> BoardName:
-    """Take a board's name apart."""
-    preset, at, shape = name.partition("@")
-    if at and not _SHAPE.fullmatch(shape):
-        raise ValueError(f"a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32), got {name!r}")
-    base = get_preset(OTHER_NAMES.get(preset, preset))
-    return BoardName(preset=base.preset or preset, shape=shape)
-
-
-def open_boards(names: Sequence[str]) -> list[tuple[BoardName, Run]]:
-    """Return the run at equal tokens of each board."""
-    boards = [read_board(name) for name in names]
-    if not boards or len({board.folder for board in boards}) < len(boards):
-        raise ValueError(f"boards must be given and differ, got {', '.join(names) or 'none'}")
-    opened: list[tuple[BoardName, Run]] = []
+def open_boards(
+    names: Sequence[str], variants: str, rates: Sequence[float] = (), decays: Sequence[float] = ()
+) -> list[Board]:
+    """Return the boards of some names; shapes of one preset have equally many parameters."""
+    boards: dict[str, Board] = {}
     firsts: dict[str, Run] = {}
-    for board in boards:
-        run = get_preset(board.preset)
-        if board.shape:
-            run = reshaped(run, *map(int, board.shape.split("x")))
-            first = firsts.setdefault(board.preset, run)
+    for name in names:
+        preset, at, shape = name.partition("@")
+        if at and not _SHAPE.fullmatch(shape):
+            raise ValueError(
+                f"a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32), got {name!r}"
+            )
+        run = get_preset(OTHER_NAMES.get(preset, preset))
+        folder = f"{run.preset}-{shape}" if shape else run.preset
+        if folder in boards:
+            raise ValueError(f"boards must differ, got {', '.join(names)}")
+        if shape:
+            run = reshaped(run, *map(int, shape.split("x")))
+            first = firsts.setdefault(run.preset, run)
             if run is not first:
                 plain = with_parameters(replace(run, variant="plain"), plain_parameters(first))
                 run = replace(run, model=plain.model)
-        opened.append((board, run))
-    return opened
+        boards[folder] = board_of(run, variants, rates, decays, folder, shape)
+    if not boards:
+        raise ValueError("name at least one board")
+    return list(boards.values())

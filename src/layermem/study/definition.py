@@ -20,15 +20,7 @@ from pathlib import Path
 from layermem.config import Run
 from layermem.number_ranges import above, at_least, check_numbers, number
 from layermem.plugins import load_plugins
-from layermem.results.study import (
-    LOSS,
-    RIGHT_ANSWERS,
-    Claim,
-    Drawing,
-    PaperNumber,
-    RunRecord,
-    Scale,
-)
+from layermem.results.study import LOSS, RIGHT_ANSWERS, OfPaper, RunRecord
 
 CHOOSING_SEED = 1000
 """Seed that learning rates are chosen with; results must be of other seeds."""
@@ -141,7 +133,7 @@ class Trained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class Study(OfPaper):
     """Arms on boards, seed by seed, under conditions."""
 
     name: str
@@ -153,20 +145,6 @@ class Study:
     """Under which the arms meet: of ``ALL_CONDITIONS``."""
     observe: Callable[[Trained], Iterable[Observed]] | None = None
     """The numbers of ended runs, or of what needs no run; None: what runs are judged by is all."""
-    scale: Scale | None = None
-    """Size of the runs of an artefact of the paper."""
-    claim: str = ""
-    """The paper's claim in one sentence."""
-    papers: tuple[PaperNumber, ...] = ()
-    """What the paper prints."""
-    claims: tuple[Claim, ...] = ()
-    """What it claims."""
-    drawings: tuple[Drawing, ...] = ()
-    """What it draws."""
-    notes: tuple[str, ...] = ()
-    """What tempers the comparison with the paper."""
-    missing: str = ""
-    """What cannot be evaluated here, and why."""
     tasks: tuple[str, ...] = ()
     """Evaluation tasks that models are asked, for which no time is estimated."""
 

@@ -7,8 +7,9 @@ no run with the file is a first look.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from layermem.intervals import further_looks
 from layermem.results import study as results
@@ -20,6 +21,7 @@ from layermem.results.study import (
     Condition,
     Looks,
     Metric,
+    OfPaper,
     Row,
     RunRecord,
     StudyResult,
@@ -66,6 +68,8 @@ def gather(
         runs += [*of_trials, *counting]
     trained = Trained(seeds=study.seeds, records=_by_arm(runs, study.conditions[0]), out=folder)
     observed = list(study.observe(trained) if study.observe else ())
+    of_paper: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(OfPaper)}
+    of_paper["notes"] = (*study.notes, *_lost_notes(runs))
     return StudyResult(
         command="",
         name=study.name,
@@ -75,14 +79,8 @@ def gather(
         metrics={**metrics_of(runs), **_metrics_of_rows(study, observed)},
         rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed),
         runs=tuple(runs),
-        scale=study.scale,
-        claim=study.claim,
-        papers=study.papers,
-        claims=study.claims,
-        drawings=study.drawings,
         looks=_looks_at_claims(before, runs, study.seeds) if study.claims else (),
-        notes=(*study.notes, *_lost_notes(runs)),
-        missing=study.missing,
+        **of_paper,
     )
 
 

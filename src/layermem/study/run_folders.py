@@ -35,6 +35,7 @@ from layermem.study.carrying_out import RESULT
 from layermem.study.gathering import looks_at_runs, metrics_of, replaced_result
 from layermem.study.records import (
     ERRORS,
+    check_comparable,
     check_test_problems,
     naming_damage,
     read_record,
@@ -109,21 +110,9 @@ def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
                 "came to the same, such as a precision); name one"
             )
         by_seed[seed] = name
-    for arm, by_seed in arms.items():
-        _check_same_start(arm, {name: runs[name][1] for name in by_seed.values()})
+    for by_seed in arms.values():
+        check_comparable(runs[name][1] for name in by_seed.values())
     return arms
-
-
-def _check_same_start(arm: str, folders: Mapping[str, RunFolder]) -> None:
-    """Raise where runs of an arm recorded different weights that they started from."""
-    about = {name: recorded_about(folder) for name, folder in folders.items()}
-    names = {told["weights"]: name for name, told in about.items() if told.get("weights")}
-    if len(names) > 1:
-        raise ValueError(
-            f"{' and '.join(names.values())} of {arm} started from different weights: the model "
-            "that their configs name has changed between them; train one of them again in another "
-            "--out"
-        )
 
 
 def _runs_at(path: Path) -> list[RunFolder]:
