@@ -66,6 +66,11 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean=statistics.fmean(values), half=half, count=count)
 
 
+def mean_by_seed(values: Mapping[int, float]) -> Interval | None:
+    """Return the interval of values by seed; None: there is no value."""
+    return interval(list(values.values())) if values else None
+
+
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Return the interval of the differences, pair by pair.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from layermem.intervals import interval
+from layermem.intervals import mean_by_seed
 from layermem.report.numbers import (
     format_interval,
     format_number,
@@ -67,14 +67,14 @@ def arms_table(
     of, arms = result.metric(metric), {arm.name: arm for arm in condition.arms}
     first, runs = condition.arms[0].name, result.of(board.name, condition.name)
     columns: dict[str, list[Cell]] = {
-        "": ["" if line.rank is None else str(line.rank) for line in lines],
+        "": [_rank(line) for line in lines],
         title_of(board, condition): [line.arm for line in lines],
         **_facts(board, condition, [arms[line.arm] for line in lines]),
         metric: [_mean(line, of, metric, arms[line.arm].note, runs) for line in lines],
         "each seed": [_seeds(line, of, runs) for line in lines],
         f"against {first}": [_difference(line, of, lines) for line in lines],
         "p (Holm)": [format_p(line.p) for line in lines],
-        "against the best": ["best mean" if x.rank == 1 else format_p(x.p_to_best) for x in lines],
+        "against the best": [_to_best(line) for line in lines],
         "seeds to settle it": [format_pairs(x.difference, x.pairs_to_settle) for x in lines],
         **_prices(board, condition, lines),
     }
@@ -94,11 +94,8 @@ def arms_table(
     caption += "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
     caption += f" All arms: {', '.join(common)}." if common else ""
     caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
-    return Table(
-        header=list(columns),
-        rows=[list(row) for row in zip(*columns.values(), strict=True)],
-        caption=f"{caption}{looks_note(condition.looks)}{_prices_note(columns)}".strip(),
-    )
+    caption += f"{looks_note(condition.looks)}{_prices_note(columns)}"
+    return _of_columns(columns, caption.strip())
 
 
 def title_of(board: Board, condition: Condition) -> str:
@@ -112,10 +109,8 @@ def _facts(board: Board, condition: Condition, arms: Sequence[Arm]) -> dict[str,
     ends = {each.arm: end_of_range(each) for each in board.tried if each.chosen is not None}
 
     def rate(arm: Arm) -> str:
-        if arm.rate is None:
-            return ""
         end = ends.get(arm.name, "")
-        return f"{arm.rate:g} (the {end})" if end else f"{arm.rate:g}"
+        return "" if arm.rate is None else f"{arm.rate:g}{end and f' (the {end})'}"
 
     return {
         "learning rate": [rate(arm) for arm in arms],
@@ -181,75 +176,75 @@ def _prices_note(columns: Mapping[str, object]) -> str:
 
 def levels_tables(result: StudyResult, board: Board, condition: Condition) -> Iterator[Table]:
     """Yield right answers by level of the problems (operands, steps): a column for each level."""
-    names = [n for n in result.metrics_of(board.name, condition.name) if BY_LEVEL in n]
     by_kind: dict[str, list[str]] = {}
-    for name in names:
-        by_kind.setdefault(name.rpartition(": ")[0], []).append(name)
+    for name in result.metrics_of(board.name, condition.name):
+        if BY_LEVEL in name:
+            by_kind.setdefault(name.rpartition(": ")[0], []).append(name)
     for kind, metrics in by_kind.items():
         values = [result.values(board.name, condition.name, metric) for metric in metrics]
-        yield Table(
-            header=[kind, *(name.rpartition(": ")[2] for name in metrics)],
-            rows=[
-                [
-                    arm.name,
-                    *(
-                        format_interval(interval(list(of[arm.name].values())), True)
-                        if arm.name in of
-                        else ""
-                        for of in values
-                    ),
-                ]
-                for arm in condition.arms
-            ],
-        )
+        rows = [
+            [
+                arm.name,
+                *(format_interval(mean_by_seed(of.get(arm.name, {})), True) for of in values),
+            ]
+            for arm in condition.arms
+        ]
+        yield Table(header=[kind, *(name.rpartition(": ")[2] for name in metrics)], rows=rows)
 
 
 def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metric]]:
     """Yield wide against deep, at equal parameters: all arms and shapes of a preset together, then
     the shapes of each arm."""
-    by_preset: dict[str, list[Board]] = {}
+    by_preset: dict[str, list[tuple[Board, Condition]]] = {}
     for board in result.boards:
-        if board.shape and any(each.name == "parameters" for each in board.conditions):
-            by_preset.setdefault(board.preset, []).append(board)
+        for condition in board.conditions:
+            if board.shape and condition.name == "parameters":
+                by_preset.setdefault(board.preset, []).append((board, condition))
     for preset, boards in by_preset.items():
         if len(boards) < 2:
             continue
+        (first, condition), name = boards[0], boards[0][0].metric
         values = {
-            (arm.name, board.shape): result.values(board.name, "parameters", board.metric).get(
-                arm.name, {}
-            )
-            for arm in boards[0].conditions[0].arms
-            for board in boards
+            (arm.name, board.shape): result.values(board.name, "parameters", name).get(arm.name, {})
+            for arm in first.conditions[0].arms
+            for board, _ in boards
         }
-        metric = result.metric(boards[0].metric)
-        looks = max(1, *(len(c.looks) for c in boards[0].conditions if c.name == "parameters"))
-        arms = dict.fromkeys(arm for arm, _ in values)
+        metric, looks = result.metric(name), max(1, len(condition.looks))
         parts = {"arms and shapes": {f"{arm}, {shape}": v for (arm, shape), v in values.items()}}
-        for arm in arms:
+        for arm in dict.fromkeys(arm for arm, _ in values):
             parts[f"shapes of {arm}"] = {s: v for (other, s), v in values.items() if other == arm}
         for part, of_part in parts.items():
             lines = compare(of_part, result.seeds, metric.better, looks)
             title = f"{preset}, {part}, equal parameters"
-            yield _plain_table(title, boards[0].metric, metric, lines), lines, metric
+            yield _shapes_table(title, name, metric, lines), lines, metric
 
 
-def _plain_table(title: str, name: str, metric: Metric, lines: Sequence[Line]) -> Table:
+def _shapes_table(title: str, name: str, metric: Metric, lines: Sequence[Line]) -> Table:
     first = next((line.arm for line in lines if line.difference is None), "")
-    return Table(
-        header=["", title, name, f"against {first}", "p (Holm)", "against the best"],
-        rows=[
-            [
-                "" if line.rank is None else str(line.rank),
-                line.arm,
-                format_interval(line.mean, metric.is_share),
-                format_interval(line.difference, metric.is_share, "+"),
-                format_p(line.p),
-                "best mean" if line.rank == 1 else format_p(line.p_to_best),
-            ]
-            for line in lines
+    columns: dict[str, list[Cell]] = {
+        "": [_rank(line) for line in lines],
+        title: [line.arm for line in lines],
+        name: [format_interval(line.mean, metric.is_share) for line in lines],
+        f"against {first}": [
+            format_interval(line.difference, metric.is_share, "+") for line in lines
         ],
-        caption=INTERVALS + _BEST,
-    )
+        "p (Holm)": [format_p(line.p) for line in lines],
+        "against the best": [_to_best(line) for line in lines],
+    }
+    return _of_columns(columns, INTERVALS + _BEST)
+
+
+def _of_columns(columns: Mapping[str, Sequence[Cell]], caption: str) -> Table:
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    return Table(header=list(columns), rows=rows, caption=caption)
+
+
+def _rank(line: Line) -> str:
+    return "" if line.rank is None else str(line.rank)
+
+
+def _to_best(line: Line) -> str:
+    return "best mean" if line.rank == 1 else format_p(line.p_to_best)
 
 
 def rates_table(board: Board) -> Table:
@@ -259,12 +254,8 @@ def rates_table(board: Board) -> Table:
     with_decay = " and weight decay" if any(each.decay is not None for each in tried) else ""
     by_right = any(each.right for each in tried)
     what = "right answers" if by_right else "validation loss"
-    at_an_end = [f"{each.arm} took the {end}" for each in tried if (end := end_of_range(each))]
-    beyond = (
-        f" A better learning rate may lie beyond those tried: {', '.join(at_an_end)}."
-        if at_an_end
-        else ""
-    )
+    at_end = ", ".join(f"{x.arm} took the {end}" for x in tried if (end := end_of_range(x)))
+    beyond = at_end and f" A better learning rate may lie beyond those tried: {at_end}."
     return Table(
         header=[f"{board.name}: {what} at learning rate", *(f"{r:g}" for r in rates), "chosen"],
         rows=[

@@ -14,6 +14,7 @@ from layermem.intervals import (
     adjusted_p_values,
     holm,
     interval,
+    mean_by_seed,
     p_value,
     p_values_to,
     paired_by_seed,
@@ -100,7 +101,7 @@ def compare(
             Line(
                 arm=arm,
                 by_seed=values[arm],
-                mean=interval(list(values[arm].values())) if values[arm] else None,
+                mean=mean_by_seed(values[arm]),
                 difference=difference,
                 p=p_values.get(arm),
                 p_to_best=to_best.get(arm),
