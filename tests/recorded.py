@@ -27,8 +27,9 @@ SIZES = Model(
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **changes):
-    """Write a run's folder: validation losses fall to ``final``; ``right``: share it solves.
+def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, count=20, **changes):
+    """Write a run's folder: validation losses fall to ``final``; ``right``: share it solves of
+    ``count`` problems.
 
     ``run``: the run itself, in place of what it differs in from one made up. ``diverged``: the step
     that it diverged at. ``about``: what it recorded beside its fields.
@@ -57,8 +58,8 @@ def record(path, *, final=0.5, right=None, ended=True, counted=True, rows=4, **c
     if ended and right is not None:
         shares = {"accuracy": right, "steps": right / 2, "interval": [right - 0.1, right + 0.1]}
         shares["steps_interval"] = [right / 2 - 0.1, right / 2 + 0.1]
-        by = {"operands": {"2": {**shares, "count": 20}}}
-        result = {"chance": 0.1, "faults": {}, "by": by, "count": 20, "run_id": run.id, **shares}
+        by = {"operands": {"2": {**shares, "count": count}}}
+        result = {"chance": 0.1, "faults": {}, "by": by, "count": count, "run_id": run.id, **shares}
         folder.result.write_text(json.dumps(result))
     return folder.path
 

@@ -67,7 +67,8 @@ def test_a_preset_is_trained_with_several_seeds(tmp_path, made_up, capsys, monke
     assert made_up.begun == [f"tiny-lm/lime-s{seed}" for seed in (1, 2, 3)]
     result = read_result(StudyResult, tmp_path / "studies" / "tiny-lm-lime")
     losses = [run.metrics[LOSS] for run in result.runs]
-    assert losses == [made_up.loss(run) for run in made_up.runs] and result.seeds == (1, 2, 3)
+    assert losses == pytest.approx([made_up.loss(run) for run in made_up.runs])
+    assert result.seeds == (1, 2, 3)
     mean = format_interval(interval(losses), False)
     assert f"one arm, lime: {LOSS} {mean}" in " ".join(capsys.readouterr().out.split())
     # It goes on, and with more seeds; a study of the preset finds its runs.

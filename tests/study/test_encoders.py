@@ -67,6 +67,8 @@ def test_arms_take_their_rates_and_are_compared(records, tmp_path, here, capsys,
     assert "A guess: " in capsys.readouterr().out.replace("\n", " ")
     # Nothing is trained again; one more seed trains what is missing.
     made_up = use(MadeUp(right=lambda run: 1.0 if run.optim.lr == 3e-2 else 0.5), monkeypatch)
+    # Of as many records as those that were trained.
+    made_up.count = result.of(NAME, "tokens")[0].solved.count
     compare(records, out, "--seeds", "3")
     assert made_up.begun == [f"{NAME}/{arm}-lr{chosen[arm]:g}-s2" for arm in ("none", "full")]
     # A rate that is added later, and chosen, has runs of its own beside those that are there.

@@ -74,10 +74,10 @@ def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
 
 
 def group_by_data(runs: Runs) -> list[list[str]]:
-    """Return the names of the runs of each setting.
+    """Return the names of the runs of each board.
 
     A config says where data lay; runs that recorded what it was are compared only where that was
-    the same. What has not recorded it (older versions did not) stays with the others.
+    the same. A run that has not recorded it stays with the others.
     """
     by_config: dict[str, dict[str, str | None]] = {}
     for name, (run, folder) in runs.items():
@@ -284,7 +284,7 @@ def _metric(records: Sequence[RunRecord]) -> str:
 
 
 def _about(runs: Runs) -> tuple[str, dict[str, Any]]:
-    """Return what a setting is called, and what its runs were trained on."""
+    """Return what a board is called, and what its runs were trained on."""
     first, _ = next(iter(runs.values()))
     digests = (recorded_about(folder).get("data") for _, folder in runs.values())
     data = {**trained_on(first), "digest": next(filter(None, digests), None)}
@@ -294,7 +294,7 @@ def _about(runs: Runs) -> tuple[str, dict[str, Any]]:
 
 
 def _names(settings: Sequence[Runs]) -> list[str]:
-    """Return the names of settings, longer where two would be the same."""
+    """Return the names of boards, longer where two would be the same."""
     abouts = []
     for setting in settings:
         (name, data), (first, _) = _about(setting), next(iter(setting.values()))
