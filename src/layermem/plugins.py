@@ -8,16 +8,19 @@
 What a command is given is handed on to the processes that it starts, by an environment variable.
 """
 
+import difflib
 import importlib
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Generic, TypeVar
 
+T = TypeVar("T")
 GROUP = "layermem.plugins"
 """Group of entry points that name modules."""
 VARIABLE = "LAYERMEM_PLUGINS"
@@ -27,6 +30,40 @@ _LOADED: set[str] = set()
 
 class PluginMissingError(ValueError):
     """There is no plugin of a name, or none can be loaded by it."""
+
+
+class Named(Generic[T]):
+    """Functions that make things of one kind, known by their names; those of plugins too."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._functions: dict[str, Callable[[], T]] = {}
+
+    def add(self, function: Callable[[], T]) -> Callable[[], T]:
+        """Make a function known by its name, with dashes."""
+        name = function.__name__.replace("_", "-")
+        if name in self._functions:
+            raise ValueError(f"a {self.kind} named {name!r} is known already; rename the function")
+        self._functions[name] = function
+        return function
+
+    def names(self) -> list[str]:
+        """Return all names, those of plugins last."""
+        load_plugins()
+        return list(self._functions)
+
+    def description(self, name: str) -> str:
+        """Return the first line of what a function says of itself."""
+        return (self._functions[name].__doc__ or "").strip().partition("\n")[0].rstrip(".")
+
+    def make(self, name: str, other_names: Iterable[str] = ()) -> T:
+        """Return what the function of a name makes; ``other_names`` are such as are understood."""
+        if name not in self.names():
+            close = difflib.get_close_matches(name, [*self._functions, *other_names], n=1)
+            known = ", ".join(self._functions) or "none"
+            hint = f"did you mean {close[0]}?" if close else f"there are {known}"
+            raise ValueError(f"unknown {self.kind} {name!r}; {hint}")
+        return self._functions[name]()
 
 
 def add_plugins(names: list[str]) -> None:

@@ -4,51 +4,27 @@ Three scales: tiny (minutes on two CPU cores), small (minutes on one GPU), paper
 numbers; what the paper does not say is marked "assumed").
 """
 
-import difflib
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from layermem.config import Compute, Data, Model, Optim, Run, Task
-from layermem.plugins import load_plugins
+from layermem.plugins import Named
 from layermem.presets import sequences
 from layermem.presets.sequences import on_task, sizes
 
-Preset = Callable[[], Run]
-_PRESETS: dict[str, Preset] = {}
+_KNOWN = Named[Run]("preset")
+preset, names, description = _KNOWN.add, _KNOWN.names, _KNOWN.description
+"""Makes a function a preset; names of all presets, those of plugins last; a preset's one line."""
 _paper_sizes = partial(sizes, vocab_size=50_257, tie_word_embeddings=True)
-
-
-def preset(function: Preset) -> Preset:
-    """Make a preset known by its function's name, with dashes."""
-    name = function.__name__.replace("_", "-")
-    if name in _PRESETS:
-        raise ValueError(f"a preset named {name!r} is known already; rename the function")
-    _PRESETS[name] = function
-    return function
-
-
-def names() -> list[str]:
-    """Return the names of all presets, those of this file first, those of plugins last."""
-    load_plugins()
-    return list(_PRESETS)
 
 
 def get_preset(name: str) -> Run:
     """Return the run of a preset; "aet-4" alone is "tiny-aet-4"."""
-    if name not in _PRESETS and f"tiny-{name}" in _PRESETS:
+    known = names()
+    if name not in known and f"tiny-{name}" in known:
         name = f"tiny-{name}"
-    if name not in names():
-        known = [*_PRESETS, *(known.removeprefix("tiny-") for known in _PRESETS)]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_PRESETS)}"
-        raise ValueError(f"unknown preset {name!r}{hint}")
-    return replace(_PRESETS[name](), preset=name)
-
-
-def description(name: str) -> str:
-    """Return a preset's one line."""
-    return (_PRESETS[name].__doc__ or "").strip().partition("\n")[0].rstrip(".")
+    short_names = (each.removeprefix("tiny-") for each in known)
+    return replace(_KNOWN.make(name, short_names), preset=name)
 
 
 @preset

@@ -12,14 +12,13 @@ Observed  a quantity that is computed from ended runs, or without any
 makes a study known by its function's name, with dashes.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from layermem.config import Run
 from layermem.number_ranges import above, at_least, check_numbers, number
-from layermem.plugins import load_plugins
+from layermem.plugins import Named
 from layermem.results.study import LOSS, RIGHT_ANSWERS, OfPaper, RunRecord
 
 CHOOSING_SEED = 1000
@@ -165,33 +164,6 @@ class Study(OfPaper):
             raise ValueError(f"two boards of a study have one name: {', '.join(names)}")
 
 
-_STUDIES: dict[str, Callable[[], Study]] = {}
-
-
-def study(function: Callable[[], Study]) -> Callable[[], Study]:
-    """Make a study known by its function's name, with dashes."""
-    name = function.__name__.replace("_", "-")
-    if name in _STUDIES:
-        raise ValueError(f"a study named {name!r} is known already; rename the function")
-    _STUDIES[name] = function
-    return function
-
-
-def names() -> list[str]:
-    """Return the names of the studies that were made known."""
-    load_plugins()
-    return list(_STUDIES)
-
-
-def description(name: str) -> str:
-    """Return a study's one line."""
-    return (_STUDIES[name].__doc__ or "").strip().partition("\n")[0].rstrip(".")
-
-
-def get_study(name: str) -> Study:
-    """Return the study of a name."""
-    if name not in names():
-        close = difflib.get_close_matches(name, _STUDIES, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_STUDIES)}"
-        raise ValueError(f"unknown study {name!r}; {hint}")
-    return _STUDIES[name]()
+_KNOWN = Named[Study]("study")
+study, names, description, get_study = _KNOWN.add, _KNOWN.names, _KNOWN.description, _KNOWN.make
+"""Makes a function a study; names of all such studies; a study's one line; the study of a name."""
