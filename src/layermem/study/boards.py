@@ -134,6 +134,12 @@ def board_of(
     )
 
 
+def board_of_one(run: Run) -> Board:
+    """Return the board of a run whose one arm is the run as it is."""
+    arm = Arm(name=run.variant, change=lambda base: base)
+    return Board(name=run.preset, base=run, arms=(arm,))
+
+
 def open_boards(
     names: Sequence[str], variants: str, rates: Sequence[float] = (), decays: Sequence[float] = ()
 ) -> list[Board]:

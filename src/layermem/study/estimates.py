@@ -19,7 +19,8 @@ from layermem.models.registry import lookup
 from layermem.results.costs import Cost
 from layermem.results.files import read_result
 from layermem.results.study import MeasuredSteps, RunRecord
-from layermem.study.definition import Arm, Board, Study
+from layermem.study.boards import board_of_one
+from layermem.study.definition import Board, Study
 from layermem.study.planning import (
     Choices,
     PlannedRun,
@@ -157,9 +158,7 @@ def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimat
 
 def estimate_run(run: Run) -> Estimate:
     """Return what one run would take."""
-    board = Board(
-        name=run.preset, base=run, arms=(Arm(name=run.variant, change=lambda base: base),)
-    )
+    board = board_of_one(run)
     planned = PlannedRun(board=board.name, arm=run.variant, run=run)
     state = RunRecord(name=run.preset, run_id=run.id, folder="", state="not begun")
     return _estimate(board, [(planned, state)])
