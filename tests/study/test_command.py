@@ -79,8 +79,9 @@ def test_a_preset_is_trained_with_several_seeds(tmp_path, made_up, capsys, monke
     for wrong in ("3-1", "x", "0-", "-1"):
         with pytest.raises(SystemExit, match=rf"FIRST-LAST.*{wrong}"):
             cli.main([*asked[:4], f"--seeds={wrong}", *asked[6:]])
-    with pytest.raises(SystemExit, match="--resume"):
-        cli.main([*asked, "--resume"])
+    for wrong, named in (("--resume", "--resume"), ("--variant=lame", "'lame'")):
+        with pytest.raises(SystemExit, match=named):
+            cli.main([*asked, wrong])
     assert len(made_up.begun) == 6
 
 

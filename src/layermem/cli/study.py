@@ -317,8 +317,11 @@ def study(options: Any, command: str) -> None:
 
 def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) -> None:
     """Train a run with several seeds (FIRST-LAST), one after the other: a study of one arm."""
+    from layermem.models.registry import lookup
     from layermem.study.boards import board_of_one, study_of_variants
 
+    if run.host.model is None:
+        lookup(run.variant)
     named = re.fullmatch(r"(\d+)(?:-(\d+))?", seeds)
     of = range(int(named[1]), int(named[2] or named[1]) + 1) if named else range(0)
     if not of:
