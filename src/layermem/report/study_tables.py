@@ -43,7 +43,7 @@ INTERVALS = (
     "95% intervals over seeds by Student's t, differences pair by pair; p-values are adjusted by "
     "Holm's method for the arms of the table, and from 0.05 on a difference is within noise."
 )
-"""What numbers of a table are."""
+"""How intervals and p-values of tables are computed."""
 # What is shown of the circumstances of a run.
 _MADE_WITH = ("layermem", "commit", "torch", "machine")
 _BEST = " Against the best: for all pairs of arms, as which is best was picked from these numbers."

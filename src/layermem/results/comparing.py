@@ -46,7 +46,7 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One arm among others."""
+    """One arm's line of a table."""
 
     arm: str
     by_seed: Mapping[int, float]
@@ -128,17 +128,17 @@ class JudgedClaim:
     """One claimed difference, or a counted number, and what came of it."""
 
     claim: Claim
-    paper: float | None
+    paper: float | None = None
     """The paper's difference, or number; None: it prints none."""
-    difference: Interval | None
+    difference: Interval | None = None
     """Ours, paired over seeds; None: there are no pairs."""
-    p: float | None
+    p: float | None = None
     """p-value adjusted by Holm's method for the number of the study's claims, and for looks; None:
     fewer than two pairs."""
-    pairs_to_settle: int | None
+    pairs_to_settle: int | None = None
     """Paired seeds that would settle a difference as large as observed."""
-    verdict: Verdict
-    reason: str
+    verdict: Verdict = UNSAID
+    reason: str = "nothing is recorded"
 
 
 def judge(result: StudyResult) -> list[JudgedClaim]:
@@ -161,15 +161,7 @@ def judge(result: StudyResult) -> list[JudgedClaim]:
 def _judge(claim: Claim, result: StudyResult, looks: int) -> JudgedClaim:
     ours = result.computed(claim.quantity)
     papers = {number.arm: number for number in result.papers if number.quantity == claim.quantity}
-    judged = JudgedClaim(
-        claim=claim,
-        paper=None,
-        difference=None,
-        p=None,
-        pairs_to_settle=None,
-        verdict=UNSAID,
-        reason="nothing is recorded",
-    )
+    judged = JudgedClaim(claim=claim)
     if claim.against is None:
         return _judge_counted(judged, ours.get(claim.arm), papers.get(claim.arm), result)
     if claim.arm in papers and claim.against in papers:

@@ -33,11 +33,11 @@ def with_learning_rate(run: Run, rate: float) -> Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One of what is compared."""
+    """One of the alternatives that are compared on a board."""
 
     name: str
     change: Callable[[Run], Run]
-    """Makes a board's run one of this arm."""
+    """Returns the board's run with what this arm changes."""
     rates: tuple[float, ...] | None = number(None, above(0))
     """Learning rates that it tries; None: the board's."""
     with_rate: Callable[[Run, float], Run] = with_learning_rate

@@ -200,7 +200,7 @@ def metrics_of(runs: Iterable[RunRecord]) -> dict[str, Metric]:
 
 
 def _metrics_of_rows(study: Study, observed: Iterable[Observed]) -> dict[str, Metric]:
-    """Return those of what was computed, and of what the paper prints alone."""
+    """Return the metrics of computed rows, and of those that the paper alone has numbers of."""
     metrics = {number.quantity: Metric(is_share=number.is_share) for number in study.papers}
     for claim in study.claims:
         metrics.setdefault(claim.quantity, Metric())

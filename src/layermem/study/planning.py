@@ -210,7 +210,7 @@ def parameters(run: Run) -> int:
 
 
 def plain_parameters(run: Run) -> int:
-    """Return those of the plain decoder of a run's sizes."""
+    """Return the parameters of the plain decoder of a run's sizes."""
     return parameters(replace(run, variant="plain"))
 
 

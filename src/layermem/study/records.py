@@ -311,7 +311,7 @@ class RecordedRuns:
         return self._ended.get(run.id, own)
 
     def path_of(self, name: str, run: Run) -> Path:
-        """Return the same as a path."""
+        """Return the path of that folder."""
         return self.folder_of(name, run).path
 
     def _add(self, folder: RunFolder) -> None:
