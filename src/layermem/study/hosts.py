@@ -127,13 +127,13 @@ class EncoderSizes:
     """Sizes of the tokenizer and of the model."""
 
     layers: int = number(4, at_least(2))
-    """Layers."""
+    """Layers of the encoder."""
     width: int = number(64, at_least(1))
-    """Width of the residual stream; the mlp is four times as wide."""
+    """Its width; the mlp is four times as wide."""
     heads: int = number(4, at_least(1))
-    """Attention heads."""
+    """Its attention heads."""
     vocabulary: int = number(4000, at_least(1))
-    """Most ids of the tokenizer."""
+    """Most ids of its tokenizer, pieces of words, which is trained on the training records."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--")
