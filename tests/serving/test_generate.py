@@ -24,11 +24,9 @@ from transformers import (
 from layermem.cli import main
 from layermem.models.registry import lookup
 from layermem.retrofit.converting import convert
-from layermem.serving.continuations import Decoder
+from layermem.serving.decoding import Decoder, NoiseOfPrompts, RepetitionPenalty
 from layermem.serving.generation import TextGenerator, batches
-from layermem.serving.prompts import encode_prompts, prompts_of_texts
-from layermem.serving.sampling import NoiseOfPrompts, RepetitionPenalty
-from layermem.serving.settings import GenerationSettings
+from layermem.serving.prompts import GenerationSettings, encode_prompts, prompts_of_texts
 
 TEXTS = ("a b c", "d", "e f g h a b c d e", "h g", "c c c c")
 
