@@ -264,6 +264,11 @@ def read_memory(device: str, when: Literal["now", "peak"]) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
+def device_and_precision() -> tuple[str, Precision]:
+    """Return what measures here, a GPU if there is one, and the precision it is measured in."""
+    return ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
+
+
 def describe_machine(device: str) -> str:
     """Return the device, the instructions that its kernels use, and the version of torch.
 

@@ -16,8 +16,8 @@ from layermem.results.study import (
     StudyResult,
 )
 from layermem.runs import write_atomically
-from layermem.study.arm_costs import costs_of_arms
 from layermem.study.carrying_out import RESULT
+from layermem.study.costs import costs_of_arms
 from layermem.study.gathering import metrics_of
 from layermem.study.looks import looks_at_runs, replaced_result
 from layermem.study.records import check_test_problems, read_record, recorded_about

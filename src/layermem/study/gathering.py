@@ -16,8 +16,8 @@ from layermem.results.study import (
     StudyResult,
 )
 from layermem.runs import RunFolder
-from layermem.study.arm_costs import costs_of_arms
 from layermem.study.conditions import parameters
+from layermem.study.costs import costs_of_arms
 from layermem.study.definition import Observed, Study, Trained
 from layermem.study.looks import looks_at_claims, looks_at_runs
 from layermem.study.planning import Done, Plan, trials

@@ -15,7 +15,7 @@ from layermem.report import cost_tables
 from layermem.results.costs import Costs as CostsResult
 from layermem.results.costs import Measurement
 from layermem.results.files import read_result
-from layermem.study.cost_points import count_costs
+from layermem.study.costs import count_costs
 
 FIELDS = {
     "hidden_size": 64,
