@@ -99,7 +99,12 @@ def parse(args: Sequence[str]) -> Any:
 
 def models(options: Any, command: str) -> None:
     """Carry out an action."""
-    {Convert: _convert, Generate: _generate, Card: _show_card}[type(options)](options)
+    actions: dict[type[Any], Callable[[Any], None]] = {
+        Convert: _convert,
+        Generate: _generate,
+        Card: _show_card,
+    }
+    actions[type(options)](options)
 
 
 def _show_card(options: Card) -> None:

@@ -24,7 +24,7 @@ import torch
 
 from layermem.counting import count_parameters
 from layermem.models.registry import build, lookup
-from layermem.number_ranges import at_least
+from layermem.number_ranges import at_least, check_numbers
 from layermem.processor import processor_name
 from layermem.results.costs import Measurement, Mode, Precision
 
@@ -52,9 +52,7 @@ class Shape:
     """Whether layers are computed again in the backward pass."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_numbers(self)
         for name, choices in (("precision", get_args(Precision)), ("mode", get_args(Mode))):
             if getattr(self, name) not in choices:
                 raise ValueError(

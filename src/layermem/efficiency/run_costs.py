@@ -11,6 +11,7 @@ from layermem.config import Run
 from layermem.counting import plain_sizes
 from layermem.efficiency.costs import cost
 from layermem.efficiency.model_sizes import model_sizes
+from layermem.results.costs import Measurement
 
 # FLOPs of a micro-batch beyond which a run is not measured: minutes for each step.
 _MOST_FLOPS = {"cpu": 1e12, "cuda": 2e16}
@@ -80,7 +81,7 @@ def measure_runs(
     from layermem.efficiency import measuring
 
     device, precision = measuring.device_and_precision()
-    measured: dict[object, Mapping[str, measuring.Measurement]] = {}
+    measured: dict[object, Mapping[str, Measurement]] = {}
     for each in costs:
         run, (fields, _), tokens = each.run, model_sizes(each.run), round(each.mean_tokens)
         batch = min(run.compute.micro_batch, run.optim.batch_size)
