@@ -99,9 +99,11 @@ def ahead(plain: Solved, lime: Solved) -> str | None:
 
 def sentence(result: StudyResult) -> str:
     """Say what the figures show, and what they do not."""
-    solved = {variant: _solved(run) for variant, run in _runs(result).items()}
+    runs = _runs(result)
+    solved = {variant: _solved(run) for variant, run in runs.items()}
     shares = " and ".join(f"{NAMES[v]} {each.accuracy:.1%}" for v, each in solved.items())
-    return f"Right answers: {shares}; {_SAID[ahead(**solved)]}. {_BACKGROUND}"
+    steps = f"{runs['lime'].steps:,} steps"
+    return f"Right answers after {steps}: {shares}; {_SAID[ahead(**solved)]}. {_BACKGROUND}"
 
 
 def build(result: StudyResult) -> Page:
