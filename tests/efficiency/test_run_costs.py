@@ -56,13 +56,13 @@ def test_costs_without_a_config_class_are_those_of_the_plain_variant(costs):
 
 def test_equal_steps_are_measured_once_and_what_is_too_large_is_not(costs, measured):
     found = dict(zip(costs, measure_runs([*costs.values()]), strict=True))
-    # Time is that of all sequences.
-    assert found["tiny-lm"]["plain"].seconds == pytest.approx(400 * 16 / 10)
-    assert found["tiny-lm"]["lime"].seconds == pytest.approx(400 * 16 / 5)
-    assert found["tiny-aet-4"]["plain"].seconds == pytest.approx(3750 * 64 / 10)
+    assert {costs[name].micro_batch for name in ("tiny-lm", "tiny-aet-4")} == {16, 64}
+    assert found["tiny-lm"]["plain"].seconds == 16 / 10
+    assert found["tiny-lm"]["lime"].seconds == 16 / 5
+    assert found["tiny-aet-4"]["plain"].seconds == 64 / 10
     assert found["paper-1b-gqa"] is None and found["small-30m"] is None
-    # small-aet-N and paper-aet-N differ in the number of steps alone.
-    assert found["paper-aet-6"]["plain"].seconds > found["small-aet-6"]["plain"].seconds
+    # They differ in the number of steps alone.
+    assert found["paper-aet-6"] is found["small-aet-6"]
     different = {(shape.batch, shape.tokens, *sorted(fields.items())) for shape, fields in measured}
     assert len(measured) == len(different) < len(costs)
     assert {shape.precision for shape, _ in measured} == {"float32"}

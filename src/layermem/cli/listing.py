@@ -1,7 +1,6 @@
 """`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too."""
 
 import json
-import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -136,16 +135,11 @@ def _presets(options: ListPresets) -> None:
 
 
 def _variant_names() -> list[str]:
-    """Return the names of the variants, without importing them where nobody has done so yet.
+    """Return the names of the variants, as recorded where nobody has imported them yet."""
+    from layermem.efficiency.variant_facts import read_facts
 
-    A file of ``layermem/variants`` declares the variant of its name.
-    """
     registry = sys.modules.get("layermem.models.registry")
-    if registry is not None:
-        names: list[str] = registry.variants()
-        return names
-    folder = Path(__file__).parents[1] / "variants"
-    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
+    return [row.name for row in read_facts()] if registry is None else registry.variants()
 
 
 def _measured_presets(costs: Mapping[str, "RunCost"]) -> "Table":
@@ -161,13 +155,17 @@ def _measured_presets(costs: Mapping[str, "RunCost"]) -> "Table":
     rows = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("measuring", total=len(costs))
-        for name, measured in zip(costs, measure_runs([*costs.values()]), strict=True):
+        for (name, cost), measured in zip(
+            costs.items(), measure_runs([*costs.values()]), strict=True
+        ):
             progress.advance(bar)
             if measured is None:
                 rows.append([name, "too large for this machine", "", "", ""])
                 continue
-            times = [format_duration(measured[arm].seconds) for arm in ("plain", "lime")]
-            peaks = [measured[arm].peak_bytes for arm in ("plain", "lime")]
+            micro_batches = cost.sequences / cost.micro_batch
+            steps = [measured[arm] for arm in ("plain", "lime")]
+            times = [format_duration(step.seconds * micro_batches) for step in steps]
+            peaks = [step.peak for step in steps]
             memory = ["unknown" if peak is None else in_bytes(peak, 3) for peak in peaks]
             rows.append([name, *times, *memory])
     device, precision = device_and_precision()

@@ -1,4 +1,4 @@
-"""What a whole run costs as the plain decoder, counted in closed form, and what it takes here.
+"""What a whole run costs as the plain decoder, counted in closed form, or measured on this machine.
 
 Neither torch nor transformers is imported before something is measured, so that presets are listed
 at once.
@@ -37,6 +37,11 @@ class RunCost:
         return self.run.max_steps * self.run.optim.batch_size
 
     @property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch."""
+        return min(self.run.compute.micro_batch, self.run.optim.batch_size)
+
+    @property
     def tokens(self) -> int:
         """Tokens of the whole run."""
         return round(self.sequences * self.mean_tokens)
@@ -45,16 +50,6 @@ class RunCost:
     def flops(self) -> float:
         """FLOPs of the whole run."""
         return self.tokens * self.flops_per_token
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunMeasurement:
-    """What a run takes on this machine, with one variant."""
-
-    seconds: float
-    """All its training steps, from the median time of a micro-batch."""
-    peak_bytes: int | None
-    """Peak memory of model, optimiser and a micro-batch; None: the system does not say."""
 
 
 def run_cost(run: Run) -> RunCost:
@@ -72,30 +67,27 @@ def run_cost(run: Run) -> RunCost:
 
 def measure_runs(
     costs: Sequence[RunCost], variants: Sequence[str] = ("plain", "lime")
-) -> Iterator[Mapping[str, RunMeasurement] | None]:
-    """Yield what each run takes with each variant; None: it is too large for this machine.
+) -> Iterator[Mapping[str, Measurement] | None]:
+    """Yield what a micro-batch of each run takes with each variant; None: it is too large here.
 
-    Validation, solving and saving are left out. Runs of the same sizes, tokens and micro-batch are
-    measured once.
+    Micro-batches of the same sizes and tokens are measured once.
     """
-    from layermem.efficiency import measuring
+    from layermem.efficiency.measuring import Shape, device_and_precision, measure
 
-    device, precision = measuring.device_and_precision()
+    device, precision = device_and_precision()
     measured: dict[object, Mapping[str, Measurement]] = {}
     for each in costs:
-        run, (fields, _), tokens = each.run, model_sizes(each.run), round(each.mean_tokens)
-        batch = min(run.compute.micro_batch, run.optim.batch_size)
+        (fields, _), batch, tokens = (
+            model_sizes(each.run),
+            each.micro_batch,
+            round(each.mean_tokens),
+        )
         if batch * tokens * each.flops_per_token > _MOST_FLOPS[device]:
             yield None
             continue
         key = (tuple(sorted(fields.items())), tokens, batch)
         if key not in measured:
-            shape = measuring.Shape(batch=batch, tokens=tokens, device=device, precision=precision)
+            shape = Shape(batch=batch, tokens=tokens, device=device, precision=precision)
             models = {name: (name, fields) for name in variants}
-            measured[key] = measuring.measure(models, shape, _REPEATS)
-        yield {
-            name: RunMeasurement(
-                seconds=step.seconds * each.sequences / batch, peak_bytes=step.peak
-            )
-            for name, step in measured[key].items()
-        }
+            measured[key] = measure(models, shape, _REPEATS)
+        yield measured[key]
