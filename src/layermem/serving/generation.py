@@ -172,7 +172,7 @@ def _generation_config(
     ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     padding = tokenizer.pad_token_id
-    changes: dict[str, Any] = {
+    changes = {
         **dict.fromkeys(_OURS),
         "do_sample": False,
         "eos_token_id": ends or None,
@@ -184,15 +184,14 @@ def _generation_config(
         "return_dict_in_generate": False,
         "cache_implementation": "static" if settings.cache == "static" else None,
         "use_cache": True,
+        # The compiled forward of a token is used with a static cache, if at all.
+        "disable_compile": not settings.compile,
     }
-    # The compiled forward of a token is used with a static cache, if at all.
-    if settings.compile:
-        changes["compile_config"] = compile_config = CompileConfig()
-        compile_config._compile_all_devices = True
-    elif hasattr(config, "disable_compile"):
-        changes["disable_compile"] = True
     for name, value in changes.items():
         setattr(config, name, value)
+    if settings.compile:
+        config.compile_config = CompileConfig()
+        config.compile_config._compile_all_devices = True
     return config
 
 
