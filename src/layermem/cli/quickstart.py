@@ -1,7 +1,6 @@
 """`layermem quickstart`: the effect in minutes, as a table and a page."""
 
 import logging
-import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -57,7 +56,7 @@ def quickstart(options: Quickstart, command: str) -> None:
     program, activate = how_to_call(), Path(sys.executable).with_name("activate")
     logger.info("to go on: %s", page.FURTHER[0].replace("layermem", program, 1))
     if program != "layermem" and activate.exists():
-        logger.info("after `source %s` the command is layermem", os.path.relpath(activate))
+        logger.info("after `source %s` the command is layermem", _from_here(activate))
 
 
 def how_to_call() -> str:
@@ -65,4 +64,9 @@ def how_to_call() -> str:
     if shutil.which("layermem"):
         return "layermem"
     program = Path(sys.executable).with_name("layermem")
-    return os.path.relpath(program) if program.exists() else f"{sys.executable} -m layermem"
+    return _from_here(program) if program.exists() else f"{sys.executable} -m layermem"
+
+
+def _from_here(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
