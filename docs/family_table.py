@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from layermem.experiments.variant_facts import find_facts
-from layermem.results.variant_facts import markdown_table, write_facts
+from layermem.efficiency.model_sizes import model_sizes
+from layermem.efficiency.variant_facts import PRESET, find_facts, markdown_table, write_facts
+from layermem.presets import get_preset
 
 PAGE = Path(__file__).parent / "family.md"
 RECORDS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -25,7 +26,7 @@ _COLUMNS = {
 
 
 def main() -> None:
-    facts = find_facts()
+    facts = find_facts(model_sizes(get_preset(PRESET))[0])
     write_facts(facts)
     text = PAGE.read_text(encoding="utf-8")
     for table in (markdown_table(facts), costs_table()):

@@ -11,7 +11,7 @@ from layermem import config, host_config, records_config, task_config
 from layermem.cli import COMMANDS, main
 from layermem.models.registry import lookup, variants
 from layermem.number_ranges import Range, check_numbers, number_types, ranges
-from layermem.serving.settings import GenerationSettings
+from layermem.serving.prompts import GenerationSettings
 
 CONFIGS = [
     *(config.Model, config.Data, config.Optim, config.Regularizer, config.Compute, config.Run),

@@ -7,8 +7,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import layermem
 from layermem import presets
-from layermem.efficiency.costs import count_costs
-from layermem.models.registry import variants
+from layermem.efficiency.costs import cost
+from layermem.models.registry import lookup, variants
+
+
+def cost_of(name, fields, tokens, counting="honest"):
+    """Return the cost of a variant with these fields of its config."""
+    entry = lookup(name)
+    return cost(entry.config(**fields), entry.variant, tokens, counting)
 
 
 @pytest.mark.parametrize(
@@ -22,10 +28,10 @@ from layermem.models.registry import variants
     ],
 )
 def test_the_papers_table(preset, counting, parameters, flops):
-    costs = count_costs(["plain", "lime"], presets.get_preset(preset).model.sizes(), 2048, counting)
-    overheads = costs["lime"].overhead(costs["plain"])
-    assert [f"{share:+.2%}" for share in overheads] == [parameters, flops]
-    assert costs["lime"].training == 3 * costs["lime"].forward
+    sizes = presets.get_preset(preset).model.sizes()
+    plain, lime = (cost_of(name, sizes, 2048, counting) for name in ("plain", "lime"))
+    assert [f"{share:+.2%}" for share in lime.overhead(plain)] == [parameters, flops]
+    assert lime.training == 3 * lime.forward
 
 
 def test_the_papers_absolute_figures():
@@ -35,7 +41,7 @@ def test_the_papers_absolute_figures():
         ("paper-1b-full", 1.17674, 2.9679),
     ):
         sizes = presets.get_preset(preset).model.sizes()
-        costs = count_costs(["plain"], sizes, 2048, "paper")["plain"]
+        costs = cost_of("plain", sizes, 2048, "paper")
         assert costs.parameters / 1e9 == pytest.approx(parameters, abs=1e-5)
         assert costs.forward / 1e12 == pytest.approx(flops, rel=5e-3)
 
@@ -50,23 +56,21 @@ def test_the_closed_form_equals_torchs_flop_counter(name):
     heads, width = TINY["num_attention_heads"], TINY["hidden_size"] // TINY["num_attention_heads"]
     attention = TINY["num_hidden_layers"] * heads * 4 * width * tokens**2
     honest = counter.get_total_flops() - attention * (tokens - 1) / (2 * tokens)
-    assert count_costs([name], TINY, tokens)[name].forward == pytest.approx(honest)
-    assert count_costs([name], TINY, tokens)[name].parameters == model.num_parameters()
+    counted = cost_of(name, TINY, tokens)
+    assert counted.forward == pytest.approx(honest)
+    assert counted.parameters == model.num_parameters()
 
 
 def test_the_overhead_of_routers_grows_with_depth():
     def share(depth):
-        costs = count_costs(["plain", "lime"], {**TINY, "num_hidden_layers": depth}, 64)
-        return costs["lime"].overhead(costs["plain"])[1]
+        fields = {**TINY, "num_hidden_layers": depth}
+        return cost_of("lime", fields, 64).overhead(cost_of("plain", fields, 64))[1]
 
     assert share(64) > 6 * share(8) > 0
 
 
-def test_an_unknown_counting_is_refused():
+def test_an_unknown_counting_and_zero_tokens_are_refused():
     with pytest.raises(ValueError, match="counting must be one of honest, paper, got 'Honest'"):
-        count_costs(["plain"], TINY, 8, "Honest")
-
-
-def test_zero_tokens_are_refused():
+        cost_of("plain", TINY, 8, "Honest")
     with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
-        count_costs(["plain"], TINY, 0)
+        cost_of("plain", TINY, 0)

@@ -142,6 +142,8 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
         measure({"a": ("plain", TINY)}, Shape(batch=1, tokens=4), repeats=1)
     with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
         Shape(batch=0, tokens=4)
+    with pytest.raises(ValueError, match="precision must be one of float32, bfloat16, got 'bf16'"):
+        Shape(batch=1, tokens=8, precision="bf16")
     monkeypatch.setattr(measuring, "_can_measure_peak", lambda: False)
     assert measure_peak_memory(("plain", TINY), Shape(batch=1, tokens=4)) is None
 
@@ -161,8 +163,3 @@ def test_what_does_not_fit_is_refused_before_it_is_built(monkeypatch):
 def test_compiled_and_half_precision_steps_are_measured():
     shape = Shape(batch=2, tokens=16, precision="bfloat16", mode="default")
     assert measure({"lime": ("lime", TINY)}, shape, repeats=2)["lime"].seconds > 0
-
-
-def test_an_unknown_precision_is_refused():
-    with pytest.raises(ValueError, match="precision must be one of float32, bfloat16, got 'bf16'"):
-        Shape(batch=1, tokens=8, precision="bf16")

@@ -79,11 +79,11 @@ def test_measured_time_and_memory_stand_beside_what_the_first_takes():
         return Measurement(seconds=seconds, low=0.9 * seconds, high=seconds, peak=peak)
 
     by_arm = {"plain": step(0.1, 2 * 10**9), "a": step(0.15, 2_500_000_000), "b": step(0.2, None)}
-    measured = Costs(
-        command="", points=(point(4, measured={"eager": by_arm}),), precision="float32", machine="x"
-    )
-    rows = [row[1:] for row in cost_tables.measured_table(measured).texts()]
-    assert rows == [
+    points = (point(4, kv_heads=1, measured={"eager": by_arm}),)
+    measured = Costs(command="", points=points, precision="float32", machine="x")
+    where, *rows = cost_tables.measured_table(measured).texts()
+    assert where[0] == "p: 4 x 8, 2 heads (1 kv), T 4, eager"
+    assert [row[1:] for row in (where, *rows)] == [
         ["plain", "100 ms (90 to 100)", "", "2GB", ""],
         ["a", "150 ms (135 to 150)", "+50.00%", "2.5GB", "+25.00%"],
         ["b", "200 ms (180 to 200)", "+100.00%", "unknown", ""],

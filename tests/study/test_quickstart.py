@@ -4,18 +4,20 @@ import io
 import json
 import re
 import shutil
+import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from launchers import InThisProcess, use
 
 from layermem import cli
-from layermem.report import quickstart as report
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
-from layermem.results.quickstart import QuickstartResult
+from layermem.results.study import StudyResult
 from layermem.runs import RunFolder
+from layermem.study import quickstart
 
 
 @pytest.fixture(scope="module")
@@ -45,36 +47,75 @@ def test_it_trains_prints_and_writes_a_page(done):
     text = (out / "index.html").read_text()
     for said in (
         "How they learn",
+        "What it costs",
         "first three that LIMe failed",
         "neither is seen ahead",
         results[1]["run_id"],
     ):
         assert said in text
-    assert text.count("<svg") == 4
+    # Right answers, four curves, FLOPs by depth and by width, the routers.
+    assert text.count("<svg") == 8
     assert not re.search(r'(src|href)="?(https?:)?//', text), "the page asks the network"
     assert len(text) < 1_000_000
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
 
 
+@pytest.fixture(scope="module")
+def result(done):
+    return read_result(StudyResult, done[1] / "studies" / "quickstart")
+
+
 @pytest.mark.parametrize(
-    ("right", "first"),
-    [((0.47, 0.31), "lime"), ((0.31, 0.47), "plain"), ((0.47, 0.46), None), ((0.4, 0.4), None)],
+    ("lime", "plain", "first"),
+    [(0.47, 0.31, "lime"), (0.31, 0.47, "plain"), (0.47, 0.46, None), (0.4, 0.4, None)],
 )
-def test_what_is_said_follows_from_the_figures(done, right, first):
-    result = read_result(QuickstartResult, done[1])
-    solved = {
-        variant: replace(
-            result.results[variant], accuracy=share, interval=(share - 0.02, share + 0.02)
+def test_what_is_said_follows_from_the_figures(result, lime, plain, first):
+    share = {"lime": lime, "plain": plain}
+    runs = [
+        replace(
+            run,
+            solved=replace(
+                run.solved,
+                accuracy=share[run.arm],
+                interval=(share[run.arm] - 0.02, share[run.arm] + 0.02),
+            ),
         )
-        for variant, share in zip(("lime", "plain"), right, strict=True)
-    }
-    result = replace(result, results=solved)
-    assert report.ahead(result) == first
-    said = report.meaning(result)
+        for run in result.runs
+    ]
+    assert quickstart.ahead(**{run.arm: run.solved for run in runs}) == first
+    said = quickstart.sentence(replace(result, runs=tuple(runs)))
     assert ("LIMe has learnt faster" in said) == (first == "lime")
     assert ("decoder has learnt faster" in said) == (first == "plain")
-    assert report.build(result).sections[0].paragraphs == [said]
+    assert f"LIMe {lime:.1%}" in said
+
+
+def test_attempts_at_one_problem_stand_side_by_side(done, result, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(done[1], again)
+    moved = replace(
+        result,
+        runs=tuple(replace(run, folder=str(run_of(again, run.arm).path)) for run in result.runs),
+    )
+    attempts = run_of(again, "plain").attempts
+    attempts.write_text("".join(reversed(attempts.read_text().splitlines(keepends=True))))
+    before, after = map(quickstart.attempt_sections, (result, moved))
+    assert before == after and any(section.attempts for section in before)
+
+
+def test_the_last_lines_say_how_to_go_on(monkeypatch, tmp_path):
+    from layermem.cli.quickstart import how_to_call
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert how_to_call() == f"{sys.executable} -m layermem"
+    program = Path(sys.executable).with_name("layermem")
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    assert how_to_call() == ".venv/bin/layermem"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert how_to_call() == "layermem"
 
 
 def test_what_is_trained_is_not_trained_again(done, capsys):
@@ -86,28 +127,17 @@ def test_what_is_trained_is_not_trained_again(done, capsys):
     assert "LIMe" in capsys.readouterr().out
 
 
-def test_attempts_at_other_problems_are_not_laid_side_by_side(done, tmp_path, capsys):
-    asked, out, _ = done
-    again = tmp_path / "again"
-    shutil.copytree(out, again)
-    attempts = run_of(again, "plain").attempts
-    kept = attempts.read_text().splitlines(keepends=True)
-    attempts.write_text("".join([*kept[1:], kept[0]]))
-    asked = [str(again) if word == str(out) else word for word in asked]
-    with pytest.raises(SystemExit, match="again did not solve the same problems"):
-        cli.main(asked)
-
-
 def test_a_missing_result_is_named(done, tmp_path):
     options, out, _ = done
     again = tmp_path / "again"
     shutil.copytree(out, again)
     run_of(again, "lime").result.unlink()
     options = [str(again) if word == str(out) else word for word in options]
-    before = (again / "quickstart.json").read_text()
+    study = again / "studies" / "quickstart" / "study.json"
+    before = study.read_text()
     with pytest.raises(SystemExit, match=r"lime-s0 has ended without a result.json"):
         cli.main(options)
-    assert (again / "quickstart.json").read_text() == before
+    assert study.read_text() == before
 
 
 def counts_of_rows(folder):

@@ -1,6 +1,6 @@
 """`layermem costs`: parameters and FLOPs, time and memory of variants side by side."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import tyro
@@ -41,19 +41,17 @@ class Costs(MeasuringOptions):
 def costs(options: Costs, command: str) -> None:
     """Print what variants cost."""
     from layermem.report import cost_tables, figures
+    from layermem.results.files import to_json
+    from layermem.runs import write_atomically
     from layermem.study.boards import parse_arms
-    from layermem.study.cost_points import count_costs
+    from layermem.study.costs import count_costs
 
     if options.figure is not None:
         figures.check(options.figure)
         if len(parse_arms(options.variants)) < 2:
             raise ValueError("a figure needs two --variants: it shows how much more one costs")
-    measuring = MeasuringOptions(
-        batch=options.batch,
-        repeats=options.repeats,
-        modes=options.modes,
-        precision=options.precision,
-    )
+    names = [field.name for field in fields(MeasuringOptions)]
+    measuring = MeasuringOptions(**{name: getattr(options, name) for name in names})
     result = count_costs(
         options.presets,
         options.variants,
@@ -62,8 +60,10 @@ def costs(options: Costs, command: str) -> None:
         widths=options.widths,
         measuring=measuring if options.measure else None,
         command=command,
-        out=options.out,
     )
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(options.out, to_json(result))
     show(cost_tables.counted_table(result.points))
     if options.measure:
         show(cost_tables.measured_table(result))

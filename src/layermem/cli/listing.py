@@ -1,9 +1,8 @@
 """`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too."""
 
 import json
-import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,11 +13,8 @@ from layermem.cli.screen import format_plainly, screen, show
 from layermem.number_ranges import at_least, between, number
 
 if TYPE_CHECKING:
-    from layermem.experiments.preset_costs import PresetCost
+    from layermem.efficiency.run_costs import RunCost
     from layermem.report.page import Table
-
-KINDS = ("presets", "variants", "tasks", "evals", "studies")
-"""What can be listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +86,16 @@ class ListStudies:
 
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a list, an instance of its dataclass."""
-    kinds = (ListPresets, ListVariants, ListTasks, ListEvals, ListStudies)
-    kind = dict(zip(KINDS, kinds, strict=True)).get(args[0]) if args else None
-    if kind is None:
+    kinds: dict[str, type[Any]] = {
+        "presets": ListPresets,
+        "variants": ListVariants,
+        "tasks": ListTasks,
+        "evals": ListEvals,
+        "studies": ListStudies,
+    }
+    if not args or args[0] not in kinds:
         return tyro.cli(ListAny, prog="layermem list", args=list(args))
-    return tyro.cli(kind, prog=f"layermem list {args[0]}", args=list(args[1:]))
+    return tyro.cli(kinds[args[0]], prog=f"layermem list {args[0]}", args=list(args[1:]))
 
 
 def list_(options: Any, command: str) -> None:
@@ -110,21 +111,21 @@ def list_(options: Any, command: str) -> None:
 
 
 def _presets(options: ListPresets) -> None:
-    from layermem.experiments.preset_costs import preset_costs
-    from layermem.presets import description
+    from layermem import presets
+    from layermem.efficiency.run_costs import run_cost
     from layermem.report.numbers import with_unit
     from layermem.report.page import Table
 
-    costs = preset_costs()
+    costs = {name: run_cost(presets.get_preset(name)) for name in presets.names()}
     rows = [
         [
-            each.name,
-            with_unit(each.parameters, 3),
-            with_unit(each.tokens, 3),
-            f"{each.flops:.1e}",
-            description(each.name),
+            name,
+            with_unit(cost.parameters, 3),
+            with_unit(cost.tokens, 3),
+            f"{cost.flops:.1e}",
+            presets.description(name),
         ]
-        for each in costs
+        for name, cost in costs.items()
     ]
     header = ["preset", "parameters", "tokens", "FLOPs", "what it is"]
     caption = f"Parameters and FLOPs: of plain. Variants: {', '.join(_variant_names())}"
@@ -134,63 +135,64 @@ def _presets(options: ListPresets) -> None:
 
 
 def _variant_names() -> list[str]:
-    """Return the names of the variants, without importing them where nobody has done so yet.
+    """Return the names of the variants, as recorded where nobody has imported them yet."""
+    from layermem.efficiency.variant_facts import read_facts
 
-    A file of ``layermem/variants`` declares the variant of its name.
-    """
     registry = sys.modules.get("layermem.models.registry")
-    if registry is not None:
-        names: list[str] = registry.variants()
-        return names
-    folder = Path(__file__).parents[1] / "variants"
-    return sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
+    return [row.name for row in read_facts()] if registry is None else registry.variants()
 
 
-def _measured_presets(costs: "list[PresetCost]") -> "Table":
+def _measured_presets(costs: Mapping[str, "RunCost"]) -> "Table":
     """Return a table of the time and memory of each preset, measured while a bar shows progress."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from layermem.experiments.preset_measurements import conditions, measure_presets
+    from layermem.efficiency.measuring import describe_machine, device_and_precision
+    from layermem.efficiency.run_costs import measure_runs
     from layermem.report.numbers import format_duration, in_bytes
     from layermem.report.page import Table
 
     rows = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("measuring", total=len(costs))
-        for name, measured in measure_presets(costs):
+        for (name, cost), measured in zip(
+            costs.items(), measure_runs([*costs.values()]), strict=True
+        ):
             progress.advance(bar)
             if measured is None:
                 rows.append([name, "too large for this machine", "", "", ""])
                 continue
-            times = [format_duration(measured[arm].seconds) for arm in ("plain", "lime")]
-            peaks = [measured[arm].peak_bytes for arm in ("plain", "lime")]
+            micro_batches = cost.sequences / cost.micro_batch
+            steps = [measured[arm] for arm in ("plain", "lime")]
+            times = [format_duration(step.seconds * micro_batches) for step in steps]
+            peaks = [step.peak for step in steps]
             memory = ["unknown" if peak is None else in_bytes(peak, 3) for peak in peaks]
             rows.append([name, *times, *memory])
+    device, precision = device_and_precision()
     return Table(
         header=["preset", "time: plain", "LIMe", "memory: plain", "LIMe"],
         rows=rows,
-        caption=f"{conditions()}; time of the whole run, from the median of three micro-batches "
-        "(forward, backward, AdamW), without validation; peak memory of model, optimizer and one "
-        "micro-batch",
+        caption=f"{describe_machine(device)}, {precision}, eager; time of the whole run, from the "
+        "median of three micro-batches (forward, backward, AdamW), without validation; peak memory "
+        "of model, optimizer and one micro-batch",
     )
 
 
 def _variants(options: ListVariants) -> None:
+    from layermem.efficiency.variant_facts import COLUMNS, PRESET, find_facts, read_facts
     from layermem.report.page import Table
-    from layermem.results.variant_facts import COLUMNS, read_facts
 
     facts = read_facts()
-    registry = sys.modules.get("layermem.models.registry")
-    if registry is not None and (others := set(registry.variants()) - {row.name for row in facts}):
-        from layermem.experiments.variant_facts import find_facts
+    if others := sorted({*_variant_names()} - {row.name for row in facts}):
+        from layermem.efficiency.model_sizes import model_sizes
+        from layermem.presets import get_preset
 
-        facts = [*facts, *find_facts(sorted(others))]
+        facts += find_facts(model_sizes(get_preset(PRESET))[0], others)
     if options.json:
         sys.stdout.write(json.dumps([asdict(row) for row in facts], indent=1) + "\n")
         return
     caption = (
-        "At the shape of the preset paper-1b-gqa, default fields: parameters and forward FLOPs a "
+        f"At the shape of the preset {PRESET}, default fields: parameters and forward FLOPs a "
         "token beyond the plain decoder's; bytes in bfloat16 that a layer hands to later ones, and "
         "that the cache holds, for one token; starts plain: with which fields, exactly. Two "
         "variants of different seams make a pair: lime+hyper_connections"

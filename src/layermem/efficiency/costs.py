@@ -10,7 +10,6 @@ understates the share of the routers. Both count the output head, and neither co
 the softmax and embedding look-ups. A training step counts as three forwards.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from layermem.counting import Additions, Sizes, count_forward_flops, count_parameters
@@ -39,17 +38,3 @@ def cost(
         per_token = (total - attention) / 2 + attention
     forward = per_token * tokens
     return Cost(parameters=count_parameters(config, variant), forward=forward, training=3 * forward)
-
-
-def count_costs(
-    names: Sequence[str], fields: Mapping[str, object], tokens: int, counting: Counting = "honest"
-) -> dict[str, Cost]:
-    """Return the cost of each named variant with the same fields of the config."""
-    # Only here: what ``cost`` counts needs neither torch nor transformers.
-    from layermem.models.registry import lookup
-
-    costs = {}
-    for name in names:
-        entry = lookup(name)
-        costs[name] = cost(entry.config(**fields), entry.variant, tokens, counting)
-    return costs

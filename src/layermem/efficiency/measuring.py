@@ -24,7 +24,7 @@ import torch
 
 from layermem.counting import count_parameters
 from layermem.models.registry import build, lookup
-from layermem.number_ranges import at_least
+from layermem.number_ranges import at_least, check_numbers
 from layermem.processor import processor_name
 from layermem.results.costs import Measurement, Mode, Precision
 
@@ -52,9 +52,7 @@ class Shape:
     """Whether layers are computed again in the backward pass."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_numbers(self)
         for name, choices in (("precision", get_args(Precision)), ("mode", get_args(Mode))):
             if getattr(self, name) not in choices:
                 raise ValueError(
@@ -262,6 +260,11 @@ def read_memory(device: str, when: Literal["now", "peak"]) -> int:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+def device_and_precision() -> tuple[str, Precision]:
+    """Return what measures here, a GPU if there is one, and the precision it is measured in."""
+    return ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
 
 
 def describe_machine(device: str) -> str:

@@ -16,7 +16,7 @@ from layermem.efficiency.model_sizes import model_sizes
 from layermem.results.costs import CostPoint, Costs, Measurement, MeasuringOptions, Mode, Precision
 from layermem.results.files import read_result, to_json
 from layermem.runs import write_atomically
-from layermem.study.cost_points import count_point
+from layermem.study.costs import count_point
 
 
 def count(run: Run, arms: Sequence[str]) -> CostPoint:

@@ -15,7 +15,7 @@ COUNTED = (
     "keys a causal query sees. The paper's (Table 8): one a multiply-add of linear layers and "
     "routers, two of attention, all keys."
 )
-# Along what costs are drawn, and what else then tells points apart.
+# What goes across, and the other size, which then tells lines apart.
 _AXES = {"layers": "width", "width": "layers"}
 
 
@@ -70,7 +70,7 @@ def draw(costs: Costs, path: Path) -> None:
 
 
 def drawings(points: Sequence[CostPoint]) -> Iterator[tuple[Callable[[Axes], None], str]]:
-    """Yield what plots costs along depth and along width, where there is more than one of it."""
+    """Yield a plot and its caption, for each of depth and width in which the points differ."""
     if all(len(point.counted) < 2 for point in points):
         return
     for axis, other in _AXES.items():
@@ -92,7 +92,7 @@ def counted_section(
     """Return the part of a page about closed-form costs.
 
     ``points``: at the runs' own sizes. ``lines``: along depth and along width.
-    ``how_to_measure``: what to say of time and memory; nothing if they are on the page.
+    ``how_to_measure``: a note on time and memory; empty if they are on the page.
     """
     drawn = [pair for line in lines for pair in drawings(line)]
     notes = [how_to_measure] if how_to_measure else []
@@ -137,7 +137,7 @@ def _plot(
     numbers_of: Callable[[CostPoint], Mapping[str, float]],
     quantity: str,
 ) -> Callable[[Axes], None]:
-    """Return what draws how much more than the first each arm costs, a line for each."""
+    """Return a function that draws how much more each arm costs than the first, a line for each."""
     in_label = [
         key for key in ("preset", other) if len({getattr(point, key) for point in points}) > 1
     ]
@@ -170,7 +170,7 @@ def _flops(point: CostPoint) -> dict[str, float]:
 
 
 def _seconds(point: CostPoint) -> dict[str, float]:
-    # Of several modes, the last: what the user names last is the one that is meant.
+    # Of several modes, the one that was named last.
     *_, by_arm = (point.measured or {}).values()
     return {name: measurement.seconds for name, measurement in by_arm.items()}
 
@@ -183,5 +183,5 @@ def _describe(point: CostPoint) -> str:
 
 
 def _increase(value: float, base: float | None) -> str:
-    """Write by how much a number is more than another; nothing of the first, without another."""
+    """Write by how much a number exceeds another; nothing where there is no other."""
     return f"{value / base - 1:+.2%}" if base else ""

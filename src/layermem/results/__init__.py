@@ -5,7 +5,6 @@
     eval         what checkpoints know, side by side: eval.json
     analysis     what goes on inside models: analysis.json
     costs        parameters, FLOPs, time and memory: costs.json
-    quickstart   what came out of a quickstart: quickstart.json
     solved       what a model solves of a task: result.json
     answers      what a model answers to questions: answers.json
 

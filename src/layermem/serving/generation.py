@@ -1,7 +1,7 @@
 """``TextGenerator``: continue prompts in batches of about one length, with transformers' generate.
 
-Prompts are padded on the left. Longer ones come first, so that a batch that does not fit in memory
-is met at once.
+Prompts are padded on the left. The longest come first, so that memory that does not suffice is
+noticed in the first batch.
 
 Letters: B prompts of a batch, T tokens.
 """
@@ -18,15 +18,13 @@ from torch import Tensor
 from transformers import (
     CompileConfig,
     GenerationConfig,
-    LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
 )
 
-from layermem.serving.continuations import Continuation, Decoder, TextStream
-from layermem.serving.prompts import Prompt
-from layermem.serving.sampling import RepetitionPenalty, sampling_processors
-from layermem.serving.settings import GenerationSettings
+from layermem.serving.decoding import Continuation, Decoder, TextStream, processors
+from layermem.serving.output_file import OutputFile, Row
+from layermem.serving.prompts import GenerationSettings, Prompt
 
 # Fields of transformers' generation config whose work processors of ours do, and the whole length.
 _OURS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_length")
@@ -77,7 +75,8 @@ class TextGenerator:
         extra: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([watch])}
         if write is not None and len(batch) == 1 and self.settings.num_beams == 1:
             extra["streamer"] = TextStream(self.decoder, batch[0].ids, write)
-        extra["logits_processor"] = self._processors(batch, mask)
+        indices = [prompt.index for prompt in batch]
+        extra["logits_processor"] = processors(self.settings, self.own, indices, mask)
         start = time.perf_counter()
         # transformers fills fields that are None from the model's own config.
         self.model.generation_config = self.config
@@ -93,21 +92,55 @@ class TextGenerator:
         self.speed.first_token.append((watch.first or end) - start)
         return done
 
-    def _processors(self, batch: Sequence[Prompt], mask: Tensor) -> LogitsProcessorList:
-        processors = LogitsProcessorList()
-        penalty = self.settings.repetition_penalty or self.own.repetition_penalty
-        if penalty is not None and penalty != 1.0:
-            processors.append(RepetitionPenalty(penalty, mask))
-        if self.settings.do_sample:
-            indices = [prompt.index for prompt in batch]
-            processors += sampling_processors(self.settings, self.own, indices)
-        return processors
-
 
 def batches(prompts: Iterable[Prompt], size: int) -> list[list[Prompt]]:
     """Return prompts in batches, the longest first."""
     ordered = sorted(prompts, key=lambda prompt: (-len(prompt.ids), prompt.index))
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def continue_all(
+    generator: TextGenerator,
+    batches: Sequence[Sequence[Prompt]],
+    output: OutputFile | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Row]:
+    """Return the rows of all prompts in their order; with an ``output``, write them to it.
+
+    Batches that an opened ``output`` has are not continued again. ``progress`` is called with the
+    number of prompts of each batch that was.
+    """
+    rows: dict[int, Row] = dict(output.rows) if output is not None else {}
+    for batch in batches:
+        if all(prompt.index in rows for prompt in batch):
+            continue
+        try:
+            done = generator.continue_batch(batch)
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError(
+                f"{len(batch)} prompts at once do not fit in memory; lower --batch-size, now "
+                f"{generator.settings.batch_size} ({str(error).splitlines()[0]})"
+            ) from error
+        new = [_row(prompt, text) for prompt, text in zip(batch, done, strict=True)]
+        if output is not None:
+            output.append(new)
+        rows.update({row["index"]: row for row in new})
+        if progress is not None:
+            progress(len(batch))
+    if output is not None:
+        output.finish()
+    return [rows[index] for index in sorted(rows)]
+
+
+def _row(prompt: Prompt, continuation: Continuation) -> Row:
+    return {
+        "index": prompt.index,
+        "prompt": prompt.content,
+        "completion": continuation.text,
+        "prompt_tokens": len(prompt.ids),
+        "new_tokens": continuation.tokens,
+        "finish_reason": continuation.reason,
+    }
 
 
 class _Watch(StoppingCriteria):
@@ -133,13 +166,13 @@ def _generation_config(
 ) -> GenerationConfig:
     """Return the model's own generation config with the settings in place.
 
-    Draws and penalties are made by processors of ours: for transformers the search is greedy.
+    Draws and penalties are made by processors of ours: transformers' own search is greedy.
     """
     config = copy.deepcopy(model.generation_config)
     ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
     padding = tokenizer.pad_token_id
-    changes: dict[str, Any] = {
+    changes = {
         **dict.fromkeys(_OURS),
         "do_sample": False,
         "eos_token_id": ends or None,
@@ -151,15 +184,14 @@ def _generation_config(
         "return_dict_in_generate": False,
         "cache_implementation": "static" if settings.cache == "static" else None,
         "use_cache": True,
+        # The compiled forward of a token is used with a static cache, if at all.
+        "disable_compile": not settings.compile,
     }
-    # The compiled forward of a token is used with a static cache, if at all.
-    if settings.compile:
-        changes["compile_config"] = compile_config = CompileConfig()
-        compile_config._compile_all_devices = True
-    elif hasattr(config, "disable_compile"):
-        changes["disable_compile"] = True
     for name, value in changes.items():
         setattr(config, name, value)
+    if settings.compile:
+        config.compile_config = CompileConfig()
+        config.compile_config._compile_all_devices = True
     return config
 
 

@@ -12,14 +12,53 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
 from filelock import FileLock, Timeout
 
+import layermem
 from layermem.runs import write_atomically
+from layermem.serving.prompts import GenerationSettings, Prompt, digest
 
 Row = dict[str, Any]
+_MODEL_FILES = ("*.json", "*.safetensors", "*.bin", "*.jinja")
+
+
+def describe(
+    checkpoint: Any, prompts: Sequence[Prompt], settings: GenerationSettings, dtype: str
+) -> dict[str, Any]:
+    """Return what the rows of a run are of; two runs may be one if it is equal."""
+    # Of a model on the hub, which has no files here. Adapters lie in a folder, their base may not.
+    commit, base = getattr(checkpoint.load_config(), "_commit_hash", None), checkpoint.base
+    own = _describe_model(checkpoint.location, dtype, commit if base is None else None)
+    return {
+        "model": own,
+        "prompts": {"count": len(prompts), "sha256": digest(prompts)},
+        "settings": asdict(settings),
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "layermem": layermem.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        **({} if base is None else {"base": _describe_model(base, dtype, commit)}),
+    }
+
+
+def _describe_model(location: Path | str, dtype: str, commit: str | None) -> dict[str, Any]:
+    """Return where a model is, with size and time of change of each of its files."""
+    folder = Path(location)
+    is_here = folder.is_dir()
+    paths = {path for pattern in _MODEL_FILES if is_here for path in folder.glob(pattern)}
+    states = {path.name: path.stat() for path in sorted(paths)}
+    return {
+        "location": str(folder.resolve() if is_here else location),
+        "files": {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()},
+        "dtype": dtype,
+        **({} if commit is None else {"commit": commit}),
+    }
 
 
 class OutputFile:
@@ -71,12 +110,16 @@ class OutputFile:
         self._check_same()
         if self.path.exists():
             return []
-        self.rows = {row["index"]: row for row in self._read_part()}
-        done = [set(batch) <= self.rows.keys() for batch in self.batches]
-        kept = [i for batch, whole in zip(self.batches, done, strict=True) if whole for i in batch]
-        self.rows = {i: self.rows[i] for i in kept}
+        rows = {row["index"]: row for row in self._read_part()}
+        whole = [rows.keys() >= set(batch) for batch in self.batches]
+        self.rows = {
+            i: rows[i]
+            for batch, is_whole in zip(self.batches, whole, strict=True)
+            if is_whole
+            for i in batch
+        }
         write_atomically(self.part, "".join(map(_line, self.rows.values())))
-        return [number for number, whole in enumerate(done) if not whole]
+        return [number for number, is_whole in enumerate(whole) if not is_whole]
 
     def append(self, rows: Sequence[Row]) -> None:
         """Append the rows of a batch."""
@@ -114,9 +157,8 @@ class OutputFile:
 
     def _read_part(self) -> list[Row]:
         """Return the rows so far, without a last line that was cut short."""
-        lines = self.part.read_bytes().split(b"\n")
         # What follows the last line break is empty, or a line that was being written.
-        lines.pop()
+        *lines, _ = self.part.read_bytes().split(b"\n")
         rows = []
         for number, line in enumerate(lines, 1):
             try:

@@ -27,7 +27,7 @@ from layermem.results.study import (
     StudyResult,
 )
 from layermem.runs import RunFolder
-from layermem.study.arm_costs import costs_of_arms
+from layermem.study.costs import costs_of_arms
 from layermem.study.definition import Observed, Study, Trained
 from layermem.study.planning import Done, Plan, parameters, trials
 from layermem.study.records import (

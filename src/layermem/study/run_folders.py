@@ -30,8 +30,8 @@ from layermem.results.study import (
 )
 from layermem.run_identity import identity
 from layermem.runs import RunFolder, unique_names, write_atomically
-from layermem.study.arm_costs import costs_of_arms
 from layermem.study.carrying_out import RESULT
+from layermem.study.costs import costs_of_arms
 from layermem.study.gathering import looks_at_runs, metrics_of, replaced_result
 from layermem.study.records import (
     ERRORS,

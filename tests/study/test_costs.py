@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from recorded import a_point
 
 from layermem import cli, presets
 from layermem.cli.costs import Costs
@@ -13,9 +12,8 @@ from layermem.efficiency import measuring
 from layermem.efficiency.model_sizes import model_sizes, resized
 from layermem.report import cost_tables
 from layermem.results.costs import Costs as CostsResult
-from layermem.results.costs import Measurement
 from layermem.results.files import read_result
-from layermem.study.cost_points import count_costs
+from layermem.study.costs import count_costs
 
 FIELDS = {
     "hidden_size": 64,
@@ -151,14 +149,3 @@ def test_what_a_command_refuses(more, message, tmp_path, monkeypatch):
 def test_what_no_command_can_ask(given, message):
     with pytest.raises(ValueError, match=message):
         Costs(**given)
-
-
-def test_memory_a_system_does_not_tell_is_said_to_be_unknown():
-    measurement = Measurement(seconds=0.1, low=0.1, high=0.2, peak=None)
-    measured = {"eager": {"plain": measurement, "lime": measurement}}
-    point = a_point(1, kv_heads=1, measured=measured)
-    costs = CostsResult(command="", points=(point,), machine="m", precision="float32")
-    assert cost_tables.measured_table(costs).texts() == [
-        ["p: 1 x 8, 2 heads (1 kv), T 4, eager", "plain", "100 ms (100 to 200)", "", "unknown", ""],
-        ["", "lime", "100 ms (100 to 200)", "+0.00%", "unknown", ""],
-    ]

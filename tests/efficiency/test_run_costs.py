@@ -3,13 +3,18 @@
 import pytest
 
 from layermem import cli, presets
+from layermem.efficiency import measuring
 from layermem.efficiency.costs import cost
 from layermem.efficiency.measuring import Measurement
 from layermem.efficiency.model_sizes import model_sizes
-from layermem.experiments import preset_measurements
-from layermem.experiments.preset_costs import preset_costs as all_costs
-from layermem.experiments.preset_measurements import measure_presets
+from layermem.efficiency.run_costs import measure_runs, run_cost
 from layermem.models.registry import lookup
+
+
+@pytest.fixture(scope="module")
+def costs():
+    """What each preset costs."""
+    return {name: run_cost(presets.get_preset(name)) for name in presets.names()}
 
 
 @pytest.fixture
@@ -25,14 +30,12 @@ def measured(monkeypatch):
             for name in models
         }
 
-    monkeypatch.setattr(preset_measurements, "measure", measure)
-    monkeypatch.setattr(preset_measurements.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(measuring.torch.cuda, "is_available", lambda: False)
     return steps
 
 
-def test_costs_are_those_of_the_whole_run():
-    costs = {preset.name: preset for preset in all_costs()}
-    assert list(costs) == presets.names()
+def test_costs_are_those_of_the_whole_run(costs):
     tiny = costs["tiny-lm"]
     assert tiny.tokens == 400 * 16 * 128
     # Sequences of a task differ in length: their mean is no whole number of tokens.
@@ -40,36 +43,33 @@ def test_costs_are_those_of_the_whole_run():
     assert expressions.tokens == round(expressions.sequences * expressions.mean_tokens)
     assert expressions.tokens == pytest.approx(5_425_992, rel=2e-3)
     assert tiny.flops == pytest.approx(tiny.tokens * tiny.flops_per_token)
+    large = costs["paper-1b-gqa"]
+    assert (large.micro_batch, large.sequences) == (large.run.compute.micro_batch, 20_000 * 1024)
+    assert large.micro_batch < large.run.optim.batch_size
 
 
-def test_costs_without_a_config_class_are_those_of_the_plain_variant():
+def test_costs_without_a_config_class_are_those_of_the_plain_variant(costs):
     plain = lookup("plain")
-    for preset in all_costs():
-        fields, _ = model_sizes(preset.run)
-        step = cost(plain.config(**fields), plain.variant, preset.sequence_tokens)
-        assert preset.parameters == step.parameters
-        assert preset.flops_per_token == step.training / preset.sequence_tokens
+    for each in costs.values():
+        fields, length = model_sizes(each.run)
+        step = cost(plain.config(**fields), plain.variant, round(length))
+        assert each.parameters == step.parameters
+        assert each.flops_per_token == step.training / round(length)
 
 
-def test_time_is_that_of_all_sequences(measured):
-    costs = [preset for preset in all_costs() if preset.name in ("tiny-aet-4", "tiny-lm")]
-    found = dict(measure_presets(costs))
-    assert found["tiny-lm"]["plain"].seconds == pytest.approx(400 * 16 / 10)
-    assert found["tiny-lm"]["lime"].seconds == pytest.approx(400 * 16 / 5)
-    assert found["tiny-aet-4"]["plain"].seconds == pytest.approx(3750 * 64 / 10)
-    assert [(shape.batch, shape.precision) for shape, _ in measured] == [
-        *((16, "float32"), (64, "float32")),
-    ]
-
-
-def test_equal_steps_are_measured_once_and_what_is_too_large_is_not(measured):
-    found = dict(measure_presets(all_costs()))
-    assert list(found) == presets.names()
+def test_equal_steps_are_measured_once_and_what_is_too_large_is_not(costs, measured):
+    found = dict(zip(costs, measure_runs([*costs.values()]), strict=True))
+    assert {costs[name].micro_batch for name in ("tiny-lm", "tiny-aet-4")} == {16, 64}
+    assert found["tiny-lm"]["plain"].seconds == 16 / 10
+    assert found["tiny-lm"]["lime"].seconds == 16 / 5
+    assert found["tiny-aet-4"]["plain"].seconds == 64 / 10
     assert found["paper-1b-gqa"] is None and found["small-30m"] is None
-    # small-aet-N and paper-aet-N differ in the number of steps alone.
-    assert found["paper-aet-6"]["plain"].seconds > found["small-aet-6"]["plain"].seconds
+    # They differ in the number of steps alone.
+    assert found["paper-aet-6"] is found["small-aet-6"]
     different = {(shape.batch, shape.tokens, *sorted(fields.items())) for shape, fields in measured}
-    assert len(measured) == len(different) < len(presets.names())
+    assert len(measured) == len(different) < len(costs)
+    assert {shape.precision for shape, _ in measured} == {"float32"}
+    assert {shape.batch for shape, _ in measured} > {16, 64}
 
 
 def test_the_command_prints_both_tables(measured, capsys):

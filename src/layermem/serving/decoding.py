@@ -1,14 +1,110 @@
-"""Where a continuation ends, and its text; what may be shown of one that goes on."""
+"""From scores to text: draws and penalties of each prompt, where a continuation ends, its text.
 
+    argmax_i (logit_i + g_i), g_i = -log(e_i), e_i ~ Exp(1)      is a draw from softmax(logits)
+
+Each prompt has a generator of its own, so its noise is the same in any batch. The logits are then
+what may differ: by rounding, with the padding. transformers' penalty of repetitions would punish
+the padding token in rows that have padding.
+"""
+
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from layermem.serving.prompts import GenerationSettings
+
 FinishReason = Literal["eos", "stop", "length"]
+# Fields of a generation config that would change the distribution, with values of no effect.
+_UNSUPPORTED = {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
 # Tokens of the prompt before a continuation: some tokenizers write a word differently at the start.
 _TAIL = 8
 # Stands for bytes that are no character yet.
 _HALF = "\N{REPLACEMENT CHARACTER}"
+
+
+class NoiseOfPrompts(LogitsProcessor):
+    """Adds to each row of scores the noise of its prompt, so that its maximum is a draw."""
+
+    def __init__(self, seed: int, indices: Sequence[int]) -> None:
+        digests = (hashlib.sha256(f"{seed} {i}".encode()).digest() for i in indices)
+        seeds = (int.from_bytes(digest[:7], "big") for digest in digests)
+        self.generators = [torch.Generator().manual_seed(each) for each in seeds]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores [B, vocabulary] with noise; a step of generation calls it once."""
+        draws = (torch.empty(scores.shape[1]).exponential_(generator=g) for g in self.generators)
+        return scores.float() - torch.stack([*draws]).log().to(scores.device)
+
+
+class RepetitionPenalty(LogitsProcessor):
+    """Lowers the scores of tokens that a row has, without its padding on the left."""
+
+    def __init__(self, penalty: float, mask: Tensor) -> None:
+        self.penalty, self.mask = penalty, mask.bool()
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores [B, vocabulary]; of a beam search a prompt has several rows."""
+        width = self.mask.shape[1]
+        mask = self.mask.repeat_interleave(len(input_ids) // len(self.mask), dim=0)
+        # The last token of a prompt is none of its padding, and stands in for it.
+        prompt = torch.where(mask, input_ids[:, :width], input_ids[:, width - 1 : width])
+        ids = torch.cat((prompt, input_ids[:, width:]), dim=1)
+        seen = scores.gather(1, ids)
+        seen = torch.where(seen < 0, seen * self.penalty, seen / self.penalty)
+        return scores.scatter(1, ids, seen)
+
+
+def processors(
+    settings: GenerationSettings, own: Any, indices: Sequence[int], mask: Tensor
+) -> LogitsProcessorList:
+    """Return what changes the scores of the prompts of these indices.
+
+    ``own``: the model's generation config, which holds where a setting is None. ``mask`` [B, T]: of
+    the padded prompts.
+    """
+    made = LogitsProcessorList()
+    penalty = _chosen(settings.repetition_penalty, own.repetition_penalty, 1.0)
+    if penalty != 1.0:
+        made.append(RepetitionPenalty(penalty, mask))
+    if not settings.do_sample:
+        return made
+    for name, neutral in _UNSUPPORTED.items():
+        value = getattr(own, name, None)
+        if value is not None and value != neutral:
+            raise ValueError(
+                f"the model's generation_config.json sets {name}={value}, which is not supported; "
+                "delete it there, and use --temperature, --top-p or --top-k"
+            )
+    temperature = _chosen(settings.temperature, own.temperature, 1.0)
+    top_k = _chosen(settings.top_k, own.top_k, 0)
+    top_p = _chosen(settings.top_p, own.top_p, 1.0)
+    min_p = getattr(own, "min_p", None)
+    if temperature != 1.0:
+        made.append(TemperatureLogitsWarper(float(temperature)))
+    if top_k:
+        made.append(TopKLogitsWarper(top_k=int(top_k)))
+    if top_p < 1.0:
+        made.append(TopPLogitsWarper(top_p=float(top_p)))
+    if min_p is not None:
+        made.append(MinPLogitsWarper(min_p=min_p))
+    made.append(NoiseOfPrompts(settings.seed, indices))
+    return made
+
+
+def _chosen(given: Any, own: Any, neutral: Any) -> Any:
+    return given if given is not None else own if own is not None else neutral
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +164,22 @@ class Decoder:
                 break
         text = self.text(prompt, ids)
         if reason == "stop":
-            starts = (text.index(stop) for stop in self.stop if stop in text)
-            text = text[: min(starts, default=len(text))]
+            text = text[: self._first_stop(text)]
         return Continuation(text=text, tokens=len(ids), reason=reason)
 
     def shown(self, text: str) -> str:
         """Return the part of a text that later tokens cannot take back."""
+        if (end := self._first_stop(text)) < len(text):
+            return text[:end]
         held = len(text) - len(text.rstrip(_HALF))
         for stop in self.stop:
-            if stop in text:
-                return text[: text.index(stop)]
             ends = (n for n in range(len(stop) - 1, 0, -1) if text.endswith(stop[:n]))
             held = max(held, next(ends, 0))
         return text[: len(text) - held]
+
+    def _first_stop(self, text: str) -> int:
+        """Return where the first stop text begins; the length of the text where there is none."""
+        return min((text.index(stop) for stop in self.stop if stop in text), default=len(text))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(

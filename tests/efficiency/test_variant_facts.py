@@ -3,38 +3,47 @@
 import json
 from pathlib import Path
 
+import pytest
+
 import layermem
 from layermem import cli
-from layermem.experiments.variant_facts import find_facts
+from layermem.efficiency.model_sizes import model_sizes
+from layermem.efficiency.variant_facts import PRESET, find_facts, markdown_table, read_facts
 from layermem.models.registry import lookup
-from layermem.results.variant_facts import markdown_table, read_facts
+from layermem.presets import get_preset
 
 ROOT = Path(__file__).parents[2]
 HOW = "run python docs/family_table.py"
+PAIR = "lime+hyper_connections"
+SIZES, _ = model_sizes(get_preset(PRESET))
+
+
+@pytest.fixture(scope="module")
+def facts():
+    """Facts of the package's variants and of a pair, by name."""
+    return {row.name: row for row in find_facts(SIZES, [*own_variants(), PAIR])}
 
 
 def own_variants():
     return [n for n in layermem.variants() if lookup(n).config.__module__.startswith("layermem.")]
 
 
-def test_the_recorded_facts_are_those_of_the_variants():
-    assert read_facts() == find_facts(own_variants()), HOW
+def test_the_recorded_facts_are_those_of_the_variants(facts):
+    assert read_facts() == [row for row in facts.values() if row.name != PAIR], HOW
 
 
 def test_the_page_has_the_table():
     assert markdown_table(read_facts()) in (ROOT / "docs" / "family.md").read_text("utf-8"), HOW
 
 
-def test_every_variant_but_the_plain_decoder_names_its_paper():
-    for name in set(own_variants()) - {"plain"}:
-        assert lookup(name).variant.source, f"{name} has no source"
+def test_every_variant_but_the_plain_decoder_names_its_paper(facts):
+    assert [name for name, row in facts.items() if not row.source] == ["plain"]
 
 
-def test_numbers_by_hand():
+def test_numbers_by_hand(facts):
     """Width 2048, 16 layers, 8 key-value heads of width 64, two bytes a number."""
-    facts = {row.name: row for row in find_facts(["plain", "lime", "hyper_connections"])}
     slot = 2 * 8 * 64 * 2
-    assert {row.cache_bytes for row in facts.values()} == {16 * slot}
+    assert {facts[n].cache_bytes for n in ("plain", "lime", "hyper_connections")} == {16 * slot}
     assert facts["plain"].depth_bytes == 2048 * 2
     # The last layer's slot is read by no other.
     assert facts["lime"].depth_bytes == 2048 * 2 + slot * 15 // 16
@@ -43,8 +52,8 @@ def test_numbers_by_hand():
     assert facts["lime"].seams == ("memory",)
 
 
-def test_a_pair_adds_up():
-    lime, hyper, pair = find_facts(["lime", "hyper_connections", "lime+hyper_connections"])
+def test_a_pair_adds_up(facts):
+    lime, hyper, pair = (facts[name] for name in ("lime", "hyper_connections", PAIR))
     assert pair.seams == ("memory", "stream")
     assert pair.extra_parameters == lime.extra_parameters + hyper.extra_parameters
     assert pair.source == "2502.09245, 2409.19606"
