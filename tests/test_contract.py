@@ -159,9 +159,9 @@ def test_one_seed_gives_one_set_of_shared_weights(case):
     assert torch.equal(after, torch.rand(1)), "the variant drew from the shared random state"
     config = entry.config(**fields)
     absent = {
-        f"model.layers.{layer}.self_attn.v_proj.weight"
+        f"model.layers.{layer}.self_attn.{part[0]}_proj.weight"
         for layer in range(config.num_hidden_layers)
-        if not entry.variant.projects_value(config, layer)
+        for part in {"key", "value"} - {*entry.variant.projects(config, layer)}
     }
     shared = {name for name in ours if not is_own(name)}
     assert shared == theirs.keys() - absent

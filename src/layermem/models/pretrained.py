@@ -162,7 +162,7 @@ class PreTrainedDecoder(PreTrainedModel):
             kwargs.setdefault("dtype", "auto")
 
         config = _config_from_llama(cls, llama, fields)
-        _check_value_projections(cls, config, fields)
+        _check_projections(cls, config, fields)
         with _without_load_report():
             model, info = super().from_pretrained(
                 path, config=config, **{**kwargs, "output_loading_info": True}
@@ -205,18 +205,18 @@ def _config_from_llama(
     return cls.config_class(**{**values, **fields})
 
 
-def _check_value_projections(
+def _check_projections(
     cls: type[PreTrainedDecoder], config: DecoderConfig, fields: Mapping[str, Any]
 ) -> None:
-    """Raise ``ValueError`` if a layer would have no place for the LLaMA's value projection."""
+    """Raise ``ValueError`` if a layer would have no place for one of the LLaMA's projections."""
     layers = range(config.num_hidden_layers)
-    absent = sum(not cls.variant.projects_value(config, layer) for layer in layers)
+    absent = sum(len(cls.variant.projects(config, layer)) < 2 for layer in layers)
     if absent:
         given = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         raise ValueError(
-            f"with {given} {absent} of the {len(layers)} layers of {cls.__name__} have no value "
-            "projection, which all layers of a LLaMA have, so that it cannot begin as the LLaMA; "
-            "choose fields with which every layer has one, or train a new model (layermem.build)"
+            f"with {given} {absent} of the {len(layers)} layers of {cls.__name__} lack a key or "
+            "value projection of a LLaMA, so that it cannot begin as the LLaMA; choose fields with "
+            "which every layer has both, or train a new model (layermem.build)"
         )
 
 

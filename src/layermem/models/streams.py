@@ -15,6 +15,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization
 
 from layermem.models.seams import Connection, DepthWeights, Norm, State, Stream, SubLayer
 from layermem.ops import streams as ops
@@ -34,6 +35,12 @@ class NormedProjection(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(outputs, width if by_stream else streams * width))
         self.gain = nn.Parameter(torch.empty(width)) if by_stream else None
+
+    def reset_parameters(self) -> None:
+        """Start at weight 0 and gain 1."""
+        initialization.zeros_(self.weight)
+        if self.gain is not None:
+            initialization.ones_(self.gain)
 
     def forward(self, streams: Tensor) -> Tensor:
         matrix = self.weight if self.gain is None else self.weight * self.gain

@@ -11,18 +11,16 @@ checkpointing switched on, and moves its hooks there: what is routed is what the
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from layermem.models.memories import active_memories
-from layermem.ops.route import SlotBuffer, begin_buffer
+from layermem.models.memories import active_memories, begin_shared_buffer, runs_twice
 from layermem.retrofit.checkpointing import CheckpointedLayer
 from layermem.retrofit.hosts import Host
 from layermem.retrofit.projections import ProjectionShape
 from layermem.retrofit.slots import BeginBuffer, RunningForward, SlotLane, enter, leave, running
-from layermem.variants.lime import LimeRouter
 
 # Where a router lies in its attention, and the attachment in the module that runs the layers.
 ROUTER = "router"
@@ -102,7 +100,7 @@ class Attachment:
                 projection = attention.get_submodule(name)
                 if projection is not self.hooked[i][lane]:
                     self._move_hook(i, lane, projection)
-            if _is_checkpointed(layer):
+            if runs_twice(layer):
                 function: Any = getattr(layer, _CHECKPOINT)
                 if not isinstance(function, CheckpointedLayer):
                     setattr(layer, _CHECKPOINT, CheckpointedLayer(self, i, function))
@@ -116,14 +114,15 @@ class Attachment:
 
     def begin_forward(self) -> RunningForward:
         """Return a forward with a lane for each projection of a layer."""
-        begin = partial(_begin_buffer, self._known_weights())
+        routers = [attention._modules.get(ROUTER) for attention in self.attentions]
+        begin = partial(begin_shared_buffer, self.layers, routers)
         return RunningForward(self, self._new_lanes(begin, defers=self._stays_whole()))
 
     def begin_layer(self, *, defers: bool) -> RunningForward:
         """Return what stands for a forward while one layer runs by itself."""
-        return RunningForward(self, self._new_lanes(partial(_begin_buffer, None), defers=defers))
+        return RunningForward(self, self._new_lanes(None, defers=defers))
 
-    def _new_lanes(self, begin: BeginBuffer, *, defers: bool) -> list[SlotLane]:
+    def _new_lanes(self, begin: BeginBuffer | None, *, defers: bool) -> list[SlotLane]:
         return [
             SlotLane(self.sources, self.freed, begin, defers=defers) for _ in self.host.projections
         ]
@@ -136,9 +135,7 @@ class Attachment:
         if torch.compiler.is_compiling():
             return True
         for attention in self.attentions[1:]:
-            router: Any = attention._modules[ROUTER]
-            weights = (router.weight,) if type(router) is LimeRouter else router.parameters()
-            for weight in weights:
+            for weight in attention.get_submodule(ROUTER).parameters():
                 if type(weight.data) is not Tensor or weight.untyped_storage().size() == 0:
                     return False
         return True
@@ -154,26 +151,6 @@ class Attachment:
                 "not by a wrapper around layers; or detach the model first"
             )
         return forward
-
-    def _known_weights(self) -> list[Tensor | None] | None:
-        """Return the router's weight of each layer if all are known when a forward begins.
-
-        They are not if a layer runs twice, reads only some layers, or if something else than its
-        own code runs when a router is called.
-        """
-        weights: list[Tensor | None] = []
-        for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
-            router = attention._modules.get(ROUTER)
-            if _is_checkpointed(layer):
-                return None
-            if i and not (_is_plain(router) and len(router.sources) == i + 1):
-                return None
-            weights.append(router.weight if _is_plain(router) else None)
-        return weights
-
-
-def _begin_buffer(weights: list[Tensor | None] | None, like: Tensor) -> SlotBuffer | None:
-    return None if weights is None else begin_buffer(weights, like)
 
 
 def attachment_of(model: nn.Module) -> Attachment:
@@ -264,23 +241,6 @@ class _Projected:
                 "that the keys of tokens cannot be told from those of relative positions"
             )
         return self.lane == 1
-
-
-def _is_checkpointed(layer: nn.Module) -> bool:
-    return bool(getattr(layer, "gradient_checkpointing", False)) and layer.training
-
-
-def _is_plain(router: nn.Module | None) -> TypeGuard[LimeRouter]:
-    """Whether a router is ours, and nothing but its own code runs when it is called."""
-    return (
-        type(router) is LimeRouter
-        and not router._forward_pre_hooks
-        and not router._forward_hooks
-        and not router._backward_hooks
-        and not router._backward_pre_hooks
-        # accelerate replaces the forward of an instance, to bring in weights that lie elsewhere.
-        and "forward" not in vars(router)
-    )
 
 
 def _remove_hooks(module: nn.Module, attachment: Attachment) -> None:

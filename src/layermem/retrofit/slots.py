@@ -16,7 +16,7 @@ from torch import Tensor
 
 from layermem.ops.route import Slot, SlotBuffer, store
 
-Router = Callable[[Tensor, Tensor, Tensor, Sequence[Slot]], Slot]
+Router = Callable[[Tensor, Sequence[Slot]], Slot]
 BeginBuffer = Callable[[Tensor], SlotBuffer | None]
 
 
@@ -32,7 +32,7 @@ class SlotLane:
         self,
         sources: Sequence[Sequence[int]],
         freed: Sequence[Sequence[int]],
-        begin: BeginBuffer,
+        begin: BeginBuffer | None,
         *,
         defers: bool,
     ) -> None:
@@ -50,12 +50,12 @@ class SlotLane:
 
     def read(self, layer: int, own: Slot, router: Router | None) -> Slot | None:
         """Keep the slot of a layer and return what its router reads; None without a router."""
-        if layer == 0:
+        if layer == 0 and self._begin is not None:
             self._buffer = self._begin(own[0])
         if self._buffer is not None:
             own = self._buffer.append(*own)
             self.next_layer += 1
-            return router(own[0], *own, self._buffer) if router is not None else None
+            return router(own[0], self._buffer) if router is not None else None
         if self.defers:
             own = store(*own)
         earlier = self.history(layer)
@@ -64,7 +64,7 @@ class SlotLane:
             return None
         # Layers of one model may lie on several devices.
         slots = [(key.to(own[0].device), value.to(own[0].device)) for key, value in earlier]
-        return router(own[0], *own, (*slots, own))
+        return router(own[0], (*slots, own))
 
     def history(self, layer: int) -> list[Slot]:
         """Return the slots of the earlier layers that a layer reads."""

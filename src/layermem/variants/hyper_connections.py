@@ -75,11 +75,6 @@ class HyperConnectionsConfig(DecoderConfig):
     output_scale: Literal["none", "-1/2", "+1/2"] = "none"
     """Power of n that is the initial weight of outputs when they are written; "none": 1."""
 
-    def validate_streams(self) -> None:
-        """Raise ``ValueError`` if there is no stream."""
-        if self.streams < 1:
-            raise ValueError(f"streams must be at least 1, got {self.streams}; the paper has 4")
-
 
 class HyperWeights(StreamWeights):
     """The static weights of connection k; see the table above."""
@@ -155,15 +150,6 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
         )
         weights = DynamicHyperWeights(config, index)
         return StreamsConnection(sub_layer, weights, projection)
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, HyperWeights):
-            module.reset_parameters()
-        if isinstance(module, NormedProjection):
-            initialization.zeros_(module.weight)
-            initialization.ones_(module.gain)
-        return isinstance(module, HyperWeights | NormedProjection)
 
     @classmethod
     def extra_parameters(cls, config: HyperConnectionsConfig) -> int:

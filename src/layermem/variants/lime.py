@@ -40,7 +40,7 @@ from layermem.models.routers import (
 from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
 from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.number_ranges import at_least, number
-from layermem.ops.route import Slot, SlotBuffer, begin_buffer, route, store
+from layermem.ops.route import Slot, route, store
 
 RouterInit = Literal["paper", "identity", "average"]
 
@@ -74,7 +74,7 @@ class LimeConfig(DecoderConfig):
     def validate_router(self) -> None:
         """Raise ``ValueError`` unless ``router_window`` fits ``router``."""
         window, needs_window = self.router_window, self.router in ("last", "first")
-        if needs_window and (window is None or window < 1):
+        if needs_window and window is None:
             raise ValueError(f'router="{self.router}" needs router_window >= 1, got {window}')
         if not needs_window and window is not None:
             raise ValueError(
@@ -101,9 +101,14 @@ class LimeRouter(StaticRouter):
     """
 
     def __init__(
-        self, num_heads: int, sources: Sequence[int], *, init: RouterInit = "paper"
+        self,
+        num_heads: int,
+        sources: Sequence[int],
+        *,
+        layer: int | None = None,
+        init: RouterInit = "paper",
     ) -> None:
-        super().__init__(num_heads, tuple(sources))
+        super().__init__(num_heads, tuple(sources), layer)
         self.init = init
         weight = torch.empty(num_heads, len(self.sources) * num_heads)
         if init == "average":
@@ -115,18 +120,22 @@ class LimeRouter(StaticRouter):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialise as in the table above, without changing torch's random state."""
-        _initialise(self.weight, self.sources, self.init, "router")
+        _initialise(self, self.weight, "router")
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
-        """Route the slots of ``sources``, [B, R, T, E] each; the last is (key, value)."""
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        """Route the slots of ``sources``, [B, R, T, E] each."""
         return self.route_by(slots, self.weight)
+
+    def as_route(self) -> tuple[tuple[int, ...], Tensor] | None:
+        # A parametrized router is of a subclass, and computes its weight at each look.
+        return (self.sources, self.weight) if type(self) is LimeRouter else None
 
     def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
         (weight,) = weights
         return route(slots, weight)
 
     def with_sources(self, sources: tuple[int, ...]) -> "LimeRouter":
-        return LimeRouter(self.num_heads, sources, init=self.init)
+        return LimeRouter(self.num_heads, sources, layer=self.layer, init=self.init)
 
 
 @final
@@ -140,9 +149,14 @@ class LimeSeparateRouters(StaticRouter):
     weight_names = MappingProxyType({"keys": "weight", "values": "value_weight"})
 
     def __init__(
-        self, num_heads: int, sources: Sequence[int], *, init: RouterInit = "paper"
+        self,
+        num_heads: int,
+        sources: Sequence[int],
+        *,
+        layer: int | None = None,
+        init: RouterInit = "paper",
     ) -> None:
-        super().__init__(num_heads, tuple(sources))
+        super().__init__(num_heads, tuple(sources), layer)
         self.init = init
         shape = (num_heads, len(self.sources) * num_heads)
         self.weight, self.value_weight = (nn.Parameter(torch.empty(shape)) for _ in range(2))
@@ -151,11 +165,11 @@ class LimeSeparateRouters(StaticRouter):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialise as in the table above, without changing torch's random state."""
-        _initialise(self.weight, self.sources, self.init, "router")
-        _initialise(self.value_weight, self.sources, self.init, "router of values")
+        _initialise(self, self.weight, "router")
+        _initialise(self, self.value_weight, "router of values")
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
-        """Route the slots of ``sources``, [B, R, T, E] each; the last is (key, value)."""
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        """Route the slots of ``sources``, [B, R, T, E] each."""
         return self.route_by(slots, self.weight, self.value_weight)
 
     def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
@@ -163,20 +177,20 @@ class LimeSeparateRouters(StaticRouter):
         return keys[:, : self.num_heads], values[:, self.num_heads :]
 
     def with_sources(self, sources: tuple[int, ...]) -> "LimeSeparateRouters":
-        return LimeSeparateRouters(self.num_heads, sources, init=self.init)
+        return LimeSeparateRouters(self.num_heads, sources, layer=self.layer, init=self.init)
 
 
-def _initialise(weight: Tensor, sources: Sequence[int], init: RouterInit, salt: str) -> None:
-    """Set a weight [R, S * R] to its initial values."""
-    n_sources, heads = len(sources), len(weight)
+def _initialise(router: LimeRouter | LimeSeparateRouters, weight: Tensor, salt: str) -> None:
+    """Set a weight [R, S * R] of a router to its initial values."""
+    n_sources, heads = len(router.sources), router.num_heads
     # On the CPU in float32, so that a seed gives the same routers on every device.
     own = torch.eye(heads, device="cpu", dtype=torch.float32)
     initial = (own / n_sources).repeat(1, n_sources)
-    if init != "average":
+    if router.init != "average":
         initial.zero_()
-        if init == "paper":
+        if router.init == "paper":
             bound = math.sqrt(3 / (n_sources * heads))
-            generator = forked_generator(f"{salt} {sources[-1]}")
+            generator = forked_generator(f"{salt} {router.layer}")
             initial.uniform_(-bound, bound, generator=generator)
         initial[:, -heads:] = own
     # transformers' copy_ does nothing to weights that a checkpoint has filled in.
@@ -213,40 +227,15 @@ class Lime(Variant[LimeConfig]):
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
         if layer_idx == 0:
             return super().memory(config, layer_idx)
-        sources = (*cls.sources(config, layer_idx), layer_idx)
+        heads, sources = config.num_key_value_heads, (*cls.sources(config, layer_idx), layer_idx)
         if not config.router_shares_kv:
-            return LimeSeparateRouters(config.num_key_value_heads, sources, init=config.router_init)
-        return LimeRouter(
-            config.num_key_value_heads,
-            sources,
-            init="average" if config.router == "average" else config.router_init,
-        )
+            return LimeSeparateRouters(heads, sources, init=config.router_init)
+        init = "average" if config.router == "average" else config.router_init
+        return LimeRouter(heads, sources, init=init)
 
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:
         return store(key, value)
-
-    @classmethod
-    def begin_buffer(cls, memories: Sequence[Memory], embeds: Tensor) -> SlotBuffer | None:
-        weights: list[Tensor | None] = []
-        sources: list[Sequence[int]] = []
-        for layer, memory in enumerate(memories):
-            if type(memory) is LimeRouter:
-                weights.append(memory.weight)
-                sources.append(memory.sources)
-            elif layer == 0:
-                weights.append(None)
-                sources.append((layer,))
-            else:
-                return None
-        return begin_buffer(weights, embeds, sources)
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if not isinstance(module, (LimeRouter, LimeSeparateRouters)):
-            return False
-        module.reset_parameters()
-        return True
 
     @classmethod
     def extra_parameters(cls, config: LimeConfig) -> int:

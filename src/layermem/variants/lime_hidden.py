@@ -207,12 +207,6 @@ class LimeHidden(Variant[LimeHiddenConfig]):
         return HeadMixtures(HeadWeights(config, layer_idx) if layer_idx else None)
 
     @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, HeadWeights):
-            module.reset_parameters()
-        return isinstance(module, HeadWeights)
-
-    @classmethod
     def extra_parameters(cls, config: LimeHiddenConfig) -> int:
         """Return S or R of every layer after the first, and its gates."""
         weights = cls._count_weights(config)

@@ -91,16 +91,6 @@ class MhcConfig(DecoderConfig):
     init: Literal["plain", "deepseek_v4"] = "plain"
     """Initial coefficients: such that a new model is plain ("plain"), or those of DeepSeek-V4."""
 
-    def validate_streams(self) -> None:
-        """Raise ``ValueError`` for fewer than two streams, or no round."""
-        if self.streams < 2:
-            raise ValueError(
-                f"streams must be at least 2, got {self.streams}: with one, no mixing is left and "
-                "a sigmoid cannot read all of it; the paper has 4"
-            )
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}; the paper has 20")
-
 
 def has_mixing(config: MhcConfig, connection: int) -> bool:
     """Return whether connection k has a residual matrix to learn."""
@@ -209,12 +199,6 @@ class Mhc(Variant[MhcConfig]):
     def connection(cls, config: MhcConfig, layer_idx: int, sub_layer: SubLayer) -> Connection:
         index = 2 * layer_idx + (sub_layer == "mlp")
         return StreamsConnection(sub_layer, MhcWeights(config, index), MhcProjection(config, index))
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, MhcWeights | MhcProjection):
-            module.reset_parameters()
-        return isinstance(module, MhcWeights | MhcProjection)
 
     @classmethod
     def extra_parameters(cls, config: MhcConfig) -> int:

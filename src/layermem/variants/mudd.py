@@ -31,16 +31,14 @@ times a gain of their own: the same functions, which start equal to the query's 
 is pretrained. Gains have no weight decay, as all norms here (theirs decays everything).
 """
 
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import initialization
 
-from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder
 from layermem.models.layers import RMSNorm
 from layermem.models.registry import declare
 from layermem.models.seams import (
@@ -109,10 +107,18 @@ class MuddWeights(DepthWeights):
 class SourceNorm(RMSNorm):
     """norm_j."""
 
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        initialization.ones_(self.weight)
+
 
 @final
 class MixtureNorm(RMSNorm):
-    """norm_c, whose gain starts at 1e-3."""
+    """norm_c."""
+
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        initialization.constant_(self.weight, 1e-3)
 
 
 class Place(nn.Module):
@@ -150,6 +156,11 @@ class Gains(nn.Module):
         super().__init__()
         self.key = nn.Parameter(torch.empty(width))
         self.value = nn.Parameter(torch.empty(width))
+
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        initialization.ones_(self.key)
+        initialization.ones_(self.value)
 
     def forward(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return key * self.key, value * self.value
@@ -222,17 +233,6 @@ class Mudd(Variant[MuddConfig]):
         return ReadFourWays(config, layer_idx) if sub_layer == "attention" else ResidualConnection()
 
     @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, MuddWeights):
-            module.reset_parameters()
-        elif isinstance(module, MixtureNorm):
-            initialization.constant_(module.weight, 1e-3)
-        elif isinstance(module, Gains):
-            initialization.ones_(module.key)
-            initialization.ones_(module.value)
-        return isinstance(module, MuddWeights | MixtureNorm | Gains)
-
-    @classmethod
     def extra_parameters(cls, config: MuddConfig) -> int:
         """Return those of the weights, the gains, and the norms of ``pre_post_norm``."""
         width, layers = config.hidden_size, config.num_hidden_layers
@@ -263,9 +263,3 @@ class Mudd(Variant[MuddConfig]):
 
 
 declare("mudd", MuddConfig, Mudd)
-
-if TYPE_CHECKING:
-    # For type checkers: the classes that the declaration makes.
-    class MuddModel(Decoder): ...
-
-    class MuddForCausalLM(DecoderForCausalLM): ...
