@@ -191,7 +191,7 @@ def test_lost_routers_are_refused(whole, tmp_path):
     model, _ = whole
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.layers.2.self_attn.router.weight"]
+    del weights["model.layers.2.self_attn.memory.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="lacks 1 of the model's weights, such as model.layers.2"):
         hf.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -271,7 +271,7 @@ def ways_of_loading(base, adapter):
 
 def test_an_adapter_brings_its_routers(base, tmp_path):
     ids = make_ids()
-    adapted = adapt(shake_routers(attach(load_base(base))), modules_to_save=["router"])
+    adapted = adapt(shake_routers(attach(load_base(base))), modules_to_save=["memory"])
     with torch.no_grad():
         for weight in router_parameters(adapted):
             weight.mul_(1.1)
@@ -291,7 +291,7 @@ def test_an_adapter_brings_its_routers(base, tmp_path):
 def test_routers_that_were_not_loaded_refuse_to_run(base, tmp_path):
     import peft
 
-    adapted = adapt(shake_routers(attach(load_base(base))), modules_to_save=["router"])
+    adapted = adapt(shake_routers(attach(load_base(base))), modules_to_save=["memory"])
     adapted.save_pretrained(tmp_path)
     with_its_config = peft.get_peft_model(
         load_base(base), peft.PeftConfig.from_pretrained(str(tmp_path))
@@ -329,7 +329,7 @@ def test_an_adapter_that_transformers_saves(base, tmp_path):
     import peft
 
     ids, model = make_ids(), shake_routers(attach(load_base(base)))
-    options = {"target_modules": ["q_proj"], "modules_to_save": ["router"], "r": 2}
+    options = {"target_modules": ["q_proj"], "modules_to_save": ["memory"], "r": 2}
     try:
         model.add_adapter(peft.LoraConfig(**options, init_lora_weights=False))
     except ValueError as error:
@@ -385,7 +385,7 @@ def run(code, *arguments):
 
 
 def test_without_layermem_all_is_refused(whole, base, tmp_path):
-    adapt(attach(load_base(base)), modules_to_save=["router"]).save_pretrained(tmp_path)
+    adapt(attach(load_base(base)), modules_to_save=["memory"]).save_pretrained(tmp_path)
     outcomes = run(WITHOUT, whole[1], base, str(tmp_path))
     assert len(outcomes) == 8
     # The base itself is anyone's.

@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from layermem.cli import main
+from layermem.convert.converting import convert
 from layermem.models.registry import lookup
-from layermem.retrofit.converting import convert
 from layermem.serving.continuations import Decoder
 from layermem.serving.generation import TextGenerator, batches
 from layermem.serving.prompts import encode_prompts, prompts_of_texts

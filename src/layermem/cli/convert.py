@@ -38,8 +38,8 @@ def convert(options: Convert, command: str) -> None:
     """Convert a checkpoint, and say what was found and written."""
     from transformers.utils import logging as transformers_logging
 
+    from layermem.convert.converting import convert as convert_checkpoint
     from layermem.named_options import check_options, parse_options
-    from layermem.retrofit.converting import convert as convert_checkpoint
 
     transformers_logging.disable_progress_bar()
     check_options("convert", options.options)

@@ -28,7 +28,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from layermem.lineage import FIELD, ROUTERS
-from layermem.retrofit.attachment import ROUTER, Attachment, attachment_of, check_same_memory
+from layermem.retrofit.attachment import MEMORY, Attachment, attachment_of, check_same_memory
 from layermem.retrofit.card import model_card
 from layermem.runs import write_atomically
 
@@ -158,7 +158,7 @@ def _describe(attachment: Attachment) -> dict[str, Any]:
 def _hash_weights(attachment: Attachment) -> dict[str, str]:
     """Return hashes of samples of all weights of the base model, by what they are rounded to."""
     digests = {name: hashlib.sha256() for name in _PRECISIONS}
-    routers = {id(attention._modules.get(ROUTER)) for attention in attachment.attentions}
+    routers = {id(attention._modules.get(MEMORY)) for attention in attachment.attentions}
     for name, weight in _base_weights(attachment.owner, "", routers):
         samples = _samples(weight, name)
         for precision, dtype in _PRECISIONS.items():

@@ -15,7 +15,7 @@ from torch import nn
 
 from layermem.retrofit.attachment import (
     ATTRIBUTE,
-    ROUTER,
+    MEMORY,
     Attachment,
     attachment_of,
     check_same_memory,
@@ -50,7 +50,7 @@ def attach(
 ) -> ModelT:
     """Add layer memory to a pretrained model, in place, and return it.
 
-    Every layer but the first gets a router, ``self_attn.router`` in a LLaMA, whose ``weight`` is
+    Every layer but the first gets a router, ``self_attn.memory`` in a LLaMA, whose ``weight`` is
     that of ``LimeRouter``. ``router`` and ``window`` choose the layers that it reads, as
     ``LimeConfig.router`` and ``router_window`` do. With ``init="identity"`` the model computes
     what it did: bit for bit in eager float32. ``host`` says where the parts of an architecture
@@ -107,7 +107,7 @@ def _attach(
     try:
         for i, attention in enumerate(attentions[1:], start=1):
             memory = LimeRouter(shape.heads, (*sources[i], i), init=init)
-            attention.add_module(ROUTER, memory.to(**_placement(attention, model)))
+            attention.add_module(MEMORY, memory.to(**_placement(attention, model)))
         attachment.install()
     except BaseException:
         # Half a memory would break every forward, and could not be detached.
@@ -197,8 +197,8 @@ def _find_attentions(layers: list[nn.Module], host: Host, owner: nn.Module) -> l
         attention = find_module(layer, host.attention, "its self-attention")
         for name in host.projections:
             find_module(attention, name, "a projection to keys or values")
-        if ROUTER in attention._modules or hasattr(attention, ROUTER):
-            raise ValueError(f"{type(attention).__name__} has a {ROUTER!r} of its own")
+        if MEMORY in attention._modules or hasattr(attention, MEMORY):
+            raise ValueError(f"{type(attention).__name__} has a {MEMORY!r} of its own")
         attentions.append(attention)
     return attentions
 

@@ -22,8 +22,9 @@ from layermem.retrofit.hosts import Host
 from layermem.retrofit.projections import ProjectionShape
 from layermem.retrofit.slots import BeginBuffer, RunningForward, SlotLane, enter, leave, running
 
-# Where a router lies in its attention, and the attachment in the module that runs the layers.
-ROUTER = "router"
+# Where a router lies in its attention, as in a decoder of ours, and the attachment in the module
+# that runs the layers.
+MEMORY = "memory"
 ATTRIBUTE = "_layer_memory"
 # Where transformers keeps the function that checkpoints a layer.
 _CHECKPOINT = "_gradient_checkpointing_func"
@@ -58,9 +59,9 @@ class Attachment:
     def routers(self) -> dict[int, nn.Module]:
         """The router of each layer that has one: with PEFT's copies, the one called now."""
         return {
-            i: active_memories(attention.get_submodule(ROUTER))[0]
+            i: active_memories(attention.get_submodule(MEMORY))[0]
             for i, attention in enumerate(self.attentions)
-            if ROUTER in attention._modules
+            if MEMORY in attention._modules
         }
 
     def describe(self) -> dict[str, Any]:
@@ -91,7 +92,7 @@ class Attachment:
             wrapped = vars(layer).get(_CHECKPOINT)
             if isinstance(wrapped, CheckpointedLayer):
                 setattr(layer, _CHECKPOINT, wrapped.checkpoint)
-            attention._modules.pop(ROUTER, None)
+            attention._modules.pop(MEMORY, None)
 
     def rearm(self) -> None:
         """Put hooks on the projections and layers as they are now."""
@@ -114,7 +115,7 @@ class Attachment:
 
     def begin_forward(self) -> RunningForward:
         """Return a forward with a lane for each projection of a layer."""
-        routers = [attention._modules.get(ROUTER) for attention in self.attentions]
+        routers = [attention._modules.get(MEMORY) for attention in self.attentions]
         begin = partial(begin_shared_buffer, self.layers, routers)
         return RunningForward(self, self._new_lanes(begin, defers=self._stays_whole()))
 
@@ -135,7 +136,7 @@ class Attachment:
         if torch.compiler.is_compiling():
             return True
         for attention in self.attentions[1:]:
-            for weight in attention.get_submodule(ROUTER).parameters():
+            for weight in attention.get_submodule(MEMORY).parameters():
                 if type(weight.data) is not Tensor or weight.untyped_storage().size() == 0:
                     return False
         return True
@@ -223,7 +224,7 @@ class _Projected:
                 "forward, in order; a layer that is left out or runs twice has no slot to read"
             )
         pair = attachment.shape.take(output)
-        router: Any = attachment.attentions[self.layer]._modules.get(ROUTER)
+        router: Any = attachment.attentions[self.layer]._modules.get(MEMORY)
         routed = lane.read(self.layer, pair, router)
         return None if routed is None else attachment.shape.put(output, routed)
 

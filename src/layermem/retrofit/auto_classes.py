@@ -16,7 +16,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from layermem.retrofit.attached_config import host_config
 from layermem.retrofit.attaching import attach_as_saved
-from layermem.retrofit.attachment import ROUTER, attachment_of
+from layermem.retrofit.attachment import MEMORY, attachment_of
 
 # Keywords by which transformers shards a model while it is loaded.
 _SHARDED = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
@@ -121,7 +121,7 @@ def check_missing(model: nn.Module, names: Any, location: Any) -> None:
     path = next(name for name, module in model.named_modules() if module is owner)
     prefix = f"{path}." if path else ""
     # Encoders have their embeddings outside of the module that runs the layers.
-    parts = (f".{ROUTER}.", ".embeddings.")
+    parts = (f".{MEMORY}.", ".embeddings.")
     lost = sorted(n for n in names if n.startswith(prefix) or any(p in f".{n}" for p in parts))
     if lost:
         raise ValueError(

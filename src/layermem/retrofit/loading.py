@@ -23,11 +23,11 @@ from layermem.retrofit.adapter import (
 )
 from layermem.retrofit.attached_config import read_memory
 from layermem.retrofit.attaching import attach_as_saved
-from layermem.retrofit.attachment import has_memory
+from layermem.retrofit.attachment import MEMORY, has_memory
 from layermem.retrofit.auto_classes import check_missing
 
 # How the name of a router's weight ends in a whole checkpoint.
-_ROUTER_WEIGHT = ".router.weight"
+_ROUTER_WEIGHT = f".{MEMORY}.weight"
 
 
 def load_attached(

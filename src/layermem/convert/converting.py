@@ -16,14 +16,13 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from layermem.convert.llama2c import load_llama2c, read_sizes
+from layermem.convert.llama2c_tokenizer import load_tokenizer
+from layermem.convert.new_folder import check_target, new_folder
+from layermem.convert.released_lime import is_released_lime, load_released_lime
 from layermem.lineage import read_lineage
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES
 from layermem.models.registry import RegisteredVariant, lookup
-from layermem.retrofit.llama2c import load_llama2c, read_sizes
-from layermem.retrofit.llama2c_tokenizer import load_tokenizer
-from layermem.retrofit.loading import is_attached
-from layermem.retrofit.new_folder import check_target, new_folder
-from layermem.retrofit.released_lime import is_released_lime, load_released_lime
 
 logger = logging.getLogger(__name__)
 
@@ -161,11 +160,6 @@ def _llama(path: Path, tokenizer: str | None) -> Source:
         model_type = values.get("model_type")
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path}/config.json is damaged ({error}); fetch it again") from error
-    if is_attached(path):
-        raise ValueError(
-            f"{path} holds a model with attached layer memory, which convert does not "
-            "carry over; convert its base, or load it by layermem.retrofit.load_attached"
-        )
     if model_type not in LLAMA_MODEL_TYPES:
         kind = "is a model of layermem already" if str(model_type).startswith("layermem_") else ""
         raise ValueError(

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from layermem import LimeForCausalLM
 from layermem.cli import main
-from layermem.retrofit.converting import convert
-from layermem.retrofit.llama2c import load_llama2c
-from layermem.retrofit.llama2c_tokenizer import load_tokenizer
+from layermem.convert.converting import convert
+from layermem.convert.llama2c import load_llama2c
+from layermem.convert.llama2c_tokenizer import load_tokenizer
 
 STORIES = FOLDER / "stories260K.bin"
 SIZES = {"width": 16, "mlp": 24, "layers": 2, "heads": 4, "kv_heads": 2, "longest": 12}

@@ -10,10 +10,10 @@ from tiny import TINY
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from layermem.cli import main
+from layermem.convert.converting import as_llama, convert, find_source
+from layermem.convert.new_folder import new_folder
 from layermem.models.registry import lookup
 from layermem.retrofit import attach
-from layermem.retrofit.converting import as_llama, convert, find_source
-from layermem.retrofit.new_folder import new_folder
 
 CONVERT = ("models", "convert")
 
@@ -204,7 +204,7 @@ def test_a_folder_is_whole_or_what_it_was(tmp_path):
 def test_a_folder_that_cannot_be_created_is_named_before_a_model_is_loaded(
     llama, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("layermem.retrofit.converting._load_model", None)
+    monkeypatch.setattr("layermem.convert.converting._load_model", None)
     (tmp_path / "file").write_text("")
     for target in (Path("/proc/x"), Path("/proc/x/y"), tmp_path / "file" / "x"):
         with pytest.raises(SystemExit) as left:
