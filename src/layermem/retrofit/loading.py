@@ -4,16 +4,15 @@ a whole checkpoint   what ``save_pretrained`` of an attached model wrote
 an adapter           routers.json: the base lies elsewhere
 """
 
-import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from layermem.models.checkpoints import without_loading_report
 from layermem.retrofit.adapter import (
     SETTINGS,
     OtherBase,
@@ -136,18 +135,3 @@ def find_base(
 def stray_routers(unexpected: Iterable[str]) -> list[str]:
     """Return the routers among weights that a bare model has no place for."""
     return sorted(name for name in unexpected if name.endswith(_ROUTER_WEIGHT))
-
-
-@contextmanager
-def without_loading_report() -> Iterator[None]:
-    """Leave out transformers' report of missing and unexpected weights, which are checked here."""
-
-    def is_no_report(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(is_no_report)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_no_report)
