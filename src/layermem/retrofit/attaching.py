@@ -23,6 +23,7 @@ from layermem.retrofit.attachment import (
 )
 from layermem.retrofit.hosts import (
     Host,
+    ProjectionShape,
     declared_heads,
     declared_width,
     find_given,
@@ -30,8 +31,8 @@ from layermem.retrofit.hosts import (
     find_host,
     find_module,
     find_saved,
+    measure,
 )
-from layermem.retrofit.projections import ProjectionShape, measure
 from layermem.retrofit.proof import prove_slices
 from layermem.retrofit.saving import save_as_before, save_with_memory
 from layermem.variants.lime import Lime, LimeConfig, LimeRouter

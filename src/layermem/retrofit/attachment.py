@@ -2,7 +2,7 @@
 
     a hook before and after the module that runs the layers   begin and end the slots of a forward
     a hook on each projection to keys and values              keeps its slot, returns the routed one
-    transformers' checkpointing function of each layer        is wrapped (``checkpointing.py``)
+    transformers' checkpointing function of each layer        is wrapped (``CheckpointedLayer``)
 
 When a forward begins, ``rearm`` looks whether projections have been replaced (by LoRA, say) or
 checkpointing switched on, and moves its hooks there: what is routed is what the host computes.
@@ -15,12 +15,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from layermem.models.memories import active_memories, begin_shared_buffer, runs_twice
-from layermem.retrofit.checkpointing import CheckpointedLayer
-from layermem.retrofit.hosts import Host
-from layermem.retrofit.projections import ProjectionShape
-from layermem.retrofit.slots import BeginBuffer, RunningForward, SlotLane, enter, leave, running
+from layermem.retrofit.hosts import Host, ProjectionShape
+from layermem.retrofit.slots import (
+    BeginBuffer,
+    CheckpointedLayer,
+    RunningForward,
+    SlotLane,
+    enter,
+    leave,
+    running,
+)
 
 # Where a router lies in its attention, as in a decoder of ours, and the attachment in the module
 # that runs the layers.
@@ -51,9 +58,9 @@ class Attachment:
             tuple(j for j in range(i + 1) if last_reader.get(j, j) == i)
             for i in range(len(sources))
         ]
-        self.hooked: list[list[nn.Module | None]] = [
-            [None] * len(host.projections) for _ in self.layers
-        ]
+        # The hooks on the owner, and by layer and lane the hooked projection with its hook.
+        self._handles: list[RemovableHandle] = []
+        self._hooked: dict[tuple[int, int], tuple[nn.Module, RemovableHandle]] = {}
 
     @property
     def routers(self) -> dict[int, nn.Module]:
@@ -78,17 +85,18 @@ class Attachment:
 
     def install(self) -> None:
         """Register all hooks."""
-        self.owner.register_forward_pre_hook(_Begin(self), prepend=True)
-        self.owner.register_forward_hook(_End(self), always_call=True)
+        self._handles = [
+            self.owner.register_forward_pre_hook(self._begin, prepend=True),
+            # Also after a forward that has raised.
+            self.owner.register_forward_hook(self._end, always_call=True),
+        ]
         self.rearm()
 
     def remove(self) -> None:
         """Remove all hooks, and leave the modules as they were."""
-        _remove_hooks(self.owner, self)
-        for layer, attention, hooked in zip(self.layers, self.attentions, self.hooked, strict=True):
-            for projection in hooked:
-                if projection is not None:
-                    _remove_hooks(projection, self)
+        for handle in (*self._handles, *(handle for _, handle in self._hooked.values())):
+            handle.remove()
+        for layer, attention in zip(self.layers, self.attentions, strict=True):
             wrapped = vars(layer).get(_CHECKPOINT)
             if isinstance(wrapped, CheckpointedLayer):
                 setattr(layer, _CHECKPOINT, wrapped.checkpoint)
@@ -99,19 +107,23 @@ class Attachment:
         for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
             for lane, name in enumerate(self.host.projections):
                 projection = attention.get_submodule(name)
-                if projection is not self.hooked[i][lane]:
-                    self._move_hook(i, lane, projection)
+                before = self._hooked.get((i, lane))
+                if before is None or before[0] is not projection:
+                    if before is not None:
+                        before[1].remove()
+                    handle = projection.register_forward_hook(_Projected(self, i, lane))
+                    self._hooked[i, lane] = projection, handle
             if runs_twice(layer):
                 function: Any = getattr(layer, _CHECKPOINT)
                 if not isinstance(function, CheckpointedLayer):
                     setattr(layer, _CHECKPOINT, CheckpointedLayer(self, i, function))
 
-    def _move_hook(self, layer: int, lane: int, projection: nn.Module) -> None:
-        before = self.hooked[layer][lane]
-        if before is not None:
-            _remove_hooks(before, self)
-        projection.register_forward_hook(_Projected(self, layer, lane))
-        self.hooked[layer][lane] = projection
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self.rearm()
+        enter(self.begin_forward())
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        leave(self)
 
     def begin_forward(self) -> RunningForward:
         """Return a forward with a lane for each projection of a layer."""
@@ -184,27 +196,6 @@ def check_same_memory(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
             )
 
 
-class _Begin:
-    """Begins the slots of a forward."""
-
-    def __init__(self, attachment: Attachment) -> None:
-        self.attachment = attachment
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        self.attachment.rearm()
-        enter(self.attachment.begin_forward())
-
-
-class _End:
-    """Ends the slots of a forward, also of one that has raised."""
-
-    def __init__(self, attachment: Attachment) -> None:
-        self.attachment = attachment
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        leave(self.attachment)
-
-
 class _Projected:
     """Keeps what a projection returns as a slot, and returns what the layer's router reads."""
 
@@ -242,13 +233,3 @@ class _Projected:
                 "that the keys of tokens cannot be told from those of relative positions"
             )
         return self.lane == 1
-
-
-def _remove_hooks(module: nn.Module, attachment: Attachment) -> None:
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, (_Begin, _End, _Projected)) and hook.attachment is attachment:
-                del hooks[key]
-    kept = module._forward_hooks.keys()
-    for key in [k for k in module._forward_hooks_always_called if k not in kept]:
-        del module._forward_hooks_always_called[key]
