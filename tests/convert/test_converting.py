@@ -113,7 +113,7 @@ def test_only_a_plain_decoder_becomes_a_llama(llama, tmp_path):
     asked = ["--variant", "llama", "--options", "router=last"]
     with pytest.raises(SystemExit, match=r"router are options of a variant; give --variant lime"):
         main([*CONVERT, str(llama), str(tmp_path / "new"), *asked])
-    with pytest.raises(SystemExit, match=r"variant 'limes'; there are .*, lime,.*; llama makes tr"):
+    with pytest.raises(SystemExit, match=r"variant 'limes'; there are .*, lime,"):
         main([*CONVERT, str(llama), str(tmp_path / "new"), "--variant", "limes"])
     lime = lookup("lime")
     lime.causal_lm(lime.config(**TINY)).save_pretrained(tmp_path / "lime")
@@ -278,5 +278,5 @@ def test_an_option_without_a_value_is_refused(llama, tmp_path):
 def test_attached_memory_is_not_left_behind(tmp_path):
     model = attach(LlamaForCausalLM(LlamaConfig(**{**TINY, "vocab_size": 61})))
     model.save_pretrained(tmp_path / "attached")
-    with pytest.raises(ValueError, match="attached layer memory"):
+    with pytest.raises(ValueError, match="layermem_attached"):
         convert(str(tmp_path / "attached"), tmp_path / "new")
