@@ -205,16 +205,14 @@ def test_damaged_files_are_named(tmp_path):
     (tmp_path / "routers.safetensors").write_bytes(b"\0" * 9)
     with pytest.raises(ValueError, match="cannot be read"):
         load_routers(model, tmp_path)
-    for text, message in (
-        ("{", "is damaged"),
-        ("[]", "must have format 3"),
-        ("{}", "got None"),
-        ('{"format": 3, "base": null}', "does not say which base"),
-        ('{"format": 3, "base": []}', "does not say which base"),
-    ):
-        (tmp_path / "routers.json").write_text(text)
-        with pytest.raises(ValueError, match=message):
+    good = json.loads((tmp_path / "routers.json").read_text())
+    for damaged in ([], {}, {**good, "format": 2}, {**good, "base": None}, {**good, "base": []}):
+        (tmp_path / "routers.json").write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match="routers.json is damaged"):
             load_routers(model, tmp_path)
+    (tmp_path / "routers.json").write_text("{")
+    with pytest.raises(ValueError, match="routers.json is damaged"):
+        load_routers(model, tmp_path)
     assert all(map(torch.equal, expected, router_parameters(model)))
 
 

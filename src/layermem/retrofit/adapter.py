@@ -127,7 +127,11 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
     saved = read_settings(path)
     _check(saved, _describe(attachment_of(base)), path)
     weights = _weights(attachment)
-    loaded, digest = read_weights(path / WEIGHTS)
+    try:
+        content = (path / WEIGHTS).read_bytes()
+        loaded = load(content)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path / WEIGHTS} cannot be read ({error}); copy it again") from error
     if loaded.keys() != weights.keys():
         wrong = sorted(loaded.keys() ^ weights.keys())
         raise ValueError(f"{path / WEIGHTS} does not fit {SETTINGS}: it differs in {wrong}")
@@ -137,7 +141,7 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
                 f"{name} in {path / WEIGHTS} must be finite and {list(weight.shape)}, got "
                 f"{list(loaded[name].shape)}, finite: {bool(loaded[name].isfinite().all())}"
             )
-    if digest != saved.get("digest"):
+    if hashlib.sha256(content).hexdigest() != saved.get("digest"):
         raise ValueError(
             f"{path / WEIGHTS} is not the file that {SETTINGS} beside it was written with, by its "
             "digest; copy both again, or save the routers again"
@@ -148,15 +152,6 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
     if lineage := saved.get(FIELD):
         # What trained the routers is not in the config of a bare base.
         setattr(model.config, FIELD, lineage)
-
-
-def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
-    """Return the weights in a file, and a digest of it."""
-    try:
-        content = path.read_bytes()
-        return load(content), hashlib.sha256(content).hexdigest()
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); copy it again") from error
 
 
 def _weights(attachment: Attachment) -> dict[str, Tensor]:
@@ -242,36 +237,30 @@ def _bytes(samples: Tensor, dtype: torch.dtype) -> bytes:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    try:
-        saved = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    except OSError as error:
+    """Return the content of a folder's routers.json."""
+    file = path / SETTINGS
+    if not file.is_file():
         raise ValueError(
-            f"{path} holds no routers ({SETTINGS} cannot be read); give the folder that "
-            "save_routers wrote"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"{path / SETTINGS} is damaged ({error}); copy it again") from error
-    found = saved.get("format") if isinstance(saved, dict) else saved
-    if found != _FORMAT:
-        raise ValueError(f"{path / SETTINGS} must have format {_FORMAT}, got {found!r}")
-    base = saved.get("base")
-    if not isinstance(base, dict) or not isinstance(base.get("fingerprints"), dict):
-        raise ValueError(
-            f"{path / SETTINGS} is damaged (it does not say which base its routers are for); copy "
-            "it again"
+            f"{path} holds no routers (no {SETTINGS}); give the folder that save_routers wrote"
         )
-    return saved
+    try:
+        saved: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if saved["format"] == _FORMAT and isinstance(saved["base"]["fingerprints"], dict):
+            return saved
+        error: Any = f"format {saved['format']!r}"
+    except (OSError, ValueError, KeyError, TypeError) as caught:
+        error = repr(caught)
+    raise ValueError(f"{file} is damaged or of another version ({error}); copy it again")
 
 
 def _check(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
     """Raise ``ValueError`` if routers were saved for another base or other sources."""
-    base, own = saved.get("base", {}), current["base"]
+    base, own = saved["base"], current["base"]
     try:
         check_same_memory(current, saved)
     except ValueError as error:
         raise ValueError(f"the routers in {path} do not fit: {error}") from error
-    prints = base.get("fingerprints", {})
-    is_same = any(prints.get(name) == value for name, value in own["fingerprints"].items())
+    is_same = not base["fingerprints"].items().isdisjoint(own["fingerprints"].items())
     if not is_same or saved.get("architecture") != current["architecture"]:
         named = f"{base.get('name') or 'a model without a name'}"
         raise OtherBase(
