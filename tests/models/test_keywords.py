@@ -110,11 +110,11 @@ def test_no_keyword_is_swallowed(name, with_labels):
 def test_transformers_contract_is_read_or_refused():
     """A keyword that a new release adds has to be put into one of the lists."""
     taken = set(inspect.signature(Decoder.forward).parameters)
-    assert set(TransformersKwargs.__annotations__) <= taken | CONTRACT.keys() | NOT_OURS.keys()
-    assert not CONTRACT.keys() & NOT_OURS.keys()
+    assert set(TransformersKwargs.__annotations__) <= taken | CONTRACT | NOT_OURS.keys()
+    assert not CONTRACT & NOT_OURS.keys()
     # The others are read by transformers' decorators, whose source names them.
     source = inspect.getsource(generic)
-    for name in CONTRACT.keys() - set(TransformersKwargs.__annotations__):
+    for name in CONTRACT - set(TransformersKwargs.__annotations__):
         assert f'"{name}"' in source, name
     loss = set(inspect.signature(ForCausalLMLoss).parameters)
     assert loss >= LOSS
@@ -210,7 +210,7 @@ def test_continuous_batching_equals_greedy(model, ids, implementation):
 
 def test_what_continuous_batching_passes_is_known(model, ids):
     taken = set(inspect.signature(Decoder.forward).parameters)
-    assert set(PagedAttentionArgs.__annotations__) <= taken | CONTRACT.keys() | PAGED
+    assert set(PagedAttentionArgs.__annotations__) <= taken | CONTRACT | PAGED
     with pytest.raises(TypeError, match="read_index"):
         model(ids, read_index=[ids])
 

@@ -27,7 +27,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig, padding_alone
-from layermem.models.keywords import CACHE, check_keywords, only_cache, update_cache
+from layermem.models.keywords import CACHE, check_keywords, create_mask, only_cache, update_cache
 from layermem.models.layers import (
     MLP,
     AbsentLinear,
@@ -36,7 +36,6 @@ from layermem.models.layers import (
     RotaryEmbedding,
     eager_attention,
 )
-from layermem.models.masks import create_mask
 from layermem.models.memories import begin_shared_buffer, is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Variant
@@ -48,6 +47,11 @@ logger = logging.get_logger(__name__)
 
 class Attention(nn.Module):
     """Attention over the keys and values that the layer's memory returns."""
+
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    no_k_proj: AbsentLinear
+    no_v_proj: AbsentLinear
 
     def __init__(self, config: DecoderConfig, variant: type[Variant[Any]], layer_idx: int) -> None:
         super().__init__()

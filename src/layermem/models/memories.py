@@ -30,14 +30,17 @@ def begin_shared_buffer(
     weights: list[Tensor | None] = []
     sources: list[tuple[int, ...]] = []
     for layer, memory in enumerate(memories):
-        if layer == 0 and (memory is None or type(memory) is OwnLayerMemory):
-            route = (0,), None
-        else:
-            route = memory.as_route() if isinstance(memory, Memory) else None
-        if route is None or (memory is not None and _has_company(memory)):
+        if memory is not None and _has_company(memory):
             return None
-        sources.append(route[0])
-        weights.append(route[1])
+        route = memory.as_route() if isinstance(memory, Memory) else None
+        if route is not None:
+            sources.append(route[0])
+            weights.append(route[1])
+        elif layer == 0 and (memory is None or type(memory) is OwnLayerMemory):
+            sources.append((0,))
+            weights.append(None)
+        else:
+            return None
     return begin_buffer(weights, like, sources)
 
 

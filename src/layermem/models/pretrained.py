@@ -79,7 +79,7 @@ class PreTrainedDecoder(PreTrainedModel):
         _refuse_gguf(cls, kwargs)
         adapter = _pop_adapter(source, kwargs)
         if adapter is not None:
-            return _load_with_adapter(cls, *adapter, args, kwargs)
+            return _load_with_adapter(cls, adapter[0], adapter[1], args, kwargs)
         location = location_arguments(kwargs)
         check_path(source, location)
         saved = read_saved_config(cls, source, location)

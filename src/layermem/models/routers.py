@@ -93,20 +93,20 @@ class StaticRouter(Memory):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterRow:
-    """Figures about the weights of one router."""
+    """Figures about the weights of one router.
+
+    ``off_layer_share`` is the share of the absolute weight on earlier layers, ``largest`` the
+    largest absolute weight, and ``moved`` says whether the weights on the last source, initially
+    the identity, have changed. ``reads`` is "keys and values", or, in rows of their own, "keys" or
+    "values".
+    """
 
     layer: int
-    """Index of the layer that reads."""
     sources: tuple[int, ...]
-    """Indices of the layers read."""
     off_layer_share: float
-    """Share of the absolute weight on earlier layers."""
     largest: float
-    """Largest absolute weight."""
     moved: bool
-    """Whether the weights on the last source, initially the identity, have changed."""
     reads: str = "keys and values"
-    """What the weights are for: "keys and values", or, in rows of their own, "keys", "values"."""
 
     def __str__(self) -> str:
         state = "moved" if self.moved else "as initialised"
@@ -120,18 +120,16 @@ class RouterRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrunedRouter:
-    """What pruning removed from one router."""
+    """What pruning removed from the router of a layer: source layers, other weights, their share.
+
+    ``zeroed`` counts the weights set to zero in the layers kept.
+    """
 
     layer: int
-    """Index of the layer that reads."""
     kept: tuple[int, ...]
-    """Indices of the layers it still reads, the own one last."""
     dropped: tuple[int, ...]
-    """Indices of the layers it no longer reads."""
     zeroed: int
-    """Number of weights set to zero in the layers kept."""
     dropped_share: float
-    """Share of the absolute weight that was removed."""
 
     def __str__(self) -> str:
         dropped = ", ".join(map(str, self.dropped)) or "none"

@@ -105,8 +105,10 @@ class DepthWeights(nn.Module, ABC):
         """Return weights [..., readers, sources]; the leading dimensions, if any, are of tokens."""
 
 
-class Stream(nn.Module, ABC):
+class Stream(nn.Module):
     """The first and the last state of the pass over depth. One for each model.
+
+    As it stands it is the plain decoder's: the state is the residual alone.
 
     Rules for streams and connections: parameters belong to submodules that are called, never to
     the stream or connection itself, because offloading loads weights when a module is called; and
@@ -120,19 +122,21 @@ class Stream(nn.Module, ABC):
     # it, so that it has no gradient.
     shows_reduction: ClassVar[bool] = False
 
-    @abstractmethod
     def begin(self, embeds: Tensor) -> State:
         """Return the first state, from the embeddings [B, T, D]."""
+        return (embeds,)
 
-    @abstractmethod
     def end(self, state: State) -> Tensor:
         """Return the input of the final norm [B, T, D], from the last state."""
+        return state[0]
 
 
-class Connection(nn.Module, ABC):
-    """How one sub-layer reads the state and writes to it; see ``Stream`` for the rules."""
+class Connection(nn.Module):
+    """How one sub-layer reads the state and writes to it; see ``Stream`` for the rules.
 
-    @abstractmethod
+    As it stands it is the plain decoder's: x + y, with other tensors of the state unchanged.
+    """
+
     def read(self, state: State, norm: Norm) -> tuple[Inputs, Any]:
         """Return the sub-layer's input, normed, and a carry: whatever ``write`` needs.
 
@@ -141,31 +145,10 @@ class Connection(nn.Module, ABC):
         for queries, keys and values; and those for keys and for values may be [G, B, T, D], one
         for each head, if ``Variant.inputs_by_head`` says so.
         """
-
-    @abstractmethod
-    def write(self, carry: Any, y: Tensor) -> State:
-        """Return the next state, from the carry and the sub-layer's output y [B, T, D]."""
-
-
-@final
-class ResidualStream(Stream):
-    """The plain decoder's stream: the state is the residual alone."""
-
-    def begin(self, embeds: Tensor) -> State:
-        return (embeds,)
-
-    def end(self, state: State) -> Tensor:
-        return state[0]
-
-
-@final
-class ResidualConnection(Connection):
-    """The plain decoder's connection: x + y, with other tensors of the state unchanged."""
-
-    def read(self, state: State, norm: Norm) -> tuple[Tensor, State]:
         return norm(state[0]), state
 
-    def write(self, carry: State, y: Tensor) -> State:
+    def write(self, carry: Any, y: Tensor) -> State:
+        """Return the next state, from the carry and the sub-layer's output y [B, T, D]."""
         x, *others = carry
         return (x + y, *others)
 
@@ -255,12 +238,12 @@ class Variant(Generic[ConfigT]):
     @classmethod
     def stream(cls, config: ConfigT) -> Stream:
         """Build the model's stream."""
-        return ResidualStream()
+        return Stream()
 
     @classmethod
     def connection(cls, config: ConfigT, layer_idx: int, sub_layer: SubLayer) -> Connection:
         """Build the connection of one sub-layer."""
-        return ResidualConnection()
+        return Connection()
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:

@@ -215,9 +215,6 @@ class OutputsStream(Stream):
         super().__init__()
         self.place = Place(config, 2 * config.num_hidden_layers)
 
-    def begin(self, embeds: Tensor) -> State:
-        return (embeds,)
-
     def end(self, state: State) -> Tensor:
         mixture: Tensor = self.place(*state)[0]
         return mixture

@@ -142,9 +142,6 @@ class AllOutputsStream(Stream):
     def begin(self, embeds: Tensor) -> State:
         return embeds, store(embeds, room=self.layers)
 
-    def end(self, state: State) -> Tensor:
-        return state[0]
-
 
 @final
 class RecentOutputsStream(Stream):
@@ -152,9 +149,6 @@ class RecentOutputsStream(Stream):
 
     def begin(self, embeds: Tensor) -> State:
         return embeds, store(embeds)
-
-    def end(self, state: State) -> Tensor:
-        return state[0]
 
 
 @final

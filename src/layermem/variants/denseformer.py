@@ -27,7 +27,6 @@ from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
     DepthWeights,
-    Norm,
     ParameterOverride,
     State,
     Stream,
@@ -80,9 +79,6 @@ class OutputsStream(Stream):
         embeds = store(embeds, room=self.layers + 1)
         return embeds, embeds
 
-    def end(self, state: State) -> Tensor:
-        return state[0]
-
 
 @final
 class ConstantDepthWeights(DepthWeights):
@@ -114,9 +110,6 @@ class MixAfterLayer(Connection):
         super().__init__()
         self.depths = depths
         self.weights = ConstantDepthWeights(depths) if depths else None
-
-    def read(self, state: State, norm: Norm) -> tuple[Tensor, State]:
-        return norm(state[0]), state
 
     def write(self, carry: Any, y: Tensor) -> State:
         x, *outputs = carry

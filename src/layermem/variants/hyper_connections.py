@@ -32,10 +32,6 @@ Source: arXiv 2409.19606. Where this differs from the paper, and where the paper
 * static weights have no weight decay and projections have, as in the paper; gain and scales have
   none, as all vectors here.
 
-Every connection keeps its streams [N, n, D] and its sub-layer's output for the backward, n + 1
-tensors as large as the residual beside what the plain decoder keeps: the gradients of the weights
-need both.
-
 Letters: D width, N tokens, n streams.
 """
 

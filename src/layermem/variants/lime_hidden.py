@@ -71,12 +71,6 @@ class NormedInputsStream(Stream):
 
     grows = True
 
-    def begin(self, embeds: Tensor) -> State:
-        return (embeds,)
-
-    def end(self, state: State) -> Tensor:
-        return state[0]
-
 
 @final
 class HeadWeights(DepthWeights):
@@ -137,10 +131,6 @@ class HeadMixtures(Connection):
             return normed, carry
         mixtures = torch.stack(mix(carry[1:], self.weights(normed)))
         return (normed, mixtures, mixtures), carry
-
-    def write(self, carry: Any, y: Tensor) -> State:
-        x, *others = carry
-        return (x + y, *others)
 
 
 class TopPMethods(PreTrainedDecoder):

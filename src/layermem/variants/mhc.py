@@ -39,10 +39,6 @@ Source: arXiv 2512.24880. Where this differs from the paper, and where the paper
 ``res="identity"`` leaves res out everywhere. Products of residual matrices over many layers lose
 rank; the identity does not.
 
-Every connection keeps its streams [N, n, D] and its sub-layer's output for the backward, n + 1
-tensors as large as the residual beside what the plain decoder keeps: the gradients of the weights
-need both.
-
 Letters: D width, N tokens, n streams.
 """
 

@@ -46,7 +46,6 @@ from layermem.models.seams import (
     DepthWeights,
     Norm,
     ParameterOverride,
-    ResidualConnection,
     State,
     Stream,
     SubLayer,
@@ -177,9 +176,6 @@ class OutputsStream(Stream):
         self.place = Place(config, config.num_hidden_layers, ("residual",))
         self.count = config.num_hidden_layers + 1
 
-    def begin(self, embeds: Tensor) -> State:
-        return (embeds,)
-
     def end(self, state: State) -> Tensor:
         """Return the last mixture.
 
@@ -230,7 +226,7 @@ class Mudd(Variant[MuddConfig]):
 
     @classmethod
     def connection(cls, config: MuddConfig, layer_idx: int, sub_layer: SubLayer) -> Connection:
-        return ReadFourWays(config, layer_idx) if sub_layer == "attention" else ResidualConnection()
+        return ReadFourWays(config, layer_idx) if sub_layer == "attention" else Connection()
 
     @classmethod
     def extra_parameters(cls, config: MuddConfig) -> int:
