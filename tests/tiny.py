@@ -42,8 +42,8 @@ MOST_SLOW = [
     name if name in ("plain", "lime") else pytest.param(name, marks=SLOW) for name in variants()
 ]
 
-# A variant of each kind of seam, all but LIMe among the slow tests: for tests that cost much and ask
-# of a variant what the decoder that all share answers. The contract asks every variant.
+# A variant of each kind of seam, all but LIMe among the slow tests: for tests that cost much and
+# ask of a variant what the decoder that all share answers. The contract asks every variant.
 KINDS = [
     "lime",
     *(

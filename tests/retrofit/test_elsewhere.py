@@ -50,7 +50,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_an_auto_class_opens_what_was_saved(name, tmp_path):
+def test_an_auto_class_opens_what_was_saved_and_the_hosts_own_refuses(name, tmp_path):
     model, ids = make_attached(name), make_ids()
     model.save_pretrained(tmp_path)
     auto = AUTO.get(name, hf.AutoModelForCausalLM)
@@ -61,6 +61,15 @@ def test_an_auto_class_opens_what_was_saved(name, tmp_path):
     assert not any(info.values())
     assert torch.equal(logits_of(again, ids), logits_of(model, ids))
     assert len(list(router_parameters(again))) == 3
+    # The host's own class would leave the routers out, and transformers only report them.
+    for cls in (type(model), type(model.base_model)):
+        with pytest.raises(Exception, match="layer memory is attached: pip install layermem"):
+            cls.from_pretrained(tmp_path)
+        config = hf.AutoConfig.from_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
+            cls.from_pretrained(tmp_path, config=config)
+        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
+            cls(config)
 
 
 def test_a_pipeline_opens_what_was_saved(whole):
@@ -125,28 +134,6 @@ def test_saved_again_it_is_the_same_and_detached_it_is_the_host(whole, tmp_path)
     assert json.loads((tmp_path / "bare" / "config.json").read_text())["model_type"] == "llama"
     expected = detach(make_attached("llama", vocab_size=300, pad_token_id=256, window=2))
     assert torch.equal(logits_of(bare, make_ids()), logits_of(expected, make_ids()))
-
-
-@pytest.mark.parametrize("name", HOSTS)
-def test_the_hosts_own_class_is_refused(name, tmp_path):
-    """It would leave the routers out, and transformers only report them."""
-    model = make_attached(name)
-    model.save_pretrained(tmp_path)
-    for cls in (type(model), type(model.base_model)):
-        with pytest.raises(Exception, match="layer memory is attached: pip install layermem"):
-            cls.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("name", HOSTS)
-def test_the_hosts_own_class_is_refused_with_a_config_that_was_read(name, tmp_path):
-    model = make_attached(name)
-    model.save_pretrained(tmp_path)
-    for cls in (type(model), type(model.base_model)):
-        config = hf.AutoConfig.from_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
-            cls.from_pretrained(tmp_path, config=config)
-        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
-            cls(config)
 
 
 def test_a_config_reaches_another_process(whole, tmp_path):
@@ -414,21 +401,20 @@ PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @pytest.mark.parametrize("stored", PRECISIONS, ids=str)
-@pytest.mark.parametrize("saved_in", PRECISIONS, ids=str)
-@pytest.mark.parametrize("loaded_in", PRECISIONS, ids=str)
-def test_a_base_is_recognised_in_any_precision(stored, saved_in, loaded_in, tmp_path):
-    make_host("llama").to(stored).save_pretrained(tmp_path / "base")
-    bare = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=saved_in)
-    saved = shake_routers(attach(bare))
-    save_routers(saved, tmp_path / "routers")
-    again = load_attached(tmp_path / "routers", dtype=loaded_in)
-    assert {p.dtype for p in again.parameters()} == {loaded_in}
-    for got, wanted in zip(router_parameters(again), router_parameters(saved), strict=True):
-        assert torch.equal(got, wanted.to(loaded_in))
-    other = make_host("llama", seed=7).to(stored)
-    other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="whose weights are others"):
-        load_attached(tmp_path / "routers", base=tmp_path / "other", dtype=loaded_in)
+def test_a_base_is_recognised_in_any_precision(stored, tmp_path):
+    for name, seed in (("base", 0), ("other", 7)):
+        make_host("llama", seed=seed).to(stored).save_pretrained(tmp_path / name)
+    for saved_in in PRECISIONS:
+        bare = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=saved_in)
+        saved = shake_routers(attach(bare))
+        save_routers(saved, tmp_path / "routers")
+        for loaded_in in PRECISIONS:
+            again = load_attached(tmp_path / "routers", dtype=loaded_in)
+            assert {p.dtype for p in again.parameters()} == {loaded_in}
+            for got, wanted in zip(router_parameters(again), router_parameters(saved), strict=True):
+                assert torch.equal(got, wanted.to(loaded_in))
+            with pytest.raises(ValueError, match="whose weights are others"):
+                load_attached(tmp_path / "routers", base=tmp_path / "other", dtype=loaded_in)
 
 
 def test_routers_are_not_saved_beside_a_bare_model(tmp_path):
