@@ -180,6 +180,12 @@ def attachment_of(model: nn.Module) -> Attachment:
     return attachments[0]
 
 
+def owner_path(model: nn.Module) -> str:
+    """Return the name of the module that runs the layers with memory of a model."""
+    owner = attachment_of(model).owner
+    return next(name for name, module in model.named_modules() if module is owner)
+
+
 def has_memory(model: nn.Module) -> bool:
     """Return whether memory is attached to a model."""
     return any(ATTRIBUTE in vars(module) for module in model.modules())

@@ -116,20 +116,15 @@ def find_base(
         return path, None
     if base is not None:
         return Path(base) if isinstance(base, os.PathLike) else base, None
-    named = read_settings(path).get("base", {})
-    name = named.get("name")
-    if not name:
+    named = read_settings(path)["base"]
+    name = named.get("name") or ""
+    is_folder, is_path = Path(name).is_dir(), Path(name).is_absolute() or name.startswith(".")
+    if not name or (is_path and not is_folder):
         raise ValueError(
-            f"{path / SETTINGS} names no base model (it had no name when the routers were saved); "
-            "give it: load_attached(folder, base=...)"
+            f"{path / SETTINGS} names no base that is on this machine, but {name!r}; give it: "
+            "load_attached(folder, base=...)"
         )
-    is_path = Path(name).is_absolute() or name.startswith(".")
-    if is_path and not Path(name).is_dir():
-        raise FileNotFoundError(
-            f"the base {name} that {path / SETTINGS} names is not on this machine; give the folder "
-            "where it is: load_attached(folder, base=...)"
-        )
-    return name, None if Path(name).is_dir() else named.get("revision")
+    return name, None if is_folder else named.get("revision")
 
 
 def stray_routers(unexpected: Iterable[str]) -> list[str]:
