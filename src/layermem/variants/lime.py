@@ -20,7 +20,7 @@ Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, final
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, final
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -93,12 +93,8 @@ class LimeConfig(DecoderConfig):
             check_sources(self.router_sources, self.num_hidden_layers)
 
 
-@final
-class LimeRouter(StaticRouter):
-    """The router of one layer: ``weight`` [R, S * R], source layer major, own layer last.
-
-    It can be used without the rest of the library, in any loop that keeps its slots.
-    """
+class _Router(StaticRouter):
+    """A router with the initial weights of the table above."""
 
     def __init__(
         self,
@@ -110,36 +106,58 @@ class LimeRouter(StaticRouter):
     ) -> None:
         super().__init__(num_heads, tuple(sources), layer)
         self.init = init
-        weight = torch.empty(num_heads, len(self.sources) * num_heads)
-        if init == "average":
-            self.register_buffer("weight", weight, persistent=False)
-        else:
-            self.weight = nn.Parameter(weight)
+        for name in self.weight_names.values():
+            weight = torch.empty(num_heads, len(self.sources) * num_heads)
+            if init == "average":
+                self.register_buffer(name, weight, persistent=False)
+            else:
+                self.register_parameter(name, nn.Parameter(weight))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialise as in the table above, without changing torch's random state."""
-        _initialise(self, self.weight, "router")
+        n_sources, heads = len(self.sources), self.num_heads
+        # On the CPU in float32, so that a seed gives the same routers on every device.
+        own = torch.eye(heads, device="cpu", dtype=torch.float32)
+        for reads, weight in self.named_weights().items():
+            initial = (own / n_sources).repeat(1, n_sources)
+            if self.init != "average":
+                initial.zero_()
+                if self.init == "paper":
+                    bound = math.sqrt(3 / (n_sources * heads))
+                    salt = "router of values" if reads == "values" else "router"
+                    generator = forked_generator(f"{salt} {self.layer}")
+                    initial.uniform_(-bound, bound, generator=generator)
+                initial[:, -heads:] = own
+            # transformers' copy_ does nothing to weights that a checkpoint has filled in.
+            initialization.copy_(weight, initial)
+
+    def with_sources(self, sources: tuple[int, ...]) -> Self:
+        return type(self)(self.num_heads, sources, layer=self.layer, init=self.init)
+
+
+@final
+class LimeRouter(_Router):
+    """The router of one layer: ``weight`` [R, S * R], source layer major, own layer last.
+
+    It can be used without the rest of the library, in any loop that keeps its slots.
+    """
 
     def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
         """Route the slots of ``sources``, [B, R, T, E] each."""
-        return self.route_by(slots, self.weight)
+        return route(slots, self.weight)
+
+    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
+        return route(slots, weights[0])
 
     def as_route(self) -> tuple[tuple[int, ...], Tensor] | None:
         # A parametrized router is of a subclass, and computes its weight at each look.
         return (self.sources, self.weight) if type(self) is LimeRouter else None
 
-    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
-        (weight,) = weights
-        return route(slots, weight)
-
-    def with_sources(self, sources: tuple[int, ...]) -> "LimeRouter":
-        return LimeRouter(self.num_heads, sources, layer=self.layer, init=self.init)
-
 
 @final
-class LimeSeparateRouters(StaticRouter):
+class LimeSeparateRouters(_Router):
     """The routers of one layer: ``weight`` for keys and ``value_weight`` for values, [R, S * R].
 
     Both are applied to keys and values in one product, of which half is used: slots hold both, and
@@ -148,25 +166,7 @@ class LimeSeparateRouters(StaticRouter):
 
     weight_names = MappingProxyType({"keys": "weight", "values": "value_weight"})
 
-    def __init__(
-        self,
-        num_heads: int,
-        sources: Sequence[int],
-        *,
-        layer: int | None = None,
-        init: RouterInit = "paper",
-    ) -> None:
-        super().__init__(num_heads, tuple(sources), layer)
-        self.init = init
-        shape = (num_heads, len(self.sources) * num_heads)
-        self.weight, self.value_weight = (nn.Parameter(torch.empty(shape)) for _ in range(2))
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Initialise as in the table above, without changing torch's random state."""
-        _initialise(self, self.weight, "router")
-        _initialise(self, self.value_weight, "router of values")
+    value_weight: Tensor
 
     def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
         """Route the slots of ``sources``, [B, R, T, E] each."""
@@ -175,26 +175,6 @@ class LimeSeparateRouters(StaticRouter):
     def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
         keys, values = route(slots, torch.cat(weights))
         return keys[:, : self.num_heads], values[:, self.num_heads :]
-
-    def with_sources(self, sources: tuple[int, ...]) -> "LimeSeparateRouters":
-        return LimeSeparateRouters(self.num_heads, sources, layer=self.layer, init=self.init)
-
-
-def _initialise(router: LimeRouter | LimeSeparateRouters, weight: Tensor, salt: str) -> None:
-    """Set a weight [R, S * R] of a router to its initial values."""
-    n_sources, heads = len(router.sources), router.num_heads
-    # On the CPU in float32, so that a seed gives the same routers on every device.
-    own = torch.eye(heads, device="cpu", dtype=torch.float32)
-    initial = (own / n_sources).repeat(1, n_sources)
-    if router.init != "average":
-        initial.zero_()
-        if router.init == "paper":
-            bound = math.sqrt(3 / (n_sources * heads))
-            generator = forked_generator(f"{salt} {router.layer}")
-            initial.uniform_(-bound, bound, generator=generator)
-        initial[:, -heads:] = own
-    # transformers' copy_ does nothing to weights that a checkpoint has filled in.
-    initialization.copy_(weight, initial)
 
 
 @final
