@@ -67,6 +67,7 @@ assert type(model) is layermem.LimeForCausalLM and type(model.config) is layerme
 config = pickle.loads(pickle.dumps(layermem.LimeConfig()))
 assert type(config) is layermem.LimeConfig is layermem.variants.lime.LimeConfig
 assert layermem.variants() == layermem.models.registry.variants()
+assert "layermem.models.pairs" not in sys.modules
 help = pydoc.render_doc(layermem, renderer=pydoc.plaintext)
 assert "class LimeForCausalLM" in help and "build(" in help
 names = {{}}

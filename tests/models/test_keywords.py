@@ -17,7 +17,7 @@ from transformers.utils.generic import TransformersKwargs
 from layermem.models.decoder import Decoder
 from layermem.models.keywords import CACHE, CONTRACT, LOSS, NOT_OURS, PAGED
 from layermem.models.layers import eager_attention
-from layermem.models.registry import lookup
+from layermem.models.registry import lookup, variants
 from layermem.variants.lime import LimeConfig, LimeForCausalLM
 from layermem.variants.plain import PlainConfig, PlainForCausalLM
 
@@ -82,15 +82,19 @@ def test_two_caches_are_refused(model, ids):
             one(ids, **caches)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_keywords_of_other_models_are_refused(entry, kind, ids):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*(("lime", kind) for kind in KINDS), *((n, "causal_lm") for n in variants() if n != "lime")],
+)
+def test_keywords_of_other_models_are_refused(name, kind, ids):
+    entry = lookup(name)
     model = make(getattr(entry, kind), entry.config(**TINY))
-    for name in ELSEWHERE:
+    for keyword in ELSEWHERE:
         for value in (DynamicCache(config=model.config), torch.ones_like(ids), True):
-            with pytest.raises(TypeError, match=f"'{name}'"):
-                model(ids, **{name: value})
+            with pytest.raises(TypeError, match=f"'{keyword}'"):
+                model(ids, **{keyword: value})
         # None is how callers leave a keyword out.
-        model(ids[:1], **{name: None})
+        model(ids[:1], **{keyword: None})
 
 
 @settings(max_examples=200, deadline=None)

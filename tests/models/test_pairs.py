@@ -179,15 +179,6 @@ def test_unknown_names_of_the_module_are_no_pairs():
         _ = pairs.LimeNothingModel
 
 
-def test_importing_makes_no_pair():
-    code = """
-import sys, layermem
-layermem.variants()
-print("layermem.models.pairs" in sys.modules)
-"""
-    assert run_in_new_process(code).strip() == "False"
-
-
 def test_arms_of_a_sweep_may_be_pairs():
     arms = parse_arms(f"plain,{PAIR}:streams=2")
     assert arms[f"{PAIR}:streams=2"] == (PAIR, ("streams=2",))
