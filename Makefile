@@ -43,7 +43,7 @@ test-slow: $(VENV)/.installed
 
 # What depends on the release of transformers: models, attached models, generation and a training.
 RANGE_TESTS = -m "not slow and not gpu and not network" tests/test_contract.py tests/models tests/variants \
-	tests/retrofit tests/serving/test_generate.py \
+	tests/convert tests/retrofit tests/serving/test_generate.py \
 	tests/train/test_run.py tests/train/test_run_config.py tests/train/test_interruptions.py
 
 # At the older end of the supported range of transformers.

@@ -9,7 +9,7 @@ import torch
 from measure import build_models, forcing, round_seconds, summarize
 
 from layermem.efficiency.measuring import read_clock
-from layermem.variants import lime as lime_variant
+from layermem.models import memories
 
 SIZES_1B = {
     "vocab_size": 50257,
@@ -152,14 +152,14 @@ def try_step(setup, run, implementation, traced=False):
 @contextmanager
 def watching_paths(paths):
     """Append to ``paths`` which path each forward of LIMe takes: "tensors", or a buffer's class."""
-    begin = lime_variant.begin_buffer
+    begin = memories.begin_buffer
 
     def watch(*args):
         buffer = begin(*args)
         paths.append("tensors" if buffer is None else type(buffer).__name__)
         return buffer
 
-    with mock.patch.object(lime_variant, "begin_buffer", watch):
+    with mock.patch.object(memories, "begin_buffer", watch):
         yield
 
 

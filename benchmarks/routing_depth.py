@@ -33,9 +33,10 @@ class Routes(torch.nn.Module):
         for router in self.routers:
             if buffer is None:
                 slots = (*slots, store(key * 1.0, value * 1.0))
-                k, v = router(None, *slots[-1], slots[-len(router.sources) :])
+                k, v = router(None, slots[-len(router.sources) :])
             else:
-                k, v = router(None, *buffer.append(key * 1.0, value * 1.0), buffer)
+                buffer.append(key * 1.0, value * 1.0)
+                k, v = router(None, buffer)
             total = total + k.sum() + v.sum()
         return total
 

@@ -9,7 +9,7 @@ import textwrap
 import literal
 import pytest
 import torch
-from tiny import TINY, is_own, make, needs_compiler
+from tiny import CASES, SLOW, TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
 
@@ -21,6 +21,8 @@ from layermem.train.optimizer import parameter_groups
 
 # Plain arithmetic in two orders: rounding of float32 and no more.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+# Where each row begins behind its padding.
+STARTS = ((0, 0), (1, 3), (2, 5))
 
 
 def causal_lm(case):
@@ -42,28 +44,27 @@ def test_the_future_never_changes_the_past(case, ids):
     assert (ours[:, 6:] - theirs[:, 6:]).abs().amax(-1).gt(1e-4).all()
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_cached_decoding_equals_the_full_forward(case, ids, cache):
+def test_cached_decoding_equals_the_full_forward(case, ids):
     model = causal_lm(case)
     # Left padding of unequal length, as a batch of prompts has.
     mask = torch.ones_like(ids)
     mask[1, :3], mask[2, :5] = 0, 0
-    fixed = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    chosen = {"cache_implementation": cache, "disable_compile": True} if cache == "static" else {}
-    cached = model.generate(
-        ids,
-        attention_mask=mask,
-        **fixed,
-        **chosen,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
+    fixed = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     plain = model.generate(ids, attention_mask=mask, **fixed, use_cache=False)
-    assert torch.equal(cached.sequences, plain)
-    for row, start in enumerate((0, 3, 5)):
-        with torch.no_grad():
-            full = model(plain[row : row + 1, start:]).logits[0, -9:-1]
-        torch.testing.assert_close(torch.stack(cached.logits)[:, row], full, **CLOSE)
+    with torch.no_grad():
+        full = [model(plain[row : row + 1, start:]).logits[0, -5:-1] for row, start in STARTS]
+    for chosen in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        cached = model.generate(
+            ids,
+            attention_mask=mask,
+            **fixed,
+            **chosen,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        assert torch.equal(cached.sequences, plain), chosen
+        got = torch.stack(cached.logits, 1)
+        torch.testing.assert_close(got, torch.stack(full), **CLOSE, msg=str(chosen))
 
 
 def test_one_token_at_a_time_equals_the_full_forward(case, ids):
@@ -159,9 +160,9 @@ def test_one_seed_gives_one_set_of_shared_weights(case):
     assert torch.equal(after, torch.rand(1)), "the variant drew from the shared random state"
     config = entry.config(**fields)
     absent = {
-        f"model.layers.{layer}.self_attn.v_proj.weight"
+        f"model.layers.{layer}.self_attn.{part[0]}_proj.weight"
         for layer in range(config.num_hidden_layers)
-        if not entry.variant.projects_value(config, layer)
+        for part in {"key", "value"} - {*entry.variant.projects(config, layer)}
     }
     shared = {name for name in ours if not is_own(name)}
     assert shared == theirs.keys() - absent
@@ -202,8 +203,7 @@ def test_second_derivatives_are_those_of_the_formulas(case, ids):
         torch.testing.assert_close(grad, wanted, **CLOSE, msg=name)
 
 
-@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
-def test_activation_checkpointing_equals_none(case, ids, reentrant):
+def test_activation_checkpointing_equals_none(case, ids):
     model = causal_lm(case).train()
     calls = []
     for layer in model.model.layers:
@@ -218,12 +218,13 @@ def test_activation_checkpointing_equals_none(case, ids, reentrant):
 
     loss, expected = gradients()
     assert len(calls) == TINY["num_hidden_layers"]
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    again, got = gradients()
-    assert len(calls) == 2 * TINY["num_hidden_layers"], "nothing was recomputed"
-    torch.testing.assert_close(again, loss, rtol=0, atol=0)
-    for name, gradient in expected.items():
-        torch.testing.assert_close(got[name], gradient, **CLOSE, msg=name)
+    for reentrant in (False, True):
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        again, got = gradients()
+        assert len(calls) == 2 * TINY["num_hidden_layers"], "nothing was recomputed"
+        torch.testing.assert_close(again, loss, rtol=0, atol=0)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(got[name], gradient, **CLOSE, msg=f"{name}, {reentrant=}")
 
 
 def test_parameters_and_flops_equal_the_closed_form(case, ids):
@@ -266,21 +267,16 @@ def test_compiled_equals_eager(entry, ids):
         torch.testing.assert_close(parameter.grad, gradients[name], **CLOSE, msg=name)
 
 
-def assert_one_graph(case, ids):
+@pytest.mark.parametrize(
+    "case", [c if c[0] == "lime" else pytest.param(c, marks=SLOW, id=c[0]) for c in CASES]
+)
+def test_a_full_graph_has_no_breaks(case, ids):
+    _, name, fields = case
     torch.compiler.reset()
-    model = causal_lm(case)
+    model = causal_lm((lookup(name), {**TINY, **fields}))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **CLOSE)
-
-
-def test_a_full_graph_has_no_breaks(entry, ids):
-    assert_one_graph((entry, {**TINY, "num_hidden_layers": 2}), ids)
-
-
-@pytest.mark.slow
-def test_a_full_graph_of_every_form_has_no_breaks(case, ids):
-    assert_one_graph(case, ids)
 
 
 def test_hidden_states_and_attention_weights_are_those_of_the_layers(case, ids):

@@ -21,7 +21,7 @@ FLOORS = [
     {"ops", "data", "lineage", "tasks"},
     {"models"},
     {"variants"},
-    {"retrofit"},
+    {"convert", "retrofit"},
     {"train", "evals", "analysis", "efficiency", "serving", "presets"},
     {"report"},
     {"study"},

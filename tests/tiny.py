@@ -37,10 +37,19 @@ CASES = [
     for case, fields in {name: {}, **literal.cases(name)}.items()
 ]
 
-# Every variant, all but these two among the slow tests: for tests that cost much and ask
-# of a variant what the decoder that all share mostly answers.
+# Every variant, all but these two among the slow tests: for tests that cost much.
 MOST_SLOW = [
     name if name in ("plain", "lime") else pytest.param(name, marks=SLOW) for name in variants()
+]
+
+# A variant of each kind of seam, all but LIMe among the slow tests: for tests that cost much and
+# ask of a variant what the decoder that all share answers. The contract asks every variant.
+KINDS = [
+    "lime",
+    *(
+        pytest.param(name, marks=SLOW)
+        for name in ("plain", "depth_attention", "lime_hidden", "mhc", "mudd")
+    ),
 ]
 
 needs_compiler = pytest.mark.skipif(

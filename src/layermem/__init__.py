@@ -9,6 +9,7 @@
     models     one LLaMA-shaped decoder with two seams, and the registry
     variants   one file for each architecture that fills the seams
     retrofit   layer memory for models we do not own
+    convert    saved models of other layouts become saved models of ours
 
 Importing this package makes its models known to transformers' Auto classes, whichever of the two
 packages a program imports first. It imports neither torch nor transformers: a public name is

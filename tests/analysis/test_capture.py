@@ -141,7 +141,7 @@ def test_identity_routers_of_attached_memory_leave_all_as_it_was(name):
 @pytest.mark.parametrize("lora", [False, True], ids=["bare", "lora"])
 def test_attached_memory_routes_the_values(lora):
     model = layermem.attach(make_host("llama"))
-    routers = [layer.self_attn.router for layer in model.model.layers[1:]]
+    routers = [layer.self_attn.memory for layer in model.model.layers[1:]]
     for router in routers:
         torch.nn.init.normal_(router.weight)
     if lora:

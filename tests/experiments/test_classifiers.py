@@ -73,7 +73,7 @@ def test_only_what_is_said_and_the_head_are_trained(folder, arms):
         after = load_file(run.final / "model.safetensors")
         base = {key for key in after if key in before}
         changed = {key for key in base if not torch.equal(before[key], after[key])}
-        assert any("router" in key for key in after) == (name in ("routers", "everything"))
+        assert any(".memory." in key for key in after) == (name in ("routers", "everything"))
         assert (changed == set()) == (name == "routers"), name
         if name == "lora":
             names = {f"layer.{i}.attention.self.{p}" for i in range(4) for p in ("key", "value")}

@@ -81,7 +81,7 @@ def test_only_what_is_said_is_trained(folder, arms):
     for name, run in arms.items():
         after = weights_of(run.final)
         changed[name] = {key for key in before if not torch.equal(before[key], after[key])}
-        assert any("router" in key for key in after) == (name in ("routers", "everything"))
+        assert any(".memory." in key for key in after) == (name in ("routers", "everything"))
     assert changed["routers"] == set()
     projections = {f"layers.{i}.self_attn.{p}_proj" for i in range(4) for p in "kv"}
     assert changed["lora"] == {f"model.{name}.weight" for name in projections}
@@ -147,7 +147,7 @@ def test_lora_has_at_least_as_many_parameters_as_routers(folder):
     routers = attach(make_host("llama"))
     ours, theirs = (
         sum(p.numel() for n, p in model.named_parameters() if mark in n)
-        for model, mark in ((lora, "lora_"), (routers, "router"))
+        for model, mark in ((lora, "lora_"), (routers, ".memory."))
     )
     assert (
         theirs
@@ -220,7 +220,7 @@ def test_a_checkpoint_with_memory_is_gone_on_with(folder, tmp_path):
     load_tokenizer("bytes").save_pretrained(tmp_path / "attached")
     run = finetuned(folder, tmp_path / "out", base=str(tmp_path / "attached"), steps=1)
     start, end = (load_attached(path) for path in (tmp_path / "attached", run.final))
-    ours, theirs = (m.model.layers[3].self_attn.router.weight for m in (end, start))
+    ours, theirs = (m.model.layers[3].self_attn.memory.weight for m in (end, start))
     assert 0 < (ours - theirs).abs().max() < 0.01
     with pytest.raises(SystemExit, match="has memory=full window=None, and the run asks for"):
         finetuned(

@@ -90,7 +90,7 @@ def test_only_what_is_said_and_the_head_are_trained(folder, arms):
         base = {key for key in after if key in before}
         changed = {key for key in base if not torch.equal(before[key], after[key])}
         assert len(base) > 60 and (changed == set()) == (name == "routers"), name
-        assert any("router" in key for key in after) == (name in ("routers", "everything"))
+        assert any(".memory." in key for key in after) == (name in ("routers", "everything"))
         if name == "lora":
             assert all(re.search(r"self\.(key|value)\.weight$", key) for key in changed)
     rows = [row for row in arms["routers"].rows() if "loss" in row]
@@ -194,7 +194,7 @@ def test_every_host_starts_from_its_weights(base, tmp_path):
     assert len(body) > 20 and all(
         torch.equal(before[key], named[key.partition(".")[2]]) for key in body
     )
-    assert any("router" in key for key in after)
+    assert any(".memory." in key for key in after)
     rows = validations_of(run)
     assert rows[-1]["val_loss"] < rows[0]["val_loss"]
     # The saved model is whole.
@@ -219,7 +219,7 @@ def test_a_decoder_with_memory_is_gone_on_with(tied, tmp_path):
         return
     run = run_on(tmp_path, tmp_path / "out", *options, base="base", steps=2)
     ours, theirs = (
-        [weight for name, weight in sorted(load_file(path).items()) if ".router." in name]
+        [weight for name, weight in sorted(load_file(path).items()) if ".memory." in name]
         for path in (folder / "model.safetensors" for folder in (run.final, tmp_path / "base"))
     )
     assert len(ours) == len(theirs) == 3 and all(map(torch.equal, ours, theirs))

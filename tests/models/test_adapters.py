@@ -82,7 +82,7 @@ def test_the_model_under_an_adapter_is_checked(folders, load):
 def test_half_an_adapter_is_refused(folders, load):
     adapter = folders[1]
     change(adapter, "adapter_model.safetensors", lambda w: w.pop(min(w)))
-    with pytest.raises(ValueError, match="lacks 1 weights that its config asks for.*lora_"):
+    with pytest.raises(ValueError, match="lacks 1 weights, such as .*lora_"):
         load(adapter)
 
 
@@ -117,5 +117,5 @@ def test_an_adapter_of_a_llama_is_not_one_of_lime(tmp_path):
 def test_weights_of_an_adapter_that_find_no_place_are_refused(folders, load):
     stray = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"
     change(folders[1], "adapter_model.safetensors", lambda w: w.update({stray: torch.ones(2, 32)}))
-    with pytest.raises(ValueError, match=r"1 weights that its config.*v_proj.lora_A"):
+    with pytest.raises(ValueError, match="no place for 1 weights.*v_proj.lora_A"):
         load(folders[1])

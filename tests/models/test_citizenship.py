@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import MOST_SLOW, TINY, make, needs_compiler
+from tiny import KINDS, TINY, make, needs_compiler
 from torch import nn
 from transformers import DynamicCache
 
@@ -15,7 +15,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 
 
-@pytest.fixture(params=MOST_SLOW)
+@pytest.fixture(params=KINDS)
 def entry(request):
     return lookup(request.param)
 

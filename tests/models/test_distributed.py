@@ -52,7 +52,7 @@ def sharded(model, as_one):
     return model
 
 
-def work(rank, variant, name, how, folder):
+def work(rank, cases, folder):
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
@@ -61,14 +61,17 @@ def work(rank, variant, name, how, folder):
         world_size=WORLD,
         timeout=datetime.timedelta(seconds=300),
     )
-    model = a_model(variant).train()
-    if "checkpointed" in how:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     # Several groups in a shallow model.
     route._GROUP_SIZE = 3
-    model = sharded(model, "as one" in how) if "fsdp" in how else DistributedDataParallel(model)
-    with using(name):
-        weights = two_steps(model, a_batch().chunk(WORLD)[rank])
+    weights = []
+    for variant, name, how in cases:
+        model = a_model(variant).train()
+        if "checkpointed" in how:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        fsdp = "fsdp" in how
+        model = sharded(model, "as one" in how) if fsdp else DistributedDataParallel(model)
+        with using(name):
+            weights.append(two_steps(model, a_batch().chunk(WORLD)[rank]))
     torch.save(weights, f"{folder}/{rank}.pt")
     # Taking the group apart may wait for ever (torch 2.13): Gloo's thread for Python's lock, which
     # this thread holds while it waits for Gloo's.
@@ -107,18 +110,20 @@ OTHERS = [
 
 @pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
 @pytest.mark.parametrize(
-    ("variant", "name", "how"),
+    "cases",
     [
-        *WRAPPED,
-        pytest.param("lime", "triton", "fsdp", marks=[SLOW, needs_kernels]),
-        *(pytest.param(*other, marks=SLOW) for other in OTHERS),
+        pytest.param(WRAPPED, id="of every day"),
+        pytest.param([("lime", "triton", "fsdp")], id="kernels", marks=[SLOW, needs_kernels]),
+        pytest.param(OTHERS, id="others", marks=SLOW),
     ],
 )
-def test_two_processes_descend_as_one(variant, name, how, tmp_path):
-    torch.multiprocessing.spawn(work, (variant, name, how, tmp_path), nprocs=WORLD, join=True)
-    with using("naive"):
-        expected = two_steps(a_model(variant).train(), a_batch())
-    for rank in range(WORLD):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+def test_two_processes_descend_as_one(cases, tmp_path):
+    torch.multiprocessing.spawn(work, (cases, tmp_path), nprocs=WORLD, join=True)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    for i, case in enumerate(cases):
+        with using("naive"):
+            expected = two_steps(a_model(case[0]).train(), a_batch())
+        for found in ranks:
+            torch.testing.assert_close(
+                found[i], expected, rtol=1e-9, atol=1e-12, msg=lambda text, c=case: f"{c}: {text}"
+            )

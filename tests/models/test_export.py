@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import MOST_SLOW, TINY, make
+from tiny import KINDS, TINY, make
 from torch.export import Dim
 
 from layermem.models.registry import lookup
@@ -15,7 +15,7 @@ def export(model, ids):
     return torch.export.export(model, (), inputs, dynamic_shapes=ANY)
 
 
-@pytest.mark.parametrize("name", MOST_SLOW)
+@pytest.mark.parametrize("name", KINDS)
 def test_an_exported_decoder_computes_the_same_at_other_sizes(name, tmp_path):
     entry = lookup(name)
     model = make(entry.causal_lm, entry.config(**TINY))

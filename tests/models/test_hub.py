@@ -92,7 +92,7 @@ def test_a_config_may_be_given_too(hub, place, by, ids):
     config = AutoConfig.from_pretrained(NAME, **where) if by == "object" else NAME
     for load in loaders(kind):
         if kind == "llama":
-            with pytest.raises(TypeError, match="differ by name, such as router"):
+            with pytest.raises(TypeError, match="differ by name, as router"):
                 load(NAME, **where, config=config)
         elif by == "object" or load == LimeForCausalLM.from_pretrained:
             got = load(NAME, **where, config=config)(ids).logits

@@ -17,7 +17,7 @@ from transformers.utils.generic import TransformersKwargs
 from layermem.models.decoder import Decoder
 from layermem.models.keywords import CACHE, CONTRACT, LOSS, NOT_OURS, PAGED
 from layermem.models.layers import eager_attention
-from layermem.models.registry import lookup
+from layermem.models.registry import lookup, variants
 from layermem.variants.lime import LimeConfig, LimeForCausalLM
 from layermem.variants.plain import PlainConfig, PlainForCausalLM
 
@@ -82,15 +82,19 @@ def test_two_caches_are_refused(model, ids):
             one(ids, **caches)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_keywords_of_other_models_are_refused(entry, kind, ids):
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*(("lime", kind) for kind in KINDS), *((n, "causal_lm") for n in variants() if n != "lime")],
+)
+def test_keywords_of_other_models_are_refused(name, kind, ids):
+    entry = lookup(name)
     model = make(getattr(entry, kind), entry.config(**TINY))
-    for name in ELSEWHERE:
+    for keyword in ELSEWHERE:
         for value in (DynamicCache(config=model.config), torch.ones_like(ids), True):
-            with pytest.raises(TypeError, match=f"'{name}'"):
-                model(ids, **{name: value})
+            with pytest.raises(TypeError, match=f"'{keyword}'"):
+                model(ids, **{keyword: value})
         # None is how callers leave a keyword out.
-        model(ids[:1], **{name: None})
+        model(ids[:1], **{keyword: None})
 
 
 @settings(max_examples=200, deadline=None)
@@ -110,11 +114,11 @@ def test_no_keyword_is_swallowed(name, with_labels):
 def test_transformers_contract_is_read_or_refused():
     """A keyword that a new release adds has to be put into one of the lists."""
     taken = set(inspect.signature(Decoder.forward).parameters)
-    assert set(TransformersKwargs.__annotations__) <= taken | CONTRACT.keys() | NOT_OURS.keys()
-    assert not CONTRACT.keys() & NOT_OURS.keys()
+    assert set(TransformersKwargs.__annotations__) <= taken | CONTRACT | NOT_OURS.keys()
+    assert not CONTRACT & NOT_OURS.keys()
     # The others are read by transformers' decorators, whose source names them.
     source = inspect.getsource(generic)
-    for name in CONTRACT.keys() - set(TransformersKwargs.__annotations__):
+    for name in CONTRACT - set(TransformersKwargs.__annotations__):
         assert f'"{name}"' in source, name
     loss = set(inspect.signature(ForCausalLMLoss).parameters)
     assert loss >= LOSS
@@ -210,7 +214,7 @@ def test_continuous_batching_equals_greedy(model, ids, implementation):
 
 def test_what_continuous_batching_passes_is_known(model, ids):
     taken = set(inspect.signature(Decoder.forward).parameters)
-    assert set(PagedAttentionArgs.__annotations__) <= taken | CONTRACT.keys() | PAGED
+    assert set(PagedAttentionArgs.__annotations__) <= taken | CONTRACT | PAGED
     with pytest.raises(TypeError, match="read_index"):
         model(ids, read_index=[ids])
 

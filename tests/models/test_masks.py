@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention_calls import AttentionCall, record_compiled_attention, record_eager_attention
-from tiny import MOST_SLOW, TINY, make
+from tiny import KINDS, TINY, make
 from transformers import DynamicCache, StaticCache
 
 from layermem.models.registry import lookup
@@ -19,7 +19,7 @@ CAUSAL, ONE_QUERY, MASKED = (
 CHECKPOINTING = {"kept": None, "non-reentrant": False, "reentrant": True}
 
 
-@pytest.fixture(params=MOST_SLOW)
+@pytest.fixture(params=KINDS)
 def entry(request):
     return lookup(request.param)
 

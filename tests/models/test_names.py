@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from tiny import MOST_SLOW, TINY, make
+from tiny import KINDS, TINY, make
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from transformers import (
@@ -27,7 +27,7 @@ from layermem.models.registry import lookup
 ROWS = [(torch.arange(16) + start) * 5 % 23 + 3 for start in range(46)]
 
 
-@pytest.fixture(params=MOST_SLOW)
+@pytest.fixture(params=KINDS)
 def entry(request):
     return lookup(request.param)
 

@@ -21,13 +21,13 @@ PAIR = "lime+hyper_connections"
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mhc+hyper_connections", "mhc and hyper_connections both fill the stream seam"),
-        ("lime+lime", "lime and lime both fill the memory seam"),
-        ("hyper_connections+lime", r"spell it lime\+hyper_connections"),
-        ("plain+mhc", "plain in .* fills neither seam"),
+        ("mhc+hyper_connections", "mhc fills stream; hyper_connections fills stream"),
+        ("lime+lime", "lime fills memory; lime fills memory"),
+        ("hyper_connections+lime", "hyper_connections fills stream; lime fills memory"),
+        ("plain+mhc", "plain fills neither"),
         ("lime+nothing", "unknown variant 'nothing'"),
         ("lime+", "unknown variant ''"),
-        ("lime+mhc+hyper_connections", "names 3 variants"),
+        ("lime+mhc+hyper_connections", "is no pair"),
     ],
 )
 def test_what_is_no_pair_is_refused(name, message):
@@ -177,15 +177,6 @@ def test_unknown_names_of_the_module_are_no_pairs():
 
     with pytest.raises(AttributeError, match="no attribute 'LimeNothingModel'"):
         _ = pairs.LimeNothingModel
-
-
-def test_importing_makes_no_pair():
-    code = """
-import sys, layermem
-layermem.variants()
-print("layermem.models.pairs" in sys.modules)
-"""
-    assert run_in_new_process(code).strip() == "False"
 
 
 def test_arms_of_a_study_may_be_pairs():

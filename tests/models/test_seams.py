@@ -6,11 +6,13 @@ Each is one class beside its config, as a file under ``variants/`` would be; not
 from typing import ClassVar
 
 import pytest
+import test_contract as contract
 import torch
 from huggingface_hub.dataclasses import strict
 from tiny import TINY
 from torch import nn
 
+from layermem.models import registry
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
@@ -132,8 +134,9 @@ def sign(query):
 class FirstValue(Memory):
     """Half the first layer's value, and the sign of the token's query: one slot, every argument."""
 
-    def forward(self, query, key, value, slots):
+    def forward(self, query, slots):
         assert len(slots) == 2
+        key, value = slots[1]
         return key * sign(query), (value + slots[0][1]) / 2
 
 
@@ -166,7 +169,42 @@ def declare(name, of):
     return ForCausalLM, Config
 
 
-VARIANTS = {"several": Several, "growing": Growing, "values": Values}
+class EarlierSlot(Memory):
+    """Keys and values of the one source, and none of the own layer."""
+
+    def forward(self, query, slots):
+        (slot,) = slots
+        return slot
+
+
+class Shared(Variant):
+    """As CLA (arXiv 2405.12981): odd layers read the slot of the layer before, and project none."""
+
+    plain_fields = None
+
+    @classmethod
+    def projects(cls, config, layer_idx):
+        return () if layer_idx % 2 else ("key", "value")
+
+    @classmethod
+    def sources(cls, config, layer_idx):
+        return (layer_idx - 1,) if layer_idx % 2 else ()
+
+    @classmethod
+    def memory(cls, config, layer_idx):
+        return EarlierSlot() if layer_idx % 2 else super().memory(config, layer_idx)
+
+    @classmethod
+    def extra_parameters(cls, config):
+        width = config.num_key_value_heads * config.head_dim
+        return -2 * config.hidden_size * width * (config.num_hidden_layers // 2)
+
+    @classmethod
+    def extra_flops(cls, config):
+        return 2 * cls.extra_parameters(config)
+
+
+VARIANTS = {"several": Several, "growing": Growing, "values": Values, "shared": Shared}
 DECLARED = {name: declare(name, of) for name, of in VARIANTS.items()}
 
 
@@ -196,12 +234,14 @@ def by_hand(name, model, ids):
             inputs = [sum(w * s for w, s in zip(row, normed, strict=True)) for row in rows]
         else:
             inputs = [layer.input_layernorm(sum(streams) / STREAMS if name == "several" else x)] * 3
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        q, k, v = (
-            p(part).unflatten(-1, (-1, 8)).transpose(1, 2)
-            for p, part in zip(projections, inputs, strict=True)
+        borrows = name == "shared" and i % 2
+        names = ["q_proj"] if borrows else ["q_proj", "k_proj", "v_proj"]
+        q, *own = (
+            getattr(attention, name)(part).unflatten(-1, (-1, 8)).transpose(1, 2)
+            for name, part in zip(names, inputs, strict=False)
         )
-        slots.append((k, v))
+        slots.append(own or slots[-1])
+        k, v = slots[-1]
         if name == "values" and i:
             k, v = k * sign(q), (v + slots[0][1]) / 2
         y = attend_by_hand(q, k, v, rope)
@@ -280,3 +320,51 @@ def test_forked_draws_differ_by_salt_and_by_state_and_leave_it_alone():
     assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
     torch.set_rng_state(state)
     assert torch.equal(torch.rand(4, generator=forked_generator("a")), one)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """The entry of the variant whose odd layers project nothing, registered while tests run."""
+
+    @strict
+    class SharedConfig(DecoderConfig):
+        """The fields of a LLaMA."""
+
+    yield registry.declare("shared", SharedConfig, Shared)
+    del registry._REGISTERED["shared"]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        contract.test_the_future_never_changes_the_past,
+        contract.test_one_token_at_a_time_equals_the_full_forward,
+        contract.test_one_seed_gives_one_set_of_shared_weights,
+        contract.test_every_parameter_gets_a_gradient,
+        contract.test_second_derivatives_are_those_of_the_formulas,
+        contract.test_parameters_and_flops_equal_the_closed_form,
+        contract.test_hidden_states_and_attention_weights_are_those_of_the_layers,
+        contract.test_the_optimiser_settings_of_a_variant_are_those_of_its_own_parameters,
+    ],
+    ids=lambda check: check.__name__.removeprefix("test_"),
+)
+def test_layers_without_projections_keep_the_contract(check, shared, ids):
+    arguments = {"case": (shared, TINY), "ids": ids}
+    named = check.__code__.co_varnames[: check.__code__.co_argcount]
+    check(**{name: arguments[name] for name in named})
+
+
+def test_layers_without_projections_decode_and_load(shared, ids, tmp_path):
+    contract.test_cached_decoding_equals_the_full_forward((shared, TINY), ids)
+    contract.test_save_load_and_auto_class_round_trip((shared, TINY), ids, tmp_path)
+
+
+def test_a_layer_without_a_slot_cannot_be_read():
+    class Chain(Shared):
+        @classmethod
+        def sources(cls, config, layer_idx):
+            return (layer_idx - 1,) if layer_idx else ()
+
+    cls, config = declare("chain", Chain)
+    with pytest.raises(ValueError, match="layer 2 reads layer 1"):
+        cls(config(**TINY))

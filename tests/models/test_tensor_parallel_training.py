@@ -171,7 +171,7 @@ def misuse(rank, world, folder):
     other = copy.deepcopy(router)
     with torch.no_grad():
         other.weight.zero_()
-        sums = [float(m(None, *slots[-1], slots)[0].abs().sum()) for m in (router, other)]
+        sums = [float(m(None, slots)[0].abs().sum()) for m in (router, other)]
     mixing = load(folder / "lime_hidden", world)
     mixing(some_ids()).logits.square().mean().backward()
     gradients = {name: whole(p.grad) for name, p in mixing.named_parameters()}

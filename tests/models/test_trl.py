@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny import MOST_SLOW, TINY, make
+from tiny import KINDS, TINY, make
 
 from layermem.models.registry import lookup
 
@@ -21,7 +21,7 @@ PAIRS = {
 }
 
 
-@pytest.fixture(params=MOST_SLOW)
+@pytest.fixture(params=KINDS)
 def entry(request):
     return lookup(request.param)
 

@@ -81,7 +81,7 @@ def by_router():
         router.weight = torch.nn.Parameter(weight.detach())
         weights[i] = router.weight
         slots.append(route.store(out * 2, out.sin()))
-        key, value = router(x, *slots[-1], slots)
+        key, value = router(x, slots)
         out = out + torch.tanh(key * 2 + value)
     loss = out.square().sum() + slots[1][0].exp().sum()
     return loss, [tensor for slot in slots for tensor in slot], [x, *weights]

@@ -68,7 +68,7 @@ def _count_hooks(model):
         + len(module._forward_pre_hooks)
         + len(module._forward_hooks_always_called)
         for module in model.modules()
-        if ".router" not in str(module)
+        if ".memory" not in str(module)
     ]
 
 
@@ -146,7 +146,7 @@ def test_routing_after_the_norm_of_keys_would_start_alike():
 @pytest.mark.parametrize("name", few_fast(HOSTS))
 def test_routers_alone_learn(name):
     model, ids = attach(make_host(name)).train(), make_ids()
-    frozen = {k: p.clone() for k, p in model.named_parameters() if ".router." not in k}
+    frozen = {k: p.clone() for k, p in model.named_parameters() if ".memory." not in k}
     assert trainable(model, "routers") == sum(p.numel() for p in router_parameters(model))
     optimizer = torch.optim.Adam(router_parameters(model), lr=1e-2)
     losses = []

@@ -147,7 +147,7 @@ def test_checkpointing_gives_the_same_gradients(name, reentrant):
             gradients(model, ids)
         return
     expected = gradients(model, ids)
-    assert all(key in expected for key, _ in model.named_parameters() if ".router." in key)
+    assert all(key in expected for key, _ in model.named_parameters() if ".memory." in key)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     got = gradients(model, ids)
@@ -289,7 +289,7 @@ def test_lora_below():
 
 
 def test_routers_saved_as_modules_of_an_adapter(tmp_path):
-    peft, config = lora(modules_to_save=["router"])
+    peft, config = lora(modules_to_save=["memory"])
     model, ids = make_attached("llama"), make_ids()
     adapted = peft.get_peft_model(model, config)
     routers = list(router_parameters(adapted))
@@ -354,7 +354,7 @@ def test_quantised_projections(tmp_path):
         assert torch.equal(attach(model)(ids).logits, before)
     assert all(weight.dtype is torch.float32 for weight in router_parameters(model))
     trainable(model, "all")
-    assert gradients(model, ids).keys() >= {"model.layers.3.self_attn.router.weight"}
+    assert gradients(model, ids).keys() >= {"model.layers.3.self_attn.memory.weight"}
     save_routers(model, tmp_path)
 
 

@@ -50,7 +50,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_an_auto_class_opens_what_was_saved(name, tmp_path):
+def test_an_auto_class_opens_what_was_saved_and_the_hosts_own_refuses(name, tmp_path):
     model, ids = make_attached(name), make_ids()
     model.save_pretrained(tmp_path)
     auto = AUTO.get(name, hf.AutoModelForCausalLM)
@@ -61,6 +61,15 @@ def test_an_auto_class_opens_what_was_saved(name, tmp_path):
     assert not any(info.values())
     assert torch.equal(logits_of(again, ids), logits_of(model, ids))
     assert len(list(router_parameters(again))) == 3
+    # The host's own class would leave the routers out, and transformers only report them.
+    for cls in (type(model), type(model.base_model)):
+        with pytest.raises(Exception, match="layer memory is attached: pip install layermem"):
+            cls.from_pretrained(tmp_path)
+        config = hf.AutoConfig.from_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
+            cls.from_pretrained(tmp_path, config=config)
+        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
+            cls(config)
 
 
 def test_a_pipeline_opens_what_was_saved(whole):
@@ -127,28 +136,6 @@ def test_saved_again_it_is_the_same_and_detached_it_is_the_host(whole, tmp_path)
     assert torch.equal(logits_of(bare, make_ids()), logits_of(expected, make_ids()))
 
 
-@pytest.mark.parametrize("name", HOSTS)
-def test_the_hosts_own_class_is_refused(name, tmp_path):
-    """It would leave the routers out, and transformers only report them."""
-    model = make_attached(name)
-    model.save_pretrained(tmp_path)
-    for cls in (type(model), type(model.base_model)):
-        with pytest.raises(Exception, match="layer memory is attached: pip install layermem"):
-            cls.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("name", HOSTS)
-def test_the_hosts_own_class_is_refused_with_a_config_that_was_read(name, tmp_path):
-    model = make_attached(name)
-    model.save_pretrained(tmp_path)
-    for cls in (type(model), type(model.base_model)):
-        config = hf.AutoConfig.from_pretrained(tmp_path)
-        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
-            cls.from_pretrained(tmp_path, config=config)
-        with pytest.raises(ValueError, match=f"attached layer memory, which {cls.__name__}"):
-            cls(config)
-
-
 def test_a_config_reaches_another_process(whole, tmp_path):
     config = hf.AutoConfig.from_pretrained(whole[1])
     (tmp_path / "config.pickle").write_bytes(pickle.dumps(config))
@@ -191,7 +178,7 @@ def test_lost_routers_are_refused(whole, tmp_path):
     model, _ = whole
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.layers.2.self_attn.router.weight"]
+    del weights["model.layers.2.self_attn.memory.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="lacks 1 of the model's weights, such as model.layers.2"):
         hf.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -271,7 +258,7 @@ def ways_of_loading(base, adapter):
 
 def test_an_adapter_brings_its_routers(base, tmp_path):
     ids = make_ids()
-    adapted = adapt(shake_routers(attach(load_base(base))), modules_to_save=["router"])
+    adapted = adapt(shake_routers(attach(load_base(base))), modules_to_save=["memory"])
     with torch.no_grad():
         for weight in router_parameters(adapted):
             weight.mul_(1.1)
@@ -291,7 +278,7 @@ def test_an_adapter_brings_its_routers(base, tmp_path):
 def test_routers_that_were_not_loaded_refuse_to_run(base, tmp_path):
     import peft
 
-    adapted = adapt(shake_routers(attach(load_base(base))), modules_to_save=["router"])
+    adapted = adapt(shake_routers(attach(load_base(base))), modules_to_save=["memory"])
     adapted.save_pretrained(tmp_path)
     with_its_config = peft.get_peft_model(
         load_base(base), peft.PeftConfig.from_pretrained(str(tmp_path))
@@ -329,7 +316,7 @@ def test_an_adapter_that_transformers_saves(base, tmp_path):
     import peft
 
     ids, model = make_ids(), shake_routers(attach(load_base(base)))
-    options = {"target_modules": ["q_proj"], "modules_to_save": ["router"], "r": 2}
+    options = {"target_modules": ["q_proj"], "modules_to_save": ["memory"], "r": 2}
     try:
         model.add_adapter(peft.LoraConfig(**options, init_lora_weights=False))
     except ValueError as error:
@@ -385,7 +372,7 @@ def run(code, *arguments):
 
 
 def test_without_layermem_all_is_refused(whole, base, tmp_path):
-    adapt(attach(load_base(base)), modules_to_save=["router"]).save_pretrained(tmp_path)
+    adapt(attach(load_base(base)), modules_to_save=["memory"]).save_pretrained(tmp_path)
     outcomes = run(WITHOUT, whole[1], base, str(tmp_path))
     assert len(outcomes) == 8
     # The base itself is anyone's.
@@ -414,21 +401,20 @@ PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @pytest.mark.parametrize("stored", PRECISIONS, ids=str)
-@pytest.mark.parametrize("saved_in", PRECISIONS, ids=str)
-@pytest.mark.parametrize("loaded_in", PRECISIONS, ids=str)
-def test_a_base_is_recognised_in_any_precision(stored, saved_in, loaded_in, tmp_path):
-    make_host("llama").to(stored).save_pretrained(tmp_path / "base")
-    bare = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=saved_in)
-    saved = shake_routers(attach(bare))
-    save_routers(saved, tmp_path / "routers")
-    again = load_attached(tmp_path / "routers", dtype=loaded_in)
-    assert {p.dtype for p in again.parameters()} == {loaded_in}
-    for got, wanted in zip(router_parameters(again), router_parameters(saved), strict=True):
-        assert torch.equal(got, wanted.to(loaded_in))
-    other = make_host("llama", seed=7).to(stored)
-    other.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match="whose weights are others"):
-        load_attached(tmp_path / "routers", base=tmp_path / "other", dtype=loaded_in)
+def test_a_base_is_recognised_in_any_precision(stored, tmp_path):
+    for name, seed in (("base", 0), ("other", 7)):
+        make_host("llama", seed=seed).to(stored).save_pretrained(tmp_path / name)
+    for saved_in in PRECISIONS:
+        bare = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=saved_in)
+        saved = shake_routers(attach(bare))
+        save_routers(saved, tmp_path / "routers")
+        for loaded_in in PRECISIONS:
+            again = load_attached(tmp_path / "routers", dtype=loaded_in)
+            assert {p.dtype for p in again.parameters()} == {loaded_in}
+            for got, wanted in zip(router_parameters(again), router_parameters(saved), strict=True):
+                assert torch.equal(got, wanted.to(loaded_in))
+            with pytest.raises(ValueError, match="whose weights are others"):
+                load_attached(tmp_path / "routers", base=tmp_path / "other", dtype=loaded_in)
 
 
 def test_routers_are_not_saved_beside_a_bare_model(tmp_path):

@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from layermem.cli import main
+from layermem.convert.converting import convert
 from layermem.models.registry import lookup
-from layermem.retrofit.converting import convert
 from layermem.serving.decoding import Decoder, NoiseOfPrompts, RepetitionPenalty
 from layermem.serving.generation import TextGenerator, batches
 from layermem.serving.prompts import GenerationSettings, encode_prompts, prompts_of_texts

@@ -11,11 +11,11 @@ from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from layermem.config import Data, Model, Run, Task
+from layermem.convert.converting import convert
 from layermem.host_config import VARIANT, Host
 from layermem.lineage import FIELD, Lineage, read_lineage, stage_of, write_lineage
 from layermem.records_config import Records
 from layermem.retrofit import attach, load_attached, save_routers
-from layermem.retrofit.converting import convert
 from layermem.runs import RunFolder
 from layermem.train.earlier_stages import check_earlier_stages, content_of
 from layermem.train.run import train

@@ -44,7 +44,7 @@ def test_weights_are_those_of_queries_and_keys_after_rope(rope, ids):
     memory.weights.register_forward_hook(lambda _, inputs, out: seen.update(weights=out))
     with torch.no_grad():
         model(ids)
-        query, _, _, slots = seen["inputs"]
+        query, slots = seen["inputs"]
         angles = model.model.rotary_emb(query, torch.arange(ids.shape[1])[None])
         query = rotate(query, *angles).unflatten(1, (2, 2)).mean(2)
         keys = torch.stack([rotate(key, *angles) for key, _ in slots], dim=-2)
@@ -63,13 +63,14 @@ def test_the_cache_holds_mixed_values_whatever_is_handed_on(values, ids):
         layer.self_attn.memory.register_forward_hook(hook)
     with torch.no_grad():
         cache = model(ids, use_cache=True).past_key_values
-    for layer, (inputs, (key, mixed)) in enumerate(calls):
+    for layer, ((_, slots), (key, mixed)) in enumerate(calls):
         assert torch.equal(cache.layers[layer].values, mixed)
-        assert key is inputs[1]
-        later_slots = calls[3][0][3]
-        expected = mixed if values == "mixed" and layer < 3 else inputs[2]
+        own_key, own_value = slots[-1]
+        assert key is own_key
+        later_slots = calls[3][0][1]
+        expected = mixed if values == "mixed" and layer < 3 else own_value
         assert torch.equal(later_slots[layer][1], expected)
-        assert layer == 0 or not torch.equal(mixed, inputs[2])
+        assert layer == 0 or not torch.equal(mixed, own_value)
 
 
 def test_layers_that_no_setting_lets_read_have_no_memory():

@@ -137,7 +137,7 @@ def test_one_router_serves_keys_and_values():
     router = LimeRouter(2, range(3))
     keys = torch.randn(3, 2, 2, 5, 4)
     slots = tuple((key, 2 * key) for key in keys)
-    key, value = router(torch.randn(2, 4, 5, 4), *slots[-1], slots)
+    key, value = router(torch.randn(2, 4, 5, 4), slots)
     torch.testing.assert_close(value, 2 * key)
 
 
@@ -205,7 +205,7 @@ def test_the_router_in_a_loop_of_ones_own():
     for project, memory in zip(projections, memories, strict=True):
         q, k, v = project(x).view(2, 5, 3, heads, -1).permute(2, 0, 3, 1, 4)
         slots = (*slots, (k, v))
-        k, v = memory(q, k, v, slots)
+        k, v = memory(q, slots)
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + y.transpose(1, 2).flatten(2)
     x.sum().backward()

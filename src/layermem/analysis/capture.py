@@ -131,10 +131,10 @@ def _hook_memory(
 ) -> Any:
     """Register the hook that copies what the memory of a layer of ours is given and returns."""
 
-    # A memory is called with (query, key, value, slots) and returns (key, value).
+    # A memory is called with (query, slots), the own slot last, and returns (key, value).
     def copy_values_and_routed(module: nn.Module, inputs: Any, output: Any) -> None:
         if "values" in kinds:
-            activations["values", index] = _to_array(_concatenate_heads(inputs[2]))
+            activations["values", index] = _to_array(_concatenate_heads(inputs[1][-1][1]))
         if "routed" in kinds:
             activations["routed", index] = _to_array(_concatenate_heads(output[1]))
 

@@ -89,7 +89,7 @@ def _weight_sizes(model: nn.Module, part: Part | None = None) -> np.ndarray:
             "with attached memory"
         )
     # Attached memory has a router in each layer after the first, and there alone.
-    attached = isinstance(memories[0], StaticRouter) and memories[0].sources[-1] == 1
+    attached = isinstance(memories[0], StaticRouter) and memories[0].layer == 1
     first = 1 if attached else 0
     depth = first + len(memories)
     by_layer = [np.eye(depth)[layer : layer + 1] for layer in range(depth)]

@@ -127,7 +127,7 @@ def _convert(options: Convert) -> None:
     from transformers.utils import logging as transformers_logging
 
     from layermem.named_options import check_options, parse_options
-    from layermem.retrofit.converting import convert
+    from layermem.convert.converting import convert
 
     transformers_logging.disable_progress_bar()
     check_options("convert", options.options)

@@ -1,11 +1,13 @@
 """Where the files of a checkpoint are, and the checks of its config and weights during loading."""
 
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import find_adapter_config_file, is_peft_available
@@ -35,10 +37,7 @@ def location_arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_subfolder(source: Any, location: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a local folder joined with its subfolder, and the other arguments.
-
-    A hub name and its arguments are returned unchanged.
-    """
+    """Return a local folder joined with its subfolder, and the other arguments; else the same."""
     if not Path(source).is_dir():
         return source, dict(location)
     others = {name: location[name] for name in location if name != "subfolder"}
@@ -106,26 +105,15 @@ def read_saved_config(
     """Return the checkpoint's config as a dictionary; raise if ``cls`` cannot load its model."""
     values: dict[str, Any] = PreTrainedConfig.get_config_dict(source, **location)[0]
     model_type, expected = values.get("model_type"), _config_class(cls).model_type
-    if (
-        model_type
-        and model_type != expected
-        and not model_type.startswith("layermem_")
-        and model_type not in LLAMA_MODEL_TYPES
-    ):
-        _refuse_other_family(cls, source, values)
+    known = (None, "", expected, *LLAMA_MODEL_TYPES)
+    if model_type not in known and not str(model_type).startswith("layermem_"):
+        raise ValueError(
+            f"{source} holds a model of model_type {model_type!r} "
+            f"({', '.join(values.get('architectures') or ['no architectures'])}); {cls.__name__} "
+            f"loads {expected!r}, and from_llama a LLaMA, no other family: load this one with "
+            "transformers.AutoModel"
+        )
     return values
-
-
-def _refuse_other_family(
-    cls: type[PreTrainedModel], source: str | os.PathLike[str], values: Mapping[str, Any]
-) -> Never:
-    """Raise ``ValueError`` for a model that is neither ours nor a LLaMA."""
-    raise ValueError(
-        f"{source} holds a model of model_type {values['model_type']!r} "
-        f"({', '.join(values.get('architectures') or ['no architectures'])}); {cls.__name__} "
-        f"loads {_config_class(cls).model_type!r}, and from_llama a LLaMA, no other family: load "
-        "this one with transformers.AutoModel"
-    )
 
 
 def check_fields(
@@ -169,17 +157,23 @@ def check_complete(
     ``info`` is transformers' loading info and ``model_type`` that of the checkpoint. With
     ``allow_missing_own`` the variant's own parameters may be missing. Heads may always be.
     """
-    name = type(model).__name__
+    name, depth = type(model).__name__, model.config.num_hidden_layers
     mismatched = {key[0] for key in info["mismatched_keys"]}
     missing = {key for key in info["missing_keys"] if _in_decoder(model, key)} - mismatched
     unexpected = {key for key in info["unexpected_keys"] if _belongs_to_decoder(model, key)}
     own = {key for key in missing if _VARIANT_PARAMETER.search(key)}
-
-    _check_any(model, missing - own, info["unexpected_keys"], source)
-    _check_depth(model.config.num_hidden_layers, missing - own, unexpected, source)
-    if missing - own:
-        first = min(missing - own)
-        raise ValueError(f"{source} lacks {len(missing - own)} weights, such as {first}")
+    if lacking := missing - own:
+        stray = min(info["unexpected_keys"], default=None)
+        others = f"; it has others, such as {stray}: key_mapping={{old: new}} renames weights"
+        raise ValueError(
+            f"{source} lacks {len(lacking)} weights, such as {min(lacking)}, of a {name} with "
+            f"num_hidden_layers={depth}{others if stray else ''}"
+        )
+    if unexpected:
+        raise ValueError(
+            f"{source} has {len(unexpected)} weights that a {name} with num_hidden_layers={depth} "
+            f"does not have, such as {min(unexpected)}; load it with the class that saved it"
+        )
     if own and not allow_missing_own:
         advice = (
             f"to add them to a LLaMA checkpoint use {name}.from_llama"
@@ -190,52 +184,25 @@ def check_complete(
             f"{source} has no weights for {len(own)} parameters that {name} adds to a LLaMA, such "
             f"as {min(own)}; {advice}"
         )
-    if unexpected:
-        raise ValueError(
-            f"{source} has {len(unexpected)} weights that {name} does not have, such as "
-            f"{min(unexpected)}; load it with the class that saved it"
-        )
 
 
-def _check_any(
-    model: PreTrainedModel, missing: set[str], unexpected: set[str], source: str
-) -> None:
-    """Raise if the checkpoint has no weight of the plain decoder at all."""
-    ours = {key for key, _ in model.named_parameters() if _in_decoder(model, key)}
-    ours = {key for key in ours if not _VARIANT_PARAMETER.search(key)}
-    if not ours <= missing:
-        return
-    theirs = f"those such as {', '.join(sorted(unexpected)[:3])}" if unexpected else "none at all"
-    raise ValueError(
-        f"{source} holds none of the weights of {type(model).__name__}, such as {min(ours)}, but "
-        f"{theirs}; if they only have other names, pass key_mapping={{old: new}}"
-    )
+@contextmanager
+def without_loading_report() -> Iterator[None]:
+    """Leave out transformers' report of missing and unexpected weights, which are checked here."""
 
+    def is_no_report(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
 
-def _check_depth(depth: int, missing: set[str], unexpected: set[str], source: str) -> None:
-    """Raise if the checkpoint has more layers than the config, or lacks the last ones."""
-    beyond = {i for key in unexpected if (i := _layer_index(key)) is not None and i >= depth}
-    absent = {
-        i
-        for key in missing
-        if key.endswith(".input_layernorm.weight") and (i := _layer_index(key)) is not None
-    }
-    first = min(absent, default=depth)
-    lacks_last = 0 < first < depth and absent == set(range(first, depth))
-    layers = max(beyond) + 1 if beyond else first if lacks_last else None
-    if layers is not None:
-        raise ValueError(
-            f"{source} holds {layers} layers, but its config says num_hidden_layers={depth}"
-        )
+    reporter = logging.getLogger("transformers.modeling_utils")
+    reporter.addFilter(is_no_report)
+    try:
+        yield
+    finally:
+        reporter.removeFilter(is_no_report)
 
 
 def _config_class(cls: type[PreTrainedModel]) -> Any:
     return cls.config_class
-
-
-def _layer_index(key: str) -> int | None:
-    match = re.search(r"layers\.(\d+)\.", key)
-    return int(match[1]) if match else None
 
 
 def _in_decoder(model: PreTrainedModel, key: str) -> bool:

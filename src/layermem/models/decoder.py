@@ -5,7 +5,7 @@ The forward of one layer, with the parts that a variant may replace marked:
     x = connection.read(state, norm)                variant
     q, k, v = projections of x
     own slot = store(k, v)                          variant
-    k, v = memory(q, k, v, slots of sources + own)  variant; before rope
+    k, v = memory(q, slots of sources + own)        variant; before rope
     q, k = rope(q, k); the cache; attention; o_proj -> y
     state = connection.write(carry, y)              variant
     ... and read, mlp, write once more
@@ -27,7 +27,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from layermem.models.configuration import DecoderConfig, padding_alone
-from layermem.models.keywords import CACHE, check_keywords, only_cache, update_cache
+from layermem.models.keywords import CACHE, check_keywords, create_mask, only_cache, update_cache
 from layermem.models.layers import (
     MLP,
     AbsentLinear,
@@ -36,9 +36,9 @@ from layermem.models.layers import (
     RotaryEmbedding,
     eager_attention,
 )
-from layermem.models.masks import create_mask
+from layermem.models.memories import begin_shared_buffer, is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
-from layermem.models.seams import Inputs, Memory, Variant
+from layermem.models.seams import Inputs, Variant
 from layermem.ops.rope import rotate_both
 from layermem.ops.route import Slot, SlotBuffer
 
@@ -47,6 +47,11 @@ logger = logging.get_logger(__name__)
 
 class Attention(nn.Module):
     """Attention over the keys and values that the layer's memory returns."""
+
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    no_k_proj: AbsentLinear
+    no_v_proj: AbsentLinear
 
     def __init__(self, config: DecoderConfig, variant: type[Variant[Any]], layer_idx: int) -> None:
         super().__init__()
@@ -63,13 +68,13 @@ class Attention(nn.Module):
         kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(width, q_width, bias=bias)
         linear = HeadwiseLinear if variant.inputs_by_head(config) else nn.Linear
-        self.k_proj = linear(width, kv_width, bias=bias)
-        self.projects_value = variant.projects_value(config, layer_idx)
-        if self.projects_value:
-            self.v_proj = linear(width, kv_width, bias=bias)
-        else:
-            # Not under the name v_proj: adapters and sharding plans look for a matrix there.
-            self.no_v_proj = AbsentLinear(width, kv_width, bias=bias)
+        self.projected = variant.projects(config, layer_idx)
+        for part, name in (("key", "k_proj"), ("value", "v_proj")):
+            # Adapters and sharding plans look for a matrix under the name of a projection.
+            if part in self.projected:
+                self.add_module(name, linear(width, kv_width, bias=bias))
+            else:
+                self.add_module(f"no_{name}", AbsentLinear(width, kv_width, bias=bias))
         self.o_proj = nn.Linear(q_width, width, bias=bias)
         self.memory = variant.memory(config, layer_idx)
         self.store = variant.store
@@ -90,26 +95,20 @@ class Attention(nn.Module):
         ``slots`` are those of earlier layers. To a buffer the own slot is appended, not returned.
         """
         query_input, key_input, value_input = x if isinstance(x, tuple) else (x, x, x)
-        value_proj = self.v_proj if self.projects_value else self.no_v_proj
         # Views [B, T, heads, E] -> [B, heads, T, E].
         by_head = (*query_input.shape[:-1], -1, self.head_dim)
         query = self.q_proj(query_input).view(by_head).transpose(1, 2)
-        key, value = self.k_proj(key_input), value_proj(value_input)
-        if key.ndim != 3 or value.ndim != 3:
-            raise NotImplementedError(
-                f"expected keys and values [B, T, G E], got {list(key.shape)} and "
-                f"{list(value.shape)}: an adapter (as LoRA) on a projection with an input for each "
-                "head is not supported; leave k_proj and v_proj out of its target modules"
-            )
-        key, value = key.view(by_head).transpose(1, 2), value.view(by_head).transpose(1, 2)
-        if isinstance(slots, SlotBuffer):
-            key, value = self.memory(query, *slots.append(key, value), slots)
-            own_slot: tuple[Tensor, ...] = ()
-        else:
-            own_slot = self.store(key, value)
-            key, value = self.memory(query, *own_slot, (*slots, own_slot))
-            if self.hands_on == "read":
-                own_slot = (key, value)
+        own_slot: tuple[Tensor, ...] = ()
+        if self.projected:
+            key, value = self._project(key_input, value_input, by_head)
+            if isinstance(slots, SlotBuffer):
+                slots.append(key, value)
+            else:
+                own_slot = self.store(key, value)
+                slots = (*slots, (own_slot[0], own_slot[1]))
+        key, value = self.memory(query, slots)
+        if self.hands_on == "read" and not isinstance(slots, SlotBuffer):
+            own_slot = (key, value)
         query, key = rotate_both(query, key, *position_embeddings)
         cache = only_cache(cache, past_key_values)
         key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
@@ -130,6 +129,21 @@ class Attention(nn.Module):
         # vLLM returns the tokens of all requests as one axis.
         y = self.o_proj(y.reshape(*query_input.shape[:-1], -1))
         return y, weights, *own_slot
+
+    def _project(
+        self, key_input: Tensor, value_input: Tensor, by_head: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the layer's own key and value, [B, G, T, E] each."""
+        key_proj = self.k_proj if "key" in self.projected else self.no_k_proj
+        value_proj = self.v_proj if "value" in self.projected else self.no_v_proj
+        key, value = key_proj(key_input), value_proj(value_input)
+        if key.ndim != 3 or value.ndim != 3:
+            raise NotImplementedError(
+                f"expected keys and values [B, T, G E], got {list(key.shape)} and "
+                f"{list(value.shape)}: an adapter (as LoRA) on a projection with an input for each "
+                "head is not supported; leave k_proj and v_proj out of its target modules"
+            )
+        return key.view(by_head).transpose(1, 2), value.view(by_head).transpose(1, 2)
 
 
 class DecoderLayer(GradientCheckpointingLayer):
@@ -192,30 +206,6 @@ class DecoderLayer(GradientCheckpointingLayer):
         new = new[n_state:] if self.stream_grows else new
         return (x, *new, *own_slot) if self.is_source else (x, *new)
 
-    def find_memory(self) -> Memory | None:
-        """Return the memory if this layer may share a buffer with others, else None.
-
-        It may not if it runs twice, if something else than its own code runs (a wrapper, a module
-        put in its place), or with hooks on the memory that may change its weights before it runs,
-        or follow the gradients of slots.
-        """
-        attention = self.self_attn
-        if self.gradient_checkpointing and self.training:
-            return None
-        if type(self) is not DecoderLayer or type(attention) is not Attention:
-            return None
-        memory = attention.memory
-        if not isinstance(memory, Memory) or memory._forward_pre_hooks:
-            return None
-        hooks = memory._forward_hooks or memory._backward_hooks or memory._backward_pre_hooks
-        if hooks and torch.is_grad_enabled():
-            return None
-        # accelerate replaces the forward of an instance, to move its inputs to other devices.
-        replaced = (
-            "forward" in vars(memory) or "forward" in vars(attention) or "forward" in vars(self)
-        )
-        return None if replaced else memory
-
 
 class Decoder(PreTrainedDecoder):
     """Token ids to hidden states [B, T, D].
@@ -252,6 +242,9 @@ class Decoder(PreTrainedDecoder):
         last_reader: dict[int, int] = {}
         for i, layer in enumerate(layers):
             layer.sources = self.variant.sources(self.config, i)
+            for j in layer.sources:
+                if not (layers[j].self_attn.projected or layers[j].self_attn.hands_on == "read"):
+                    raise ValueError(f"layer {i} reads layer {j}, which has no slot")
             last_reader.update(dict.fromkeys(layer.sources, i))
         # For each layer, the slots that no layer after it reads.
         self._slots_to_free: list[list[int]] = [[] for _ in layers]
@@ -343,13 +336,13 @@ class Decoder(PreTrainedDecoder):
 
     def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:
         """Return the buffer that the layers of this forward share, if they may and do."""
-        memories = []
         for layer in layers:
-            memory = layer.find_memory() if isinstance(layer, DecoderLayer) else None
-            if memory is None:
+            # A wrapper, or a module put in its place, may expect slots as arguments.
+            if type(layer) is not DecoderLayer or type(layer.self_attn) is not Attention:
                 return None
-            memories.append(memory)
-        return self.variant.begin_buffer(memories, embeds)
+            if is_replaced(layer) or is_replaced(layer.self_attn):
+                return None
+        return begin_shared_buffer(layers, [layer.self_attn.memory for layer in layers], embeds)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):

@@ -1,8 +1,15 @@
-"""The keywords of a forward: a cache under either of transformers' names, and none without effect.
+"""The keywords of a forward, none without effect: the cache under either name, the mask.
 
 transformers 5.24 renamed ``past_key_values`` to ``cache``. Our forwards take both names and pass on
 the one that the installed release uses. A keyword that nothing takes is an error, so that a cache
 under a third name cannot be lost.
+
+Without a mask, sdpa is called with ``is_causal=True``. Its flash kernels need that, and on a CPU it
+skips the scores that a mask would set to minus infinity. transformers looks at the values of
+``position_ids`` and of the mask to find out whether it can do without one, which is not possible
+under torch.compile and makes a GPU wait in eager mode. Here arguments that are None answer first.
+
+Letters: B batch, T tokens, D width.
 """
 
 import inspect
@@ -13,8 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -25,23 +33,20 @@ CACHE_NAMES = ("cache", "past_key_values")
 CACHE = next(n for n in CACHE_NAMES if n in {f.name for f in fields(BaseModelOutputWithPast)})
 """What the installed transformers calls the cache, in its arguments and outputs."""
 
-CONTRACT: Mapping[str, str] = MappingProxyType(
+CONTRACT = frozenset(
     {
-        "output_attentions": "read by transformers' decorators around the forward",
-        "output_hidden_states": "read by transformers' decorators around the forward",
-        "return_dict": "read by transformers' decorators around the forward",
-        "debug_io": "read by transformers' decorators around the forward",
-        "debug_io_dir": "read by transformers' decorators around the forward",
-        "prune_layers": "read by transformers' decorators around the forward",
-        "num_items_in_batch": "read by the loss; Trainer passes it to decoders without one too",
-        "is_causal": "read by the mask and by attention",
-        "cu_seq_lens_q": "read by flash attention; other backends separate texts by position_ids",
-        "cu_seq_lens_k": "read by flash attention; other backends separate texts by position_ids",
-        "max_length_q": "read by flash attention",
-        "max_length_k": "read by flash attention",
+        # Read by transformers' decorators around the forward.
+        *("output_attentions", "output_hidden_states", "return_dict"),
+        *("debug_io", "debug_io_dir", "prune_layers"),
+        # Read by the loss; Trainer passes it to decoders without one too.
+        "num_items_in_batch",
+        # Read by the mask and by attention.
+        "is_causal",
+        # Read by flash attention; other backends separate texts by position_ids.
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
     }
 )
-"""Keywords of every transformers model that our forwards pass on, with who reads them."""
+"""Keywords of every transformers model that our forwards pass on."""
 NOT_OURS: Mapping[str, str] = MappingProxyType(
     {
         "output_router_logits": "for mixtures of experts",
@@ -144,3 +149,45 @@ def names(reader: Callable[..., Any], name: str) -> bool:
     """Return whether a function has a parameter of this name."""
     parameter = inspect.signature(reader).parameters.get(name)
     return parameter is not None and parameter.kind is not parameter.VAR_KEYWORD
+
+
+def create_mask(
+    config: DecoderConfig,
+    embeds: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cache: Cache | None,
+) -> Tensor | None:
+    """Return the mask that the attention backend is given, for embeddings [B, T, D].
+
+    ``attention_mask`` and ``position_ids`` are those of the caller. Positions that begin anew
+    separate the documents of a row, so positions that the decoder counts itself are not passed.
+    """
+    if attention_mask is None and _is_causal_alone(config, embeds, position_ids, cache):
+        return None
+    mask: Tensor | None = create_causal_mask(
+        config=config,
+        inputs_embeds=embeds,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        **{CACHE: cache},
+    )
+    return mask
+
+
+def _is_causal_alone(
+    config: DecoderConfig,
+    embeds: Tensor,
+    position_ids: Tensor | None,
+    cache: Cache | None,
+) -> bool:
+    """Return whether sdpa without a mask computes the right thing, if nothing is padded."""
+    if config._attn_implementation != "sdpa":
+        return False
+    if cache is None:
+        return position_ids is None
+    # A dynamic cache holds what has been computed and nothing else (other caches have places that
+    # are not yet filled, or an offset): a first forward sees its own tokens, one token sees all.
+    if type(cache) is not DynamicCache:
+        return False
+    return embeds.shape[1] == 1 or cache.get_seq_length() == 0

@@ -1,15 +1,69 @@
-"""The memories that a model's forward calls, also in models with PEFT adapters.
+"""The memories that a forward calls, and whether their layers share a buffer.
 
 With ``modules_to_save=["memory"]`` PEFT keeps the original of each memory and a copy for each
 adapter, and calls one of them. Analysis, metrics and pruning must read that one.
 """
 
 import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from layermem.models.seams import Memory, WeightsUnknown
+from layermem.models.seams import Memory, OwnLayerMemory, WeightsUnknown
+from layermem.ops.route import SlotBuffer, begin_buffer
+
+
+def begin_shared_buffer(
+    layers: Iterable[nn.Module], memories: Sequence[nn.Module | None], like: Tensor
+) -> SlotBuffer | None:
+    """Return a buffer for the slots of a forward, native or attached, or None.
+
+    With a buffer each layer appends its slot and its memory reads the buffer; with None slots are
+    handed from layer to layer. Layers share one if each runs once, if every memory but the first
+    layer's is a route, and if nothing else runs when a memory is called. ``ops.route.begin_buffer``
+    then decides by the weights and by ``like``, a tensor of the forward.
+    """
+    if any(map(runs_twice, layers)):
+        return None
+    weights: list[Tensor | None] = []
+    sources: list[tuple[int, ...]] = []
+    for layer, memory in enumerate(memories):
+        if memory is not None and _has_company(memory):
+            return None
+        route = memory.as_route() if isinstance(memory, Memory) else None
+        if route is not None:
+            sources.append(route[0])
+            weights.append(route[1])
+        elif layer == 0 and (memory is None or type(memory) is OwnLayerMemory):
+            sources.append((0,))
+            weights.append(None)
+        else:
+            return None
+    return begin_buffer(weights, like, sources)
+
+
+def runs_twice(layer: nn.Module) -> bool:
+    """Whether activation checkpointing runs a layer again in the backward."""
+    return bool(getattr(layer, "gradient_checkpointing", False)) and layer.training
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether the forward of this one module was replaced, as accelerate and sharding do."""
+    return "forward" in vars(module)
+
+
+def _has_company(memory: nn.Module) -> bool:
+    """Whether other code than its own runs when a memory is called, and may change what it does.
+
+    A hook before it may change its weights or slots. A hook after it may follow the gradients of
+    slots; without gradients it only reads.
+    """
+    hooks = memory._forward_hooks or memory._backward_hooks or memory._backward_pre_hooks
+    return bool(
+        is_replaced(memory) or memory._forward_pre_hooks or (hooks and torch.is_grad_enabled())
+    )
 
 
 def active_memories(model: nn.Module) -> list[Memory]:

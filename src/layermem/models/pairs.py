@@ -40,35 +40,20 @@ def declare_pair(name: str) -> registry.RegisteredVariant:
     )
 
 
-def _parts(name: str) -> tuple[str, str]:
+def _parts(name: str) -> list[str]:
     """Return the two variants of a pair, memory first; raise if they are no pair."""
     names = name.split(SIGN)
-    if len(names) != 2:
-        raise ValueError(
-            f"{name!r} names {len(names)} variants; a pair is two, one for the memory seam and one "
-            "for the stream seam"
+    seams = [filled_seams(registry.lookup(part).variant) for part in names]
+    if seams != [("memory",), ("stream",)]:
+        filled = "; ".join(
+            f"{part} fills {' and '.join(seam) or 'neither'}"
+            for part, seam in zip(names, seams, strict=True)
         )
-    seams = [_seam_of(part, name) for part in names]
-    if seams[0] == seams[1]:
         raise ValueError(
-            f"{names[0]} and {names[1]} both fill the {seams[0]} seam, which holds one variant; "
-            "a pair is one variant for the memory seam and one for the stream seam"
+            f"{name!r} is no pair: a pair names a variant of the memory seam, then one of the "
+            f"stream seam; {filled}"
         )
-    if seams[0] == "stream":
-        raise ValueError(
-            f"{name!r} names the variant of the stream seam first; spell it "
-            f"{names[1]}{SIGN}{names[0]}, so that one pair has one name"
-        )
-    return names[0], names[1]
-
-
-def _seam_of(part: str, name: str) -> str:
-    """Return the one seam that a variant fills."""
-    seams = filled_seams(registry.lookup(part).variant)
-    if len(seams) != 1:
-        filled = "both seams" if seams else "neither seam"
-        raise ValueError(f"{part} in {name!r} fills {filled}, so that it is no part of a pair")
-    return seams[0]
+    return names
 
 
 def _join_configs(

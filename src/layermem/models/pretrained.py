@@ -1,12 +1,10 @@
 """``PreTrainedDecoder``, base of all model classes: initialisation, loading, ``from_llama``."""
 
 import copy
-import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import fields as dataclass_fields
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -23,6 +21,7 @@ from layermem.models.checkpoints import (
     join_subfolder,
     location_arguments,
     read_saved_config,
+    without_loading_report,
 )
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.layers import AbsentLinear
@@ -80,7 +79,7 @@ class PreTrainedDecoder(PreTrainedModel):
         _refuse_gguf(cls, kwargs)
         adapter = _pop_adapter(source, kwargs)
         if adapter is not None:
-            return _load_with_adapter(cls, adapter, args, kwargs)
+            return _load_with_adapter(cls, adapter[0], adapter[1], args, kwargs)
         location = location_arguments(kwargs)
         check_path(source, location)
         saved = read_saved_config(cls, source, location)
@@ -162,8 +161,8 @@ class PreTrainedDecoder(PreTrainedModel):
             kwargs.setdefault("dtype", "auto")
 
         config = _config_from_llama(cls, llama, fields)
-        _check_value_projections(cls, config, fields)
-        with _without_load_report():
+        _check_projections(cls, config, fields)
+        with without_loading_report():
             model, info = super().from_pretrained(
                 path, config=config, **{**kwargs, "output_loading_info": True}
             )
@@ -205,31 +204,26 @@ def _config_from_llama(
     return cls.config_class(**{**values, **fields})
 
 
-def _check_value_projections(
+def _check_projections(
     cls: type[PreTrainedDecoder], config: DecoderConfig, fields: Mapping[str, Any]
 ) -> None:
-    """Raise ``ValueError`` if a layer would have no place for the LLaMA's value projection."""
+    """Raise ``ValueError`` if a layer would have no place for one of the LLaMA's projections."""
     layers = range(config.num_hidden_layers)
-    absent = sum(not cls.variant.projects_value(config, layer) for layer in layers)
+    absent = sum(len(cls.variant.projects(config, layer)) < 2 for layer in layers)
     if absent:
         given = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         raise ValueError(
-            f"with {given} {absent} of the {len(layers)} layers of {cls.__name__} have no value "
-            "projection, which all layers of a LLaMA have, so that it cannot begin as the LLaMA; "
-            "choose fields with which every layer has one, or train a new model (layermem.build)"
+            f"with {given} {absent} of the {len(layers)} layers of {cls.__name__} lack a key or "
+            "value projection of a LLaMA, so that it cannot begin as the LLaMA; choose fields with "
+            "which every layer has both, or train a new model (layermem.build)"
         )
 
 
 def _refuse_config_and_state_dict(kwargs: Mapping[str, Any]) -> None:
-    if "config" in kwargs:
+    if "config" in kwargs or kwargs.get("state_dict") is not None:
         raise TypeError(
-            "from_llama makes the config from the LLaMA's and takes none; pass the fields that "
-            'differ by name, such as router="last"'
-        )
-    if kwargs.get("state_dict") is not None:
-        raise TypeError(
-            "from_llama takes the weights of the LLaMA and no state_dict; load it into the LLaMA "
-            "first, and pass that model to from_llama"
+            "from_llama takes config and weights of the LLaMA, and no config or state_dict beside "
+            'it: pass fields that differ by name, as router="last", and a LLaMA with the weights'
         )
 
 
@@ -288,17 +282,8 @@ def _config_of_same_commit(config: Any, saved: Mapping[str, Any]) -> Any:
     return config
 
 
-class _Adapter(NamedTuple):
-    """A PEFT adapter and its base model, each with its location arguments."""
-
-    base: str | os.PathLike[str]
-    source: str | os.PathLike[str]
-    base_location: dict[str, Any]
-    location: dict[str, Any]
-
-
-def _pop_adapter(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> _Adapter | None:
-    """Return the adapter to load, if there is one, and remove its arguments from ``kwargs``.
+def _pop_adapter(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> Any:
+    """Return base and PEFT adapter, each with its location arguments, None if there is no adapter.
 
     An Auto class has read the adapter's config already and passes the base model as ``source``.
     """
@@ -308,51 +293,33 @@ def _pop_adapter(source: str | os.PathLike[str], kwargs: dict[str, Any]) -> _Ada
     # Revision and subfolder are those of one repository; the others hold for both.
     shared = {name: location[name] for name in location.keys() - {"revision", "subfolder"}}
     if adapter_path is not None and str(adapter_path) != str(source):
-        return _Adapter(source, adapter_path, location, {**shared, **options})
+        return (source, location), (adapter_path, {**shared, **options})
     adapter = adapter_config(source, {**location, **options})
     if adapter is None:
         return None
     if adapter.get("revision"):
         shared["revision"] = adapter["revision"]
-    source, location = join_subfolder(source, {**location, **options})
-    return _Adapter(adapter["base_model_name_or_path"], source, shared, location)
+    base = adapter["base_model_name_or_path"], shared
+    return base, join_subfolder(source, {**location, **options})
 
 
 def _load_with_adapter(
-    cls: type[PreTrainedDecoder], adapter: _Adapter, args: tuple[Any, ...], kwargs: dict[str, Any]
+    cls: type[PreTrainedDecoder], base: Any, adapter: Any, args: Any, kwargs: dict[str, Any]
 ) -> Any:
     """Load the base model of an adapter with the usual checks, and add the adapter to it."""
     wants_info = kwargs.pop("output_loading_info", False)
     name = kwargs.pop("adapter_name", "default")
     others = {key: kwargs[key] for key in kwargs.keys() - location_arguments(kwargs).keys()}
-    model = cls.from_pretrained(adapter.base, *args, **others, **adapter.base_location)
+    model = cls.from_pretrained(base[0], *args, **others, **base[1])
+    source, location = adapter
     info = model.load_adapter(
-        str(adapter.source), adapter_name=name, adapter_kwargs=adapter.location, dtype=model.dtype
+        str(source), adapter_name=name, adapter_kwargs=location, dtype=model.dtype
     ).to_dict()
-    if info["missing_keys"]:
-        raise ValueError(
-            f"{adapter.source} lacks {len(info['missing_keys'])} weights that its config asks for, "
-            f"such as {min(info['missing_keys'])}; save or download it again"
-        )
-    if info["unexpected_keys"]:
-        raise ValueError(
-            f"{adapter.source} has {len(info['unexpected_keys'])} weights that its config and base "
-            f"model do not have, such as {min(info['unexpected_keys'])}; is it an adapter of "
-            "another model?"
-        )
+    wrong = {"lacks": info["missing_keys"], "has no place for": info["unexpected_keys"]}
+    for what, names in wrong.items():
+        if names:
+            raise ValueError(
+                f"{source} {what} {len(names)} weights, such as {min(names)}; is it whole, and an "
+                f"adapter of {base[0]}?"
+            )
     return (model, info) if wants_info else model
-
-
-@contextmanager
-def _without_load_report() -> Iterator[None]:
-    """Suppress transformers' table of missing weights, which are checked here."""
-    reporter = logging.getLogger("transformers.modeling_utils")
-
-    def no_report(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    reporter.addFilter(no_report)
-    try:
-        yield
-    finally:
-        reporter.removeFilter(no_report)

@@ -26,10 +26,11 @@ from layermem.ops.route.pruning import By, check_options, prune
 
 
 class StaticRouter(Memory):
-    """A memory with one ``weight`` [R, S * R] for keys and values: source layer major, own last.
+    """A memory with one ``weight`` [R, S * R] for keys and values, source layer major.
 
-    ``sources`` are the indices of the layers that it reads, its own last. The weight is a parameter
-    if it is learned and a buffer if it is fixed.
+    ``layer`` is the index of its own layer, and ``sources`` are those of the layers that it reads,
+    ascending; unless a layer is given it is the last source. The weight is a parameter if it is
+    learned and a buffer if it is fixed.
 
     A subclass with a weight for keys and another for values, of the same shape, sets
     ``weight_names`` to {"keys": "weight", "values": the other's name}.
@@ -39,15 +40,20 @@ class StaticRouter(Memory):
     weight_names: ClassVar[Mapping[str, str]] = MappingProxyType({"keys and values": "weight"})
     weight: Tensor
 
-    def __init__(self, num_heads: int, sources: tuple[int, ...]) -> None:
+    def __init__(self, num_heads: int, sources: tuple[int, ...], layer: int | None = None) -> None:
         super().__init__()
         self.num_heads, self.sources = num_heads, sources
+        self.layer = sources[-1] if layer is None else layer
         # Whether processes of tensor parallelism share its heads.
         self.is_shared = False
 
     def named_weights(self) -> dict[str, Tensor]:
         """Return each weight by what it reads."""
         return {reads: getattr(self, name) for reads, name in self.weight_names.items()}
+
+    def own_part(self, weight: Tensor) -> Tensor:
+        """Return the columns of a weight for the own layer; none if it is no source."""
+        return weight[:, -self.num_heads :] if self.sources[-1] == self.layer else weight[:, :0]
 
     @property
     def is_learned(self) -> bool:
@@ -87,20 +93,20 @@ class StaticRouter(Memory):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterRow:
-    """Figures about the weights of one router."""
+    """Figures about the weights of one router.
+
+    ``off_layer_share`` is the share of the absolute weight on earlier layers, ``largest`` the
+    largest absolute weight, and ``moved`` says whether the weights on the last source, initially
+    the identity, have changed. ``reads`` is "keys and values", or, in rows of their own, "keys" or
+    "values".
+    """
 
     layer: int
-    """Index of the layer that reads."""
     sources: tuple[int, ...]
-    """Indices of the layers read, the own one last."""
     off_layer_share: float
-    """Share of the absolute weight on earlier layers."""
     largest: float
-    """Largest absolute weight."""
     moved: bool
-    """Whether the weights on the own layer, initially the identity, have changed."""
     reads: str = "keys and values"
-    """What the weights are for: "keys and values", or, in rows of their own, "keys", "values"."""
 
     def __str__(self) -> str:
         state = "moved" if self.moved else "as initialised"
@@ -114,18 +120,16 @@ class RouterRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrunedRouter:
-    """What pruning removed from one router."""
+    """What pruning removed from the router of a layer: source layers, other weights, their share.
+
+    ``zeroed`` counts the weights set to zero in the layers kept.
+    """
 
     layer: int
-    """Index of the layer that reads."""
     kept: tuple[int, ...]
-    """Indices of the layers it still reads, the own one last."""
     dropped: tuple[int, ...]
-    """Indices of the layers it no longer reads."""
     zeroed: int
-    """Number of weights set to zero in the layers kept."""
     dropped_share: float
-    """Share of the absolute weight that was removed."""
 
     def __str__(self) -> str:
         dropped = ", ".join(map(str, self.dropped)) or "none"
@@ -143,7 +147,7 @@ class RouterMethods(PreTrainedDecoder):
 
         Where keys and values have weights of their own, each has a row.
 
-        A router has not moved if its weights on the own layer are still exactly the identity. It
+        A router has not moved if its weights on its last source are still exactly the identity. It
         has exploded if a weight is not finite or larger than ``largest`` (initially, weights are
         at most 1.23).
         """
@@ -186,7 +190,7 @@ class RouterMethods(PreTrainedDecoder):
         sources = [list(self.variant.sources(self.config, i)) for i in range(len(decoder.layers))]
         routers = learned_routers(decoder)
         for router in routers:
-            layer = router.sources[-1]
+            layer = router.layer
             if decoder.layers[layer].self_attn.memory is not router:
                 raise ValueError(
                     f"the router of layer {layer} is wrapped by an adapter (of PEFT, with "
@@ -201,7 +205,7 @@ class RouterMethods(PreTrainedDecoder):
         pruned = [_prune(router, keep, by) for router in routers]
         for smaller_router, row in pruned:
             decoder.layers[row.layer].self_attn.memory = smaller_router
-            sources[row.layer] = list(row.kept[:-1])
+            sources[row.layer] = [j for j in row.kept if j != row.layer]
         self.config.router_sources = sources
         decoder.update_sources()
         return [row for _, row in pruned]
@@ -239,16 +243,12 @@ def router_metrics(model: nn.Module) -> dict[str, float]:
         return {}
     if not routers:
         return {}
-    square, own, total = (
-        torch.stack(
-            [
-                torch.stack([w.square().sum(), w[:, -len(w) :].abs().sum(), w.abs().sum()])
-                for w in (w.float() for router in routers for w in router.named_weights().values())
-            ]
-        )
-        .sum(0)
-        .tolist()
-    )
+    sums = [
+        torch.stack([w.square().sum(), router.own_part(w).abs().sum(), w.abs().sum()])
+        for router in routers
+        for w in (weight.float() for weight in router.named_weights().values())
+    ]
+    square, own, total = torch.stack(sums).sum(0).tolist()
     return {"router_norm": math.sqrt(square), "off_layer_share": 1 - own / total}
 
 
@@ -258,7 +258,7 @@ def _prune(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRoute
     old = torch.cat([weight.detach() for weight in router.named_weights().values()])
     if not old.isfinite().all():
         raise ValueError(
-            f"the router of layer {router.sources[-1]} has weights that are not finite; load an "
+            f"the router of layer {router.layer} has weights that are not finite; load an "
             "earlier checkpoint"
         )
     new, read = prune(old, keep, by, router.num_heads)
@@ -274,7 +274,7 @@ def _prune(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRoute
         needs_gradient = getattr(router, name).requires_grad
         setattr(smaller, name, nn.Parameter(part.clone(), requires_grad=needs_gradient))
     return smaller, PrunedRouter(
-        layer=router.sources[-1],
+        layer=router.layer,
         kept=kept,
         dropped=tuple(sorted({*router.sources} - {*kept})),
         zeroed=int(((new == 0) & (old != 0))[:, columns].sum()),
@@ -286,16 +286,15 @@ def _summarise(router: StaticRouter) -> list[RouterRow]:
     rows = []
     for reads, weight in router.named_weights().items():
         weight = weight.detach().float().cpu()
-        own = weight[:, -router.num_heads :]
-        size = weight.abs()
+        nearest, size = weight[:, -router.num_heads :], weight.abs()
         rows.append(
             RouterRow(
-                layer=router.sources[-1],
+                layer=router.layer,
                 sources=router.sources,
-                off_layer_share=1 - float(own.abs().sum() / size.sum()),
+                off_layer_share=1 - float(router.own_part(size).sum() / size.sum()),
                 # torch's `max` returns NaN if there is one.
                 largest=float(size.max()),
-                moved=not torch.equal(own, torch.eye(router.num_heads)),
+                moved=not torch.equal(nearest, torch.eye(router.num_heads)),
                 reads=reads,
             )
         )

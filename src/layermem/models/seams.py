@@ -15,13 +15,13 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar, final
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from layermem.models.configuration import DecoderConfig
-from layermem.ops.route import Slot, SlotBuffer
+from layermem.ops.route import Slot
 
 State = tuple[Tensor, ...]
 Inputs = Tensor | tuple[Tensor, Tensor, Tensor]
@@ -44,13 +44,20 @@ class Memory(nn.Module, ABC):
     """What attention reads of earlier layers, at one layer."""
 
     @abstractmethod
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
         """Return the key and value to attend to, [B, G, T, E] each, before rope.
 
-        ``query`` [B, H, T, E], ``key`` and ``value`` [B, G, T, E] are those of this layer.
-        ``slots`` are the (key, value) of the layers that ``Variant.sources`` names, in that order,
-        and then of this layer: with sources (0, 2) at layer 3 they are those of layers 0, 2, 3.
+        ``query`` [B, H, T, E] is that of this layer. ``slots`` are the (key, value) of the layers
+        that ``Variant.sources`` names, in that order, and then of this layer, unless it projects
+        nothing: with sources (0, 2) at layer 3 they are those of layers 0, 2, 3.
         """
+
+    def as_route(self) -> tuple[tuple[int, ...], Tensor] | None:
+        """Return source layers and weight if ``forward`` is ``route(slots, weight)``, else None.
+
+        Layers whose memories all are routes may share a buffer (``memories.begin_shared_buffer``).
+        """
+        return None
 
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
         """Return the source layers and the weights [target head, source, source head].
@@ -77,8 +84,8 @@ class Memory(nn.Module, ABC):
 class OwnLayerMemory(Memory):
     """The plain decoder's memory: key and value of the own layer, unchanged."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
-        return key, value
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        return slots[-1]
 
 
 class DepthWeights(nn.Module, ABC):
@@ -98,8 +105,10 @@ class DepthWeights(nn.Module, ABC):
         """Return weights [..., readers, sources]; the leading dimensions, if any, are of tokens."""
 
 
-class Stream(nn.Module, ABC):
+class Stream(nn.Module):
     """The first and the last state of the pass over depth. One for each model.
+
+    As it stands it is the plain decoder's: the state is the residual alone.
 
     Rules for streams and connections: parameters belong to submodules that are called, never to
     the stream or connection itself, because offloading loads weights when a module is called; and
@@ -113,19 +122,21 @@ class Stream(nn.Module, ABC):
     # it, so that it has no gradient.
     shows_reduction: ClassVar[bool] = False
 
-    @abstractmethod
     def begin(self, embeds: Tensor) -> State:
         """Return the first state, from the embeddings [B, T, D]."""
+        return (embeds,)
 
-    @abstractmethod
     def end(self, state: State) -> Tensor:
         """Return the input of the final norm [B, T, D], from the last state."""
+        return state[0]
 
 
-class Connection(nn.Module, ABC):
-    """How one sub-layer reads the state and writes to it; see ``Stream`` for the rules."""
+class Connection(nn.Module):
+    """How one sub-layer reads the state and writes to it; see ``Stream`` for the rules.
 
-    @abstractmethod
+    As it stands it is the plain decoder's: x + y, with other tensors of the state unchanged.
+    """
+
     def read(self, state: State, norm: Norm) -> tuple[Inputs, Any]:
         """Return the sub-layer's input, normed, and a carry: whatever ``write`` needs.
 
@@ -134,31 +145,10 @@ class Connection(nn.Module, ABC):
         for queries, keys and values; and those for keys and for values may be [G, B, T, D], one
         for each head, if ``Variant.inputs_by_head`` says so.
         """
-
-    @abstractmethod
-    def write(self, carry: Any, y: Tensor) -> State:
-        """Return the next state, from the carry and the sub-layer's output y [B, T, D]."""
-
-
-@final
-class ResidualStream(Stream):
-    """The plain decoder's stream: the state is the residual alone."""
-
-    def begin(self, embeds: Tensor) -> State:
-        return (embeds,)
-
-    def end(self, state: State) -> Tensor:
-        return state[0]
-
-
-@final
-class ResidualConnection(Connection):
-    """The plain decoder's connection: x + y, with other tensors of the state unchanged."""
-
-    def read(self, state: State, norm: Norm) -> tuple[Tensor, State]:
         return norm(state[0]), state
 
-    def write(self, carry: State, y: Tensor) -> State:
+    def write(self, carry: Any, y: Tensor) -> State:
+        """Return the next state, from the carry and the sub-layer's output y [B, T, D]."""
         x, *others = carry
         return (x + y, *others)
 
@@ -227,9 +217,13 @@ class Variant(Generic[ConfigT]):
         return False
 
     @classmethod
-    def projects_value(cls, config: ConfigT, layer_idx: int) -> bool:
-        """Whether the layer has a value projection; without one its own value is zero."""
-        return True
+    def projects(cls, config: ConfigT, layer_idx: int) -> tuple[Part, ...]:
+        """Return what the layer projects itself.
+
+        A part that it does not project is zero in its slot. A layer that projects nothing has no
+        slot: its memory reads those of other layers alone.
+        """
+        return ("key", "value")
 
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:
@@ -242,35 +236,27 @@ class Variant(Generic[ConfigT]):
         return "own"
 
     @classmethod
-    def begin_buffer(cls, memories: Sequence[Memory], embeds: Tensor) -> SlotBuffer | None:
-        """Return a buffer that all layers of this forward share, or None.
-
-        ``memories`` are those of the layers that the forward runs, none with hooks, and ``embeds``
-        is its input. Each layer then appends its slot to the buffer (``store`` is not called), and
-        its memory gets the buffer as ``slots``: the own slots of all layers so far, whatever
-        ``sources`` and ``hands_on`` say. With None, slots are handed from layer to layer as single
-        tensors.
-        """
-        return None
-
-    @classmethod
     def stream(cls, config: ConfigT) -> Stream:
         """Build the model's stream."""
-        return ResidualStream()
+        return Stream()
 
     @classmethod
     def connection(cls, config: ConfigT, layer_idx: int, sub_layer: SubLayer) -> Connection:
         """Build the connection of one sub-layer."""
-        return ResidualConnection()
+        return Connection()
 
     @classmethod
     def init_weights(cls, module: nn.Module) -> bool:
         """Initialise a module if it is one of the variant's own; return whether it was.
 
-        Random numbers come from ``forked_generator``, so that the weights shared with the plain
-        decoder stay the same.
+        Those are the modules that ``overrides`` name, and they have a ``reset_parameters``. Random
+        numbers come from ``forked_generator``, so that the weights shared with the plain decoder
+        stay the same.
         """
-        return False
+        if not isinstance(module, tuple(override.module for override in cls.overrides)):
+            return False
+        cast("Any", module).reset_parameters()
+        return True
 
     @classmethod
     def extra_parameters(cls, config: ConfigT) -> int:
@@ -290,7 +276,7 @@ class Variant(Generic[ConfigT]):
 
 # The methods of ``Variant`` that fill each seam.
 SEAMS: Mapping[str, tuple[str, ...]] = {
-    "memory": ("sources", "memory", "store", "begin_buffer", "hands_on", "projects_value"),
+    "memory": ("sources", "memory", "store", "hands_on", "projects"),
     "stream": ("stream", "connection", "inputs_by_head"),
 }
 

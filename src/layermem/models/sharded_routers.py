@@ -39,9 +39,7 @@ class SourceHeads(TensorParallelLayer):
         # Looked up here: torch.compile cannot follow a mapping proxy next to transformers' styles.
         names = tuple(module.weight_names.values())
 
-        def forward(
-            router: StaticRouter, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]
-        ) -> Slot:
+        def forward(router: StaticRouter, query: Tensor, slots: Sequence[Slot]) -> Slot:
             return route_own_heads(router, names, slots, mesh)
 
         # Bound to the router, so that a copy of it (of PEFT) is called with its own weights.

@@ -5,7 +5,9 @@ embedding, and the output is their mean. At a sub-layer F with weights w (``Stre
 
     H'_i = sum_j w[1 + i, j] H_j + w[1 + n, i] F(norm(sum_j w[0, j] H_j))
 
-Row 0 of w reads, rows 1 to n mix, and row n + 1 writes.
+Row 0 of w reads, rows 1 to n mix, and row n + 1 writes. A connection keeps its streams and its
+sub-layer's output for the backward, n + 1 tensors as large as the residual beside what the plain
+decoder keeps: the gradients of the weights need both.
 
 Letters: B batch, T tokens, N = B T, n streams, D width, K outputs of a projection.
 """
@@ -15,6 +17,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization
 
 from layermem.models.seams import Connection, DepthWeights, Norm, State, Stream, SubLayer
 from layermem.ops import streams as ops
@@ -34,6 +37,12 @@ class NormedProjection(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(outputs, width if by_stream else streams * width))
         self.gain = nn.Parameter(torch.empty(width)) if by_stream else None
+
+    def reset_parameters(self) -> None:
+        """Start at weight 0 and gain 1."""
+        initialization.zeros_(self.weight)
+        if self.gain is not None:
+            initialization.ones_(self.gain)
 
     def forward(self, streams: Tensor) -> Tensor:
         matrix = self.weight if self.gain is None else self.weight * self.gain
@@ -80,9 +89,6 @@ class CopiesStream(Stream):
 
     def begin(self, embeds: Tensor) -> State:
         return embeds, embeds[..., None, :].expand(*embeds.shape[:-1], self.streams, -1)
-
-    def end(self, state: State) -> Tensor:
-        return state[0]
 
 
 @final

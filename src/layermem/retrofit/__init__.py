@@ -1,7 +1,4 @@
-"""Layer memory for models that exist: ``attach`` adds it to a model of transformers in place.
-
-Checkpoints of other layouts become models of ours by ``converting``.
-"""
+"""Layer memory for models that exist: ``attach`` adds it to a model of transformers in place."""
 
 from layermem.retrofit.adapter import load_routers, save_routers
 from layermem.retrofit.attaching import attach, detach, router_parameters, trainable

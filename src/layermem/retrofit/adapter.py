@@ -18,7 +18,7 @@ was merged, therefore gives an adapter of the trained base, which is saved with
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from layermem.lineage import FIELD, ROUTERS
-from layermem.retrofit.attachment import ROUTER, Attachment, attachment_of, check_same_memory
-from layermem.retrofit.card import model_card
+from layermem.retrofit.attachment import MEMORY, Attachment, attachment_of, check_same_memory
 from layermem.runs import write_atomically
 
 WEIGHTS, SETTINGS, CARD = "routers.safetensors", ROUTERS, "README.md"
@@ -39,6 +38,38 @@ _SAMPLES = 2**14
 _WRAPPED = ("base_layer", "original_module")
 _FORMAT = 3
 _PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+_CARD = """\
+---
+library_name: layermem
+{base_line}tags:
+- layer-memory
+- adapter
+---
+
+# Layer memory for {title}
+
+Routers of layer-integrated memory (LIMe, [arXiv 2502.09245](https://arxiv.org/abs/2502.09245)):
+attention heads of {title} read keys and values of earlier layers too.
+
+| | |
+|---|---|
+| architecture | {architecture} |
+| base model | {name} |
+| revision of the base | {revision} |
+| layers, heads, head width | {layers}, {heads}, {head_dim} |
+| router, window | {router}, {window} |
+
+```python
+import layermem
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained({quoted_name})
+layermem.attach(model{options})
+layermem.load_routers(model, "this-folder")
+```
+"""
 
 
 class OtherBase(ValueError):
@@ -96,7 +127,11 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
     saved = read_settings(path)
     _check(saved, _describe(attachment_of(base)), path)
     weights = _weights(attachment)
-    loaded, digest = read_weights(path / WEIGHTS)
+    try:
+        content = (path / WEIGHTS).read_bytes()
+        loaded = load(content)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path / WEIGHTS} cannot be read ({error}); copy it again") from error
     if loaded.keys() != weights.keys():
         wrong = sorted(loaded.keys() ^ weights.keys())
         raise ValueError(f"{path / WEIGHTS} does not fit {SETTINGS}: it differs in {wrong}")
@@ -106,7 +141,7 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
                 f"{name} in {path / WEIGHTS} must be finite and {list(weight.shape)}, got "
                 f"{list(loaded[name].shape)}, finite: {bool(loaded[name].isfinite().all())}"
             )
-    if digest != saved.get("digest"):
+    if hashlib.sha256(content).hexdigest() != saved.get("digest"):
         raise ValueError(
             f"{path / WEIGHTS} is not the file that {SETTINGS} beside it was written with, by its "
             "digest; copy both again, or save the routers again"
@@ -117,15 +152,6 @@ def copy_routers(model: nn.Module, path: Path, base: nn.Module) -> None:
     if lineage := saved.get(FIELD):
         # What trained the routers is not in the config of a bare base.
         setattr(model.config, FIELD, lineage)
-
-
-def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
-    """Return the weights in a file, and a digest of it."""
-    try:
-        content = path.read_bytes()
-        return load(content), hashlib.sha256(content).hexdigest()
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); copy it again") from error
 
 
 def _weights(attachment: Attachment) -> dict[str, Tensor]:
@@ -158,7 +184,7 @@ def _describe(attachment: Attachment) -> dict[str, Any]:
 def _hash_weights(attachment: Attachment) -> dict[str, str]:
     """Return hashes of samples of all weights of the base model, by what they are rounded to."""
     digests = {name: hashlib.sha256() for name in _PRECISIONS}
-    routers = {id(attention._modules.get(ROUTER)) for attention in attachment.attentions}
+    routers = {id(attention._modules.get(MEMORY)) for attention in attachment.attentions}
     for name, weight in _base_weights(attachment.owner, "", routers):
         samples = _samples(weight, name)
         for precision, dtype in _PRECISIONS.items():
@@ -211,36 +237,30 @@ def _bytes(samples: Tensor, dtype: torch.dtype) -> bytes:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    try:
-        saved = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
-    except OSError as error:
+    """Return the content of a folder's routers.json."""
+    file = path / SETTINGS
+    if not file.is_file():
         raise ValueError(
-            f"{path} holds no routers ({SETTINGS} cannot be read); give the folder that "
-            "save_routers wrote"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"{path / SETTINGS} is damaged ({error}); copy it again") from error
-    found = saved.get("format") if isinstance(saved, dict) else saved
-    if found != _FORMAT:
-        raise ValueError(f"{path / SETTINGS} must have format {_FORMAT}, got {found!r}")
-    base = saved.get("base")
-    if not isinstance(base, dict) or not isinstance(base.get("fingerprints"), dict):
-        raise ValueError(
-            f"{path / SETTINGS} is damaged (it does not say which base its routers are for); copy "
-            "it again"
+            f"{path} holds no routers (no {SETTINGS}); give the folder that save_routers wrote"
         )
-    return saved
+    try:
+        saved: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if saved["format"] == _FORMAT and isinstance(saved["base"]["fingerprints"], dict):
+            return saved
+        error: Any = f"format {saved['format']!r}"
+    except (OSError, ValueError, KeyError, TypeError) as caught:
+        error = repr(caught)
+    raise ValueError(f"{file} is damaged or of another version ({error}); copy it again")
 
 
 def _check(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
     """Raise ``ValueError`` if routers were saved for another base or other sources."""
-    base, own = saved.get("base", {}), current["base"]
+    base, own = saved["base"], current["base"]
     try:
         check_same_memory(current, saved)
     except ValueError as error:
         raise ValueError(f"the routers in {path} do not fit: {error}") from error
-    prints = base.get("fingerprints", {})
-    is_same = any(prints.get(name) == value for name, value in own["fingerprints"].items())
+    is_same = not base["fingerprints"].items().isdisjoint(own["fingerprints"].items())
     if not is_same or saved.get("architecture") != current["architecture"]:
         named = f"{base.get('name') or 'a model without a name'}"
         raise OtherBase(
@@ -249,3 +269,30 @@ def _check(saved: dict[str, Any], current: dict[str, Any], path: Path) -> None:
             f"{current['architecture']} {own['name'] or ''}(revision {own['revision']}); load that "
             "base, in float32 if routers and base were rounded to two kinds of 16 bits"
         )
+
+
+def model_card(settings: Mapping[str, Any]) -> str:
+    """Return the card of routers with these settings (those of routers.json)."""
+    base = settings["base"]
+    name = base["name"]
+    options = "".join(
+        f", {key}={json.dumps(settings[key])}"
+        for key in ("router", "window")
+        if settings[key] not in (None, "full")
+    )
+    # A path of one machine names no model of the hub.
+    is_hub_name = name.count("/") == 1 and not name.startswith(("/", "."))
+    return _CARD.format(
+        base_line=f"base_model: {name}\n" if is_hub_name else "",
+        title=name if is_hub_name else f"a {settings['architecture']}",
+        architecture=settings["architecture"],
+        name=name if is_hub_name else "not from the hub",
+        revision=base["revision"] or "not known",
+        layers=settings["layers"],
+        heads=settings["heads"],
+        head_dim=settings["head_dim"],
+        router=settings["router"],
+        window=settings["window"] or "none",
+        quoted_name=json.dumps(name if is_hub_name else "the-base-model"),
+        options=options,
+    )

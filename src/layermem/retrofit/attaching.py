@@ -15,7 +15,7 @@ from torch import nn
 
 from layermem.retrofit.attachment import (
     ATTRIBUTE,
-    ROUTER,
+    MEMORY,
     Attachment,
     attachment_of,
     check_same_memory,
@@ -23,6 +23,7 @@ from layermem.retrofit.attachment import (
 )
 from layermem.retrofit.hosts import (
     Host,
+    ProjectionShape,
     declared_heads,
     declared_width,
     find_given,
@@ -30,8 +31,8 @@ from layermem.retrofit.hosts import (
     find_host,
     find_module,
     find_saved,
+    measure,
 )
-from layermem.retrofit.projections import ProjectionShape, measure
 from layermem.retrofit.proof import prove_slices
 from layermem.retrofit.saving import save_as_before, save_with_memory
 from layermem.variants.lime import Lime, LimeConfig, LimeRouter
@@ -50,7 +51,7 @@ def attach(
 ) -> ModelT:
     """Add layer memory to a pretrained model, in place, and return it.
 
-    Every layer but the first gets a router, ``self_attn.router`` in a LLaMA, whose ``weight`` is
+    Every layer but the first gets a router, ``self_attn.memory`` in a LLaMA, whose ``weight`` is
     that of ``LimeRouter``. ``router`` and ``window`` choose the layers that it reads, as
     ``LimeConfig.router`` and ``router_window`` do. With ``init="identity"`` the model computes
     what it did: bit for bit in eager float32. ``host`` says where the parts of an architecture
@@ -88,14 +89,14 @@ def _attach(
             f"{type(model).__name__} has layer memory already; detach(model) removes it first"
         )
     _refuse_distributed(model)
-    layers = list(owner.get_submodule(host.layers).children())
-    attentions = _find_attentions(layers, host, owner)
-    _refuse_cross_attention(layers, owner)
-    config = getattr(owner, "config", None) or getattr(model, "config", None)
-    shape = _measure_layers(attentions, host, config)
-    sources = _choose_sources(len(layers), **settings, init=init)
-    if proves:
-        _prove(model, owner, host, attentions, shape)
+    attentions, shape = _measure_layers(model, owner, host)
+    sources = _choose_sources(len(attentions), **settings, init=init)
+    if proves and (reason := prove_slices(model, owner, host, attentions, shape)):
+        warnings.warn(
+            f"the Host for {type(owner).__name__} could not be proved: {reason}; compare its "
+            f"{shape.heads} key-value heads of width {shape.head_dim} with the model's code",
+            stacklevel=3,
+        )
     attachment = Attachment(
         owner=owner,
         host=host,
@@ -107,7 +108,7 @@ def _attach(
     try:
         for i, attention in enumerate(attentions[1:], start=1):
             memory = LimeRouter(shape.heads, (*sources[i], i), init=init)
-            attention.add_module(ROUTER, memory.to(**_placement(attention, model)))
+            attention.add_module(MEMORY, memory.to(**_placement(attention, model)))
         attachment.install()
     except BaseException:
         # Half a memory would break every forward, and could not be detached.
@@ -160,11 +161,8 @@ def projection_names(model: nn.Module) -> list[str]:
 
 def routers_of_full_memory(model: nn.Module) -> int:
     """Count the parameters that ``attach(model)`` would add to a known architecture."""
-    owner, host = find_host(model)
-    layers = list(owner.get_submodule(host.layers).children())
-    config = getattr(owner, "config", None) or getattr(model, "config", None)
-    heads = _measure_layers(_find_attentions(layers, host, owner), host, config).heads
-    return sum(heads * heads * (i + 1) for i in range(1, len(layers)))
+    attentions, shape = _measure_layers(model, *find_host(model))
+    return sum(shape.heads**2 * (i + 1) for i in range(1, len(attentions)))
 
 
 def _refuse_distributed(model: nn.Module) -> None:
@@ -185,8 +183,9 @@ def _forget_compiled() -> None:
         torch.compiler.reset()
 
 
-def _find_attentions(layers: list[nn.Module], host: Host, owner: nn.Module) -> list[nn.Module]:
+def _find_attentions(owner: nn.Module, host: Host) -> list[nn.Module]:
     """Return the attention of each layer, with all its projections."""
+    layers = list(owner.get_submodule(host.layers).children())
     if len(layers) < 2:
         raise ValueError(
             f"layer memory needs at least two layers with attention, {type(owner).__name__} has "
@@ -194,30 +193,30 @@ def _find_attentions(layers: list[nn.Module], host: Host, owner: nn.Module) -> l
         )
     attentions = []
     for layer in layers:
-        attention = find_module(layer, host.attention, "its self-attention")
-        for name in host.projections:
-            find_module(attention, name, "a projection to keys or values")
-        if ROUTER in attention._modules or hasattr(attention, ROUTER):
-            raise ValueError(f"{type(attention).__name__} has a {ROUTER!r} of its own")
-        attentions.append(attention)
-    return attentions
-
-
-def _refuse_cross_attention(layers: list[nn.Module], owner: nn.Module) -> None:
-    for layer in layers:
         if "crossattention" in layer._modules:
             raise ValueError(
                 f"{type(owner).__name__} has cross-attention, whose keys are of another sequence; "
                 "layer memory is for decoders and encoders without it (add_cross_attention=False)"
             )
+        attention = find_module(layer, host.attention, "its self-attention")
+        for name in host.projections:
+            find_module(attention, name, "a projection to keys or values")
+        if hasattr(attention, MEMORY):
+            raise ValueError(f"{type(attention).__name__} has a {MEMORY!r} of its own")
+        attentions.append(attention)
+    return attentions
 
 
-def _measure_layers(attentions: list[nn.Module], host: Host, config: Any) -> ProjectionShape:
-    """Return the shape of keys and values, which must be that of every layer."""
+def _measure_layers(
+    model: nn.Module, owner: nn.Module, host: Host
+) -> tuple[list[nn.Module], ProjectionShape]:
+    """Return the attention of each layer and the shape of keys and values, the same in all."""
+    attentions = _find_attentions(owner, host)
+    config = getattr(owner, "config", None) or getattr(model, "config", None)
+    query_heads = getattr(config, "num_attention_heads", 0)
     shapes: dict[ProjectionShape, list[int]] = {}
     for i, attention in enumerate(attentions):
         head_dim = find_head_dim(attention, host, config)
-        query_heads = getattr(config, "num_attention_heads", 0)
         for name in host.projections:
             shape = measure(attention.get_submodule(name), host, head_dim, query_heads)
             shapes.setdefault(shape, []).append(i)
@@ -232,7 +231,7 @@ def _measure_layers(attentions: list[nn.Module], host: Host, config: Any) -> Pro
         )
     shape = next(iter(shapes))
     _check_declared(shape, attentions[0], config)
-    return shape
+    return attentions, shape
 
 
 def _check_declared(shape: ProjectionShape, attention: nn.Module, config: Any) -> None:
@@ -243,23 +242,6 @@ def _check_declared(shape: ProjectionShape, attention: nn.Module, config: Any) -
             f"the projections hold {shape.heads} key-value heads of width {shape.head_dim}, and "
             f"{type(attention).__name__} and its config state {' or '.join(map(str, heads))} of "
             f"width {width or 'unknown'}; correct Host(head_dim=..., layout=...)"
-        )
-
-
-def _prove(
-    model: nn.Module,
-    owner: nn.Module,
-    host: Host,
-    attentions: list[nn.Module],
-    shape: ProjectionShape,
-) -> None:
-    """Raise if a user's ``Host`` is wrong, and warn where this cannot be found out."""
-    reason = prove_slices(model, owner, host, attentions, shape)
-    if reason is not None:
-        warnings.warn(
-            f"the Host for {type(owner).__name__} could not be proved: {reason}; compare its "
-            f"{shape.heads} key-value heads of width {shape.head_dim} with the model's code",
-            stacklevel=4,
         )
 
 
@@ -279,10 +261,8 @@ def _choose_sources(
 
 def _placement(attention: nn.Module, model: nn.Module) -> dict[str, Any]:
     """Return the device and dtype of a router in an attention."""
-    own = next((p for p in attention.parameters() if p.is_floating_point()), None)
-    weights = (
-        own if own is not None else next(p for p in model.parameters() if p.is_floating_point())
-    )
+    parameters = (*attention.parameters(), *model.parameters())
+    weights = next(p for p in parameters if p.is_floating_point())
     device = weights.device
     if device.type == "meta":
         # accelerate brings offloaded weights to this device when the module is called.

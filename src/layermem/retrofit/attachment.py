@@ -2,7 +2,7 @@
 
     a hook before and after the module that runs the layers   begin and end the slots of a forward
     a hook on each projection to keys and values              keeps its slot, returns the routed one
-    transformers' checkpointing function of each layer        is wrapped (``checkpointing.py``)
+    transformers' checkpointing function of each layer        is wrapped (``CheckpointedLayer``)
 
 When a forward begins, ``rearm`` looks whether projections have been replaced (by LoRA, say) or
 checkpointing switched on, and moves its hooks there: what is routed is what the host computes.
@@ -11,21 +11,27 @@ checkpointing switched on, and moves its hooks there: what is routed is what the
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from layermem.models.memories import active_memories
-from layermem.ops.route import SlotBuffer, begin_buffer
-from layermem.retrofit.checkpointing import CheckpointedLayer
-from layermem.retrofit.hosts import Host
-from layermem.retrofit.projections import ProjectionShape
-from layermem.retrofit.slots import BeginBuffer, RunningForward, SlotLane, enter, leave, running
-from layermem.variants.lime import LimeRouter
+from layermem.models.memories import active_memories, begin_shared_buffer, runs_twice
+from layermem.retrofit.hosts import Host, ProjectionShape
+from layermem.retrofit.slots import (
+    BeginBuffer,
+    CheckpointedLayer,
+    RunningForward,
+    SlotLane,
+    enter,
+    leave,
+    running,
+)
 
-# Where a router lies in its attention, and the attachment in the module that runs the layers.
-ROUTER = "router"
+# Where a router lies in its attention, as in a decoder of ours, and the attachment in the module
+# that runs the layers.
+MEMORY = "memory"
 ATTRIBUTE = "_layer_memory"
 # Where transformers keeps the function that checkpoints a layer.
 _CHECKPOINT = "_gradient_checkpointing_func"
@@ -52,17 +58,17 @@ class Attachment:
             tuple(j for j in range(i + 1) if last_reader.get(j, j) == i)
             for i in range(len(sources))
         ]
-        self.hooked: list[list[nn.Module | None]] = [
-            [None] * len(host.projections) for _ in self.layers
-        ]
+        # The hooks on the owner, and by layer and lane the hooked projection with its hook.
+        self._handles: list[RemovableHandle] = []
+        self._hooked: dict[tuple[int, int], tuple[nn.Module, RemovableHandle]] = {}
 
     @property
     def routers(self) -> dict[int, nn.Module]:
         """The router of each layer that has one: with PEFT's copies, the one called now."""
         return {
-            i: active_memories(attention.get_submodule(ROUTER))[0]
+            i: active_memories(attention.get_submodule(MEMORY))[0]
             for i, attention in enumerate(self.attentions)
-            if ROUTER in attention._modules
+            if MEMORY in attention._modules
         }
 
     def describe(self) -> dict[str, Any]:
@@ -79,51 +85,57 @@ class Attachment:
 
     def install(self) -> None:
         """Register all hooks."""
-        self.owner.register_forward_pre_hook(_Begin(self), prepend=True)
-        self.owner.register_forward_hook(_End(self), always_call=True)
+        self._handles = [
+            self.owner.register_forward_pre_hook(self._begin, prepend=True),
+            # Also after a forward that has raised.
+            self.owner.register_forward_hook(self._end, always_call=True),
+        ]
         self.rearm()
 
     def remove(self) -> None:
         """Remove all hooks, and leave the modules as they were."""
-        _remove_hooks(self.owner, self)
-        for layer, attention, hooked in zip(self.layers, self.attentions, self.hooked, strict=True):
-            for projection in hooked:
-                if projection is not None:
-                    _remove_hooks(projection, self)
+        for handle in (*self._handles, *(handle for _, handle in self._hooked.values())):
+            handle.remove()
+        for layer, attention in zip(self.layers, self.attentions, strict=True):
             wrapped = vars(layer).get(_CHECKPOINT)
             if isinstance(wrapped, CheckpointedLayer):
                 setattr(layer, _CHECKPOINT, wrapped.checkpoint)
-            attention._modules.pop(ROUTER, None)
+            attention._modules.pop(MEMORY, None)
 
     def rearm(self) -> None:
         """Put hooks on the projections and layers as they are now."""
         for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
             for lane, name in enumerate(self.host.projections):
                 projection = attention.get_submodule(name)
-                if projection is not self.hooked[i][lane]:
-                    self._move_hook(i, lane, projection)
-            if _is_checkpointed(layer):
+                before = self._hooked.get((i, lane))
+                if before is None or before[0] is not projection:
+                    if before is not None:
+                        before[1].remove()
+                    handle = projection.register_forward_hook(_Projected(self, i, lane))
+                    self._hooked[i, lane] = projection, handle
+            if runs_twice(layer):
                 function: Any = getattr(layer, _CHECKPOINT)
                 if not isinstance(function, CheckpointedLayer):
                     setattr(layer, _CHECKPOINT, CheckpointedLayer(self, i, function))
 
-    def _move_hook(self, layer: int, lane: int, projection: nn.Module) -> None:
-        before = self.hooked[layer][lane]
-        if before is not None:
-            _remove_hooks(before, self)
-        projection.register_forward_hook(_Projected(self, layer, lane))
-        self.hooked[layer][lane] = projection
+    def _begin(self, module: nn.Module, args: Any) -> None:
+        self.rearm()
+        enter(self.begin_forward())
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        leave(self)
 
     def begin_forward(self) -> RunningForward:
         """Return a forward with a lane for each projection of a layer."""
-        begin = partial(_begin_buffer, self._known_weights())
+        routers = [attention._modules.get(MEMORY) for attention in self.attentions]
+        begin = partial(begin_shared_buffer, self.layers, routers)
         return RunningForward(self, self._new_lanes(begin, defers=self._stays_whole()))
 
     def begin_layer(self, *, defers: bool) -> RunningForward:
         """Return what stands for a forward while one layer runs by itself."""
-        return RunningForward(self, self._new_lanes(partial(_begin_buffer, None), defers=defers))
+        return RunningForward(self, self._new_lanes(None, defers=defers))
 
-    def _new_lanes(self, begin: BeginBuffer, *, defers: bool) -> list[SlotLane]:
+    def _new_lanes(self, begin: BeginBuffer | None, *, defers: bool) -> list[SlotLane]:
         return [
             SlotLane(self.sources, self.freed, begin, defers=defers) for _ in self.host.projections
         ]
@@ -136,9 +148,7 @@ class Attachment:
         if torch.compiler.is_compiling():
             return True
         for attention in self.attentions[1:]:
-            router: Any = attention._modules[ROUTER]
-            weights = (router.weight,) if type(router) is LimeRouter else router.parameters()
-            for weight in weights:
+            for weight in attention.get_submodule(MEMORY).parameters():
                 if type(weight.data) is not Tensor or weight.untyped_storage().size() == 0:
                     return False
         return True
@@ -155,26 +165,6 @@ class Attachment:
             )
         return forward
 
-    def _known_weights(self) -> list[Tensor | None] | None:
-        """Return the router's weight of each layer if all are known when a forward begins.
-
-        They are not if a layer runs twice, reads only some layers, or if something else than its
-        own code runs when a router is called.
-        """
-        weights: list[Tensor | None] = []
-        for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
-            router = attention._modules.get(ROUTER)
-            if _is_checkpointed(layer):
-                return None
-            if i and not (_is_plain(router) and len(router.sources) == i + 1):
-                return None
-            weights.append(router.weight if _is_plain(router) else None)
-        return weights
-
-
-def _begin_buffer(weights: list[Tensor | None] | None, like: Tensor) -> SlotBuffer | None:
-    return None if weights is None else begin_buffer(weights, like)
-
 
 def attachment_of(model: nn.Module) -> Attachment:
     """Return the attachment of a model; raise ``ValueError`` if it has none."""
@@ -188,6 +178,12 @@ def attachment_of(model: nn.Module) -> Attachment:
     if not attachments:
         raise ValueError(f"{type(model).__name__} has no layer memory; attach(model) adds it")
     return attachments[0]
+
+
+def owner_path(model: nn.Module) -> str:
+    """Return the name of the module that runs the layers with memory of a model."""
+    owner = attachment_of(model).owner
+    return next(name for name, module in model.named_modules() if module is owner)
 
 
 def has_memory(model: nn.Module) -> bool:
@@ -204,27 +200,6 @@ def check_same_memory(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
                 f"{own['architecture']} has {name}={own[name]!r}; give the model that memory was "
                 "attached to, attached as it was"
             )
-
-
-class _Begin:
-    """Begins the slots of a forward."""
-
-    def __init__(self, attachment: Attachment) -> None:
-        self.attachment = attachment
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        self.attachment.rearm()
-        enter(self.attachment.begin_forward())
-
-
-class _End:
-    """Ends the slots of a forward, also of one that has raised."""
-
-    def __init__(self, attachment: Attachment) -> None:
-        self.attachment = attachment
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        leave(self.attachment)
 
 
 class _Projected:
@@ -246,7 +221,7 @@ class _Projected:
                 "forward, in order; a layer that is left out or runs twice has no slot to read"
             )
         pair = attachment.shape.take(output)
-        router: Any = attachment.attentions[self.layer]._modules.get(ROUTER)
+        router: Any = attachment.attentions[self.layer]._modules.get(MEMORY)
         routed = lane.read(self.layer, pair, router)
         return None if routed is None else attachment.shape.put(output, routed)
 
@@ -264,30 +239,3 @@ class _Projected:
                 "that the keys of tokens cannot be told from those of relative positions"
             )
         return self.lane == 1
-
-
-def _is_checkpointed(layer: nn.Module) -> bool:
-    return bool(getattr(layer, "gradient_checkpointing", False)) and layer.training
-
-
-def _is_plain(router: nn.Module | None) -> TypeGuard[LimeRouter]:
-    """Whether a router is ours, and nothing but its own code runs when it is called."""
-    return (
-        type(router) is LimeRouter
-        and not router._forward_pre_hooks
-        and not router._forward_hooks
-        and not router._backward_hooks
-        and not router._backward_pre_hooks
-        # accelerate replaces the forward of an instance, to bring in weights that lie elsewhere.
-        and "forward" not in vars(router)
-    )
-
-
-def _remove_hooks(module: nn.Module, attachment: Attachment) -> None:
-    for hooks in (module._forward_hooks, module._forward_pre_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, (_Begin, _End, _Projected)) and hook.attachment is attachment:
-                del hooks[key]
-    kept = module._forward_hooks.keys()
-    for key in [k for k in module._forward_hooks_always_called if k not in kept]:
-        del module._forward_hooks_always_called[key]

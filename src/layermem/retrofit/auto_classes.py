@@ -16,7 +16,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from layermem.retrofit.attached_config import host_config
 from layermem.retrofit.attaching import attach_as_saved
-from layermem.retrofit.attachment import ROUTER, attachment_of
+from layermem.retrofit.attachment import MEMORY, owner_path
 
 # Keywords by which transformers shards a model while it is loaded.
 _SHARDED = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
@@ -117,11 +117,10 @@ def register(config_class: Any) -> None:
 
 def check_missing(model: nn.Module, names: Any, location: Any) -> None:
     """Raise if weights of layers or routers are missing: their random values would be another's."""
-    owner = attachment_of(model).owner
-    path = next(name for name, module in model.named_modules() if module is owner)
+    path = owner_path(model)
     prefix = f"{path}." if path else ""
     # Encoders have their embeddings outside of the module that runs the layers.
-    parts = (f".{ROUTER}.", ".embeddings.")
+    parts = (f".{MEMORY}.", ".embeddings.")
     lost = sorted(n for n in names if n.startswith(prefix) or any(p in f".{n}" for p in parts))
     if lost:
         raise ValueError(

@@ -4,16 +4,15 @@ a whole checkpoint   what ``save_pretrained`` of an attached model wrote
 an adapter           routers.json: the base lies elsewhere
 """
 
-import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from layermem.models.checkpoints import without_loading_report
 from layermem.retrofit.adapter import (
     SETTINGS,
     OtherBase,
@@ -23,11 +22,11 @@ from layermem.retrofit.adapter import (
 )
 from layermem.retrofit.attached_config import read_memory
 from layermem.retrofit.attaching import attach_as_saved
-from layermem.retrofit.attachment import has_memory
+from layermem.retrofit.attachment import MEMORY, has_memory
 from layermem.retrofit.auto_classes import check_missing
 
 # How the name of a router's weight ends in a whole checkpoint.
-_ROUTER_WEIGHT = ".router.weight"
+_ROUTER_WEIGHT = f".{MEMORY}.weight"
 
 
 def load_attached(
@@ -117,37 +116,17 @@ def find_base(
         return path, None
     if base is not None:
         return Path(base) if isinstance(base, os.PathLike) else base, None
-    named = read_settings(path).get("base", {})
-    name = named.get("name")
-    if not name:
+    named = read_settings(path)["base"]
+    name = named.get("name") or ""
+    is_folder, is_path = Path(name).is_dir(), Path(name).is_absolute() or name.startswith(".")
+    if not name or (is_path and not is_folder):
         raise ValueError(
-            f"{path / SETTINGS} names no base model (it had no name when the routers were saved); "
-            "give it: load_attached(folder, base=...)"
+            f"{path / SETTINGS} names no base that is on this machine, but {name!r}; give it: "
+            "load_attached(folder, base=...)"
         )
-    is_path = Path(name).is_absolute() or name.startswith(".")
-    if is_path and not Path(name).is_dir():
-        raise FileNotFoundError(
-            f"the base {name} that {path / SETTINGS} names is not on this machine; give the folder "
-            "where it is: load_attached(folder, base=...)"
-        )
-    return name, None if Path(name).is_dir() else named.get("revision")
+    return name, None if is_folder else named.get("revision")
 
 
 def stray_routers(unexpected: Iterable[str]) -> list[str]:
     """Return the routers among weights that a bare model has no place for."""
     return sorted(name for name in unexpected if name.endswith(_ROUTER_WEIGHT))
-
-
-@contextmanager
-def without_loading_report() -> Iterator[None]:
-    """Leave out transformers' report of missing and unexpected weights, which are checked here."""
-
-    def is_no_report(record: logging.LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
-
-    logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(is_no_report)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_no_report)

@@ -28,7 +28,7 @@ from torch import nn
 from layermem.retrofit.adapter import hash_routers
 from layermem.retrofit.attaching import attach_as_saved
 from layermem.retrofit.attachment import (
-    ROUTER,
+    MEMORY,
     Attachment,
     attachment_of,
     check_same_memory,
@@ -96,7 +96,7 @@ def _expect_weights(model: nn.Module, adapter_name: str) -> None:
     transformers 5.16 leaves ``modules_to_save`` of an adapter out, and only reports them.
     """
     for attention in attachment_of(model).attentions[1:]:
-        wrapper: Any = attention.get_submodule(ROUTER)
+        wrapper: Any = attention.get_submodule(MEMORY)
         router = wrapper.modules_to_save[adapter_name]
         router.weight.fill_(float("nan"))
         router.register_forward_pre_hook(_RefuseUnloaded())
@@ -166,7 +166,7 @@ def mark(model: nn.Module, folder: Path, adapter_name: str) -> None:
     fields = json.loads(file.read_text(encoding="utf-8"))
     fields["peft_type"] = _PREFIX + fields["peft_type"].removeprefix(_PREFIX)
     attachment = attachment_of(model)
-    routers = [attention._modules.get(ROUTER) for attention in attachment.attentions[1:]]
+    routers = [attention._modules.get(MEMORY) for attention in attachment.attentions[1:]]
     complete = all(
         isinstance(router, ModulesToSaveWrapper) and adapter_name in router.modules_to_save
         for router in routers

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from layermem.retrofit.hosts import Host
-from layermem.retrofit.projections import ProjectionShape
+from layermem.retrofit.hosts import Host, ProjectionShape
 
 # By how much an effect that must be there exceeds one that must not, or rounding.
 _CLEARLY = 8.0

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from layermem.models.card import write_card
 from layermem.retrofit.attached_config import saved_with_memory
-from layermem.retrofit.attachment import attachment_of, has_memory
+from layermem.retrofit.attachment import attachment_of, has_memory, owner_path
 
 _METHOD = "save_pretrained"
 
@@ -30,10 +30,8 @@ class SavePretrained:
             return self._save_adapter(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", not args or args[0]):
             self._write_card(save_directory)
-        attachment = attachment_of(self.model)
         # A model may have two stacks of one class.
-        path = next(n for n, module in self.model.named_modules() if module is attachment.owner)
-        memory = {**attachment.describe(), "path": path}
+        memory = {**attachment_of(self.model).describe(), "path": owner_path(self.model)}
         with saved_with_memory(self.model.config, memory):
             return type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
 
@@ -60,7 +58,7 @@ class SavePretrained:
         # Only here: PEFT need not be installed.
         from layermem.retrofit.peft_adapters import mark
 
-        if kwargs.pop("push_to_hub", False):
+        if kwargs.get("push_to_hub"):
             raise ValueError("an adapter of an attached model is saved first, then uploaded")
         result = type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
         (name,) = self.model.active_adapters()

@@ -2,6 +2,12 @@
 
 ``running`` finds the forward that the calling thread is in. Each thread has a stack of its own, and
 a forward inside a forward is on top of it, so that nested and parallel forwards do not meet.
+
+A checkpointed layer runs a second time in the backward, possibly in another thread and when its
+forward is long over. So the slots that it reads go in as positional tensors, and its own comes out
+as tensors, as autograd and both forms of checkpointing want them:
+
+    checkpoint(layer, x, *slots of its sources) -> (x, *own slot)
 """
 
 import sys
@@ -9,14 +15,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from layermem.ops.route import Slot, SlotBuffer, store
 
-Router = Callable[[Tensor, Tensor, Tensor, Sequence[Slot]], Slot]
+if TYPE_CHECKING:
+    from layermem.retrofit.attachment import Attachment
+
+Router = Callable[[Tensor, Sequence[Slot]], Slot]
 BeginBuffer = Callable[[Tensor], SlotBuffer | None]
 
 
@@ -32,7 +41,7 @@ class SlotLane:
         self,
         sources: Sequence[Sequence[int]],
         freed: Sequence[Sequence[int]],
-        begin: BeginBuffer,
+        begin: BeginBuffer | None,
         *,
         defers: bool,
     ) -> None:
@@ -50,12 +59,12 @@ class SlotLane:
 
     def read(self, layer: int, own: Slot, router: Router | None) -> Slot | None:
         """Keep the slot of a layer and return what its router reads; None without a router."""
-        if layer == 0:
+        if layer == 0 and self._begin is not None:
             self._buffer = self._begin(own[0])
         if self._buffer is not None:
             own = self._buffer.append(*own)
             self.next_layer += 1
-            return router(own[0], *own, self._buffer) if router is not None else None
+            return router(own[0], self._buffer) if router is not None else None
         if self.defers:
             own = store(*own)
         earlier = self.history(layer)
@@ -64,7 +73,7 @@ class SlotLane:
             return None
         # Layers of one model may lie on several devices.
         slots = [(key.to(own[0].device), value.to(own[0].device)) for key, value in earlier]
-        return router(own[0], *own, (*slots, own))
+        return router(own[0], (*slots, own))
 
     def history(self, layer: int) -> list[Slot]:
         """Return the slots of the earlier layers that a layer reads."""
@@ -139,3 +148,73 @@ def entered(forward: RunningForward) -> Iterator[None]:
         yield
     finally:
         del stack[stack.index(forward) :]
+
+
+class CheckpointedLayer:
+    """Takes the place of the checkpointing function that transformers gives a layer."""
+
+    def __init__(
+        self, attachment: "Attachment", layer: int, checkpoint: Callable[..., Any]
+    ) -> None:
+        self.attachment, self.layer, self.checkpoint = attachment, layer, checkpoint
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Checkpoint ``function(*args)``, the forward of the layer, and keep its slots."""
+        forward = self.attachment.current(self.layer)
+        history = [slot for lane in forward.lanes for slot in lane.history(self.layer)]
+        run = _LayerRun(
+            self.attachment, self.layer, function, len(args), defers=forward.lanes[0].defers
+        )
+        tensors = [tensor for slot in history for tensor in slot]
+        outputs = self.checkpoint(run, *args, *tensors, *self._anchor((*args, *tensors)))
+        own = outputs[run.n_outputs :]
+        for lane, slot in zip(forward.lanes, _pair_up(own), strict=True):
+            lane.keep(self.layer, slot)
+        return outputs[: run.n_outputs] if run.is_tuple else outputs[0]
+
+    def _anchor(self, inputs: Sequence[Any]) -> list[Tensor]:
+        """Return a tensor that needs a gradient if the layer's parameters do and no input does.
+
+        Without one, re-entrant checkpointing would leave these parameters without gradients.
+        """
+        if not torch.is_grad_enabled() or any(
+            isinstance(x, Tensor) and x.requires_grad for x in inputs
+        ):
+            return []
+        layer = self.attachment.layers[self.layer]
+        learns = any(parameter.requires_grad for parameter in layer.parameters())
+        return [torch.empty(0, requires_grad=True)] if learns else []
+
+
+class _LayerRun:
+    """The function that is checkpointed: flat tensors in, flat tensors out."""
+
+    def __init__(
+        self,
+        attachment: "Attachment",
+        layer: int,
+        function: Callable[..., Any],
+        n_args: int,
+        *,
+        defers: bool,
+    ) -> None:
+        self.attachment, self.layer, self.function = attachment, layer, function
+        self.n_args, self.defers = n_args, defers
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        forward = self.attachment.begin_layer(defers=self.defers)
+        lanes = forward.lanes
+        sources = self.attachment.sources[self.layer]
+        slots = iter(_pair_up(inputs[self.n_args :][: 2 * len(sources) * len(lanes)]))
+        for lane in lanes:
+            lane.resume(self.layer, {j: next(slots) for j in sources})
+        with entered(forward):
+            output = self.function(*inputs[: self.n_args])
+        self.is_tuple = isinstance(output, tuple)
+        outputs = output if self.is_tuple else (output,)
+        self.n_outputs = len(outputs)
+        return (*outputs, *(tensor for lane in lanes for tensor in lane.last))
+
+
+def _pair_up(tensors: Sequence[Tensor]) -> list[Slot]:
+    return list(zip(tensors[::2], tensors[1::2], strict=True))

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from layermem.config import Host, Run
-from layermem.models.checkpoints import check_path
+from layermem.models.checkpoints import check_path, without_loading_report
 from layermem.retrofit import attach, trainable
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory
 from layermem.retrofit.loading import (
@@ -27,7 +27,6 @@ from layermem.retrofit.loading import (
     load_attached,
     load_reporting,
     saved_memory,
-    without_loading_report,
 )
 
 logger = logging.getLogger(__name__)

@@ -33,16 +33,14 @@ the newest output); delta's is the residual.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import Any, Literal, final
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import initialization
 
-from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -89,7 +87,7 @@ class AttentionResidualsConfig(DecoderConfig):
                 f'residual_form="{self.residual_form}" has no blocks, got block_size={size}; leave '
                 'it None or choose residual_form="block"'
             )
-        if size < 1 or count % size:
+        if count % size:
             choices = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
             raise ValueError(
                 f"block_size must divide the number of sub-layers, 2 * num_hidden_layers = {count}:"
@@ -152,6 +150,10 @@ class Gate(nn.Module):
         self.initial = initial
         self.weight = nn.Parameter(torch.empty(1))
 
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        initialization.constant_(self.weight, self.initial)
+
     def forward(self, mixture: Tensor) -> Tensor:
         return self.weight * mixture
 
@@ -213,9 +215,6 @@ class OutputsStream(Stream):
         super().__init__()
         self.place = Place(config, 2 * config.num_hidden_layers)
 
-    def begin(self, embeds: Tensor) -> State:
-        return (embeds,)
-
     def end(self, state: State) -> Tensor:
         mixture: Tensor = self.place(*state)[0]
         return mixture
@@ -259,14 +258,6 @@ class AttentionResiduals(Variant[AttentionResidualsConfig]):
         return AttendOverDepth(config, 2 * layer_idx + _SUB_LAYERS.index(sub_layer))
 
     @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, SourceAttention):
-            module.reset_parameters()
-        if isinstance(module, Gate):
-            initialization.constant_(module.weight, module.initial)
-        return isinstance(module, SourceAttention | Gate)
-
-    @classmethod
     def extra_parameters(cls, config: AttentionResidualsConfig) -> int:
         """Return 2 D for each place with several sources, and the gates."""
         counts = cls._count_sources(config)
@@ -285,9 +276,3 @@ class AttentionResiduals(Variant[AttentionResidualsConfig]):
 
 
 declare("attention_residuals", AttentionResidualsConfig, AttentionResiduals)
-
-if TYPE_CHECKING:
-    # For type checkers: the classes that the declaration makes.
-    class AttentionResidualsModel(Decoder): ...
-
-    class AttentionResidualsForCausalLM(DecoderForCausalLM): ...

@@ -28,16 +28,14 @@ layer, which the mlp reads, is X^q. b has no weight decay, which would draw it t
 reads nothing, and not to 1.
 """
 
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import initialization
 
-from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -122,6 +120,10 @@ class ChannelWeights(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(len(_WAYS), count, width))
 
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        initialization.ones_(self.weight)
+
     def forward(self) -> tuple[Tensor, Tensor]:
         mean = self.weight.mean(-1, keepdim=True)
         return mean[..., 0], self.weight - mean
@@ -140,9 +142,6 @@ class AllOutputsStream(Stream):
     def begin(self, embeds: Tensor) -> State:
         return embeds, store(embeds, room=self.layers)
 
-    def end(self, state: State) -> Tensor:
-        return state[0]
-
 
 @final
 class RecentOutputsStream(Stream):
@@ -150,9 +149,6 @@ class RecentOutputsStream(Stream):
 
     def begin(self, embeds: Tensor) -> State:
         return embeds, store(embeds)
-
-    def end(self, state: State) -> Tensor:
-        return state[0]
 
 
 @final
@@ -230,14 +226,6 @@ class Dca(Variant[DcaConfig]):
         return AddOutput(config.recent)
 
     @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, TokenWeights):
-            module.reset_parameters()
-        elif isinstance(module, ChannelWeights):
-            initialization.ones_(module.weight)
-        return isinstance(module, TokenWeights | ChannelWeights)
-
-    @classmethod
     def extra_parameters(cls, config: DcaConfig) -> int:
         """Return 3 D for the sources and the vectors of each layer, and the gates."""
         vectors = cls._count_sources(config) + config.num_hidden_layers
@@ -258,9 +246,3 @@ class Dca(Variant[DcaConfig]):
 
 
 declare("dca", DcaConfig, Dca)
-
-if TYPE_CHECKING:
-    # For type checkers: the classes that the declaration makes.
-    class DcaModel(Decoder): ...
-
-    class DcaForCausalLM(DecoderForCausalLM): ...

@@ -15,21 +15,18 @@ The repository's experiments keep as sources only the outputs at multiples of th
 Deviations: the weights have no weight decay (theirs decays them, towards 0 and not towards 1).
 """
 
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import initialization
 
-from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
     DepthWeights,
-    Norm,
     ParameterOverride,
     State,
     Stream,
@@ -82,9 +79,6 @@ class OutputsStream(Stream):
         embeds = store(embeds, room=self.layers + 1)
         return embeds, embeds
 
-    def end(self, state: State) -> Tensor:
-        return state[0]
-
 
 @final
 class ConstantDepthWeights(DepthWeights):
@@ -96,6 +90,12 @@ class ConstantDepthWeights(DepthWeights):
         super().__init__()
         self.sources = tuple(f"layer {j - 1}" if j else "embedding" for j in depths)
         self.weight = nn.Parameter(torch.empty(1, len(depths)))
+
+    def reset_parameters(self) -> None:
+        """Weigh the newest source by 1 and all others by 0."""
+        own = torch.zeros(self.weight.shape, device="cpu")
+        own[0, -1] = 1
+        initialization.copy_(self.weight, own)
 
     def forward(self) -> Tensor:
         # Not the parameter itself: hooks expect the output of a module to be computed.
@@ -110,9 +110,6 @@ class MixAfterLayer(Connection):
         super().__init__()
         self.depths = depths
         self.weights = ConstantDepthWeights(depths) if depths else None
-
-    def read(self, state: State, norm: Norm) -> tuple[Tensor, State]:
-        return norm(state[0]), state
 
     def write(self, carry: Any, y: Tensor) -> State:
         x, *outputs = carry
@@ -148,14 +145,6 @@ class Denseformer(Variant[DenseformerConfig]):
         return super().connection(config, layer_idx, sub_layer)
 
     @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, ConstantDepthWeights):
-            own = torch.zeros(module.weight.shape, device="cpu")
-            own[0, -1] = 1
-            initialization.copy_(module.weight, own)
-        return isinstance(module, ConstantDepthWeights)
-
-    @classmethod
     def extra_parameters(cls, config: DenseformerConfig) -> int:
         """Return the number of sources of all sums."""
         depths = range(1, config.num_hidden_layers + 1)
@@ -168,9 +157,3 @@ class Denseformer(Variant[DenseformerConfig]):
 
 
 declare("denseformer", DenseformerConfig, Denseformer)
-
-if TYPE_CHECKING:
-    # For type checkers: the classes that the declaration makes.
-    class DenseformerModel(Decoder): ...
-
-    class DenseformerForCausalLM(DecoderForCausalLM): ...

@@ -111,7 +111,13 @@ class DepthAttentionMemory(Memory):
         self.weights = weights
         self.gate = nn.Parameter(torch.empty(gates)) if gates else None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        if self.gate is not None:
+            initialization.zeros_(self.gate)
+
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        key, value = slots[-1]
         keys, values = zip(*slots, strict=True)
         mixed = mix(self.weights(query, keys), values)
         if self.gate is not None:
@@ -157,12 +163,6 @@ class DepthAttention(Variant[DepthAttentionConfig]):
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:
         return store(key), store(value)
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, DepthAttentionMemory) and module.gate is not None:
-            initialization.zeros_(module.gate)
-        return isinstance(module, DepthAttentionMemory)
 
     @classmethod
     def extra_parameters(cls, config: DepthAttentionConfig) -> int:

@@ -32,10 +32,6 @@ Source: arXiv 2409.19606. Where this differs from the paper, and where the paper
 * static weights have no weight decay and projections have, as in the paper; gain and scales have
   none, as all vectors here.
 
-Every connection keeps its streams [N, n, D] and its sub-layer's output for the backward, n + 1
-tensors as large as the residual beside what the plain decoder keeps: the gradients of the weights
-need both.
-
 Letters: D width, N tokens, n streams.
 """
 
@@ -74,11 +70,6 @@ class HyperConnectionsConfig(DecoderConfig):
     """Whether the part of the weights that depends on the token passes through tanh."""
     output_scale: Literal["none", "-1/2", "+1/2"] = "none"
     """Power of n that is the initial weight of outputs when they are written; "none": 1."""
-
-    def validate_streams(self) -> None:
-        """Raise ``ValueError`` if there is no stream."""
-        if self.streams < 1:
-            raise ValueError(f"streams must be at least 1, got {self.streams}; the paper has 4")
 
 
 class HyperWeights(StreamWeights):
@@ -155,15 +146,6 @@ class HyperConnections(Variant[HyperConnectionsConfig]):
         )
         weights = DynamicHyperWeights(config, index)
         return StreamsConnection(sub_layer, weights, projection)
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, HyperWeights):
-            module.reset_parameters()
-        if isinstance(module, NormedProjection):
-            initialization.zeros_(module.weight)
-            initialization.ones_(module.gain)
-        return isinstance(module, HyperWeights | NormedProjection)
 
     @classmethod
     def extra_parameters(cls, config: HyperConnectionsConfig) -> int:

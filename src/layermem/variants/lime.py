@@ -20,7 +20,7 @@ Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, final
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, final
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -40,7 +40,7 @@ from layermem.models.routers import (
 from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
 from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.number_ranges import at_least, number
-from layermem.ops.route import Slot, SlotBuffer, begin_buffer, route, store
+from layermem.ops.route import Slot, route, store
 
 RouterInit = Literal["paper", "identity", "average"]
 
@@ -74,7 +74,7 @@ class LimeConfig(DecoderConfig):
     def validate_router(self) -> None:
         """Raise ``ValueError`` unless ``router_window`` fits ``router``."""
         window, needs_window = self.router_window, self.router in ("last", "first")
-        if needs_window and (window is None or window < 1):
+        if needs_window and window is None:
             raise ValueError(f'router="{self.router}" needs router_window >= 1, got {window}')
         if not needs_window and window is not None:
             raise ValueError(
@@ -93,44 +93,71 @@ class LimeConfig(DecoderConfig):
             check_sources(self.router_sources, self.num_hidden_layers)
 
 
-@final
-class LimeRouter(StaticRouter):
-    """The router of one layer: ``weight`` [R, S * R], source layer major, own layer last.
-
-    It can be used without the rest of the library, in any loop that keeps its slots.
-    """
+class _Router(StaticRouter):
+    """A router with the initial weights of the table above."""
 
     def __init__(
-        self, num_heads: int, sources: Sequence[int], *, init: RouterInit = "paper"
+        self,
+        num_heads: int,
+        sources: Sequence[int],
+        *,
+        layer: int | None = None,
+        init: RouterInit = "paper",
     ) -> None:
-        super().__init__(num_heads, tuple(sources))
+        super().__init__(num_heads, tuple(sources), layer)
         self.init = init
-        weight = torch.empty(num_heads, len(self.sources) * num_heads)
-        if init == "average":
-            self.register_buffer("weight", weight, persistent=False)
-        else:
-            self.weight = nn.Parameter(weight)
+        for name in self.weight_names.values():
+            weight = torch.empty(num_heads, len(self.sources) * num_heads)
+            if init == "average":
+                self.register_buffer(name, weight, persistent=False)
+            else:
+                self.register_parameter(name, nn.Parameter(weight))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialise as in the table above, without changing torch's random state."""
-        _initialise(self.weight, self.sources, self.init, "router")
+        n_sources, heads = len(self.sources), self.num_heads
+        # On the CPU in float32, so that a seed gives the same routers on every device.
+        own = torch.eye(heads, device="cpu", dtype=torch.float32)
+        for reads, weight in self.named_weights().items():
+            initial = (own / n_sources).repeat(1, n_sources)
+            if self.init != "average":
+                initial.zero_()
+                if self.init == "paper":
+                    bound = math.sqrt(3 / (n_sources * heads))
+                    salt = "router of values" if reads == "values" else "router"
+                    generator = forked_generator(f"{salt} {self.layer}")
+                    initial.uniform_(-bound, bound, generator=generator)
+                initial[:, -heads:] = own
+            # transformers' copy_ does nothing to weights that a checkpoint has filled in.
+            initialization.copy_(weight, initial)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
-        """Route the slots of ``sources``, [B, R, T, E] each; the last is (key, value)."""
-        return self.route_by(slots, self.weight)
-
-    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
-        (weight,) = weights
-        return route(slots, weight)
-
-    def with_sources(self, sources: tuple[int, ...]) -> "LimeRouter":
-        return LimeRouter(self.num_heads, sources, init=self.init)
+    def with_sources(self, sources: tuple[int, ...]) -> Self:
+        return type(self)(self.num_heads, sources, layer=self.layer, init=self.init)
 
 
 @final
-class LimeSeparateRouters(StaticRouter):
+class LimeRouter(_Router):
+    """The router of one layer: ``weight`` [R, S * R], source layer major, own layer last.
+
+    It can be used without the rest of the library, in any loop that keeps its slots.
+    """
+
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        """Route the slots of ``sources``, [B, R, T, E] each."""
+        return route(slots, self.weight)
+
+    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
+        return route(slots, weights[0])
+
+    def as_route(self) -> tuple[tuple[int, ...], Tensor] | None:
+        # A parametrized router is of a subclass, and computes its weight at each look.
+        return (self.sources, self.weight) if type(self) is LimeRouter else None
+
+
+@final
+class LimeSeparateRouters(_Router):
     """The routers of one layer: ``weight`` for keys and ``value_weight`` for values, [R, S * R].
 
     Both are applied to keys and values in one product, of which half is used: slots hold both, and
@@ -139,48 +166,15 @@ class LimeSeparateRouters(StaticRouter):
 
     weight_names = MappingProxyType({"keys": "weight", "values": "value_weight"})
 
-    def __init__(
-        self, num_heads: int, sources: Sequence[int], *, init: RouterInit = "paper"
-    ) -> None:
-        super().__init__(num_heads, tuple(sources))
-        self.init = init
-        shape = (num_heads, len(self.sources) * num_heads)
-        self.weight, self.value_weight = (nn.Parameter(torch.empty(shape)) for _ in range(2))
-        self.reset_parameters()
+    value_weight: Tensor
 
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Initialise as in the table above, without changing torch's random state."""
-        _initialise(self.weight, self.sources, self.init, "router")
-        _initialise(self.value_weight, self.sources, self.init, "router of values")
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
-        """Route the slots of ``sources``, [B, R, T, E] each; the last is (key, value)."""
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        """Route the slots of ``sources``, [B, R, T, E] each."""
         return self.route_by(slots, self.weight, self.value_weight)
 
     def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
         keys, values = route(slots, torch.cat(weights))
         return keys[:, : self.num_heads], values[:, self.num_heads :]
-
-    def with_sources(self, sources: tuple[int, ...]) -> "LimeSeparateRouters":
-        return LimeSeparateRouters(self.num_heads, sources, init=self.init)
-
-
-def _initialise(weight: Tensor, sources: Sequence[int], init: RouterInit, salt: str) -> None:
-    """Set a weight [R, S * R] to its initial values."""
-    n_sources, heads = len(sources), len(weight)
-    # On the CPU in float32, so that a seed gives the same routers on every device.
-    own = torch.eye(heads, device="cpu", dtype=torch.float32)
-    initial = (own / n_sources).repeat(1, n_sources)
-    if init != "average":
-        initial.zero_()
-        if init == "paper":
-            bound = math.sqrt(3 / (n_sources * heads))
-            generator = forked_generator(f"{salt} {sources[-1]}")
-            initial.uniform_(-bound, bound, generator=generator)
-        initial[:, -heads:] = own
-    # transformers' copy_ does nothing to weights that a checkpoint has filled in.
-    initialization.copy_(weight, initial)
 
 
 @final
@@ -213,40 +207,15 @@ class Lime(Variant[LimeConfig]):
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
         if layer_idx == 0:
             return super().memory(config, layer_idx)
-        sources = (*cls.sources(config, layer_idx), layer_idx)
+        heads, sources = config.num_key_value_heads, (*cls.sources(config, layer_idx), layer_idx)
         if not config.router_shares_kv:
-            return LimeSeparateRouters(config.num_key_value_heads, sources, init=config.router_init)
-        return LimeRouter(
-            config.num_key_value_heads,
-            sources,
-            init="average" if config.router == "average" else config.router_init,
-        )
+            return LimeSeparateRouters(heads, sources, init=config.router_init)
+        init = "average" if config.router == "average" else config.router_init
+        return LimeRouter(heads, sources, init=init)
 
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:
         return store(key, value)
-
-    @classmethod
-    def begin_buffer(cls, memories: Sequence[Memory], embeds: Tensor) -> SlotBuffer | None:
-        weights: list[Tensor | None] = []
-        sources: list[Sequence[int]] = []
-        for layer, memory in enumerate(memories):
-            if type(memory) is LimeRouter:
-                weights.append(memory.weight)
-                sources.append(memory.sources)
-            elif layer == 0:
-                weights.append(None)
-                sources.append((layer,))
-            else:
-                return None
-        return begin_buffer(weights, embeds, sources)
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if not isinstance(module, (LimeRouter, LimeSeparateRouters)):
-            return False
-        module.reset_parameters()
-        return True
 
     @classmethod
     def extra_parameters(cls, config: LimeConfig) -> int:

@@ -71,12 +71,6 @@ class NormedInputsStream(Stream):
 
     grows = True
 
-    def begin(self, embeds: Tensor) -> State:
-        return (embeds,)
-
-    def end(self, state: State) -> Tensor:
-        return state[0]
-
 
 @final
 class HeadWeights(DepthWeights):
@@ -137,10 +131,6 @@ class HeadMixtures(Connection):
             return normed, carry
         mixtures = torch.stack(mix(carry[1:], self.weights(normed)))
         return (normed, mixtures, mixtures), carry
-
-    def write(self, carry: Any, y: Tensor) -> State:
-        x, *others = carry
-        return (x + y, *others)
 
 
 class TopPMethods(PreTrainedDecoder):
@@ -205,12 +195,6 @@ class LimeHidden(Variant[LimeHiddenConfig]):
         if sub_layer == "mlp":
             return super().connection(config, layer_idx, sub_layer)
         return HeadMixtures(HeadWeights(config, layer_idx) if layer_idx else None)
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, HeadWeights):
-            module.reset_parameters()
-        return isinstance(module, HeadWeights)
 
     @classmethod
     def extra_parameters(cls, config: LimeHiddenConfig) -> int:

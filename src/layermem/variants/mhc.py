@@ -39,10 +39,6 @@ Source: arXiv 2512.24880. Where this differs from the paper, and where the paper
 ``res="identity"`` leaves res out everywhere. Products of residual matrices over many layers lose
 rank; the identity does not.
 
-Every connection keeps its streams [N, n, D] and its sub-layer's output for the backward, n + 1
-tensors as large as the residual beside what the plain decoder keeps: the gradients of the weights
-need both.
-
 Letters: D width, N tokens, n streams.
 """
 
@@ -90,16 +86,6 @@ class MhcConfig(DecoderConfig):
     """Mixing of the streams: learned ("sinkhorn") or none ("identity")."""
     init: Literal["plain", "deepseek_v4"] = "plain"
     """Initial coefficients: such that a new model is plain ("plain"), or those of DeepSeek-V4."""
-
-    def validate_streams(self) -> None:
-        """Raise ``ValueError`` for fewer than two streams, or no round."""
-        if self.streams < 2:
-            raise ValueError(
-                f"streams must be at least 2, got {self.streams}: with one, no mixing is left and "
-                "a sigmoid cannot read all of it; the paper has 4"
-            )
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}; the paper has 20")
 
 
 def has_mixing(config: MhcConfig, connection: int) -> bool:
@@ -209,12 +195,6 @@ class Mhc(Variant[MhcConfig]):
     def connection(cls, config: MhcConfig, layer_idx: int, sub_layer: SubLayer) -> Connection:
         index = 2 * layer_idx + (sub_layer == "mlp")
         return StreamsConnection(sub_layer, MhcWeights(config, index), MhcProjection(config, index))
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, MhcWeights | MhcProjection):
-            module.reset_parameters()
-        return isinstance(module, MhcWeights | MhcProjection)
 
     @classmethod
     def extra_parameters(cls, config: MhcConfig) -> int:

@@ -31,16 +31,14 @@ times a gain of their own: the same functions, which start equal to the query's 
 is pretrained. Gains have no weight decay, as all norms here (theirs decays everything).
 """
 
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from transformers import initialization
 
-from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder
 from layermem.models.layers import RMSNorm
 from layermem.models.registry import declare
 from layermem.models.seams import (
@@ -48,7 +46,6 @@ from layermem.models.seams import (
     DepthWeights,
     Norm,
     ParameterOverride,
-    ResidualConnection,
     State,
     Stream,
     SubLayer,
@@ -109,10 +106,18 @@ class MuddWeights(DepthWeights):
 class SourceNorm(RMSNorm):
     """norm_j."""
 
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        initialization.ones_(self.weight)
+
 
 @final
 class MixtureNorm(RMSNorm):
-    """norm_c, whose gain starts at 1e-3."""
+    """norm_c."""
+
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        initialization.constant_(self.weight, 1e-3)
 
 
 class Place(nn.Module):
@@ -151,6 +156,11 @@ class Gains(nn.Module):
         self.key = nn.Parameter(torch.empty(width))
         self.value = nn.Parameter(torch.empty(width))
 
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        initialization.ones_(self.key)
+        initialization.ones_(self.value)
+
     def forward(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return key * self.key, value * self.value
 
@@ -165,9 +175,6 @@ class OutputsStream(Stream):
         super().__init__()
         self.place = Place(config, config.num_hidden_layers, ("residual",))
         self.count = config.num_hidden_layers + 1
-
-    def begin(self, embeds: Tensor) -> State:
-        return (embeds,)
 
     def end(self, state: State) -> Tensor:
         """Return the last mixture.
@@ -219,18 +226,7 @@ class Mudd(Variant[MuddConfig]):
 
     @classmethod
     def connection(cls, config: MuddConfig, layer_idx: int, sub_layer: SubLayer) -> Connection:
-        return ReadFourWays(config, layer_idx) if sub_layer == "attention" else ResidualConnection()
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, MuddWeights):
-            module.reset_parameters()
-        elif isinstance(module, MixtureNorm):
-            initialization.constant_(module.weight, 1e-3)
-        elif isinstance(module, Gains):
-            initialization.ones_(module.key)
-            initialization.ones_(module.value)
-        return isinstance(module, MuddWeights | MixtureNorm | Gains)
+        return ReadFourWays(config, layer_idx) if sub_layer == "attention" else Connection()
 
     @classmethod
     def extra_parameters(cls, config: MuddConfig) -> int:
@@ -263,9 +259,3 @@ class Mudd(Variant[MuddConfig]):
 
 
 declare("mudd", MuddConfig, Mudd)
-
-if TYPE_CHECKING:
-    # For type checkers: the classes that the declaration makes.
-    class MuddModel(Decoder): ...
-
-    class MuddForCausalLM(DecoderForCausalLM): ...

@@ -74,8 +74,6 @@ class ValueResidualConfig(DecoderConfig):
                 f'own_weight={weights[1]}; leave them 0.5 or choose form="constant", "sparse", '
                 '"learnable" or "dense"'
             )
-        if not all(map(math.isfinite, weights)):
-            raise ValueError(f"first_weight and own_weight must be finite, got {weights}")
 
     def validate_last_layers(self) -> None:
         """Raise ``ValueError`` unless ``last_layers`` fits the form and the depth."""
@@ -87,7 +85,7 @@ class ValueResidualConfig(DecoderConfig):
                 f'last_layers={count} is for form="sparse" alone, got form="{self.form}"; '
                 "leave it None"
             )
-        if not 1 <= count <= later:
+        if count > later:
             raise ValueError(
                 f"last_layers must be between 1 and the {later} layers after the first, got {count}"
             )
@@ -104,7 +102,13 @@ class ValueMixture(Memory):
         self.sources, self.initial = sources, tuple(initial)
         self.weight = nn.Parameter(torch.empty(len(sources))) if learned else None
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
+    def reset_parameters(self) -> None:
+        """Initialise as in the table above."""
+        if self.weight is not None:
+            initialization.copy_(self.weight, torch.tensor(self.initial, device="cpu"))
+
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        key, value = slots[-1]
         weights: tuple[Any, ...] = self.initial if self.weight is None else self.weight.unbind()
         mixed = weights[-1] * value
         for weight, (_, earlier) in zip(weights[:-1], slots[:-1], strict=True):
@@ -128,8 +132,8 @@ class FirstValueMemory(Memory):
         super().__init__()
         self.layer_idx = layer_idx
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, slots: Sequence[Slot]) -> Slot:
-        return key, slots[0][1]
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        return slots[-1][0], slots[0][1]
 
     def static_weights_by_part(self) -> dict[Part, tuple[tuple[int, ...], Tensor]]:
         return _by_part((0, self.layer_idx), torch.tensor([1.0, 0.0]))
@@ -184,15 +188,8 @@ class ValueResidual(Variant[ValueResidualConfig]):
         )
 
     @classmethod
-    def projects_value(cls, config: ValueResidualConfig, layer_idx: int) -> bool:
-        return layer_idx == 0 or config.form != "svformer"
-
-    @classmethod
-    def init_weights(cls, module: nn.Module) -> bool:
-        if isinstance(module, ValueMixture) and module.weight is not None:
-            initial = torch.tensor(module.initial, device="cpu")
-            initialization.copy_(module.weight, initial)
-        return isinstance(module, ValueMixture)
+    def projects(cls, config: ValueResidualConfig, layer_idx: int) -> tuple[Part, ...]:
+        return ("key", "value") if layer_idx == 0 or config.form != "svformer" else ("key",)
 
     @classmethod
     def extra_parameters(cls, config: ValueResidualConfig) -> int:

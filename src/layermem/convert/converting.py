@@ -16,14 +16,12 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from layermem.convert.llama2c import load_llama2c, load_tokenizer, read_sizes
+from layermem.convert.new_folder import check_target, new_folder
+from layermem.convert.released_lime import is_released_lime, load_released_lime
 from layermem.lineage import read_lineage
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES
-from layermem.models.registry import RegisteredVariant, lookup
-from layermem.retrofit.llama2c import load_llama2c, read_sizes
-from layermem.retrofit.llama2c_tokenizer import load_tokenizer
-from layermem.retrofit.loading import is_attached
-from layermem.retrofit.new_folder import check_target, new_folder
-from layermem.retrofit.released_lime import is_released_lime, load_released_lime
+from layermem.models.registry import lookup
 
 logger = logging.getLogger(__name__)
 
@@ -49,29 +47,22 @@ _OTHER_FILES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint whose layout is known."""
+    """A checkpoint: its layout (of ``LAYOUTS``), its place, and that of its tokenizer if any."""
 
     layout: str
-    """One of ``LAYOUTS``."""
     location: Path | str
-    """Its folder or file, or a name on the hub."""
     tokenizer: Path | str | None
-    """Where its tokenizer is; None: there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What was found and written."""
+    """What was found and written. Tied parameters count once."""
 
     source: Source
     folder: Path
-    """The new folder."""
     model_class: str
-    """Class of the new model."""
     parameters: int
-    """Its parameters; tied ones count once."""
     has_tokenizer: bool
-    """Whether a tokenizer was written too."""
 
 
 def convert(
@@ -145,27 +136,19 @@ def _llama2c(path: Path, tokenizer: str | None) -> Source:
         raise ValueError(f"{path} is {_OTHER_FILES[start]}")
     if path.suffix in (".safetensors", ".json"):
         raise ValueError(f"{path} is one file of a saved model; name its folder, {path.parent}")
-    sizes = read_sizes(path)
-    if tokenizer is not None:
-        if not Path(tokenizer).is_file():
-            raise FileNotFoundError(f"the tokenizer {tokenizer} is no file; name tokenizer.bin")
-        return Source(layout="llama2c", location=path, tokenizer=Path(tokenizer))
-    names = (f"tok{sizes.vocabulary}.bin", "tokenizer.bin")
-    beside = [path.parent / name for name in names if (path.parent / name).is_file()]
-    return Source(layout="llama2c", location=path, tokenizer=beside[0] if beside else None)
+    names = (f"tok{read_sizes(path).vocabulary}.bin", "tokenizer.bin")
+    beside = (path.parent / name for name in names if (path.parent / name).is_file())
+    chosen = Path(tokenizer) if tokenizer is not None else next(beside, None)
+    if chosen is not None and not chosen.is_file():
+        raise FileNotFoundError(f"the tokenizer {tokenizer} is no file; name tokenizer.bin")
+    return Source(layout="llama2c", location=path, tokenizer=chosen)
 
 
 def _llama(path: Path, tokenizer: str | None) -> Source:
     try:
-        values = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        model_type = values.get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path}/config.json is damaged ({error}); fetch it again") from error
-    if is_attached(path):
-        raise ValueError(
-            f"{path} holds a model with attached layer memory, which convert does not "
-            "carry over; convert its base, or load it by layermem.retrofit.load_attached"
-        )
+        model_type = json.loads((path / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path}/config.json is damaged ({error!r}); fetch it again") from error
     if model_type not in LLAMA_MODEL_TYPES:
         kind = "is a model of layermem already" if str(model_type).startswith("layermem_") else ""
         raise ValueError(
@@ -204,19 +187,12 @@ def _load_model(source: Source, variant: str | None, fields: dict[str, Any]) -> 
     try:
         if variant == LLAMA:
             return model if source.layout == "llama2c" else as_llama(model)
-        return _registered(variant or "lime").causal_lm.from_llama(model, **fields)
+        return lookup(variant or "lime").causal_lm.from_llama(model, **fields)
     except UnpicklingError as error:
         raise ValueError(
             f"a file of {model} cannot be read as tensors alone; if you trust it, save its weights "
             "as model.safetensors"
         ) from error
-
-
-def _registered(variant: str) -> RegisteredVariant:
-    try:
-        return lookup(variant)
-    except ValueError as error:
-        raise ValueError(f"{error}; {LLAMA} makes transformers' own LLaMA") from error
 
 
 def as_llama(source: Path | str) -> LlamaForCausalLM:

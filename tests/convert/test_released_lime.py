@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from layermem import LimeForCausalLM
-from layermem.retrofit.converting import convert
-from layermem.retrofit.released_lime import load_released_lime
+from layermem.convert.converting import convert
+from layermem.convert.released_lime import load_released_lime
 
 SIZES = {
     "vocab_size": 61,
