@@ -5,8 +5,13 @@ import random
 
 import pytest
 
-from layermem.data.labelled_records import LabelledRecord, read_records
-from layermem.data.record_splits import check_labels, find_classes, leave_out, split_by_hash
+from layermem.data.labelled_records import (
+    LabelledRecord,
+    check_labels,
+    find_classes,
+    read_records,
+    split_records,
+)
 
 
 def write(path, text):
@@ -89,22 +94,24 @@ def test_a_field_that_is_named_must_be_there(tmp_path):
 
 def test_a_side_depends_on_the_texts_alone():
     records = [record(f"t{i % 300}", str(i % 2)) for i in range(400)]
-    train, validation = split_by_hash(records, 0.2)
+    train, validation = split_records(records, None, 0.2)[:2]
     shuffled = random.Random(0).sample(records, 200)
-    again, held_out = split_by_hash(shuffled, 0.2)
+    again, held_out = split_records(shuffled, None, 0.2)[:2]
     texts = {each.texts for each in train}
     assert 50 < len(validation) < 110 and not texts & {each.texts for each in validation}
     assert {each.texts for each in again} <= texts
     assert {each.texts for each in held_out} <= {each.texts for each in validation}
     with pytest.raises(ValueError, match="none are left for validation with .*share=0.001"):
-        split_by_hash(records[:3], 0.001)
+        split_records(records[:3], None, 0.001)
 
 
 def test_records_of_the_validation_file_are_left_out_of_training():
-    kept = leave_out([record("a", "0"), record("b"), record("a", "1")], [record("a")])
+    records = [record("a", "0"), record("b"), record("a", "1")]
+    kept, held_out, left_out = split_records(records, [record("a")], 0.1)
+    assert (held_out, left_out) == ([record("a")], 2)
     assert [each.texts[0] for each in kept] == ["b"]
     with pytest.raises(ValueError, match="all 1 training records are in the validation file too"):
-        leave_out([record("a")], [record("a")])
+        split_records([record("a")], [record("a")], 0.1)
 
 
 def test_classes_are_the_labels_of_training():

@@ -2,7 +2,7 @@
 
 from transformers import AutoTokenizer
 
-from layermem.data.word_pieces import train_word_pieces
+from layermem.data.tokenizers import train_word_pieces
 
 
 def test_texts_are_cut_into_pieces_and_joined_as_by_bert(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from layermem.tasks.arithmetic import OPERANDS, describe, generate, grade
 from layermem.tasks.arithmetic_drawing import PARENTHESES
 from layermem.tasks.expressions import evaluate, parse, rewrites, solve, write
-from layermem.tasks.grading import Grade
+from layermem.tasks.problems import Grade
 from layermem.tasks.registry import get_task
 
 RIGHT = Grade(answer=True, steps=True)

@@ -8,8 +8,15 @@ import pytest
 
 from layermem.tasks.arithmetic import describe, generate, overlap
 from layermem.tasks.arithmetic_drawing import HELD_OUT
-from layermem.tasks.arithmetic_splits import choose_mirror, deciding_key, sort_operands
-from layermem.tasks.expressions import evaluate, parse, solve, write
+from layermem.tasks.expressions import (
+    choose_mirror,
+    deciding_key,
+    evaluate,
+    parse,
+    solve,
+    sort_operands,
+    write,
+)
 
 SPLITS = ("train", "validation", "test")
 RANGES = {

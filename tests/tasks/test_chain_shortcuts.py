@@ -2,7 +2,7 @@
 
 import pytest
 
-from layermem.tasks.chain_shortcuts import FOR_SIGNS, FOR_VALUES, try_shortcut
+from layermem.tasks.chain_statements import FOR_SIGNS, FOR_VALUES, try_shortcut
 from layermem.tasks.chains import generate
 
 

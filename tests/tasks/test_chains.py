@@ -5,7 +5,7 @@ import pytest
 from layermem.tasks import chains
 from layermem.tasks.chain_statements import asked_variables, read_statements, solve
 from layermem.tasks.chains import generate, grade
-from layermem.tasks.grading import Grade
+from layermem.tasks.problems import Grade
 
 SPLITS = ("train", "validation", "test")
 

@@ -19,7 +19,7 @@ def write(path, records):
 
 
 def load_problems(split, **files):
-    return prosqa.problems(split=split, count=100, seed=0, **files)
+    return prosqa.generate(split=split, count=100, seed=0, **files)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from layermem.tasks import mad
-from layermem.tasks.grading import Grade
 from layermem.tasks.mad import SHORTCUTS, Kind, generate, grade, try_shortcut
+from layermem.tasks.problems import Grade
 
 SPLITS = ("train", "validation", "test")
 KINDS = get_args(Kind)

@@ -13,11 +13,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
 from layermem.tasks import prosqa
-from layermem.tasks.grading import Grade
+from layermem.tasks.problems import Grade
 from layermem.tasks.prosqa import CONCEPTS, NAMES, generate, grade, load
 from layermem.tasks.prosqa_crossed import UndirectedPairs
 from layermem.tasks.prosqa_graphs import distances, draw_sizes, shortest_path
-from layermem.tasks.prosqa_shortcuts import SHORTCUTS, farther_from_others
+from layermem.tasks.prosqa_records import SHORTCUTS, farther_from_others
 from layermem.tasks.registry import get_task
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "prosqa"
@@ -207,7 +207,7 @@ def test_lines_of_sizes_that_do_not_exist_are_refused(sizes, message):
 def test_the_same_statements_have_either_answer():
     draw = random.Random(0)
     for _ in range(200):
-        steps, people, size, statements = draw_sizes(draw)
+        steps, people, size, statements = draw_sizes(draw, None, None, None)
         pairs = UndirectedPairs(people, size, steps, draw)
         pairs.fill(statements, draw)
         one, other = (orientation.edges for orientation in pairs.orientations)
@@ -314,8 +314,8 @@ def test_a_split_comes_from_a_file_where_one_is_given(tmp_path):
     kept = generate(3, 9)
     path.write_text(json.dumps([{f: getattr(r, f) for f in r.__dataclass_fields__} for r in kept]))
     assert load(path) == kept
-    assert prosqa.problems(split="test", count=2, seed=0, test=str(path)) == kept[:2]
-    assert prosqa.problems(split="train", count=2, seed=0, test=str(path)) == generate(2, 0)
+    assert prosqa.generate(split="test", count=2, seed=0, test=str(path)) == kept[:2]
+    assert prosqa.generate(split="train", count=2, seed=0, test=str(path)) == generate(2, 0)
 
 
 @pytest.mark.parametrize(

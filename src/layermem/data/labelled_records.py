@@ -1,17 +1,22 @@
-"""Records with one or two texts and a label, in the manner of GLUE's files.
+"""Records with one or two texts and a label, as in GLUE; training and validation records.
 
     index	question	sentence	label
     0	What came into force ...?	As of that day, ...	entailment
 
 The fields of the texts are found by the names that such data sets use, unless they are given.
-``records`` says which files are read.
+
+A record's side depends on its texts alone, of a question on its context alone: not on its place in
+the file, nor on the seed. Records with the same texts are therefore on one side, and so are all
+questions about a text.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from layermem.data.records import Record, file_records
+from layermem.text_hash import hash_to_unit_interval
 
 _USUAL_FIELDS = (
     ("sentence1", "sentence2"),
@@ -26,6 +31,17 @@ _USUAL_FIELDS = (
 _USUAL_LABEL = "label"
 # Written where there is no label: in test files of GLUE, and where SNLI's annotators differ.
 _NO_LABEL = ("", "-", "-1")
+
+
+class Splittable(Protocol):
+    """A record that is on the side of a text."""
+
+    @property
+    def split_key(self) -> str:
+        """The text that decides on the side."""
+
+
+_R = TypeVar("_R", bound=Splittable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +127,58 @@ def _label(record: Record, name: str) -> str:
             f"{record.where}: {name} is {text}, a score and no class: scores are not learnt"
         )
     return text
+
+
+def split_records(
+    records: Sequence[_R], validation: list[_R] | None, share: float
+) -> tuple[list[_R], list[_R], int]:
+    """Return training and validation records, and how many are left out of training.
+
+    ``validation``: records of a file of their own; None: a share is held out.
+    """
+    if validation is not None:
+        validated = {record.split_key for record in validation}
+        train = [record for record in records if record.split_key not in validated]
+        if not train:
+            raise ValueError(
+                f"the texts of all {len(records)} training records are in the validation file too: "
+                "name another --validation, or none for a share of the records"
+            )
+        return train, validation, len(records) - len(train)
+    sides: tuple[list[_R], list[_R]] = ([], [])
+    for record in records:
+        sides[hash_to_unit_interval(record.split_key) < share].append(record)
+    for side, name in zip(sides, ("training", "validation"), strict=True):
+        if not side:
+            raise ValueError(
+                f"of {len(records)} records none are left for {name} with records.validation_share="
+                f"{share}: choose another share, or name a --validation file"
+            )
+    return *sides, 0
+
+
+def find_classes(records: Sequence[LabelledRecord]) -> list[str]:
+    """Return the labels of training records, whole numbers by size, others by the alphabet."""
+    labels = {record.label for record in records}
+    if len(labels) < 2:
+        raise ValueError(
+            f"all {len(records)} training records have the label {labels.pop()!r}: there is "
+            "nothing to learn"
+        )
+    if len(labels) > len(records) / 2:
+        raise ValueError(
+            f"{len(records)} training records have {len(labels)} labels, such as "
+            f"{records[0].label!r}: that is no class; name the field of the classes with --label"
+        )
+    numbers = all(label.lstrip("-").isdecimal() for label in labels)
+    return sorted(labels, key=int if numbers else None)
+
+
+def check_labels(records: Sequence[LabelledRecord], classes: Sequence[str]) -> None:
+    """Raise, naming the line, if a label is none of the classes."""
+    for record in records:
+        if record.label not in classes:
+            raise ValueError(
+                f"{record.where}: the label {record.label!r} is none of the classes that are "
+                f"learnt: {', '.join(classes)}"
+            )

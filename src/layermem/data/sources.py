@@ -19,8 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, final
 
-from layermem.data.compression import kind_of, open_decompressed
-from layermem.data.records import JSON_LINES, Record, file_records, text_of_document
+from layermem.data.records import JSON_LINES, Record, file_records, kind_of, open_decompressed
 
 # Characters of a text: a tokenizer's own bookkeeping takes some hundred bytes for each.
 MAX_CHARACTERS = 1_000_000
@@ -116,7 +115,7 @@ class LocalFiles(Source):
                 yield _plain_parts(path)
             else:
                 for record in file_records(path, only=self.text_field):
-                    yield cut_document(text_of_document(record, self.text_field))
+                    yield cut_document(record.document(self.text_field))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.text_field.encode())
@@ -148,7 +147,7 @@ class HubDataset(Source):
     def _documents(self) -> Iterator[Iterable[str]]:
         for number, record in enumerate(self._load()):
             where = f"{self.name}, record {number}"
-            yield cut_document(text_of_document(Record(record, where), self.text_field))
+            yield cut_document(Record(record, where).document(self.text_field))
 
     def fingerprint(self) -> str:
         if self.streaming:

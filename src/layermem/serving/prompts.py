@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from layermem.data.records import check_text, json_lines, text_of_document
+from layermem.data.records import check_text, json_lines
 
 Messages: TypeAlias = list[dict[str, Any]]
 
@@ -59,7 +59,7 @@ def read_prompts(path: Path, field: str) -> list[RawPrompt]:
         if isinstance(record.fields.get(field), list):
             content = _messages(record.fields[field], record.where, field)
         else:
-            content = text_of_document(record, field)
+            content = record.document(field)
         prompts.append(RawPrompt(content=content, where=record.where))
     if not prompts:
         raise ValueError(f"{path} holds no prompt: it is empty")

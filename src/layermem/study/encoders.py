@@ -17,7 +17,7 @@ from typing import Any
 from transformers import BertConfig
 
 from layermem.config import Compute, Host, Optim, Records, Run, to_dict
-from layermem.data.word_pieces import train_word_pieces
+from layermem.data.tokenizers import train_word_pieces
 from layermem.host_config import VARIANT
 from layermem.number_ranges import at_least, check_numbers, number
 from layermem.runs import write_atomically

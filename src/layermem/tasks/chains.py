@@ -30,8 +30,6 @@ from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import word_problems
-from layermem.tasks.chain_shortcuts import shortcuts_for, try_shortcut
 from layermem.tasks.chain_statements import (
     END,
     ROOT,
@@ -39,20 +37,30 @@ from layermem.tasks.chain_statements import (
     Statement,
     possible_answers,
     read_statements,
+    shortcuts_for,
     solve,
     statements_as_text,
+    try_shortcut,
     write_statement,
 )
-from layermem.tasks.grading import Grade
-from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
-from layermem.tasks.splits import Split, check_split_and_count, is_in_split
+from layermem.tasks.problems import (
+    BLANK,
+    Grade,
+    Queried,
+    Split,
+    check_split_and_count,
+    describe_queried,
+    draw_different,
+    grade_answers,
+    is_in_split,
+    shared_with_training,
+    tokenizer_of_words,
+)
 
 VARIABLES = string.ascii_lowercase
 Order = Literal["shuffled", "levels", "interleaved", "chain"]
 Ask = Literal["end", "statements"]
 Names = Literal["random", "places"]
-# After so many draws in a row without a new problem, there are taken to be no more.
-_PATIENCE = 2_000
 
 
 def generate(
@@ -97,26 +105,20 @@ def generate(
     _check_sizes(depth, chains, learned, variables)
     _check_arrangement(order, ask, names, blanks)
     _check_values(values, chains, order)
-    draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
-    while len(problems) < count:
-        fruitless += 1
-        if fruitless > _PATIENCE:
-            raise ValueError(
-                f"only {len(problems)} of {count} problems were found with depth {depth}, chains "
-                f"{chains}, order {order}, split {split}; choose longer chains or ask for fewer"
-            )
+    draw = random.Random(f"{split}-{seed}")
+    deepest = depth if learned is None or split != "train" else learned
+
+    def draw_problem() -> Queried | None:
         statements = _draw_statements(draw, VARIABLES[:variables], depth, chains, values)
         statements = _arrange(draw, statements, depth, order)
         if names == "places":
             statements = _named_by_places(statements)
         if not is_in_split(statements_as_text(statements), split):
-            continue
-        deepest = depth if learned is None or split != "train" else learned
-        problem = _as_problem(draw, statements, deepest, ask, blanks)
-        if problem.prompt not in problems:
-            problems[problem.prompt] = problem
-            fruitless = 0
-    return list(problems.values())
+            return None
+        return _as_problem(draw, statements, deepest, ask, blanks)
+
+    sizes = f"depth {depth}, chains {chains}, order {order}, split {split}"
+    return draw_different(draw_problem, count, sizes)
 
 
 def grade(problem: Queried, text: str) -> Grade:
@@ -134,17 +136,13 @@ def chance(problems: Sequence[Queried]) -> float:
 
 def word_tokenizer(values: int | None = None, **_: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    return word_problems.word_tokenizer(_all_words(values))
-
-
-def probe_words(**_: Any) -> tuple[str, ...]:
-    """Return the first variables."""
-    return tuple(VARIABLES[:4])
+    roots = [ROOT] if values is None else map(str, range(values))
+    return tokenizer_of_words([BLANK, *SIGNS, "=", END, "?", *roots, *VARIABLES])
 
 
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
     """Return statistics of problems, and how often shortcuts have an answer right."""
-    counts = count_answers(problems)
+    counts = describe_queried(problems)
     answers = [answer for problem in problems for answer in problem.answers]
     signs = set(answers) <= set(SIGNS)
     return {
@@ -159,11 +157,10 @@ def describe(problems: Sequence[Queried]) -> dict[str, Any]:
 
 def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, float]:
     """Return which share of the test problems has the statements of a training problem."""
-    if not tests or not training:
-        raise ValueError("there are no test problems, or no training problems, to compare")
-    trained_on = {statements_as_text(read_statements(problem)) for problem in training}
-    shared = sum(statements_as_text(read_statements(problem)) in trained_on for problem in tests)
-    return {"the statements of a training problem, in any order": shared / len(tests)}
+    share = shared_with_training(
+        tests, training, lambda problem: statements_as_text(read_statements(problem))
+    )
+    return {"the statements of a training problem, in any order": share}
 
 
 def _check_sizes(depth: int, chains: int, learned: int | None, variables: int) -> None:
@@ -215,11 +212,6 @@ def _check_values(values: int | None, chains: int, order: str) -> None:
             f"values must be at least the number of chains ({chains}), each of which begins with "
             f"another, got {values}"
         )
-
-
-def _all_words(values: int | None) -> list[str]:
-    started = [ROOT] if values is None else list(map(str, range(values)))
-    return [BLANK, *SIGNS, "=", END, "?", *started, *VARIABLES]
 
 
 def _draw_statements(

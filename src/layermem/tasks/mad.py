@@ -18,11 +18,18 @@ from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import word_problems
-from layermem.tasks.grading import Grade
 from layermem.tasks.mad_drawing import DRAW, Drawn, Sizes, all_words
-from layermem.tasks.queried import Queried, count_answers, grade_answers
-from layermem.tasks.splits import Split, check_split_and_count, is_in_split
+from layermem.tasks.problems import (
+    Grade,
+    Queried,
+    Split,
+    check_split_and_count,
+    describe_queried,
+    draw_different,
+    grade_answers,
+    is_in_split,
+    tokenizer_of_words,
+)
 
 Kind = Literal["recall", "noisy-recall", "fuzzy-recall", "copying", "compression", "memorization"]
 # The paper's settings before difficulty is varied.
@@ -42,8 +49,6 @@ _ONLY_FOR = {
     "key_words": "fuzzy-recall",
     "value_words": "fuzzy-recall",
 }
-# After so many draws in a row without a new problem, there are taken to be no more.
-_PATIENCE = 2_000
 
 
 def generate(
@@ -79,20 +84,17 @@ def generate(
         key_words=key_words,
         value_words=value_words,
     )
-    draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
-    while len(problems) < count:
-        fruitless += 1
-        if fruitless > _PATIENCE:
-            raise ValueError(
-                f"only {len(problems)} of {count} problems were found of kind {kind} with "
-                f"vocabulary {sizes.vocabulary}, length {sizes.length}, split {split}; choose a "
-                "greater length or ask for fewer"
-            )
+    draw = random.Random(f"{split}-{seed}")
+
+    def draw_problem() -> Queried | None:
         problem = _as_problem(DRAW[kind](draw, sizes, test=split != "train"))
-        if problem.prompt not in problems and is_in_split(problem.prompt, split):
-            problems[problem.prompt] = problem
-            fruitless = 0
-    return list(problems.values())
+        return problem if is_in_split(problem.prompt, split) else None
+
+    return draw_different(
+        draw_problem,
+        count,
+        f"kind {kind}, vocabulary {sizes.vocabulary}, length {sizes.length}, split {split}",
+    )
 
 
 def choose_sizes(kind: str, **options: Any) -> Sizes:
@@ -128,7 +130,7 @@ def chance(problems: Sequence[Queried]) -> float:
 
 def word_tokenizer(**options: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    return word_problems.word_tokenizer(_all_words(**options))
+    return tokenizer_of_words(_all_words(**options))
 
 
 def probe_words(**options: Any) -> tuple[str, ...]:
@@ -139,7 +141,7 @@ def probe_words(**options: Any) -> tuple[str, ...]:
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
     """Return statistics of problems, and how often shortcuts have an answer right."""
     return {
-        **count_answers(problems),
+        **describe_queried(problems),
         "a guess among the possible answers": chance(problems),
         "right answers by shortcut": {
             name: statistics.fmean(
@@ -161,16 +163,6 @@ def try_shortcut(name: str, problem: Queried) -> list[bool]:
     ]
 
 
-def _latest(words: Sequence[str]) -> Iterable[str]:
-    """Answer, after each word that could be an answer, with the latest."""
-    return words
-
-
-def _first(words: Sequence[str]) -> Iterable[str]:
-    """Answer with the first word that could be an answer."""
-    return [words[0] for _ in words]
-
-
 def _commonest(words: Sequence[str]) -> Iterator[str]:
     """Answer with the word that stood most often so far, of several the one that stood first."""
     counts, commonest = Counter[str](), ""
@@ -182,9 +174,10 @@ def _commonest(words: Sequence[str]) -> Iterator[str]:
         yield commonest
 
 
+# What each gives after each word that could be an answer.
 SHORTCUTS: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {
-    "the latest possible answer": _latest,
-    "the first possible answer": _first,
+    "the latest possible answer": lambda words: words,
+    "the first possible answer": lambda words: [words[0] for _ in words],
     "the commonest possible answer so far": _commonest,
 }
 

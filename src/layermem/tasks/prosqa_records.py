@@ -1,13 +1,21 @@
-"""ProsQA's records: one question with its proof, and the original files that hold lists of them."""
+"""ProsQA's records, the original files that hold them, and shortcuts that answer without a proof.
+
+A shortcut takes a record and chooses an option without following statements from the person. It
+returns its credit: 1 where it chooses the right option, 0 where it chooses the wrong one, 0.5 where
+it sees no difference. docs/tasks.md says how often each is right, and ``layermem list tasks
+prosqa`` measures all of them.
+"""
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from layermem.tasks.prosqa_graphs import Edge
+from layermem.tasks.prosqa_graphs import UNREACHABLE, Edge, distances, undirected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +82,118 @@ def _read_record(value: Any, where: str) -> Record:
 
 def _to_tuple(value: Any) -> Any:
     return tuple(map(_to_tuple, value)) if isinstance(value, list) else value
+
+
+def nearer_option(record: Record) -> float:
+    """Choose the option that is nearer to the person, directions ignored."""
+    steps = distances(undirected(record.edges), record.root)
+    return _credit(
+        steps.get(record.neg_target, UNREACHABLE) - steps.get(record.target, UNREACHABLE)
+    )
+
+
+def within_three_steps(record: Record) -> float:
+    """Choose the option that is at most 3 steps from the person, directions ignored."""
+    steps = distances(undirected(record.edges), record.root)
+    near = [steps.get(i, UNREACHABLE) <= 3 for i in (record.target, record.neg_target)]
+    return _credit(near[0] - near[1])
+
+
+def likelier_end(record: Record) -> float:
+    """Choose the option that a random walk reaches more often, directions ignored.
+
+    The walk starts at the person, and starts again at each step with probability 0.15 (PageRank
+    with restart, by 60 iterations).
+    """
+    edges = undirected(record.edges)
+    degree = Counter(a for a, _ in edges)
+    start = [float(i == record.root) for i in range(len(record.idx_to_symbol))]
+    rank = start
+    for _ in range(60):
+        following = [0.15 * share for share in start]
+        for a, b in edges:
+            following[b] += 0.85 * rank[a] / degree[a]
+        rank = following
+    return _credit(round(rank[record.target] - rank[record.neg_target], 9))
+
+
+def more_walks(record: Record) -> float:
+    """Choose the option to which more walks of 1 to 6 steps lead, directions ignored."""
+    edges = undirected(record.edges)
+    walks = [int(i == record.root) for i in range(len(record.idx_to_symbol))]
+    lead = 0
+    for _ in range(6):
+        following = [0] * len(walks)
+        for a, b in edges:
+            following[b] += walks[a]
+        walks = following
+        lead += walks[record.target] - walks[record.neg_target]
+    return _credit(lead)
+
+
+def later_mention(record: Record) -> float:
+    """Choose the option whose last mention before the question comes later."""
+    body = record.question.rpartition(". ")[0]
+    last = [
+        max((m.start() for m in re.finditer(rf"\b{record.idx_to_symbol[i]}\b", body)), default=-1)
+        for i in (record.target, record.neg_target)
+    ]
+    return _credit(last[0] - last[1])
+
+
+def first_option(record: Record) -> float:
+    """Choose the option that the question names first."""
+    question = record.question.rpartition(". ")[2]
+    return _credit(
+        question.find(f" {record.idx_to_symbol[record.neg_target]}")
+        - question.find(f" {record.idx_to_symbol[record.target]}")
+    )
+
+
+def fewer_statements(record: Record) -> float:
+    """Choose the option in which fewer statements end."""
+    count = Counter(b for _, b in record.edges)
+    return _credit(count[record.neg_target] - count[record.target])
+
+
+def farther_from_all(record: Record) -> float:
+    """Choose the option that is farther, along the directions, from the person nearest to it."""
+    return _choose_farther(record, _people(record))
+
+
+def farther_from_others(record: Record) -> float:
+    """Do the same among all people but the one asked about: elimination.
+
+    It follows statements as the question does, only from everybody else.
+    """
+    return _choose_farther(record, [name for name in _people(record) if name != record.root])
+
+
+def _people(record: Record) -> list[int]:
+    return [i for i, symbol in enumerate(record.idx_to_symbol) if symbol[0].isupper()]
+
+
+def _choose_farther(record: Record, people: Sequence[int]) -> float:
+    steps_from = [distances(record.edges, person) for person in people]
+    right, wrong = (
+        min((steps.get(option, UNREACHABLE) for steps in steps_from), default=UNREACHABLE)
+        for option in (record.target, record.neg_target)
+    )
+    return _credit(right - wrong)
+
+
+def _credit(lead: float) -> float:
+    """Return the credit of a rule by how far it prefers the right option to the wrong one."""
+    return 0.5 if lead == 0 else float(lead > 0)
+
+
+SHORTCUTS = {
+    "the nearer option, directions ignored": nearer_option,
+    "the option within 3 steps, directions ignored": within_three_steps,
+    "the likelier end of a walk, directions ignored": likelier_end,
+    "the option of more walks, directions ignored": more_walks,
+    "the option farther from everybody": farther_from_all,
+    "the option mentioned last": later_mention,
+    "the option with fewer statements": fewer_statements,
+    "the option named first": first_option,
+}
