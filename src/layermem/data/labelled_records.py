@@ -28,17 +28,15 @@ _USUAL_FIELDS = (
     ("sentence",),
     ("text",),
 )
-_USUAL_LABEL = "label"
 # Written where there is no label: in test files of GLUE, and where SNLI's annotators differ.
 _NO_LABEL = ("", "-", "-1")
 
 
 class Splittable(Protocol):
-    """A record that is on the side of a text."""
+    """A record with a text that decides on its side."""
 
     @property
-    def split_key(self) -> str:
-        """The text that decides on the side."""
+    def split_key(self) -> str: ...
 
 
 _R = TypeVar("_R", bound=Splittable)
@@ -46,10 +44,9 @@ _R = TypeVar("_R", bound=Splittable)
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledRecord:
-    """One record."""
+    """One record of one or two texts."""
 
     texts: tuple[str, ...]
-    """Its one or two texts."""
     label: str
     """Its label, a whole number as its digits."""
     where: str
@@ -67,9 +64,7 @@ class FieldNames:
     """Names of the fields that hold the texts and the label of a record."""
 
     texts: tuple[str, ...]
-    """One or two names."""
     label: str
-    """The name."""
 
 
 def read_records(
@@ -95,7 +90,7 @@ def read_records(
 
 def _find_fields(record: Record, fields: Sequence[str], label: str | None) -> FieldNames:
     """Return the names to read, which must be in the first record and leave no doubt."""
-    label = label or _USUAL_LABEL
+    label = label or "label"
     for name in (*fields, label):
         record.field(name, "; name the fields with --fields and --label")
     if fields:
@@ -118,14 +113,9 @@ def _label(record: Record, name: str) -> str:
         raise record.error(name, "be a class, a text or a whole number", value)
     text = str(value).strip()
     if text in _NO_LABEL:
-        raise ValueError(
-            f"{record.where}: {name} is {value!r}, which stands for no label: leave such records "
-            "out"
-        )
+        raise ValueError(f"{record.where}: {name} is {value!r}, which is no label: leave it out")
     if "." in text and text.replace(".", "", 1).lstrip("-").isdecimal():
-        raise ValueError(
-            f"{record.where}: {name} is {text}, a score and no class: scores are not learnt"
-        )
+        raise ValueError(f"{record.where}: {name} is {text}, a score, and only classes are learnt")
     return text
 
 
@@ -162,8 +152,7 @@ def find_classes(records: Sequence[LabelledRecord]) -> list[str]:
     labels = {record.label for record in records}
     if len(labels) < 2:
         raise ValueError(
-            f"all {len(records)} training records have the label {labels.pop()!r}: there is "
-            "nothing to learn"
+            f"all {len(records)} training records have the label {labels.pop()!r}: nothing to learn"
         )
     if len(labels) > len(records) / 2:
         raise ValueError(

@@ -47,12 +47,10 @@ _PADDING = {".xz": b"\0", ".gz": b"\0"}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The fields of a record, and its place for errors."""
+    """The fields of a record, and its place for errors, such as "FILE, line 17"."""
 
     fields: Mapping[str, Any]
-    """Name to value."""
     where: str
-    """Its place, such as "FILE, line 17"."""
 
     def field(self, name: str, mend: str = "") -> Any:
         """Return a field; where there is none, raise an error that ends in ``mend``."""
@@ -100,9 +98,7 @@ def file_records(path: Path, *, only: str | None = None) -> Iterator[Record]:
     """Yield the records of a file one after the other; of Parquet ``only`` that field."""
     kind = kind_of(path)
     if kind not in KINDS:
-        raise ValueError(
-            f"{path} is of no kind of records that is read: {', '.join(KINDS)}, plain or compressed"
-        )
+        raise ValueError(f"{path} must be one of {', '.join(KINDS)}, plain or compressed")
     if kind in JSON_LINES:
         return json_lines(path)
     return _parquet_rows(path, only) if kind == ".parquet" else _table_rows(path, kind)
@@ -119,8 +115,8 @@ def json_lines(path: Path) -> Iterator[Record]:
             value = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(
-                f"{where} is not JSON ({error}); a line must hold one whole object, {{...}}: "
-                "`jq -c .` writes objects so, `jq -c '.[]'` those of a list"
+                f"{where} is not JSON ({error}); a line must hold one whole object: `jq -c .` "
+                "writes objects so, `jq -c '.[]'` those of a list"
             ) from error
         yield as_record(value, where)
 
@@ -143,7 +139,7 @@ def check_text(text: str, name: str) -> None:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{name} holds half a surrogate pair, {text[error.start]!a}, at character "
-            f"{error.start}, which is not valid text; correct it or leave it out"
+            f"{error.start}; correct it or leave it out"
         ) from error
 
 
@@ -165,9 +161,8 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8"), where
             except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{where} is not UTF-8 at byte {error.start}; convert it first"
-                ) from error
+                problem = f"{where} is not UTF-8 at byte {error.start}; convert it first"
+                raise ValueError(problem) from error
 
 
 def _table_rows(path: Path, kind: str) -> Iterator[Record]:
@@ -199,9 +194,7 @@ def _comma_separated(path: Path) -> Iterator[tuple[list[str], str]]:
                 yield cells, f"{path}, line {begin}"
             begin = rows.line_num + 1
     except csv.Error as error:
-        raise ValueError(
-            f"{path}, line {begin} is no row of a .csv ({error}); write it again"
-        ) from error
+        raise ValueError(f"{path}, line {begin} is no row of a .csv ({error})") from error
 
 
 def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
@@ -219,7 +212,7 @@ def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
                     number += 1
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} is damaged, cut short or no Parquet file ({error}); fetch it or write it again"
+            f"{path} is damaged, cut short or no Parquet file ({error}); fetch it again"
         ) from error
 
 
@@ -227,8 +220,7 @@ def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
 def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file's content, decompressed where its suffix says so.
 
-    Reading raises ``ValueError`` where compressed data is incomplete or damaged, at the latest at
-    the end of the file.
+    Reading raises ``ValueError`` where compressed data is incomplete or damaged.
     """
     with path.open("rb") as file:
         if path.suffix.lower() in _MEMBERS:
@@ -252,17 +244,13 @@ def _decompress(file: IO[bytes], path: Path) -> Iterator[bytes]:
         while not member.eof:
             packed = packed or file.read(_PIECE)
             if not packed:
-                raise ValueError(
-                    f"{path} is cut short: it ends before its compressed data does; fetch it or "
-                    "compress it again"
-                )
+                raise ValueError(f"{path} is cut short; fetch it or compress it again")
             try:
                 plain = member.decompress(packed)
             except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
                 raise ValueError(
                     f"{path} is damaged before byte {file.tell()} after {members} complete "
-                    f"members, or holds what is not {suffix[1:]} ({error}); fetch it or compress "
-                    "it again"
+                    f"members, or not {suffix[1:]} ({error}); fetch it or compress it again"
                 ) from error
             packed = b""
             yield plain

@@ -40,6 +40,8 @@ from layermem.tasks.problems import (
     Split,
     check_split_and_count,
     draw_different,
+    require,
+    require_some,
     spread,
     tokenizer_of_words,
 )
@@ -93,8 +95,8 @@ def generate(
     ``"expression"``: the text of the expression decides, so its steps, and itself with operands
     exchanged, may be in another split; it repeats results recorded so.
     """
-    if operands not in OPERANDS:
-        raise ValueError(f"operands must be {OPERANDS[0]} to {OPERANDS[-1]}, got {operands}")
+    least, most = OPERANDS[0], OPERANDS[-1]
+    require(operands in OPERANDS, f"operands must be {least} to {most}, got {operands}")
     check_split_and_count(split, count)
     rules = Rules(
         operators=operators,
@@ -164,8 +166,7 @@ def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
 
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
     """Return statistics of examples: operators, answers, lengths, trivial steps."""
-    if not examples:
-        raise ValueError("there are no examples to describe")
+    require(len(examples) > 0, "there are no examples to describe")
     trees = [parse(example.prompt.rpartition("=")[0]) for example in examples]
     operators = Counter(operation[0] for tree in trees for operation in operations(tree))
     answers = sorted(example.answer for example in examples)
@@ -198,8 +199,7 @@ def overlap(tests: Sequence[Example], training: Sequence[Example]) -> dict[str, 
 
     Later steps are compared word for word, the others up to the order of operands.
     """
-    if not tests or not training:
-        raise ValueError("there are no test problems, or no training problems, to compare")
+    require_some(tests, training)
     texts = {text for example in training for text in example.chain}
     steps = {step for example in training for step in _long_steps(example)}
     questions = {sort_operands(parse(example.chain[0])) for example in training}

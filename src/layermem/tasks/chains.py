@@ -53,6 +53,8 @@ from layermem.tasks.problems import (
     draw_different,
     grade_answers,
     is_in_split,
+    require,
+    require_one_of,
     shared_with_training,
     tokenizer_of_words,
 )
@@ -164,54 +166,48 @@ def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, 
 
 
 def _check_sizes(depth: int, chains: int, learned: int | None, variables: int) -> None:
-    if depth < 1 or chains < 1:
-        raise ValueError(f"depth and chains must be at least 1, got {depth} and {chains}")
-    if not 1 <= variables <= len(VARIABLES):
-        raise ValueError(f"variables must be from 1 to {len(VARIABLES)}, got {variables}")
-    if depth * chains > variables:
-        raise ValueError(
-            f"{chains} chains of {depth} have {depth * chains} variables, and there are names for "
-            f"{variables}: choose fewer or shorter chains, or more variables"
-        )
-    if learned is not None and not 1 <= learned <= depth:
-        raise ValueError(f"learned must be from 1 to depth ({depth}), got {learned}")
+    require(min(depth, chains) >= 1, f"depth and chains must be at least 1, got {depth}, {chains}")
+    require(
+        1 <= variables <= len(VARIABLES),
+        f"variables must be from 1 to {len(VARIABLES)}, got {variables}",
+    )
+    require(
+        depth * chains <= variables,
+        f"{chains} chains of {depth} have {depth * chains} variables, and there are names for "
+        f"{variables}: choose fewer or shorter chains, or more variables",
+    )
+    require(
+        learned is None or 1 <= learned <= depth,
+        f"learned must be from 1 to depth ({depth}), got {learned}",
+    )
 
 
 def _check_arrangement(order: str, ask: str, names: str, blanks: int) -> None:
-    if blanks < 0:
-        raise ValueError(f"blanks must be at least 0, got {blanks}")
-    for name, given, choices in (
-        ("order", order, Order),
-        ("ask", ask, Ask),
-        ("names", names, Names),
-    ):
-        if given not in get_args(choices):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {given!r}")
-    if ask == "statements" and order == "shuffled":
-        raise ValueError(
-            "with ask=statements a variable must stand after what it is defined by, which "
-            "order=shuffled does not see to: choose levels, interleaved or chain"
-        )
+    require(blanks >= 0, f"blanks must be at least 0, got {blanks}")
+    require_one_of("order", order, get_args(Order))
+    require_one_of("ask", ask, get_args(Ask))
+    require_one_of("names", names, get_args(Names))
+    require(
+        (ask, order) != ("statements", "shuffled"),
+        "with ask=statements a variable must stand after what it is defined by: choose order="
+        "levels, interleaved or chain, not shuffled",
+    )
 
 
 def _check_values(values: int | None, chains: int, order: str) -> None:
     if values is None:
         return
-    if order == "chain":
-        raise ValueError(
-            "where values are handed on, order=chain would put the answer before every variable of "
-            "a chain: choose shuffled, levels or interleaved"
-        )
-    if chains < 2:
-        raise ValueError(
-            "where values are handed on, all variables of a chain have the same: chains must be at "
-            f"least 2, got {chains}"
-        )
-    if values < chains:
-        raise ValueError(
-            f"values must be at least the number of chains ({chains}), each of which begins with "
-            f"another, got {values}"
-        )
+    require(
+        order != "chain",
+        "with values, order=chain puts the answer before every variable of a chain: choose "
+        "shuffled, levels or interleaved",
+    )
+    require(chains >= 2, f"with values, chains must be at least 2, got {chains}: one has one value")
+    require(
+        values >= chains,
+        f"values must be at least the number of chains ({chains}), got {values}: each begins with "
+        "another",
+    )
 
 
 def _draw_statements(

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
@@ -28,6 +28,8 @@ from layermem.tasks.problems import (
     draw_different,
     grade_answers,
     is_in_split,
+    require,
+    require_one_of,
     tokenizer_of_words,
 )
 
@@ -99,12 +101,11 @@ def generate(
 
 def choose_sizes(kind: str, **options: Any) -> Sizes:
     """Return the paper's sizes of a kind with those that are given in their place."""
-    if kind not in BASELINES:
-        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    require_one_of("kind", kind, BASELINES)
     given = {name: value for name, value in options.items() if value is not None}
-    for name, only in _ONLY_FOR.items():
-        if name in given and kind != only:
-            raise ValueError(f"{name} is an option of kind={only}; kind={kind} has none of it")
+    for name in given:
+        only = _ONLY_FOR.get(name, kind)
+        require(kind == only, f"{name} is an option of kind={only}; kind={kind} has none of it")
     sizes = replace(BASELINES[kind], **given)
     _check_sizes(kind, sizes)
     return sizes
@@ -144,9 +145,7 @@ def describe(problems: Sequence[Queried]) -> dict[str, Any]:
         **describe_queried(problems),
         "a guess among the possible answers": chance(problems),
         "right answers by shortcut": {
-            name: statistics.fmean(
-                statistics.fmean(try_shortcut(name, problem)) for problem in problems
-            )
+            name: statistics.fmean(statistics.fmean(try_shortcut(name, p)) for p in problems)
             for name in SHORTCUTS
         },
     }
@@ -196,27 +195,32 @@ def _all_words(kind: str = "recall", **options: Any) -> list[str]:
 
 def _check_sizes(kind: str, sizes: Sizes) -> None:
     """Raise where no sequence has these sizes."""
-    least = {"copying": 2 * sizes.copied + 2, "compression": 2}.get(
-        kind, 3 * (sizes.key_words + sizes.value_words) if kind == "fuzzy-recall" else 4
+    length, vocabulary = sizes.length, sizes.vocabulary
+    words = sizes.key_words, sizes.value_words
+    least = {"copying": 2 * sizes.copied + 2, "compression": 2, "fuzzy-recall": 3 * sum(words)}
+    require(
+        length >= least.get(kind, 4),
+        f"length of kind={kind} must be at least {least.get(kind, 4)}, got {length}",
     )
-    if sizes.length < least:
-        raise ValueError(f"length of kind={kind} must be at least {least}, got {sizes.length}")
-    if sizes.length % 2 and kind in ("recall", "noisy-recall", "memorization"):
-        raise ValueError(f"length of kind={kind} must be even (pairs of words), got {sizes.length}")
+    require(
+        length % 2 == 0 or kind not in ("recall", "noisy-recall", "memorization"),
+        f"length of kind={kind} must be even (pairs of words), got {length}",
+    )
     # A key and a value at least, or as many as the longest has; two words of what is copied.
-    longest = max(sizes.key_words, sizes.value_words)
-    least = 2 * longest + 2 + sizes.noise_words
-    if sizes.vocabulary < least:
-        raise ValueError(
-            f"vocabulary of kind={kind} must be at least {least}: got {sizes.vocabulary}"
-        )
-    if min(sizes.key_words, sizes.value_words) < 1 or (kind == "copying" and sizes.copied < 1):
-        raise ValueError("key_words, value_words and copied must be at least 1")
-    if not 0 <= sizes.noise_share < 1 or sizes.noise_words < bool(sizes.noise_share):
-        raise ValueError(
-            "noise_share must be at least 0 and below 1, and needs noise_words, got "
-            f"{sizes.noise_share} and {sizes.noise_words}"
-        )
+    fewest = 2 * max(words) + 2 + sizes.noise_words
+    require(
+        vocabulary >= fewest,
+        f"vocabulary of kind={kind} must be at least {fewest}, got {vocabulary}",
+    )
+    require(
+        min(words) >= 1 and (kind != "copying" or sizes.copied >= 1),
+        f"key_words, value_words and copied must be at least 1, got {words} and {sizes.copied}",
+    )
+    require(
+        0 <= sizes.noise_share < 1 and sizes.noise_words >= bool(sizes.noise_share),
+        "noise_share must be at least 0 and below 1, and needs noise_words, got "
+        f"{sizes.noise_share} and {sizes.noise_words}",
+    )
 
 
 def _as_problem(drawn: Drawn) -> Queried:

@@ -25,6 +25,8 @@ from layermem.tasks.problems import (
     draw_different,
     grade_answers,
     is_in_split,
+    require,
+    require_one_of,
     shared_with_training,
     tokenizer_of_words,
 )
@@ -145,22 +147,17 @@ def try_shortcut(name: str, problem: Queried) -> list[bool]:
 
 
 def _check_sizes(vocabulary: int, pairs: int, length: int, alpha: float, filler: str) -> None:
-    if pairs < 1:
-        raise ValueError(f"pairs must be at least 1, got {pairs}")
-    if vocabulary % 2 or vocabulary < 2 * pairs:
-        raise ValueError(
-            f"vocabulary must be even (half keys, half values) and at least twice the pairs "
-            f"({2 * pairs}), got {vocabulary}"
-        )
-    if length % 2 or length < 4 * pairs:
-        raise ValueError(
-            f"length must be even and at least four times the pairs ({4 * pairs}: pairs, queries "
-            f"and what follows each query), got {length}"
-        )
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
-    if filler not in ("blank", "random"):
-        raise ValueError(f"filler must be blank or random, got {filler!r}")
+    require(pairs >= 1, f"pairs must be at least 1, got {pairs}")
+    require(
+        vocabulary % 2 == 0 and vocabulary >= 2 * pairs,
+        f"vocabulary must be even and at least twice the pairs ({2 * pairs}), got {vocabulary}",
+    )
+    require(
+        length % 2 == 0 and length >= 4 * pairs,
+        f"length must be even and at least four times the pairs ({4 * pairs}), got {length}",
+    )
+    require(0 <= alpha <= 1, f"alpha must be from 0 to 1, got {alpha}")
+    require_one_of("filler", filler, ("blank", "random"))
 
 
 def _keys_and_values(vocabulary: int) -> tuple[list[str], list[str]]:

@@ -38,15 +38,13 @@ SPECIAL = ("<pad>", "<end>", "<unknown>")
 
 
 class Problem(Protocol):
-    """What the problems of every task have."""
+    """What the problems of every task have: what a model is given, and what it should generate."""
 
     @property
-    def prompt(self) -> str:
-        """The text that the model is given."""
+    def prompt(self) -> str: ...
 
     @property
-    def solution(self) -> str:
-        """The text that the model should generate."""
+    def solution(self) -> str: ...
 
 
 _P = TypeVar("_P", bound=Problem)
@@ -75,9 +73,7 @@ class WordProblem:
     """A prompt and the one solution that is right."""
 
     prompt: str
-    """The text that the model is given."""
     solution: str
-    """The text that the model should generate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,12 +90,12 @@ class Queried:
     """Difficulty of each answer."""
 
     def __post_init__(self) -> None:
-        counts = len(self.solution.split()), len(self.queries), len(self.levels)
-        if not counts[0] == counts[1] == counts[2] > 0:
-            raise ValueError(
-                "a problem needs an answer and a level for each of its queries, got "
-                f"{counts[1]} queries, {counts[0]} answers and {counts[2]} levels"
-            )
+        answers, queries, levels = len(self.answers), len(self.queries), len(self.levels)
+        require(
+            answers == queries == levels > 0,
+            "a problem needs an answer and a level for each of its queries, got "
+            f"{queries} queries, {answers} answers and {levels} levels",
+        )
 
     @property
     def answers(self) -> list[str]:
@@ -112,19 +108,25 @@ class Queried:
         return max(self.levels)
 
 
+def require(holds: bool, message: str) -> None:
+    """Raise ``ValueError`` with a message unless something holds."""
+    if not holds:
+        raise ValueError(message)
+
+
+def require_one_of(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raise ``ValueError`` unless an option is one of its choices."""
+    require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
 def check_split_and_count(split: str, count: int) -> None:
     """Raise if there is no such split, or the number of problems is negative."""
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    if count < 0:
-        raise ValueError(f"count must be at least 0, got {count}")
+    require_one_of("split", split, SPLITS)
+    require(count >= 0, f"count must be at least 0, got {count}")
 
 
 def is_in_split(text: str, split: str) -> bool:
-    """Return whether the hash of ``text`` lies in a split.
-
-    It does so whatever the seed, the count and the order: "k3 v9, k7 v2" -> 0.41 -> train.
-    """
+    """Return whether the hash of ``text`` lies in a split: "k3 v9, k7 v2" -> 0.41 -> train."""
     low, high = SPLITS[split]
     return low <= hash_to_unit_interval(text) < high
 
@@ -142,8 +144,8 @@ def draw_different(
         fruitless += 1
         if fruitless > patience:
             raise ValueError(
-                f"only {len(problems)} of {count} problems were found with {sizes}; choose other "
-                "sizes, of which there are more problems, or ask for fewer"
+                f"only {len(problems)} of {count} problems were found with {sizes}; choose sizes "
+                "of which there are more, or ask for fewer"
             )
         problem = draw()
         if problem is not None and problem.prompt not in problems:
@@ -199,8 +201,7 @@ def grade_answers(problem: Queried, text: str, plausible: Iterable[str]) -> Grad
 
 def describe_words(problems: Sequence[Problem]) -> dict[str, Any]:
     """Return how many problems there are, how many differ, and how long they are."""
-    if not problems:
-        raise ValueError("there are no problems to describe")
+    require(len(problems) > 0, "there are no problems to describe")
     return {
         "problems": len(problems),
         "different prompts": len({problem.prompt for problem in problems}),
@@ -213,8 +214,7 @@ def describe_words(problems: Sequence[Problem]) -> dict[str, Any]:
 
 def describe_queried(problems: Sequence[Queried]) -> dict[str, Any]:
     """Return how many problems with queries there are, how long, and of how many queries."""
-    if not problems:
-        raise ValueError("there are no problems to describe")
+    require(len(problems) > 0, "there are no problems to describe")
     return {
         "problems": len(problems),
         "words: fewest, mean, most": spread([len(p.prompt.split()) for p in problems]),
@@ -233,11 +233,15 @@ def commonest_solution(problems: Sequence[Problem]) -> float:
     return max(counts.values()) / len(problems)
 
 
+def require_some(tests: Sequence[Any], training: Sequence[Any]) -> None:
+    """Raise unless there are problems of both to compare."""
+    require(len(tests) > 0 < len(training), "there are no test or no training problems to compare")
+
+
 def shared_with_training(
     tests: Sequence[_P], training: Sequence[_P], part: Callable[[_P], str]
 ) -> float:
     """Return the share of test problems of which a ``part`` is that of a training problem."""
-    if not tests or not training:
-        raise ValueError("there are no test problems, or no training problems, to compare")
+    require_some(tests, training)
     trained_on = set(map(part, training))
     return statistics.fmean(part(problem) in trained_on for problem in tests)

@@ -24,6 +24,8 @@ from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from layermem.tasks.problems import (
     Grade,
     check_split_and_count,
+    require,
+    require_one_of,
     spread,
     tokenizer_of_words,
 )
@@ -80,8 +82,7 @@ def generate(
     (docs/tasks.md).
     """
     check_split_and_count(split, count)
-    if graphs not in GRAPHS:
-        raise ValueError(f"graphs must be one of {', '.join(GRAPHS)}, got {graphs!r}")
+    require_one_of("graphs", graphs, GRAPHS)
     files = {"train": train, "validation": validation, "test": test}
     if files[split]:
         return _load_split(split, files)[:count]
@@ -168,8 +169,7 @@ def word_tokenizer(**_: Any) -> Tokenizer:
 
 def describe(records: Sequence[Record]) -> dict[str, Any]:
     """Return statistics of records, and how often shortcuts choose the right option."""
-    if not records:
-        raise ValueError("there are no records to describe")
+    require(len(records) > 0, "there are no records to describe")
     used = {symbol for record in records for symbol in record.idx_to_symbol}
     steps = Counter(len(record.steps) for record in records)
     people = sum(symbol[0].isupper() for symbol in used)

@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
+from layermem.tasks.problems import require
+
 # How often each number of steps and of people comes in the 800 original validation and test
 # records.
 STEP_COUNTS = {3: 326, 4: 350, 5: 105, 6: 19}
@@ -73,19 +75,20 @@ class Graph:
 
 def check_sizes(steps: int | None, nodes: int | None, statements: int | None) -> None:
     """Raise where no graph has such sizes."""
-    min_nodes = 2 * (steps or _MIN_STEPS) + _OTHER_NODES
-    if steps is not None and not _MIN_STEPS <= steps <= max(STEP_COUNTS):
-        raise ValueError(
-            f"steps must be {_MIN_STEPS} to {max(STEP_COUNTS)}, got {steps}: with fewer, the "
-            "distance to the options tells the answer even if directions are ignored"
-        )
-    if nodes is not None and not min_nodes <= nodes <= _MAX_NODES:
-        raise ValueError(
-            f"nodes must be {min_nodes} (two paths of {steps or _MIN_STEPS} steps, two people, two "
-            f"more) to {_MAX_NODES} (as many as have names), got {nodes}"
-        )
-    if statements is not None and statements < 1:
-        raise ValueError(f"statements must be at least 1, got {statements}")
+    require(
+        steps is None or _MIN_STEPS <= steps <= max(STEP_COUNTS),
+        f"steps must be {_MIN_STEPS} to {max(STEP_COUNTS)}, got {steps}: with fewer, the distance "
+        "to the options tells the answer even if directions are ignored",
+    )
+    fewest = 2 * (steps or _MIN_STEPS) + _OTHER_NODES
+    require(
+        nodes is None or fewest <= nodes <= _MAX_NODES,
+        f"nodes must be {fewest} (two paths of {steps or _MIN_STEPS} steps, two people, two more) "
+        f"to {_MAX_NODES} (as many as have names), got {nodes}",
+    )
+    require(
+        statements is None or statements >= 1, f"statements must be at least 1, got {statements}"
+    )
 
 
 def draw_sizes(
@@ -170,11 +173,11 @@ def draw_lines(
     """Draw a graph and a question: as many lines of so many steps (3) as nodes allow (4 lines)."""
     steps = _LINE_STEPS if steps is None else steps
     lines = _lines(steps, nodes)
-    if statements not in (None, lines * steps):
-        raise ValueError(
-            f"{lines} lines of {steps} steps have {lines * steps} statements, got statements="
-            f"{statements}; leave it out, or say null"
-        )
+    require(
+        statements in (None, lines * steps),
+        f"{lines} lines of {steps} steps have {lines * steps} statements, got {statements}; leave "
+        "statements out, or say null",
+    )
     nodes_of = [
         (line, *range(lines + line * steps, lines + (line + 1) * steps)) for line in range(lines)
     ]
@@ -189,23 +192,21 @@ def draw_lines(
 
 def _lines(steps: int, nodes: int | None) -> int:
     """Return the number of lines; raise where there is none that fits."""
-    if steps < 2:
-        raise ValueError(
-            f"steps must be at least 2, got {steps}: two lines of one step make so few records "
-            "that splits would share some"
-        )
+    require(
+        steps >= 2, f"steps must be at least 2, got {steps}: with one, splits would share records"
+    )
     most = min(_MAX_LINES, _MAX_CONCEPTS // steps)
-    if most < 2:
-        raise ValueError(
-            f"two lines of {steps} steps need {2 * steps} concepts, and {_MAX_CONCEPTS} have "
-            f"names; steps must be at most {_MAX_CONCEPTS // 2}"
-        )
+    require(
+        most >= 2,
+        f"two lines of {steps} steps need {2 * steps} concepts, and {_MAX_CONCEPTS} have names; "
+        f"steps must be at most {_MAX_CONCEPTS // 2}",
+    )
     lines, rest = (min(_LINES, most), 0) if nodes is None else divmod(nodes, steps + 1)
-    if rest or not 2 <= lines <= most:
-        raise ValueError(
-            f"nodes must be {steps + 1} (a person and {steps} concepts) for each of 2 to {most} "
-            f"lines, got {nodes}"
-        )
+    require(
+        rest == 0 and 2 <= lines <= most,
+        f"nodes must be {steps + 1} (a person and {steps} concepts) for each of 2 to {most} lines, "
+        f"got {nodes}",
+    )
     return lines
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -87,16 +87,13 @@ def _to_tuple(value: Any) -> Any:
 def nearer_option(record: Record) -> float:
     """Choose the option that is nearer to the person, directions ignored."""
     steps = distances(undirected(record.edges), record.root)
-    return _credit(
-        steps.get(record.neg_target, UNREACHABLE) - steps.get(record.target, UNREACHABLE)
-    )
+    return _prefer_less(record, lambda option: steps.get(option, UNREACHABLE))
 
 
 def within_three_steps(record: Record) -> float:
     """Choose the option that is at most 3 steps from the person, directions ignored."""
     steps = distances(undirected(record.edges), record.root)
-    near = [steps.get(i, UNREACHABLE) <= 3 for i in (record.target, record.neg_target)]
-    return _credit(near[0] - near[1])
+    return _prefer_less(record, lambda option: steps.get(option, UNREACHABLE) > 3)
 
 
 def likelier_end(record: Record) -> float:
@@ -133,27 +130,21 @@ def more_walks(record: Record) -> float:
 
 def later_mention(record: Record) -> float:
     """Choose the option whose last mention before the question comes later."""
-    body = record.question.rpartition(". ")[0]
-    last = [
-        max((m.start() for m in re.finditer(rf"\b{record.idx_to_symbol[i]}\b", body)), default=-1)
-        for i in (record.target, record.neg_target)
-    ]
-    return _credit(last[0] - last[1])
+    words = re.findall(r"\w+", record.question.rpartition(". ")[0])
+    place = {word: i for i, word in enumerate(words)}
+    return _prefer_less(record, lambda i: -place.get(record.idx_to_symbol[i], -1))
 
 
 def first_option(record: Record) -> float:
     """Choose the option that the question names first."""
     question = record.question.rpartition(". ")[2]
-    return _credit(
-        question.find(f" {record.idx_to_symbol[record.neg_target]}")
-        - question.find(f" {record.idx_to_symbol[record.target]}")
-    )
+    return _prefer_less(record, lambda i: question.find(f" {record.idx_to_symbol[i]}"))
 
 
 def fewer_statements(record: Record) -> float:
     """Choose the option in which fewer statements end."""
     count = Counter(b for _, b in record.edges)
-    return _credit(count[record.neg_target] - count[record.target])
+    return _prefer_less(record, lambda option: count[option])
 
 
 def farther_from_all(record: Record) -> float:
@@ -175,11 +166,16 @@ def _people(record: Record) -> list[int]:
 
 def _choose_farther(record: Record, people: Sequence[int]) -> float:
     steps_from = [distances(record.edges, person) for person in people]
-    right, wrong = (
-        min((steps.get(option, UNREACHABLE) for steps in steps_from), default=UNREACHABLE)
-        for option in (record.target, record.neg_target)
-    )
-    return _credit(right - wrong)
+
+    def nearest(option: int) -> int:
+        return min((steps.get(option, UNREACHABLE) for steps in steps_from), default=UNREACHABLE)
+
+    return _prefer_less(record, lambda option: -nearest(option))
+
+
+def _prefer_less(record: Record, number: Callable[[int], int]) -> float:
+    """Return the credit of choosing the option with the smaller number."""
+    return _credit(number(record.neg_target) - number(record.target))
 
 
 def _credit(lead: float) -> float:
