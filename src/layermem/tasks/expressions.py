@@ -60,8 +60,8 @@ def parse(text: str) -> Expression:
 
 
 def _read_node(node: ast.expr) -> Expression:
-    if isinstance(node, ast.Constant):
-        return int(node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
     if not isinstance(node, ast.BinOp):
         raise ValueError("a sign before a number, or numbers without an operator between them")
     return _OPERATOR_OF[type(node.op)], _read_node(node.left), _read_node(node.right)
