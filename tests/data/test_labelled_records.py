@@ -57,8 +57,8 @@ def test_a_record_is_read(name, text, fields, texts, label, tmp_path):
     [
         ("a.tsv", "sentence\tlabel\na\t0\nb\n", "line 3 has 1 columns, and the header has 2"),
         ("a.tsv", "sentence\tlabel\na\t0\n \t1\n", "line 3: sentence must be a text, got ' '"),
-        ("a.tsv", "sentence\tlabel\na\t0\nb\t-1\n", "line 3: label is '-1', which stands for no"),
-        ("a.tsv", "sentence\tlabel\na\t3.8\n", "line 2: label is 3.8, a score and no class"),
+        ("a.tsv", "sentence\tlabel\na\t0\nb\t-1\n", "line 3: label is '-1'"),
+        ("a.tsv", "sentence\tlabel\na\t3.8\n", "line 2: label is 3.8"),
         ("a.jsonl", '{"text": "a", "label": 0.5}\n', "line 1: label must be a class, .* got 0.5"),
         ("a.jsonl", '{"text": "a", "label": null}\n', "line 1: label must be a class, .* got None"),
         ("a.jsonl", '{"text": "a", "label": 0}\n{"text": "b"}\n', "line 2 has no field 'label'"),
@@ -74,7 +74,7 @@ def test_a_record_is_read(name, text, fields, texts, label, tmp_path):
         ),
         ("a.csv", 'text,label\n"a"b,0\n', "line 2 is no row of a .csv"),
         ("a.jsonl", '{"text": "\\ud800", "label": 0}\n', "line 1: .* half a surrogate pair"),
-        ("a.txt", "a", r"a.txt is of no kind .*: .jsonl, .ndjson, .json, .tsv, .csv, .parquet"),
+        ("a.txt", "a", "a.txt must be one of .jsonl, .ndjson, .json, .tsv, .csv, .parquet"),
         ("b.tsv", None, "b.tsv"),
     ],
 )
