@@ -12,10 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from layermem.tasks.problems import require
 from layermem.tasks.prosqa_graphs import UNREACHABLE, Edge, distances, undirected
+from layermem.typed_dicts import from_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,40 +51,25 @@ def load(path: str | os.PathLike[str]) -> list[Record]:
         values = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, list):
-        raise ValueError(f"{path} must hold a list of records, got {type(values).__name__}")
+    kind = type(values).__name__
+    require(isinstance(values, list), f"{path} must hold a list of records, got {kind}")
     return [_read_record(value, f"{path}, record {i}") for i, value in enumerate(values)]
 
 
 def _read_record(value: Any, where: str) -> Record:
     """Check one object of a file and return it as a record; ``where`` names it in errors."""
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where} must hold named fields, got {value!r:.80}")
-    names = [f.name for f in fields(Record)]
-    if missing := [name for name in names if name not in value]:
-        raise ValueError(f"{where} lacks {', '.join(missing)}")
-    for name in ("steps", "idx_to_symbol", "edges"):
-        if not isinstance(value[name], list):
-            raise ValueError(f"{where}: {name} must be a list, got {value[name]!r:.80}")
-    record = Record(**{name: _to_tuple(value[name]) for name in names})
+    if isinstance(value, Mapping):
+        # A file may have further fields.
+        value = {f.name: value[f.name] for f in fields(Record) if f.name in value}
+    record = from_dict(Record, value, f"{where}: ")
     texts = (record.question, record.answer, *record.steps, *record.idx_to_symbol)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise ValueError(
-            f"{where}: question, answer, steps and idx_to_symbol must be non-empty strings"
-        )
-    numbers = [record.root, record.target, record.neg_target]
+    require(all(texts), f"{where}: question, answer, steps and idx_to_symbol must not be empty")
     for edge in record.edges:
-        if not isinstance(edge, tuple) or len(edge) != 2:
-            raise ValueError(f"{where}: an edge must be [from, to], got {edge!r}")
-        numbers += edge
+        require(len(edge) == 2, f"{where}: an edge must be [from, to], got {edge!r}")
     nodes = range(len(record.idx_to_symbol))
-    if bad := [n for n in numbers if not isinstance(n, int) or n not in nodes]:
-        raise ValueError(f"{where}: {bad[0]!r} is not an index of idx_to_symbol")
+    for number in (record.root, record.target, record.neg_target, *chain(*record.edges)):
+        require(number in nodes, f"{where}: {number} is not an index of idx_to_symbol")
     return record
-
-
-def _to_tuple(value: Any) -> Any:
-    return tuple(map(_to_tuple, value)) if isinstance(value, list) else value
 
 
 def nearer_option(record: Record) -> float:

@@ -194,6 +194,7 @@ def add_task(name: str, definition: TaskDefinition) -> None:
     _TASKS[name] = definition
 
 
+_with_queries = partial(TaskDefinition, level=lambda p: p.highest_level, extra_tokens=0)
 _TASKS: dict[str, TaskDefinition] = {
     "arithmetic": TaskDefinition(
         generate=partial(arithmetic.generate, operands=4),
@@ -218,37 +219,31 @@ _TASKS: dict[str, TaskDefinition] = {
         chance=lambda records: 0.5,
         words=lambda **_: tuple(prosqa.NAMES[:4]),
     ),
-    "mqar": TaskDefinition(
+    "mqar": _with_queries(
         generate=mqar.generate,
         word_tokenizer=mqar.word_tokenizer,
         grade=mqar.grade,
-        level=lambda problem: problem.highest_level,
         level_name="words back, up to",
-        extra_tokens=0,
         describe=mqar.describe,
         chance=mqar.chance,
         overlap=mqar.overlap,
         words=lambda **_: ("k0", "k1", "k2", "k3"),
     ),
-    "chains": TaskDefinition(
+    "chains": _with_queries(
         generate=chains.generate,
         word_tokenizer=chains.word_tokenizer,
         grade=chains.grade,
-        level=lambda problem: problem.highest_level,
         level_name="statements",
-        extra_tokens=0,
         describe=chains.describe,
         chance=chains.chance,
         overlap=chains.overlap,
         words=lambda **_: tuple(chains.VARIABLES[:4]),
     ),
-    "mad": TaskDefinition(
+    "mad": _with_queries(
         generate=mad.generate,
         word_tokenizer=mad.word_tokenizer,
         grade=mad.grade,
-        level=lambda problem: problem.highest_level,
         level_name="words back, up to",
-        extra_tokens=0,
         describe=mad.describe,
         chance=mad.chance,
         words=mad.probe_words,
