@@ -1,10 +1,9 @@
 """Documents tokenized into one long file for each split, prepared once and then reused.
 
 Every document is followed by the end token. The folder of prepared files is named by a digest of
-the text, the tokenizer and the options that change the tokens. One process writes the files, in a
-staging folder that is renamed once it is complete. Documents of the validation set are left out of
-the training set. A batch of documents is tokenized, on as many cores as the tokenizer uses, while
-the next one is read and the one before it is written.
+the text, the tokenizer and the options that change the tokens. One process writes the files, and
+others that need the same wait for it (``staging``). Documents of the validation set are left out of
+training. A batch of documents is tokenized while the next is read and the one before is written.
 """
 
 import hashlib

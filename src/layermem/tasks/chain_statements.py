@@ -18,7 +18,7 @@ Statement = tuple[str, str, str]
 
 
 def read_statements(problem: Queried) -> list[Statement]:
-    """Return the statements of a problem: each variable, its sign, and what it is defined by."""
+    """Return the statements of a problem."""
     words = [word for word in problem.prompt.partition(" ? ")[0].split() if word != BLANK]
     told = " ".join(words).removesuffix(" ;").split(" ; ")
     return [(name, "".join(sign), base) for name, _, *sign, base in (text.split() for text in told)]
