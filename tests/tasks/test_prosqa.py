@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from layermem.tasks import prosqa
+from layermem.tasks import prosqa, prosqa_crossed
 from layermem.tasks.problems import Grade
 from layermem.tasks.prosqa import CONCEPTS, NAMES, generate, grade, load
 from layermem.tasks.prosqa_crossed import UndirectedPairs
@@ -213,6 +214,26 @@ def test_the_same_statements_have_either_answer():
             for person in (0, 1):
                 far = distances(sorted(edges), person)
                 assert far[ends[person]] == steps and ends[1 - person] not in far
+
+
+def test_either_orientation_is_drawn(monkeypatch):
+    filled = []
+
+    class Pairs(UndirectedPairs):
+        def fill(self, *args):
+            super().fill(*args)
+            filled.append(self)
+
+    def degrees(edges):
+        return sorted((Counter(a for a, _ in edges) | Counter(-b for _, b in edges)).values())
+
+    monkeypatch.setattr(prosqa_crossed, "UndirectedPairs", Pairs)
+    drawn = [prosqa_crossed.draw_crossed(random.Random(i), None, None, None) for i in range(40)]
+    straight = [
+        degrees(graph.edges) == degrees(pairs.orientations[0].edges)
+        for graph, pairs in zip(drawn, filled, strict=True)
+    ]
+    assert 5 < sum(straight) < 35
 
 
 def test_distances_are_those_of_networkx(records):
