@@ -24,7 +24,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from layermem.tasks import prosqa
-from layermem.tasks.prosqa_shortcuts import SHORTCUTS
+from layermem.tasks.prosqa_records import SHORTCUTS
 
 TINY = {"steps": 3, "nodes": 12, "statements": 15}
 DRAWN = {

@@ -9,8 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from layermem import cli
-from layermem.data.tokenizers import load_tokenizer
-from layermem.data.word_pieces import train_word_pieces
+from layermem.data.tokenizers import load_tokenizer, train_word_pieces
 from layermem.runs import RunFolder
 
 KINDS = {

@@ -85,11 +85,6 @@ class Records:
                 f"records.fields={self.fields[0]} must name two fields of questions, that of the "
                 "context and that of the question: --fields CONTEXT QUESTION"
             )
-        if self.stride < 0 or self.longest_answer < 1:
-            raise ValueError(
-                "records.stride must be at least 0 and records.longest_answer at least 1, got "
-                f"{self.stride} and {self.longest_answer}"
-            )
         if self.id_field is not None and self.id_field in (*self.fields, self.label):
             raise ValueError(
                 f"records.id_field={self.id_field} is another field of the records too: name "

@@ -215,10 +215,10 @@ def test_a_split_without_documents(tmp_path, tokenizer):
         prepare(config(tmp_path, ["alone"]), tokenizer)
 
 
-def test_a_large_vocabulary_takes_wider_numbers(tmp_path, tokenizer):
-    tokenizer.add_tokens([f"<{i}>" for i in range(70_000)])
+def test_a_large_vocabulary_takes_wider_numbers(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(type(tokenizer), "__len__", lambda tokenizer: 2**16 + 1)
     train, _ = prepare(config(tmp_path, [f"text {i}" for i in range(100)]), tokenizer)
-    assert train.dtype == "uint32"
+    assert train.dtype == "uint32" and documents(train)[0].startswith("text ")
 
 
 def warned(caplog):
@@ -351,7 +351,7 @@ print(train.tokens + valid.tokens - train.documents - valid.documents, peak() - 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux to say its memory")
 def test_the_memory_that_a_long_text_takes_is_bounded(tmp_path):
     """Tokenized whole, it took 80 bytes a character with few tokens, with many 235."""
-    path, words = tmp_path / "a.txt", 60_000
+    path, words = tmp_path / "a.txt", 40_000
     path.write_text("\n".join(f"{i:w>200}" for i in range(words)))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", MEASURED, str(path), str(tmp_path / "cache")],

@@ -65,9 +65,9 @@ def test_the_files_of_squad_are_read(tmp_path):
     records = read(path, unanswerable=True)
     assert [each.gold for each in records] == [["Denver"], [], ["Denver"]]
     assert records[1].where.endswith("a.json, article 1, paragraph 1, question 2")
-    with pytest.raises(ValueError, match="paragraph 1, question 2 has no answer: with --unanswer"):
+    with pytest.raises(ValueError, match="paragraph 1, question 2 has no answer"):
         read(path)
-    with pytest.raises(ValueError, match="names of their own: leave --fields"):
+    with pytest.raises(ValueError, match="leave --fields"):
         read(path, answers="spans", unanswerable=True)
 
 
@@ -88,9 +88,9 @@ def test_the_files_of_squad_are_read(tmp_path):
         ({"answers": {"text": ["Denver"], "answer_start": []}}, "line 2: .* an answer_start for"),
         ({"answers": {"text": "Denver", "answer_start": 0}}, "line 2: .* an answer_start for each"),
         ({"answers": "Denver"}, "line 2: .* an answer_start for each"),
-        ({"answers": NONE}, "line 2 has no answer: with --unanswerable"),
-        ({"answers": NONE, "is_impossible": False}, "line 2: is_impossible is false, .* no answ"),
-        ({"is_impossible": True}, "line 2: is_impossible is true, and there are answers"),
+        ({"answers": NONE}, "line 2 has no answer"),
+        ({"answers": NONE, "is_impossible": False}, "line 2: is_impossible is False"),
+        ({"is_impossible": True}, "line 2: is_impossible is True"),
         ({"id": "q1"}, r"line 2: id 'q1' is that of .*line 1 too"),
         ({"id": None}, "line 2: id must be a text or a number, got None"),
         ({"context": " "}, "line 2: context must be a text, got ' '"),
@@ -127,7 +127,7 @@ def test_a_missing_field_is_refused_with_its_line(name, tmp_path):
             '{"data": [{"paragraphs": [{"qas": [{"id": 1, "question": "?", "answers": []}]}]}]}',
             "question 1: context must be a text, got None",
         ),
-        ("a.txt", "", "is of no kind of records that is read"),
+        ("a.txt", "", "a.txt must be one of"),
         ("b.jsonl", None, "b.jsonl"),
         ("b.json", None, "b.json"),
     ],

@@ -201,7 +201,7 @@ def test_places_that_are_refused(tmp_path):
     with pytest.raises(ValueError, match="are both of qnli: say which"):
         find_records([str(tmp_path)], qnli)
     (tmp_path / "x.txt").write_text("a,b", encoding="utf-8")
-    with pytest.raises(ValueError, match="x.txt is of no kind of records that is read"):
+    with pytest.raises(ValueError, match="x.txt must be one of"):
         find_records([f"qnli={tmp_path / 'x.txt'}"], qnli) and read("qnli", tmp_path / "x.txt")
 
 

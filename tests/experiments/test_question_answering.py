@@ -20,13 +20,13 @@ from transformers import (
 )
 
 from layermem import cli
+from layermem.data.question_records import exact_match, f1
 from layermem.results.answers import Answers
 from layermem.results.files import read_result
 from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached
 from layermem.runs import RunFolder
-from layermem.tasks.answer_scores import exact_match, f1
 from layermem.train.learning.questions import answer_questions
 
 # Those of the table of hosts that transformers has such a head on.

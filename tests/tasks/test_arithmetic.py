@@ -1,24 +1,32 @@
-"""Arithmetic: generated solutions are right, wrong ones are graded so, splits are disjoint."""
+"""Arithmetic: generated solutions are right, wrong ones are graded so, splits share no long step.
 
+The splits are checked on texts, with code of its own.
+"""
+
+import ast
+import functools
+import hashlib
 import random
+import re
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layermem.tasks.arithmetic import OPERANDS, describe, generate, grade
-from layermem.tasks.arithmetic_drawing import PARENTHESES
-from layermem.tasks.expressions import evaluate, parse, rewrites, solve, write
-from layermem.tasks.grading import Grade
+from layermem.tasks.arithmetic import OPERANDS, describe, generate, grade, overlap
+from layermem.tasks.expressions import parse, solve, write
+from layermem.tasks.problems import Grade
 from layermem.tasks.registry import get_task
 
 RIGHT = Grade(answer=True, steps=True)
-trees = st.recursive(
-    st.integers(0, 999),
-    lambda inner: st.tuples(st.sampled_from("+-*/"), inner, inner),
-    max_leaves=8,
-)
+SPLITS = ("train", "validation", "test")
+
+
+@functools.cache
+def drawn(operands, count, split="train", **options):
+    """Return examples; tests share those that they draw alike."""
+    return generate(operands, count, 0, split=split, **options)
 
 
 def by_python(text):
@@ -27,14 +35,15 @@ def by_python(text):
     return eval(" ".join(f"Fraction({t})" if t.isdigit() else t for t in spaced))  # noqa: S307
 
 
-@given(trees, st.sampled_from(("needed", "all")))
-def test_what_is_written_is_read_again(tree, parentheses):
-    assert parse(write(tree, parentheses)) == tree
-    assert parse(write(tree, parentheses).replace(" ", "")) == tree
-
-
-@pytest.mark.parametrize("operands", OPERANDS)
-@pytest.mark.parametrize("parentheses", PARENTHESES)
+@pytest.mark.parametrize(
+    ("parentheses", "operands"),
+    [
+        *(("needed", n) for n in OPERANDS),
+        *(("all", n) for n in (2, 5, 8)),
+        ("none", 3),
+        ("none", 6),
+    ],
+)
 def test_every_step_has_the_value_of_the_answer(operands, parentheses):
     examples = generate(operands, 30, 3, parentheses=parentheses, split="test")
     assert len({e.prompt for e in examples}) == 30
@@ -45,13 +54,7 @@ def test_every_step_has_the_value_of_the_answer(operands, parentheses):
         assert end == " =" and len(steps) == operands - 1
         assert {by_python(text) for text in (expression, *steps)} == {Fraction(example.answer)}
         assert steps[-1] == str(example.answer)
-        numbers = [
-            int(n)
-            for text in steps
-            for n in text.replace("(", " ").replace(")", " ").split()
-            if n.isdigit()
-        ]
-        assert max(numbers) <= 200
+        assert max(int(number) for text in steps for number in re.findall(r"\d+", text)) <= 200
         assert grade(example.prompt, example.solution) == RIGHT
         if parentheses == "none":
             assert "(" not in example.prompt
@@ -137,37 +140,20 @@ def test_a_mutated_solution_is_rejected(operands, seed, draw):
     assert not grade(example.prompt, " ".join(words[:-1])).steps
 
 
-def test_a_rewrite_does_one_thing():
-    tree = parse("(2 + 3) * (4 - 1) / 0")
-    assert [write(step) for step in rewrites(tree)] == ["5 * (4 - 1) / 0", "(2 + 3) * 3 / 0"]
-    with pytest.raises(ValueError, match="15 / 0 cannot be carried out exactly"):
-        solve(parse("15 / 0"))
-    with pytest.raises(ValueError, match="7 / 2 is not an exact integer"):
-        evaluate(parse("7 / 2"))
-
-
-def test_splits_do_not_meet_whatever_the_seeds():
-    found = {
-        split: {e.prompt for seed in range(3) for e in generate(3, 400, seed, split=split)}
-        for split in ("train", "validation", "test")
-    }
-    assert not found["train"] & found["test"] and not found["train"] & found["validation"]
-    assert not found["test"] & found["validation"]
+def test_a_seed_draws_the_same_examples():
     assert generate(4, 20, 7) == generate(4, 20, 7) != generate(4, 20, 8)
     # More of the same seed go on where fewer stopped.
     assert generate(4, 30, 7)[:20] == generate(4, 20, 7)
 
 
 def test_the_distribution():
-    found = describe(generate(4, 3000, 0))
+    found = describe(drawn(4, 1000, "train"))
     assert set(found["operators"]) == set("+-*/")
     assert all(0.15 < share < 0.35 for share in found["operators"].values())
     assert 0 < found["share with a trivial step"] < 0.15
-    none = describe(generate(4, 1000, 0, trivial=0.0))
-    assert none["share with a trivial step"] == 0
     assert found["different answers"] > 150
-    often = describe(generate(4, 1000, 0, trivial=1.0))
-    assert often["share with a trivial step"] > 0.3
+    assert describe(generate(4, 300, 0, trivial=0.0))["share with a trivial step"] == 0
+    assert describe(generate(4, 300, 0, trivial=1.0))["share with a trivial step"] > 0.3
     assert set(describe(generate(4, 50, 0, operators="+-"))["operators"]) == set("+-")
     with pytest.raises(ValueError, match="no examples"):
         describe([])
@@ -180,70 +166,34 @@ def test_the_tokenizer_has_one_token_for_each_number(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     text = "(300 - 7) * 12 / 3 = 293"
     ids = tokenizer(text)["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == [
-        "(",
-        "300",
-        "-",
-        "7",
-        ")",
-        "*",
-        "12",
-        "/",
-        "3",
-        "=",
-        "293",
-    ]
+    assert " ".join(tokenizer.convert_ids_to_tokens(ids)) == "( 300 - 7 ) * 12 / 3 = 293"
     assert parse(tokenizer.decode(ids[:9])) == parse(text.partition("=")[0])
     assert tokenizer("301")["input_ids"] == [tokenizer.unk_token_id]
     assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id}) == 3
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "named"),
     [
-        ({"operands": 1}, "operands must be 2 to 8, got 1"),
-        ({"operands": 9}, "operands must be 2 to 8, got 9"),
-        ({"count": -1}, "count must be at least 0, got -1"),
-        ({"split": "dev"}, "split must be one of test, validation, train, got 'dev'"),
-        ({"operators": "+^"}, r"operators must be some of \+-\*/, got '\+\^'"),
-        ({"operators": ""}, "operators must be some of"),
-        ({"operand_max": 0}, "operand_max must be at least 1 and at most value_max, got 0 and 200"),
-        ({"operand_max": 300}, "got 300 and 200"),
-        ({"parentheses": "some"}, "parentheses must be one of needed, all, none, got 'some'"),
-        ({"trivial": 2.0}, "trivial must be from 0 to 1, got 2.0"),
-        (
-            {"operators": "*", "operand_max": 1, "value_max": 1, "trivial": 0.0},
-            "only 0 of 5 expressions were found with 4 operands up to 1, .*; widen the range",
-        ),
-        (
-            {"operands": 2, "count": 10**6, "operand_max": 5},
-            "expressions were found .* ask for fewer",
-        ),
+        ({"operands": 1}, "operands .* got 1"),
+        ({"operands": 9}, "operands .* got 9"),
+        ({"count": -1}, "count .* got -1"),
+        ({"split": "dev"}, "split .* got 'dev'"),
+        ({"operators": "+^"}, r"operators .* got '\+\^'"),
+        ({"operators": ""}, "operators .* got ''"),
+        ({"operand_max": 0}, "operand_max .* got 0 and 200"),
+        ({"operand_max": 300}, "operand_max .* got 300 and 200"),
+        ({"parentheses": "some"}, "parentheses .* got 'some'"),
+        ({"held_out": "some"}, "held_out .* got 'some'"),
+        ({"trivial": 2.0}, "trivial .* got 2.0"),
+        ({"operators": "*", "operand_max": 1, "value_max": 1, "trivial": 0.0}, "only 0 of 5"),
+        ({"operands": 2, "count": 10**6, "operand_max": 5}, r"only \d+ of 1000000"),
     ],
+    ids=str,
 )
-def test_what_cannot_be(wrong, message):
-    asked = {"operands": 4, "count": 5, "seed": 0, **wrong}
-    with pytest.raises(ValueError, match=message):
-        generate(**asked)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "1 to 200 numbers, operators and parentheses, got 0"),
-        ("2 + ", "lacks a number before end"),
-        ("2 3", "lacks an operator before 3"),
-        ("(2 + 3", "leaves a parenthesis open"),
-        ("2 + 3)", "closes a parenthesis"),
-        ("-2", "lacks a number before -"),
-        ("2 x 3", "holds 'x'"),
-        ("()", r"lacks a number before \)"),
-        ("2 + ٣", "holds '٣'"),
-    ],
-)
-def test_no_expression(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse(text)
+def test_what_cannot_be(wrong, named):
+    with pytest.raises(ValueError, match=named):
+        generate(**{"operands": 4, "count": 5, "seed": 0, **wrong})
 
 
 def test_any_text_is_graded():
@@ -251,3 +201,128 @@ def test_any_text_is_graded():
     for _ in range(500):
         text = "".join(draw.choice("0123456789+-*/()= #x\n") for _ in range(draw.randrange(40)))
         assert grade("2 + 3 * 4 =", text).steps in (True, False)
+
+
+def unordered(text):
+    """A text that all expressions share that differ in order alone, by Python's own parser."""
+
+    def as_text(node):
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        name, sides = type(node.op).__name__, [as_text(node.left), as_text(node.right)]
+        return f"{name}({','.join(sorted(sides) if name in ('Add', 'Mult') else sides)})"
+
+    return as_text(ast.parse(text.strip(), mode="eval").body)
+
+
+def long_steps(examples):
+    """Every expression of two operations or more of every solution, up to order."""
+    texts = {t for e in examples for t in (e.prompt[:-2], *e.solution.split(" = "))}
+    return {unordered(t) for t in texts if len(re.findall(r"[-+*/]", t)) > 1}
+
+
+def of_all_splits(drawn_by_split):
+    """The long steps of each split's examples, none of which may be in another's."""
+    steps = {split: long_steps(examples) for split, examples in drawn_by_split.items()}
+    assert all(steps.values())
+    assert sum(map(len, steps.values())) == len(set().union(*steps.values()))
+    return steps
+
+
+@pytest.mark.parametrize("operands", [3, 5])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"parentheses": "all"},
+        {"parentheses": "none"},
+        {"operators": "+*"},
+        # Small numbers make few expressions of 3 operands.
+        {"operand_max": 5, "value_max": 30, "trivial": 0.5},
+    ],
+    ids=str,
+)
+def test_no_long_step_is_in_two_splits(operands, rules):
+    count = 40 if operands == 3 and len(rules) > 1 else 120
+    of_all_splits(
+        {
+            split: [
+                each
+                for seed in range(2)
+                for each in generate(operands, count, seed, split=split, **rules)
+            ]
+            for split in SPLITS
+        }
+    )
+
+
+def test_no_long_step_is_in_two_splits_of_any_operands():
+    counts = {"train": 2500, "validation": 250, "test": 250}
+    of_all_splits(
+        {
+            split: [each for operands in (3, 4, 5, 6) for each in drawn(operands, count, split)]
+            for split, count in counts.items()
+        }
+    )
+    learnt, tests = drawn(4, counts["train"], "train"), drawn(4, counts["test"], "test")
+    assert set(overlap(tests, learnt).values()) == {0.0}
+
+
+def test_nor_is_that_of_a_mirror():
+    """Of few numbers both ``2 * 3 + 4 * 5`` and its mirror would be drawn."""
+    rules = {"operators": "+*", "operand_max": 5}
+    of_all_splits({split: generate(4, 800, 0, split=split, **rules) for split in SPLITS})
+
+
+def test_nor_are_expressions_of_two_operands():
+    found = [
+        {unordered(e.prompt[:-2]) for e in generate(2, 40, seed, split=split)}
+        for split in SPLITS
+        for seed in range(2)
+    ]
+    by_split = [found[0] | found[1], found[2] | found[3], found[4] | found[5]]
+    assert sum(map(len, by_split)) == len(set().union(*by_split))
+
+
+def test_the_draw_where_texts_decide_is_as_it_was():
+    texts = [
+        f"{e.prompt} {e.solution}"
+        for operands in (3, 4, 6)
+        for split in SPLITS
+        for e in generate(operands, 200, 1, split=split, held_out="expression")
+    ]
+    assert hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16] == "f5306cb7185ff344"
+
+
+def test_the_overlap_where_texts_decide_is_counted():
+    learnt = drawn(4, 2000, held_out="expression")
+    tests = drawn(4, 300, "test", held_out="expression")
+    whole = {text for e in learnt for text in (e.prompt[:-2], *e.solution.split(" = "))}
+    firsts = {unordered(e.prompt[:-2]) for e in learnt}
+    steps = long_steps(learnt)
+    expected = [
+        sum(whole >= set(e.solution.split(" = ")) for e in tests),
+        sum(unordered(e.prompt[:-2]) in firsts for e in tests),
+        sum(bool(long_steps([e]) & steps) for e in tests),
+    ]
+    assert list(overlap(tests, learnt).values()) == [count / len(tests) for count in expected]
+    assert all(0 < count < len(tests) for count in expected)
+    for nothing in (([], learnt), (tests, [])):
+        with pytest.raises(ValueError, match="problems to compare"):
+            overlap(*nothing)
+
+
+@pytest.mark.parametrize(("operands", "count"), [(4, 1000), (5, 1000)])
+def test_the_draws_and_the_splits_are_alike(operands, count):
+    before = describe(drawn(operands, count, held_out="expression"))
+    for split in SPLITS:
+        now = describe(drawn(operands, count, split))
+        for sign, share in before["operators"].items():
+            assert now["operators"][sign] == pytest.approx(share, abs=0.03)
+        for what, width in (
+            ("share with a trivial step", 0.03),
+            ("share with parentheses", 0.03),
+            ("share of values on the way above 100", 0.02),
+        ):
+            assert now[what] == pytest.approx(before[what], abs=width)
+        commonest = "always answering the commonest"
+        assert now[commonest]["right"] == pytest.approx(before[commonest]["right"], abs=0.03)

@@ -5,7 +5,7 @@ import pytest
 from layermem.tasks import chains
 from layermem.tasks.chain_statements import asked_variables, read_statements, solve
 from layermem.tasks.chains import generate, grade
-from layermem.tasks.grading import Grade
+from layermem.tasks.problems import Grade
 
 SPLITS = ("train", "validation", "test")
 
@@ -292,26 +292,23 @@ def test_wrong_answers_are_told_apart():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"split": "tests"}, "split must be one of test, validation, train, got 'tests'"),
-        ({"depth": 0}, "depth and chains must be at least 1, got 0 and 2"),
-        ({"chains": 0}, "depth and chains must be at least 1, got 6 and 0"),
-        ({"depth": 14}, "2 chains of 14 have 28 variables, and there are names for 26"),
-        ({"order": "random"}, "one of shuffled, levels, interleaved, chain, got 'random'"),
-        ({"blanks": -1}, "blanks must be at least 0, got -1"),
-        ({"ask": "start"}, "ask must be one of end, statements, got 'start'"),
-        ({"names": "letters"}, "names must be one of random, places, got 'letters'"),
-        ({"ask": "statements"}, "order=shuffled does not see to: choose levels, interleaved or"),
-        ({"learned": 7}, r"learned must be from 1 to depth \(6\), got 7"),
-        ({"learned": 0}, r"learned must be from 1 to depth \(6\), got 0"),
-        ({"variables": 27}, "variables must be from 1 to 26, got 27"),
-        ({"variables": 11}, "2 chains of 6 have 12 variables, and there are names for 11.*more"),
-        ({"values": 1}, r"values must be at least the number of chains \(2\).*got 1"),
-        ({"values": 8, "chains": 1}, "chains must be at least 2, got 1"),
-        ({"values": 8, "order": "chain"}, "order=chain would put the answer before every variable"),
-        (
-            {"depth": 1, "chains": 1, "count": 99},
-            r"only \d+ of 99 problems were found with depth 1.*ask for fewer",
-        ),
+        ({"split": "tests"}, "split .* got 'tests'"),
+        ({"depth": 0}, "depth .* got 0, 2"),
+        ({"chains": 0}, "depth .* got 6, 0"),
+        ({"depth": 14}, "28 variables, and there are names for 26"),
+        ({"order": "random"}, "order .* got 'random'"),
+        ({"blanks": -1}, "blanks .* got -1"),
+        ({"ask": "start"}, "ask .* got 'start'"),
+        ({"names": "letters"}, "names .* got 'letters'"),
+        ({"ask": "statements"}, "ask=statements .* not shuffled"),
+        ({"learned": 7}, "learned .* got 7"),
+        ({"learned": 0}, "learned .* got 0"),
+        ({"variables": 27}, "variables .* got 27"),
+        ({"variables": 11}, "12 variables, and there are names for 11"),
+        ({"values": 1}, r"values .*\(2\), got 1"),
+        ({"values": 8, "chains": 1}, "chains .* got 1"),
+        ({"values": 8, "order": "chain"}, "order=chain"),
+        ({"depth": 1, "chains": 1, "count": 99}, r"only \d+ of 99 problems"),
     ],
 )
 def test_what_cannot_be(wrong, message):

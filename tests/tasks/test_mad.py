@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from layermem.tasks import mad
-from layermem.tasks.grading import Grade
 from layermem.tasks.mad import SHORTCUTS, Kind, generate, grade, try_shortcut
+from layermem.tasks.problems import Grade
 
 SPLITS = ("train", "validation", "test")
 KINDS = get_args(Kind)
@@ -134,11 +134,10 @@ MOST = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_shortcut_solves_it(kind):
     problems = generate(split="test", count=150, seed=0, kind=kind)
-    for name in SHORTCUTS:
-        right = [sum(oks) / len(oks) for oks in (try_shortcut(name, p) for p in problems)]
-        assert sum(right) / len(right) <= MOST[kind], name
-    assert 0 < mad.chance(problems) <= 0.25
-    assert mad.describe(problems)["problems"] == 150
+    found = mad.describe(problems)
+    assert found["problems"] == 150 and 0 < mad.chance(problems) <= 0.25
+    shares = found["right answers by shortcut"]
+    assert shares.keys() == SHORTCUTS.keys() and max(shares.values()) <= MOST[kind], shares
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,22 +179,22 @@ def test_wrong_answers_are_told_apart():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"kind": "recalling"}, "kind must be one of recall, noisy-recall, .*got 'recalling'"),
-        ({"split": "tests"}, "split must be one of test, validation, train, got 'tests'"),
-        ({"copied": 4}, "copied is an option of kind=copying; kind=recall has none of it"),
-        ({"noise_share": 0.1}, "noise_share is an option of kind=noisy-recall; kind=recall"),
-        ({"length": 3}, "length of kind=recall must be at least 4, got 3"),
-        ({"length": 33}, "length of kind=recall must be even .*got 33"),
-        ({"kind": "copying", "length": 33}, "length of kind=copying must be at least 34, got 33"),
-        ({"kind": "copying", "copied": 0}, "copied must be at least 1"),
-        ({"kind": "fuzzy-recall", "length": 17}, "must be at least 18, got 17"),
-        ({"kind": "fuzzy-recall", "vocabulary": 7}, "must be at least 8: got 7"),
-        ({"vocabulary": 3}, "vocabulary of kind=recall must be at least 4: got 3"),
-        ({"kind": "noisy-recall", "vocabulary": 19}, "must be at least 20: got 19"),
-        ({"kind": "noisy-recall", "noise_share": 1.0}, "noise_share must be .*below 1, .*got 1.0"),
-        ({"kind": "noisy-recall", "noise_words": 0}, "needs noise_words, got 0.2 and 0"),
-        ({"kind": "noisy-recall", "noise_words": -1}, "needs noise_words, got 0.2 and -1"),
-        ({"length": 4, "vocabulary": 4, "count": 99}, "only . of 99 problems .*ask for fewer"),
+        ({"kind": "recalling"}, "kind .* got 'recalling'"),
+        ({"split": "tests"}, "split .* got 'tests'"),
+        ({"copied": 4}, "copied is an option of kind=copying"),
+        ({"noise_share": 0.1}, "noise_share is an option of kind=noisy-recall"),
+        ({"length": 3}, "length .* 4, got 3"),
+        ({"length": 33}, "length .* even .*got 33"),
+        ({"kind": "copying", "length": 33}, "length .* 34, got 33"),
+        ({"kind": "copying", "copied": 0}, "copied .* got .* 0"),
+        ({"kind": "fuzzy-recall", "length": 17}, "length .* 18, got 17"),
+        ({"kind": "fuzzy-recall", "vocabulary": 7}, "vocabulary .* 8, got 7"),
+        ({"vocabulary": 3}, "vocabulary .* 4, got 3"),
+        ({"kind": "noisy-recall", "vocabulary": 19}, "vocabulary .* 20, got 19"),
+        ({"kind": "noisy-recall", "noise_share": 1.0}, "noise_share .* got 1.0"),
+        ({"kind": "noisy-recall", "noise_words": 0}, "noise_words, got 0.2 and 0"),
+        ({"kind": "noisy-recall", "noise_words": -1}, "noise_words, got 0.2 and -1"),
+        ({"length": 4, "vocabulary": 4, "count": 99}, "only . of 99 problems"),
     ],
 )
 def test_what_cannot_be(wrong, message):

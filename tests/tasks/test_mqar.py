@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from layermem.tasks import mqar
-from layermem.tasks.grading import Grade
 from layermem.tasks.mqar import SHORTCUTS, generate, grade
+from layermem.tasks.problems import Grade
 
 SPLITS = ("train", "validation", "test")
 
@@ -30,7 +30,7 @@ def answers_by_lookup(problem, pairs):
 )
 def test_an_oracle_answers_every_query(sizes, filler):
     pairs, length = sizes["pairs"], sizes["length"]
-    for problem in generate(count=30, seed=0, filler=filler, **sizes):
+    for problem in generate(count=20, seed=0, filler=filler, **sizes):
         assert answers_by_lookup(problem, pairs) == problem.solution
         assert grade(problem, problem.solution) == Grade(
             answer=True, steps=True, right=(True,) * pairs
@@ -76,12 +76,12 @@ def test_distances_follow_the_power_law(alpha):
 
 
 @pytest.mark.parametrize("filler", ["blank", "random"])
-@pytest.mark.parametrize("name", SHORTCUTS)
-def test_no_shortcut_is_worth_taking(name, filler):
+def test_no_shortcut_is_worth_taking(filler):
     problems = generate(count=700, seed=0, filler=filler)
-    right = [ok for problem in problems for ok in SHORTCUTS[name](problem)]
+    shares = mqar.describe(problems)["right answers by shortcut"]
+    assert shares.keys() == SHORTCUTS.keys()
     # Four standard deviations of 5,600 guesses among 8 values.
-    assert abs(sum(right) / len(right) - 1 / 8) < 0.018
+    assert all(abs(share - 1 / 8) < 0.018 for share in shares.values()), shares
     assert mqar.chance(problems) == 1 / 8
 
 
@@ -157,20 +157,17 @@ def test_wrong_answers_are_told_apart():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"split": "tests"}, "split must be one of test, validation, train, got 'tests'"),
-        ({"count": -1}, "count must be at least 0, got -1"),
-        ({"pairs": 0}, "pairs must be at least 1, got 0"),
-        ({"vocabulary": 255}, r"vocabulary must be even .* twice the pairs \(16\), got 255"),
-        ({"vocabulary": 14}, r"vocabulary must be even .*got 14"),
-        ({"length": 30}, r"length must be even and at least four times the pairs \(32.*got 30"),
-        ({"length": 65}, "length must be even .*got 65"),
-        ({"alpha": 1.5}, "alpha must be from 0 to 1, got 1.5"),
-        ({"alpha": float("nan")}, "alpha must be from 0 to 1, got nan"),
-        ({"filler": "zero"}, "filler must be blank or random, got 'zero'"),
-        (
-            {"vocabulary": 2, "pairs": 1, "length": 4, "count": 9},
-            "only . of 9 problems were found with vocabulary 2.*ask for fewer",
-        ),
+        ({"split": "tests"}, "split .* got 'tests'"),
+        ({"count": -1}, "count .* got -1"),
+        ({"pairs": 0}, "pairs .* got 0"),
+        ({"vocabulary": 255}, "vocabulary .* got 255"),
+        ({"vocabulary": 14}, "vocabulary .* got 14"),
+        ({"length": 30}, "length .* got 30"),
+        ({"length": 65}, "length .* got 65"),
+        ({"alpha": 1.5}, "alpha .* got 1.5"),
+        ({"alpha": float("nan")}, "alpha .* got nan"),
+        ({"filler": "zero"}, "filler .* got 'zero'"),
+        ({"vocabulary": 2, "pairs": 1, "length": 4, "count": 9}, "only . of 9 problems"),
     ],
 )
 def test_what_cannot_be(wrong, message):

@@ -126,8 +126,8 @@ def _convert(options: Convert) -> None:
     """Convert a checkpoint, and say what was found and written."""
     from transformers.utils import logging as transformers_logging
 
-    from layermem.named_options import check_options, parse_options
     from layermem.convert.converting import convert
+    from layermem.named_options import check_options, parse_options
 
     transformers_logging.disable_progress_bar()
     check_options("convert", options.options)

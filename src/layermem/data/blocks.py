@@ -22,13 +22,10 @@ class Prepared:
     """The file of tokens of one split."""
 
     path: Path
-    """The file of tokens."""
     dtype: str
     """uint16 or uint32."""
     tokens: int
-    """Number of tokens in the file."""
     documents: int
-    """Number of documents in the file."""
     end: int
     """Id of the end token, which follows every document."""
     left_out: int = 0
@@ -77,19 +74,12 @@ class Blocks(Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": labels, "position_ids": positions}
 
     def identity(self) -> object:
-        """Return what the blocks are recognised by.
-
-        The folder's name is itself a digest of all that prepared tokens are made from.
-        """
+        """Return what the blocks are recognised by; the folder's name is a digest of their text."""
         return [self.prepared.path.parent.name, self.prepared.path.name, len(self)]
 
     @staticmethod
     def collate(items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Stack blocks into a batch [B, T].
-
-        Nothing is padded, so there is no attention mask: attention is causal without one, and the
-        positions of isolated documents tell the model where it is not.
-        """
+        """Stack blocks into a batch [B, T]; nothing is padded, so there is no attention mask."""
         return {name: torch.stack([item[name] for item in items]) for name in items[0]}
 
 

@@ -1,17 +1,22 @@
-"""Records with one or two texts and a label, in the manner of GLUE's files.
+"""Records with one or two texts and a label, as in GLUE; training and validation records.
 
     index	question	sentence	label
     0	What came into force ...?	As of that day, ...	entailment
 
 The fields of the texts are found by the names that such data sets use, unless they are given.
-``records`` says which files are read.
+
+A record's side depends on its texts alone, of a question on its context alone: not on its place in
+the file, nor on the seed. Records with the same texts are therefore on one side, and so are all
+questions about a text.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from layermem.data.records import Record, file_records
+from layermem.text_hash import hash_to_unit_interval
 
 _USUAL_FIELDS = (
     ("sentence1", "sentence2"),
@@ -23,17 +28,25 @@ _USUAL_FIELDS = (
     ("sentence",),
     ("text",),
 )
-_USUAL_LABEL = "label"
 # Written where there is no label: in test files of GLUE, and where SNLI's annotators differ.
 _NO_LABEL = ("", "-", "-1")
 
 
+class Splittable(Protocol):
+    """A record with a text that decides on its side."""
+
+    @property
+    def split_key(self) -> str: ...
+
+
+_R = TypeVar("_R", bound=Splittable)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LabelledRecord:
-    """One record."""
+    """One record of one or two texts."""
 
     texts: tuple[str, ...]
-    """Its one or two texts."""
     label: str
     """Its label, a whole number as its digits."""
     where: str
@@ -51,9 +64,7 @@ class FieldNames:
     """Names of the fields that hold the texts and the label of a record."""
 
     texts: tuple[str, ...]
-    """One or two names."""
     label: str
-    """The name."""
 
 
 def read_records(
@@ -79,7 +90,7 @@ def read_records(
 
 def _find_fields(record: Record, fields: Sequence[str], label: str | None) -> FieldNames:
     """Return the names to read, which must be in the first record and leave no doubt."""
-    label = label or _USUAL_LABEL
+    label = label or "label"
     for name in (*fields, label):
         record.field(name, "; name the fields with --fields and --label")
     if fields:
@@ -102,12 +113,61 @@ def _label(record: Record, name: str) -> str:
         raise record.error(name, "be a class, a text or a whole number", value)
     text = str(value).strip()
     if text in _NO_LABEL:
-        raise ValueError(
-            f"{record.where}: {name} is {value!r}, which stands for no label: leave such records "
-            "out"
-        )
+        raise ValueError(f"{record.where}: {name} is {value!r}, which is no label: leave it out")
     if "." in text and text.replace(".", "", 1).lstrip("-").isdecimal():
-        raise ValueError(
-            f"{record.where}: {name} is {text}, a score and no class: scores are not learnt"
-        )
+        raise ValueError(f"{record.where}: {name} is {text}, a score, and only classes are learnt")
     return text
+
+
+def split_records(
+    records: Sequence[_R], validation: list[_R] | None, share: float
+) -> tuple[list[_R], list[_R], int]:
+    """Return training and validation records, and how many are left out of training.
+
+    ``validation``: records of a file of their own; None: a share is held out.
+    """
+    if validation is not None:
+        validated = {record.split_key for record in validation}
+        train = [record for record in records if record.split_key not in validated]
+        if not train:
+            raise ValueError(
+                f"the texts of all {len(records)} training records are in the validation file too: "
+                "name another --validation, or none for a share of the records"
+            )
+        return train, validation, len(records) - len(train)
+    sides: tuple[list[_R], list[_R]] = ([], [])
+    for record in records:
+        sides[hash_to_unit_interval(record.split_key) < share].append(record)
+    for side, name in zip(sides, ("training", "validation"), strict=True):
+        if not side:
+            raise ValueError(
+                f"of {len(records)} records none are left for {name} with records.validation_share="
+                f"{share}: choose another share, or name a --validation file"
+            )
+    return *sides, 0
+
+
+def find_classes(records: Sequence[LabelledRecord]) -> list[str]:
+    """Return the labels of training records, whole numbers by size, others by the alphabet."""
+    labels = {record.label for record in records}
+    if len(labels) < 2:
+        raise ValueError(
+            f"all {len(records)} training records have the label {labels.pop()!r}: nothing to learn"
+        )
+    if len(labels) > len(records) / 2:
+        raise ValueError(
+            f"{len(records)} training records have {len(labels)} labels, such as "
+            f"{records[0].label!r}: that is no class; name the field of the classes with --label"
+        )
+    numbers = all(label.lstrip("-").isdecimal() for label in labels)
+    return sorted(labels, key=int if numbers else None)
+
+
+def check_labels(records: Sequence[LabelledRecord], classes: Sequence[str]) -> None:
+    """Raise, naming the line, if a label is none of the classes."""
+    for record in records:
+        if record.label not in classes:
+            raise ValueError(
+                f"{record.where}: the label {record.label!r} is none of the classes that are "
+                f"learnt: {', '.join(classes)}"
+            )

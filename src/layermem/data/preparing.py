@@ -1,10 +1,9 @@
 """Documents tokenized into one long file for each split, prepared once and then reused.
 
 Every document is followed by the end token. The folder of prepared files is named by a digest of
-the text, the tokenizer and the options that change the tokens. One process writes the files, in a
-staging folder that is renamed once it is complete. Documents of the validation set are left out of
-the training set. A batch of documents is tokenized, on as many cores as the tokenizer uses, while
-the next one is read and the one before it is written.
+the text, the tokenizer and the options that change the tokens. One process writes the files, and
+others that need the same wait for it (``staging``). Documents of the validation set are left out of
+training. A batch of documents is tokenized while the next is read and the one before is written.
 """
 
 import hashlib
@@ -17,7 +16,6 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -44,18 +42,15 @@ _META = "meta.json"
 
 
 def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
-    """Return the training and validation tokens of a config, from the cache if they are there.
-
-    One process prepares them, and others that need the same meanwhile wait for it (``staging``).
-    """
-    source, validation = _open_sources(config)
-    fingerprints = _fingerprints(source, validation)
+    """Return the training and validation tokens of a config, from the cache if they are there."""
+    sources = _open_sources(config)
+    fingerprints = [source.fingerprint() for source in sources]
     if len(set(fingerprints)) < len(fingerprints):
         raise _same_text_error(config)
     folder = cache_folder(config.cache) / _cache_key(config, fingerprints, tokenizer)
     with claim_folder(folder, (folder / _META).exists) as must_build:
         if must_build:
-            _build(folder, config, source, validation, tokenizer, fingerprints)
+            _build(folder, config, sources, tokenizer, fingerprints)
     train, valid = _read_folder(folder)
     if train.left_out:
         logger.warning(
@@ -96,15 +91,22 @@ def cache_folder(given: str | None = None) -> Path:
     return Path(given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem").expanduser()
 
 
-def _open_sources(config: Data) -> tuple[Source, Source | None]:
-    open_with = partial(open_source, text_field=config.text_field, streaming=config.streaming)
-    source = open_with(config.source, subset=config.subset, revision=config.revision)
-    if not config.validation:
-        return source, None
-    if hub_name(config.validation)[0] != hub_name(config.source)[0]:
+def _open_sources(config: Data) -> list[Source]:
+    """Return the text that is learnt and, where it has a source of its own, that of validation."""
+    of_dataset = {"subset": config.subset, "revision": config.revision}
+    sources = []
+    for source in filter(None, (config.source, config.validation)):
         # Another dataset has configurations and revisions of its own.
-        return source, open_with(config.validation)
-    return source, open_with(config.validation, subset=config.subset, revision=config.revision)
+        same = hub_name(source)[0] == hub_name(config.source)[0]
+        sources.append(
+            open_source(
+                source,
+                text_field=config.text_field,
+                streaming=config.streaming,
+                **(of_dataset if same else {}),
+            )
+        )
+    return sources
 
 
 def _cache_key(config: Data, fingerprints: Sequence[str], tokenizer: Any) -> str:
@@ -113,15 +115,10 @@ def _cache_key(config: Data, fingerprints: Sequence[str], tokenizer: Any) -> str
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
-def _fingerprints(*sources: Source | None) -> list[str]:
-    return [source.fingerprint() for source in sources if source]
-
-
 def _build(
     folder: Path,
     config: Data,
-    source: Source,
-    validation: Source | None,
+    sources: Sequence[Source],
     tokenizer: Any,
     fingerprints: Sequence[str],
 ) -> None:
@@ -133,16 +130,16 @@ def _build(
                 for name in ("train", "valid")
             }
             held_out, share = _HeldOut(), config.validation_share
-            if validation:
-                held, share = held_out.hold_out(validation.parts()), 0.0
+            source, *validation = sources
+            for each in validation:
+                held, share = held_out.hold_out(each.parts()), 0.0
                 _write(held, 1.0, writers, tokenizer, str(config.validation))
             parts = itertools.islice(source.parts(), config.max_documents)
             _write(held_out.leave_out(parts), share, writers, tokenizer, config.source)
         _check_splits(writers, config, held_out.left_out)
-        if _fingerprints(source, validation) != fingerprints:
+        if [source.fingerprint() for source in sources] != fingerprints:
             raise ValueError(
-                f"{config.source} or its validation text changed while it was prepared; start "
-                "again once nothing writes to it"
+                f"{config.source} or its validation text changed while it was prepared; start again"
             )
         meta = {name: writer.meta() for name, writer in writers.items()}
         meta["train"]["left_out"] = held_out.left_out
@@ -151,7 +148,7 @@ def _build(
 
 
 class _HeldOut:
-    """Hashes of 8 bytes of the documents of validation, which training leaves out."""
+    """Hashes of the documents of validation, which training leaves out."""
 
     def __init__(self) -> None:
         self.hashes, self.left_out = array("Q"), 0

@@ -1,4 +1,4 @@
-"""Questions whose answers stand in a text, in the manner of SQuAD's files.
+"""Questions whose answers stand in a text, in the manner of SQuAD, and scores of answers.
 
     {"id": "56be", "context": "Denver beat Carolina.", "question": "Who won?",
      "answers": {"text": ["Denver"], "answer_start": [0]}}
@@ -6,27 +6,39 @@
 A file has such records, with names that may be others, or is the nested ``.json`` of SQuAD 1.1 and
 2.0 (data, paragraphs, qas), whose questions may be marked ``is_impossible``.
 An answer must stand in its context where it is said to; whitespace at its ends is left out.
+
+An answer is scored as SQuAD does, by exact match and F1 of its words:
+
+    gold "the Eiffel Tower", answer "Eiffel tower!"   exact match 1, F1 1
+    gold "in 1889",          answer "1889"            exact match 0, F1 2/3
+
+Both are of normalised texts: in lower case, without ASCII punctuation, without the words a, an and
+the, and with single spaces. Of several gold answers the best counts. No answer is the empty text,
+which is right where there is none. As in SQuAD 2.0's rules, gold answers that normalise to nothing
+are left out, and where that is all of them the right answer is none.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from layermem.data.compression import kind_of
-from layermem.data.records import Record, as_record, file_records, read_json
+from layermem.data.records import Record, as_record, file_records, kind_of, read_json
 
 _MEND = "; name the fields with --fields CONTEXT QUESTION, --label ANSWERS and --id-field"
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A piece of a context."""
+    """A piece of a context, after ``start`` characters."""
 
     text: str
-    """The piece."""
     start: int
-    """Number of characters before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +48,7 @@ class QuestionRecord:
     id: str
     """What names it in a file of predictions."""
     context: str
-    """The text."""
     question: str
-    """The question."""
     answers: tuple[Answer, ...]
     """Gold answers; none: the text does not answer the question."""
     where: str
@@ -78,8 +88,8 @@ def read_questions(
         record = _question(each, names, unanswerable=unanswerable)
         if record.id in places:
             raise ValueError(
-                f"{each.where}: {names.id} {record.id!r} is that of {places[record.id]} too: every "
-                "question needs one of its own, by which its prediction is found"
+                f"{each.where}: {names.id} {record.id!r} is that of {places[record.id]} too: give "
+                "every question one of its own"
             )
         places[record.id] = each.where
         records.append(record)
@@ -92,8 +102,8 @@ def _squad(path: Path, names: QuestionFields) -> Iterator[Record]:
     """Yield the questions of one of SQuAD's own files as flat records."""
     if names != QuestionFields():
         raise ValueError(
-            f"{path} is read as one of SQuAD's own files, whose fields have names of their own: "
-            "leave --fields, --label and --id-field out, or write the records as .jsonl"
+            f"{path} is one of SQuAD's own files, whose names are fixed: leave --fields, --label "
+            "and --id-field out, or write the records as .jsonl"
         )
     for i, article in enumerate(_list_in(read_json(path), "data", str(path)), 1):
         of_article = f"{path}, article {i}"
@@ -107,8 +117,8 @@ def _squad(path: Path, names: QuestionFields) -> Iterator[Record]:
 def _list_in(value: Any, name: str, where: str) -> list[Any]:
     if not isinstance(value, Mapping) or not isinstance(value.get(name), list):
         raise ValueError(
-            f"{where} has no list {name!r}: a .json must be one of SQuAD's own files (data, "
-            "paragraphs, qas); flat records are written as .jsonl, one on each line"
+            f"{where} has no list {name!r}: a .json must be one of SQuAD's own files; write flat "
+            "records as .jsonl, one on each line"
         )
     return list(value[name])
 
@@ -155,13 +165,11 @@ def _answer(text: Any, start: Any, context: str, where: str) -> Answer:
         raise ValueError(f"{where}: an answer must be a text, got {text!r:.60}")
     if isinstance(start, bool) or not isinstance(start, int) or start < 0:
         raise ValueError(f"{where}: answer_start must be a number from 0 on, got {start!r:.60}")
-    stands = context[start : start + len(text)]
+    stands, at = context[start : start + len(text)], context.find(text)
     if stands != text:
-        at = context.find(text)
         raise ValueError(
             f"{where}: {text!r:.60} does not stand at character {start} of the context, where "
-            f"{stands!r:.60} is"
-            f"{f' (it stands at {at})' if at >= 0 else ' (it stands nowhere in it)'}"
+            f"{stands!r:.60} is ({f'it stands at {at}' if at >= 0 else 'it stands nowhere in it'})"
         )
     stripped = text.strip()
     return Answer(text=stripped, start=start + text.index(stripped))
@@ -170,12 +178,37 @@ def _answer(text: Any, start: Any, context: str, where: str) -> Answer:
 def _check_answerable(record: Record, has_answers: bool, unanswerable: bool) -> None:
     impossible = record.fields.get("is_impossible")
     if isinstance(impossible, bool) and impossible == has_answers:
-        raise ValueError(
-            f"{record.where}: is_impossible is {str(impossible).lower()}, and there are "
-            f"{'' if has_answers else 'no '}answers"
-        )
+        there = "answers" if has_answers else "no answers"
+        raise ValueError(f"{record.where}: is_impossible is {impossible}, and there are {there}")
     if not (has_answers or unanswerable):
         raise ValueError(
-            f"{record.where} has no answer: with --unanswerable such questions are learnt as "
-            "having none; otherwise leave them out"
+            f"{record.where} has no answer: leave it out, or add --unanswerable to learn it as such"
         )
+
+
+def normalized(text: str) -> str:
+    """Return a text as it is compared."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, gold: Sequence[str]) -> float:
+    """Return 1 if an answer is one of the gold answers, else 0; no gold answers: there is none."""
+    return float(normalized(answer) in _normalized_gold(gold))
+
+
+def f1(answer: str, gold: Sequence[str]) -> float:
+    """Return the largest F1 of an answer's words with those of a gold answer."""
+    words = normalized(answer).split()
+    return max(_f1_of_words(words, each.split()) for each in _normalized_gold(gold))
+
+
+def _normalized_gold(gold: Sequence[str]) -> list[str]:
+    return list(filter(None, map(normalized, gold))) or [""]
+
+
+def _f1_of_words(ours: Sequence[str], theirs: Sequence[str]) -> float:
+    """Return the harmonic mean of the shares of words that both have, a repeated word counted."""
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = (Counter(ours) & Counter(theirs)).total()
+    return 2 * common / (len(ours) + len(theirs))

@@ -7,32 +7,50 @@
 
 ``datasets`` reads these files otherwise, without an error: a text such as "2020-01-01" becomes a
 date, the labels 1 and "1" one number, a missing field None, a short row of a table is filled up.
-Its errors name no line, and it takes two to four times as long. ``compression`` says what else.
+Its errors name no line, and it takes two to four times as long.
+
+Incomplete compressed data is an error. The standard library's readers ignore what follows the end
+of a complete .xz or .bz2, zstandard's and ``datasets`` accept half a frame. Here every member of a
+file (``cat a.gz b.gz`` has two) is read to its own end mark.
 """
 
+import bz2
 import csv
+import io
 import json
+import lzma
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast, final
 
-from layermem.data import compression
+import zstandard
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 KINDS = (*JSON_LINES, ".tsv", ".csv", ".parquet")
 """Suffixes of files of records, beside a compression's."""
+# Compressed bytes decompressed at once: repeated text can be a hundred thousand times as long.
+_PIECE = 4096
+_MEMBERS: dict[str, Callable[[], Any]] = {
+    ".xz": lzma.LZMADecompressor,
+    # 31: with gzip's header and check sum.
+    ".gz": lambda: zlib.decompressobj(31),
+    ".bz2": bz2.BZ2Decompressor,
+    ".zst": lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
+# With what the tools pad members.
+_PADDING = {".xz": b"\0", ".gz": b"\0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The fields of a record, and its place for errors."""
+    """The fields of a record, and its place for errors, such as "FILE, line 17"."""
 
     fields: Mapping[str, Any]
-    """Name to value."""
     where: str
-    """Its place, such as "FILE, line 17"."""
 
     def field(self, name: str, mend: str = "") -> Any:
         """Return a field; where there is none, raise an error that ends in ``mend``."""
@@ -48,6 +66,10 @@ class Record:
             raise self.error(name, "be a text", value)
         check_text(value, f"{self.where}: the field {name!r}")
         return value
+
+    def document(self, name: str) -> str:
+        """Return the field of a document's text, which may be empty."""
+        return self.text(name, "; set data.text_field, or --field", blank=True)
 
     def texts(self, name: str) -> list[str]:
         """Return a field that holds a list of texts, at least one."""
@@ -74,11 +96,9 @@ class Record:
 
 def file_records(path: Path, *, only: str | None = None) -> Iterator[Record]:
     """Yield the records of a file one after the other; of Parquet ``only`` that field."""
-    kind = compression.kind_of(path)
+    kind = kind_of(path)
     if kind not in KINDS:
-        raise ValueError(
-            f"{path} is of no kind of records that is read: {', '.join(KINDS)}, plain or compressed"
-        )
+        raise ValueError(f"{path} must be one of {', '.join(KINDS)}, plain or compressed")
     if kind in JSON_LINES:
         return json_lines(path)
     return _parquet_rows(path, only) if kind == ".parquet" else _table_rows(path, kind)
@@ -95,8 +115,8 @@ def json_lines(path: Path) -> Iterator[Record]:
             value = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(
-                f"{where} is not JSON ({error}); a line must hold one whole object, {{...}}: "
-                "`jq -c .` writes objects so, `jq -c '.[]'` those of a list"
+                f"{where} is not JSON ({error}); a line must hold one whole object: `jq -c .` "
+                "writes objects so, `jq -c '.[]'` those of a list"
             ) from error
         yield as_record(value, where)
 
@@ -119,18 +139,13 @@ def check_text(text: str, name: str) -> None:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{name} holds half a surrogate pair, {text[error.start]!a}, at character "
-            f"{error.start}, which is not valid text; correct it or leave it out"
+            f"{error.start}; correct it or leave it out"
         ) from error
-
-
-def text_of_document(record: Record, field: str) -> str:
-    """Return the text of a record that is a document; it may be empty."""
-    return record.text(field, "; set data.text_field, or --field", blank=True)
 
 
 def read_json(path: Path) -> Any:
     """Return the one JSON value that a whole file holds."""
-    with compression.open_decompressed(path) as file:
+    with open_decompressed(path) as file:
         content = file.read()
     try:
         return json.loads(content.decode("utf-8-sig"))
@@ -140,15 +155,14 @@ def read_json(path: Path) -> Any:
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
     """Yield each line with its end, and its place for errors; no byte order mark is before all."""
-    with compression.open_decompressed(path) as file:
+    with open_decompressed(path) as file:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8"), where
             except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{where} is not UTF-8 at byte {error.start}; convert it first"
-                ) from error
+                problem = f"{where} is not UTF-8 at byte {error.start}; convert it first"
+                raise ValueError(problem) from error
 
 
 def _table_rows(path: Path, kind: str) -> Iterator[Record]:
@@ -180,9 +194,7 @@ def _comma_separated(path: Path) -> Iterator[tuple[list[str], str]]:
                 yield cells, f"{path}, line {begin}"
             begin = rows.line_num + 1
     except csv.Error as error:
-        raise ValueError(
-            f"{path}, line {begin} is no row of a .csv ({error}); write it again"
-        ) from error
+        raise ValueError(f"{path}, line {begin} is no row of a .csv ({error})") from error
 
 
 def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
@@ -200,5 +212,67 @@ def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
                     number += 1
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} is damaged, cut short or no Parquet file ({error}); fetch it or write it again"
+            f"{path} is damaged, cut short or no Parquet file ({error}); fetch it again"
         ) from error
+
+
+@contextmanager
+def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file's content, decompressed where its suffix says so.
+
+    Reading raises ``ValueError`` where compressed data is incomplete or damaged.
+    """
+    with path.open("rb") as file:
+        if path.suffix.lower() in _MEMBERS:
+            yield cast("IO[bytes]", io.BufferedReader(_Pieces(_decompress(file, path)), 2**16))
+        else:
+            yield file
+
+
+def kind_of(path: Path) -> str:
+    """Return the suffix without a compression's, in small letters: ``.jsonl`` of ``a.JSONL.gz``."""
+    compressed = path.suffix.lower() in _MEMBERS
+    return (Path(path.stem).suffix if compressed else path.suffix).lower()
+
+
+def _decompress(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Yield the content of all members of a file, one after the other."""
+    suffix = path.suffix.lower()
+    packed, members = b"", 0
+    while packed or not members:
+        member = _MEMBERS[suffix]()
+        while not member.eof:
+            packed = packed or file.read(_PIECE)
+            if not packed:
+                raise ValueError(f"{path} is cut short; fetch it or compress it again")
+            try:
+                plain = member.decompress(packed)
+            except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+                raise ValueError(
+                    f"{path} is damaged before byte {file.tell()} after {members} complete "
+                    f"members, or not {suffix[1:]} ({error}); fetch it or compress it again"
+                ) from error
+            packed = b""
+            yield plain
+        members += 1
+        packed = member.unused_data.lstrip(_PADDING.get(suffix, b""))
+        while not packed and (piece := file.read(_PIECE)):
+            packed = piece.lstrip(_PADDING.get(suffix, b""))
+
+
+@final
+class _Pieces(io.RawIOBase):
+    """Pieces of bytes as a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.pieces, self.rest = pieces, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.rest and (piece := next(self.pieces, None)) is not None:
+            self.rest = memoryview(piece)
+        count = min(len(buffer), len(self.rest))
+        buffer[:count], self.rest = self.rest[:count], self.rest[count:]
+        return count

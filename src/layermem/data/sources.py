@@ -1,10 +1,9 @@
 """Sources of documents: local files, the standard library, or a Hugging Face dataset.
 
 A source yields one text at a time. No text is longer than ``MAX_CHARACTERS``: a longer document is
-cut into several parts, at ends of lines where it has any. A plain file is cut while it is read
-(``datasets`` would hold it whole, and write its ends of lines otherwise); of JSON lines one line is
-held in memory, of Parquet 256 rows and what its reader keeps of a row group. The fingerprint of a
-source depends on its documents alone, not on where they are stored.
+cut into parts, at ends of lines where it has any, and a plain file while it is read (``datasets``
+would hold it whole, and write its ends of lines otherwise). The fingerprint of a source depends on
+its documents alone, not on where they are stored.
 """
 
 import codecs
@@ -12,15 +11,14 @@ import glob
 import hashlib
 import json
 import re
-import sys
 import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from layermem.data.compression import kind_of, open_decompressed
-from layermem.data.records import JSON_LINES, Record, file_records, text_of_document
+from layermem.data.records import JSON_LINES, Record, file_records, kind_of, open_decompressed
 
 # Characters of a text: a tokenizer's own bookkeeping takes some hundred bytes for each.
 MAX_CHARACTERS = 1_000_000
@@ -71,19 +69,15 @@ def open_source(
     revision: str | None = None,
     streaming: bool = False,
 ) -> Source:
-    """Return the documents of "stdlib", of a file or folder, or of a Hugging Face dataset.
-
-    A dataset is NAME or NAME:SPLIT; without a split it is the one called train.
-    """
-    local: Source | None
-    if source == "stdlib":
-        local = LocalFiles(standard_library(), text_field)
-    else:
-        local = open_path(Path(source).expanduser(), text_field)
+    """Return the documents of "stdlib", a file, a folder, or a dataset (NAME or NAME:SPLIT)."""
+    local = (
+        LocalFiles(standard_library(), text_field)
+        if source == "stdlib"
+        else open_path(Path(source).expanduser(), text_field)
+    )
     if local and revision:
         raise ValueError(
-            f"{source} is on this machine and has no revision {revision!r}; data.revision is "
-            "for Hugging Face datasets: leave it out"
+            f"{source} is on this machine and has no revision {revision!r}: leave data.revision out"
         )
     if local:
         return local
@@ -93,7 +87,14 @@ def open_source(
             f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset "
             '(NAME or NAME:SPLIT), or "stdlib"'
         )
-    return HubDataset(name, subset, text_field, split=split, streaming=streaming, revision=revision)
+    return HubDataset(
+        name=name,
+        subset=subset,
+        text_field=text_field,
+        split=split,
+        streaming=streaming,
+        revision=revision,
+    )
 
 
 def hub_name(source: str) -> tuple[str, str]:
@@ -116,7 +117,7 @@ class LocalFiles(Source):
                 yield _plain_parts(path)
             else:
                 for record in file_records(path, only=self.text_field):
-                    yield cut_document(text_of_document(record, self.text_field))
+                    yield cut_document(record.document(self.text_field))
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.text_field.encode())
@@ -128,27 +129,22 @@ class LocalFiles(Source):
 
 
 @final
+@dataclass(kw_only=True)
 class HubDataset(Source):
     """A split of a Hugging Face dataset."""
 
-    def __init__(
-        self,
-        name: str,
-        subset: str | None,
-        text_field: str,
-        *,
-        split: str = "train",
-        streaming: bool = False,
-        revision: str | None = None,
-    ) -> None:
-        self.name, self.subset, self.text_field = name, subset, text_field
-        self.split, self.streaming, self.revision = split, streaming, revision
-        self._loaded: Any = None
+    name: str
+    subset: str | None
+    text_field: str
+    split: str
+    streaming: bool
+    revision: str | None
+    _loaded: Any = None
 
     def _documents(self) -> Iterator[Iterable[str]]:
         for number, record in enumerate(self._load()):
             where = f"{self.name}, record {number}"
-            yield cut_document(text_of_document(Record(record, where), self.text_field))
+            yield cut_document(Record(record, where).document(self.text_field))
 
     def fingerprint(self) -> str:
         if self.streaming:
@@ -169,17 +165,14 @@ class HubDataset(Source):
 
         try:
             commit = huggingface_hub.HfApi().dataset_info(self.name, revision=self.revision).sha
+            if not _COMMIT.fullmatch(commit or ""):
+                raise ValueError(f"the hub must name a commit of {self.name}, got {commit!r}")
         except Exception as error:
             raise ValueError(
-                f"the commit of the streamed dataset {self.name} cannot be determined ({error}), "
-                "so its prepared text could not be distinguished from another version's; name the "
-                "commit (--data.revision, 40 hexadecimal digits), or leave out --data.streaming"
+                f"the commit of the streamed dataset {self.name}, by which its prepared text is "
+                f"found again, cannot be determined ({error}); name it (--data.revision, 40 "
+                "hexadecimal digits), or leave out --data.streaming"
             ) from error
-        if not _COMMIT.fullmatch(commit or ""):
-            raise ValueError(
-                f"the hub must name a commit of {self.name}, got {commit!r}; name one with "
-                "--data.revision, or leave out --data.streaming"
-            )
         self.revision, self._loaded = commit, None
 
     def _load(self) -> Any:
@@ -206,8 +199,7 @@ def cut_document(text: str) -> Iterator[str]:
     """Yield the parts of a text, each of at most ``MAX_CHARACTERS``; all but the last end a line.
 
     Where the second half of a part has no end of a line, the part ends before a space, and without
-    a space anywhere. Where a part ends depends only on the text up to there, so that a file can be
-    cut while it is read.
+    a space anywhere. The end depends only on the text before it, so a file is cut while it is read.
     """
     start = 0
     while len(text) - start > MAX_CHARACTERS:
@@ -222,16 +214,14 @@ def cut_document(text: str) -> Iterator[str]:
 
 def open_path(path: Path, text_field: str) -> LocalFiles | None:
     """Return the documents of a file or folder, or None where there is neither."""
-    if path.is_file():
-        if kind_of(path) == ".tar":
-            raise ValueError(f"{path} is an archive; unpack it, and name the folder")
-        return LocalFiles([path], text_field)
-    if path.is_dir():
-        paths = sorted(find_files(path))
-        if not paths:
-            raise ValueError(f"the folder {path} holds no file of a kind {', '.join(_SUFFIXES)}")
-        return LocalFiles(paths, text_field)
-    return None
+    if not path.exists():
+        return None
+    if path.is_file() and kind_of(path) == ".tar":
+        raise ValueError(f"{path} is an archive; unpack it, and name the folder")
+    paths = sorted(find_files(path)) if path.is_dir() else [path]
+    if not paths:
+        raise ValueError(f"the folder {path} holds no file of a kind {', '.join(_SUFFIXES)}")
+    return LocalFiles(paths, text_field)
 
 
 def find_files(folder: Path) -> Iterator[Path]:
@@ -248,8 +238,7 @@ def find_files(folder: Path) -> Iterator[Path]:
         elif kind_of(path) in _SUFFIXES:
             if path.is_symlink() and not path.exists():
                 raise FileNotFoundError(
-                    f"{path} leads to {path.readlink()}, which does not exist; fetch it, or "
-                    "delete the link"
+                    f"{path} leads to {path.readlink()}, which does not exist; delete the link"
                 )
             if path.is_file():
                 yield path
@@ -260,13 +249,11 @@ def standard_library() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     # The library's tests hold files that are invalid on purpose.
     excluded = {"site-packages", "dist-packages", "__pycache__", "test"}
-    paths = [
-        path for path in root.rglob("*.py") if not excluded & set(path.relative_to(root).parts)
-    ]
-    paths = [path for path in paths if _is_text(path)]
-    if not paths:
-        raise FileNotFoundError(f"this Python ({sys.executable}) has no sources of its own library")
-    return sorted(paths)
+    return sorted(
+        path
+        for path in root.rglob("*.py")
+        if not excluded & set(path.relative_to(root).parts) and _is_text(path)
+    )
 
 
 def _is_text(path: Path) -> bool:
@@ -292,13 +279,12 @@ def _plain_parts(path: Path) -> Iterator[str]:
             try:
                 decoded = decoder.decode(chunk, final=ended)
             except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path} is not UTF-8 at byte {begin + error.start}; convert it first"
-                ) from error
+                problem = f"{path} is not UTF-8 at byte {begin + error.start}; convert it first"
+                raise ValueError(problem) from error
             if "\0" in decoded:
                 raise ValueError(
                     f"{path} holds a NUL at byte {read + chunk.index(0)}: it is damaged, or not "
-                    "UTF-8 (UTF-16?); convert it first, or delete them (tr -d '\\000')"
+                    "UTF-8 (UTF-16?); convert it first"
                 )
             read += len(chunk)
             text += decoded

@@ -6,9 +6,8 @@
     .staging-NAME-HOST-PID      what it has written so far; renamed to NAME once complete
 
 The operating system releases a lock when its process ends, however it ends. Processes that wait
-look every second. No process group takes part, so no time-out of one ends the waiting. Locks hold
-between the processes of a machine, and between machines where the file system supports it; where
-it has no locks, several processes may make the same folder, and one copy stays.
+look every second, so no time-out of a process group ends the waiting. Where the file system has no
+locks, several processes may make the same folder, and one copy stays.
 """
 
 import errno
@@ -42,11 +41,7 @@ class _NoLocksError(OSError):
 
 @contextmanager
 def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool]:
-    """Wait while another process makes the folder; yield whether this process is to make it.
-
-    It yields False as soon as ``is_complete``, and True while it holds the lock of an incomplete
-    folder.
-    """
+    """Wait while another process makes the folder; yield whether this process is to make it."""
     lock, waited = folder.with_name(f"{_LOCK}{folder.name}"), 0.0
     with write_errors(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -69,8 +64,8 @@ def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool
 def staging_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to write in, which is renamed to ``folder`` once the block ends.
 
-    It is deleted where the block fails or SIGTERM comes; what a killed process left is deleted by
-    the next one that makes any folder beside it. Use it under ``claim_folder``.
+    It is deleted where the block fails or SIGTERM comes; what a killed process left, by the next
+    one that makes any folder beside it. Use it under ``claim_folder``.
     """
     _delete_abandoned(folder)
     staging = folder.with_name(f"{_STAGING}{folder.name}-{_HOST}-{os.getpid()}")

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from layermem.data.compression import kind_of
-from layermem.data.records import KINDS, file_records
+from layermem.data.records import KINDS, file_records, kind_of
 from layermem.data.sources import find_files
 
 logger = logging.getLogger(__name__)

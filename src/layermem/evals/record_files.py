@@ -12,8 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from layermem.data.compression import kind_of, open_decompressed
-from layermem.data.records import KINDS, Record, file_records
+from layermem.data.records import KINDS, Record, file_records, kind_of, open_decompressed
 from layermem.evals.task_catalog import EvalTask, find_task
 from layermem.evals.task_records import SCHEMAS, Doc, read_examples
 

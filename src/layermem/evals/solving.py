@@ -18,10 +18,8 @@ from layermem.evals.generation import GreedySettings, greedy, shared_greedy
 from layermem.evals.queries import read_answers
 from layermem.intervals import proportion
 from layermem.results.solved import Shares, Solved
-from layermem.tasks.grading import Grade
-from layermem.tasks.queried import Queried
+from layermem.tasks.problems import Grade, Problem, Queried
 from layermem.tasks.registry import (
-    Problem,
     TaskDefinition,
     encode,
     get_task,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from layermem.data.records import check_text, json_lines, text_of_document
+from layermem.data.records import check_text, json_lines
 from layermem.number_ranges import above, at_least, between, check_numbers, number
 
 Messages: TypeAlias = list[dict[str, Any]]
@@ -115,7 +115,7 @@ def read_prompts(path: Path, field: str) -> list[Prompt]:
             content = record.fields[field]
             _check_messages(content, f"{record.where}: the field {field!r}")
         else:
-            content = text_of_document(record, field)
+            content = record.document(field)
         prompts.append(Prompt(index=i, content=content, where=record.where))
     if not prompts:
         raise ValueError(f"{path} holds no prompt: it is empty")

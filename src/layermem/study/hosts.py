@@ -209,7 +209,7 @@ def _prepare_base(records: Records, sizes: EncoderSizes, folder: Path) -> None:
     """Make the tokenizer and the model's config, or check that those there are the study's."""
     from transformers import BertConfig
 
-    from layermem.data.word_pieces import train_word_pieces
+    from layermem.data.tokenizers import train_word_pieces
 
     texts = _training_texts(records)
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()

@@ -13,33 +13,41 @@ import random
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-from layermem.tasks import arithmetic_splits
 from layermem.tasks.arithmetic_drawing import Rules, draw_expression, has_trivial_step
-from layermem.tasks.arithmetic_splits import Chain, choose_mirror, split_position
 from layermem.tasks.expressions import (
     OPERATORS,
     Expression,
+    choose_mirror,
     evaluate,
     matches,
     operations,
     parse,
     rewrites,
     solve,
+    sort_operands,
+    split_position,
     write,
 )
-from layermem.tasks.grading import Grade
-from layermem.tasks.splits import SPLITS, Split, check_split_and_count
+from layermem.tasks.problems import (
+    SPLITS,
+    Grade,
+    Split,
+    check_split_and_count,
+    draw_different,
+    require,
+    require_some,
+    spread,
+    tokenizer_of_words,
+)
 from layermem.text_hash import hash_to_unit_interval
 
 OPERANDS = range(2, 9)
-# After so many candidates in a row without a new expression, there are taken to be no more.
-_PATIENCE = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class Example:
         return len(re.findall(r"\d+", self.prompt))
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> list[str]:
         """The expression and every step of its solution."""
         return [self.prompt.removesuffix(" ="), *self.solution.split(" = ")]
 
@@ -87,8 +95,8 @@ def generate(
     ``"expression"``: the text of the expression decides, so its steps, and itself with operands
     exchanged, may be in another split; it repeats results recorded so.
     """
-    if operands not in OPERANDS:
-        raise ValueError(f"operands must be {OPERANDS[0]} to {OPERANDS[-1]}, got {operands}")
+    least, most = OPERANDS[0], OPERANDS[-1]
+    require(operands in OPERANDS, f"operands must be {least} to {most}, got {operands}")
     check_split_and_count(split, count)
     rules = Rules(
         operators=operators,
@@ -99,32 +107,21 @@ def generate(
         held_out=held_out,
     )
     draw, (low, high) = random.Random(seed), SPLITS[split]
-    expressions: dict[str, Expression] = {}
-    fruitless = 0
-    while len(expressions) < count:
-        fruitless += 1
-        if fruitless > _PATIENCE:
-            raise ValueError(
-                f"only {len(expressions)} of {count} expressions were found with {operands} "
-                f"operands up to {operand_max}, values up to {value_max}, operators {operators}, "
-                f"parentheses {parentheses}, trivial {trivial}, split {split}, held_out "
-                f"{held_out}; widen the range or ask for fewer"
-            )
+
+    def draw_example() -> Example | None:
         expression = draw_expression(operands, rules, draw)
         if expression is None:
-            continue
+            return None
         if held_out == "strict":
             expression = choose_mirror(expression)
-        text = write(expression, parentheses)
-        if text in expressions:
-            continue
-        position = (
-            split_position(expression) if held_out == "strict" else hash_to_unit_interval(text)
-        )
-        if low <= position < high:
-            expressions[text] = expression
-            fruitless = 0
-    return [_as_example(expression, parentheses) for expression in expressions.values()]
+            position = split_position(expression)
+        else:
+            position = hash_to_unit_interval(write(expression, parentheses))
+        return _as_example(expression, parentheses) if low <= position < high else None
+
+    sizes = ", ".join(f"{name} {value}" for name, value in vars(rules).items())
+    sizes = f"{operands} operands, {sizes}, split {split}"
+    return draw_different(draw_example, count, sizes, patience=20_000)
 
 
 def grade(prompt: str, text: str) -> Grade:
@@ -160,11 +157,7 @@ def grade(prompt: str, text: str) -> Grade:
 
 def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    words = ["<pad>", "<end>", "<unknown>", "=", *OPERATORS, "(", ")"]
-    words += [str(number) for number in range(value_max + 1)]
-    inner = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>")
-    )
+    inner = tokenizer_of_words(["=", *OPERATORS, "(", ")", *map(str, range(value_max + 1))])
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"[0-9]+|."), "isolated")]
     )
@@ -173,8 +166,7 @@ def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
 
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
     """Return statistics of examples: operators, answers, lengths, trivial steps."""
-    if not examples:
-        raise ValueError("there are no examples to describe")
+    require(len(examples) > 0, "there are no examples to describe")
     trees = [parse(example.prompt.rpartition("=")[0]) for example in examples]
     operators = Counter(operation[0] for tree in trees for operation in operations(tree))
     answers = sorted(example.answer for example in examples)
@@ -186,26 +178,63 @@ def describe(examples: Sequence[Example]) -> dict[str, Any]:
         "expressions": len(examples),
         "operators": {sign: operators[sign] / total for sign in OPERATORS if operators[sign]},
         "answer: smallest, median, largest": [
-            answers[0],
-            statistics.median(answers),
-            answers[-1],
+            summary(answers) for summary in (min, statistics.median, max)
         ],
         "different answers": len(set(answers)),
         "always answering the commonest": {"answer": commonest, "right": times / len(answers)},
         "share of values on the way above 100": sum(v > 100 for v in values) / len(values),
-        "tokens: shortest, mean, longest": [
-            min(lengths),
-            statistics.fmean(lengths),
-            max(lengths),
-        ],
+        "tokens: shortest, mean, longest": spread(lengths),
         "share with parentheses": sum("(" in e.prompt for e in examples) / len(examples),
         "share with a trivial step": sum(map(has_trivial_step, trees)) / len(examples),
     }
 
 
+def chance(examples: Sequence[Example]) -> float:
+    """Return the share of the commonest answer, which is what a constant guess would score."""
+    return Counter(example.answer for example in examples).most_common(1)[0][1] / len(examples)
+
+
 def overlap(tests: Sequence[Example], training: Sequence[Example]) -> dict[str, float]:
-    """Return which share of the test problems has its steps, or itself, in the training set."""
-    return arithmetic_splits.overlap([e.chain for e in tests], [e.chain for e in training])
+    """Return which share of the test problems has its steps, or itself, in training solutions.
+
+    Later steps are compared word for word, the others up to the order of operands.
+    """
+    require_some(tests, training)
+    texts = {text for example in training for text in example.chain}
+    steps = {step for example in training for step in _long_steps(example)}
+    questions = {sort_operands(parse(example.chain[0])) for example in training}
+    shared = {
+        "every later step in training solutions": [
+            texts.issuperset(example.chain[1:]) for example in tests
+        ],
+        "a training expression, up to order": [
+            sort_operands(parse(example.chain[0])) in questions for example in tests
+        ],
+        "a step of 2 operations or more in training solutions, up to order": [
+            not steps.isdisjoint(_long_steps(example)) for example in tests
+        ],
+    }
+    return {name: statistics.fmean(column) for name, column in shared.items()}
+
+
+def _long_steps(example: Example) -> set[Expression]:
+    """Return the expressions of two operations or more of a solution, with operands in order."""
+    expressions = map(parse, example.chain)
+    return {sort_operands(step) for step in expressions if sum(1 for _ in operations(step)) > 1}
+
+
+def probe_words(value_max: int = 200, **_: Any) -> tuple[str, ...]:
+    """Return the smallest numbers, which are frequent operands."""
+    return tuple(map(str, range(1, 5) if value_max >= 4 else range(value_max + 1)))
+
+
+def options_of_splits(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options that decide the split of a problem.
+
+    Where its text decides, superfluous parentheses change it, and so the split.
+    """
+    strict = options.get("held_out", "strict") == "strict"
+    return ("held_out",) if strict else ("held_out", "parentheses")
 
 
 def _as_example(expression: Expression, parentheses: str) -> Example:

@@ -18,6 +18,7 @@ from layermem.tasks.expressions import (
     evaluate,
     operations,
 )
+from layermem.tasks.problems import require, require_one_of
 
 PARENTHESES = ("needed", "all", "none")
 HELD_OUT = ("strict", "expression")
@@ -38,23 +39,19 @@ class Rules:
     held_out: str
 
     def __post_init__(self) -> None:
-        if not self.operators or set(self.operators) - set(OPERATORS):
-            raise ValueError(f"operators must be some of {OPERATORS}, got {self.operators!r}")
-        if not 1 <= self.operand_max <= self.value_max:
-            raise ValueError(
-                "operand_max must be at least 1 and at most value_max, "
-                f"got {self.operand_max} and {self.value_max}"
-            )
-        if self.parentheses not in PARENTHESES:
-            raise ValueError(
-                f"parentheses must be one of {', '.join(PARENTHESES)}, got {self.parentheses!r}"
-            )
-        if not 0 <= self.trivial <= 1:
-            raise ValueError(f"trivial must be from 0 to 1, got {self.trivial}")
-        if self.held_out not in HELD_OUT:
-            raise ValueError(
-                f"held_out must be one of {', '.join(HELD_OUT)}, got {self.held_out!r}"
-            )
+        unknown = set(self.operators) - set(OPERATORS)
+        require(
+            bool(self.operators) and not unknown,
+            f"operators must be some of {OPERATORS}, got {self.operators!r}",
+        )
+        require(
+            1 <= self.operand_max <= self.value_max,
+            "operand_max must be at least 1 and at most value_max, got "
+            f"{self.operand_max} and {self.value_max}",
+        )
+        require(0 <= self.trivial <= 1, f"trivial must be from 0 to 1, got {self.trivial}")
+        require_one_of("parentheses", self.parentheses, PARENTHESES)
+        require_one_of("held_out", self.held_out, HELD_OUT)
 
 
 def draw_expression(operands: int, rules: Rules, draw: random.Random) -> Expression | None:
@@ -142,17 +139,19 @@ def fill_form(form: Form, rules: Rules, draw: random.Random) -> tuple[Expression
         left = fill_form(left_form, rules, draw)
     if right_form is not None:
         right = fill_form(right_form, rules, draw)
-    if (left is None and left_form is not None) or (right is None and right_form is not None):
-        return None
-    if left is None and right is not None:
-        left = _draw_beside(right[1], operator, 0, trivial_allowed, rules, draw)
-    elif right is None and left is not None:
-        right = _draw_beside(left[1], operator, 1, trivial_allowed, rules, draw)
+    if left_form is None or right_form is None:
+        side = int(right_form is None)
+        if (beside := left if side else right) is None:
+            return None
+        numbers = fitting_numbers(operator, beside[1], side, trivial_allowed, rules)
+        if not numbers:
+            return None
+        number = draw.choice(numbers)
+        left, right = (left, (number, number)) if side else ((number, number), right)
     if left is None or right is None:
         return None
-    if not _is_allowed(operator, left[1], right[1], trivial_allowed, rules):
-        return None
-    return (operator, left[0], right[0]), evaluate((operator, left[1], right[1]))
+    value = _value_if_allowed(operator, left[1], right[1], trivial_allowed, rules)
+    return None if value is None else ((operator, left[0], right[0]), value)
 
 
 def has_trivial_step(expression: Expression) -> bool:
@@ -171,22 +170,6 @@ def is_trivial(operator: str, x: int, y: int) -> bool:
     return (operator in "+-" and 0 in (x, y)) or (operator in "-/" and x == y)
 
 
-def _draw_beside(
-    value: int,
-    operator: str,
-    side: int,
-    trivial_allowed: bool,
-    rules: Rules,
-    draw: random.Random,
-) -> tuple[Expression, int] | None:
-    """Draw a number that fits beside a value, on the side 0 (left) or 1 (right)."""
-    numbers = fitting_numbers(operator, value, side, trivial_allowed, rules)
-    if not numbers:
-        return None
-    number = draw.choice(numbers)
-    return number, number
-
-
 @lru_cache(maxsize=65_536)
 def fitting_numbers(
     operator: str, value: int, side: int, trivial_allowed: bool, rules: Rules
@@ -196,13 +179,15 @@ def fitting_numbers(
     pairs = ((n, value) if side == 0 else (value, n) for n in numbers)
     return [
         number
-        for number, pair in zip(numbers, pairs, strict=True)
-        if _is_allowed(operator, *pair, trivial_allowed, rules)
+        for number, (x, y) in zip(numbers, pairs, strict=True)
+        if _value_if_allowed(operator, x, y, trivial_allowed, rules) is not None
     ]
 
 
-def _is_allowed(operator: str, x: int, y: int, trivial_allowed: bool, rules: Rules) -> bool:
+def _value_if_allowed(
+    operator: str, x: int, y: int, trivial_allowed: bool, rules: Rules
+) -> int | None:
     value = apply_operator(operator, x, y)
     if value is None or value > rules.value_max:
-        return False
-    return trivial_allowed or not is_trivial(operator, x, y)
+        return None
+    return value if trivial_allowed or not is_trivial(operator, x, y) else None

@@ -30,8 +30,6 @@ from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import word_problems
-from layermem.tasks.chain_shortcuts import shortcuts_for, try_shortcut
 from layermem.tasks.chain_statements import (
     END,
     ROOT,
@@ -39,20 +37,32 @@ from layermem.tasks.chain_statements import (
     Statement,
     possible_answers,
     read_statements,
+    shortcuts_for,
     solve,
     statements_as_text,
+    try_shortcut,
     write_statement,
 )
-from layermem.tasks.grading import Grade
-from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
-from layermem.tasks.splits import Split, check_split_and_count, is_in_split
+from layermem.tasks.problems import (
+    BLANK,
+    Grade,
+    Queried,
+    Split,
+    check_split_and_count,
+    describe_queried,
+    draw_different,
+    grade_answers,
+    is_in_split,
+    require,
+    require_one_of,
+    shared_with_training,
+    tokenizer_of_words,
+)
 
 VARIABLES = string.ascii_lowercase
 Order = Literal["shuffled", "levels", "interleaved", "chain"]
 Ask = Literal["end", "statements"]
 Names = Literal["random", "places"]
-# After so many draws in a row without a new problem, there are taken to be no more.
-_PATIENCE = 2_000
 
 
 def generate(
@@ -97,26 +107,20 @@ def generate(
     _check_sizes(depth, chains, learned, variables)
     _check_arrangement(order, ask, names, blanks)
     _check_values(values, chains, order)
-    draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
-    while len(problems) < count:
-        fruitless += 1
-        if fruitless > _PATIENCE:
-            raise ValueError(
-                f"only {len(problems)} of {count} problems were found with depth {depth}, chains "
-                f"{chains}, order {order}, split {split}; choose longer chains or ask for fewer"
-            )
+    draw = random.Random(f"{split}-{seed}")
+    deepest = depth if learned is None or split != "train" else learned
+
+    def draw_problem() -> Queried | None:
         statements = _draw_statements(draw, VARIABLES[:variables], depth, chains, values)
         statements = _arrange(draw, statements, depth, order)
         if names == "places":
             statements = _named_by_places(statements)
         if not is_in_split(statements_as_text(statements), split):
-            continue
-        deepest = depth if learned is None or split != "train" else learned
-        problem = _as_problem(draw, statements, deepest, ask, blanks)
-        if problem.prompt not in problems:
-            problems[problem.prompt] = problem
-            fruitless = 0
-    return list(problems.values())
+            return None
+        return _as_problem(draw, statements, deepest, ask, blanks)
+
+    sizes = f"depth {depth}, chains {chains}, order {order}, split {split}"
+    return draw_different(draw_problem, count, sizes)
 
 
 def grade(problem: Queried, text: str) -> Grade:
@@ -134,17 +138,13 @@ def chance(problems: Sequence[Queried]) -> float:
 
 def word_tokenizer(values: int | None = None, **_: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    return word_problems.word_tokenizer(_all_words(values))
-
-
-def probe_words(**_: Any) -> tuple[str, ...]:
-    """Return the first variables."""
-    return tuple(VARIABLES[:4])
+    roots = [ROOT] if values is None else map(str, range(values))
+    return tokenizer_of_words([BLANK, *SIGNS, "=", END, "?", *roots, *VARIABLES])
 
 
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
     """Return statistics of problems, and how often shortcuts have an answer right."""
-    counts = count_answers(problems)
+    counts = describe_queried(problems)
     answers = [answer for problem in problems for answer in problem.answers]
     signs = set(answers) <= set(SIGNS)
     return {
@@ -159,67 +159,55 @@ def describe(problems: Sequence[Queried]) -> dict[str, Any]:
 
 def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, float]:
     """Return which share of the test problems has the statements of a training problem."""
-    if not tests or not training:
-        raise ValueError("there are no test problems, or no training problems, to compare")
-    trained_on = {statements_as_text(read_statements(problem)) for problem in training}
-    shared = sum(statements_as_text(read_statements(problem)) in trained_on for problem in tests)
-    return {"the statements of a training problem, in any order": shared / len(tests)}
+    share = shared_with_training(
+        tests, training, lambda problem: statements_as_text(read_statements(problem))
+    )
+    return {"the statements of a training problem, in any order": share}
 
 
 def _check_sizes(depth: int, chains: int, learned: int | None, variables: int) -> None:
-    if depth < 1 or chains < 1:
-        raise ValueError(f"depth and chains must be at least 1, got {depth} and {chains}")
-    if not 1 <= variables <= len(VARIABLES):
-        raise ValueError(f"variables must be from 1 to {len(VARIABLES)}, got {variables}")
-    if depth * chains > variables:
-        raise ValueError(
-            f"{chains} chains of {depth} have {depth * chains} variables, and there are names for "
-            f"{variables}: choose fewer or shorter chains, or more variables"
-        )
-    if learned is not None and not 1 <= learned <= depth:
-        raise ValueError(f"learned must be from 1 to depth ({depth}), got {learned}")
+    require(min(depth, chains) >= 1, f"depth and chains must be at least 1, got {depth}, {chains}")
+    require(
+        1 <= variables <= len(VARIABLES),
+        f"variables must be from 1 to {len(VARIABLES)}, got {variables}",
+    )
+    require(
+        depth * chains <= variables,
+        f"{chains} chains of {depth} have {depth * chains} variables, and there are names for "
+        f"{variables}: choose fewer or shorter chains, or more variables",
+    )
+    require(
+        learned is None or 1 <= learned <= depth,
+        f"learned must be from 1 to depth ({depth}), got {learned}",
+    )
 
 
 def _check_arrangement(order: str, ask: str, names: str, blanks: int) -> None:
-    if blanks < 0:
-        raise ValueError(f"blanks must be at least 0, got {blanks}")
-    for name, given, choices in (
-        ("order", order, Order),
-        ("ask", ask, Ask),
-        ("names", names, Names),
-    ):
-        if given not in get_args(choices):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(choices))}, got {given!r}")
-    if ask == "statements" and order == "shuffled":
-        raise ValueError(
-            "with ask=statements a variable must stand after what it is defined by, which "
-            "order=shuffled does not see to: choose levels, interleaved or chain"
-        )
+    require(blanks >= 0, f"blanks must be at least 0, got {blanks}")
+    require_one_of("order", order, get_args(Order))
+    require_one_of("ask", ask, get_args(Ask))
+    require_one_of("names", names, get_args(Names))
+    require(
+        (ask, order) != ("statements", "shuffled"),
+        "with ask=statements a variable must stand after what it is defined by: choose order="
+        "levels, interleaved or chain, not shuffled",
+    )
 
 
 def _check_values(values: int | None, chains: int, order: str) -> None:
     if values is None:
         return
-    if order == "chain":
-        raise ValueError(
-            "where values are handed on, order=chain would put the answer before every variable of "
-            "a chain: choose shuffled, levels or interleaved"
-        )
-    if chains < 2:
-        raise ValueError(
-            "where values are handed on, all variables of a chain have the same: chains must be at "
-            f"least 2, got {chains}"
-        )
-    if values < chains:
-        raise ValueError(
-            f"values must be at least the number of chains ({chains}), each of which begins with "
-            f"another, got {values}"
-        )
-
-
-def _all_words(values: int | None) -> list[str]:
-    started = [ROOT] if values is None else list(map(str, range(values)))
-    return [BLANK, *SIGNS, "=", END, "?", *started, *VARIABLES]
+    require(
+        order != "chain",
+        "with values, order=chain puts the answer before every variable of a chain: choose "
+        "shuffled, levels or interleaved",
+    )
+    require(chains >= 2, f"with values, chains must be at least 2, got {chains}: one has one value")
+    require(
+        values >= chains,
+        f"values must be at least the number of chains ({chains}), got {values}: each begins with "
+        "another",
+    )
 
 
 def _draw_statements(

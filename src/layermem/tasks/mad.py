@@ -14,15 +14,24 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import word_problems
-from layermem.tasks.grading import Grade
 from layermem.tasks.mad_drawing import DRAW, Drawn, Sizes, all_words
-from layermem.tasks.queried import Queried, count_answers, grade_answers
-from layermem.tasks.splits import Split, check_split_and_count, is_in_split
+from layermem.tasks.problems import (
+    Grade,
+    Queried,
+    Split,
+    check_split_and_count,
+    describe_queried,
+    draw_different,
+    grade_answers,
+    is_in_split,
+    require,
+    require_one_of,
+    tokenizer_of_words,
+)
 
 Kind = Literal["recall", "noisy-recall", "fuzzy-recall", "copying", "compression", "memorization"]
 # The paper's settings before difficulty is varied.
@@ -42,8 +51,6 @@ _ONLY_FOR = {
     "key_words": "fuzzy-recall",
     "value_words": "fuzzy-recall",
 }
-# After so many draws in a row without a new problem, there are taken to be no more.
-_PATIENCE = 2_000
 
 
 def generate(
@@ -79,30 +86,26 @@ def generate(
         key_words=key_words,
         value_words=value_words,
     )
-    draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
-    while len(problems) < count:
-        fruitless += 1
-        if fruitless > _PATIENCE:
-            raise ValueError(
-                f"only {len(problems)} of {count} problems were found of kind {kind} with "
-                f"vocabulary {sizes.vocabulary}, length {sizes.length}, split {split}; choose a "
-                "greater length or ask for fewer"
-            )
+    draw = random.Random(f"{split}-{seed}")
+
+    def draw_problem() -> Queried | None:
         problem = _as_problem(DRAW[kind](draw, sizes, test=split != "train"))
-        if problem.prompt not in problems and is_in_split(problem.prompt, split):
-            problems[problem.prompt] = problem
-            fruitless = 0
-    return list(problems.values())
+        return problem if is_in_split(problem.prompt, split) else None
+
+    return draw_different(
+        draw_problem,
+        count,
+        f"kind {kind}, vocabulary {sizes.vocabulary}, length {sizes.length}, split {split}",
+    )
 
 
 def choose_sizes(kind: str, **options: Any) -> Sizes:
     """Return the paper's sizes of a kind with those that are given in their place."""
-    if kind not in BASELINES:
-        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    require_one_of("kind", kind, BASELINES)
     given = {name: value for name, value in options.items() if value is not None}
-    for name, only in _ONLY_FOR.items():
-        if name in given and kind != only:
-            raise ValueError(f"{name} is an option of kind={only}; kind={kind} has none of it")
+    for name in given:
+        only = _ONLY_FOR.get(name, kind)
+        require(kind == only, f"{name} is an option of kind={only}; kind={kind} has none of it")
     sizes = replace(BASELINES[kind], **given)
     _check_sizes(kind, sizes)
     return sizes
@@ -128,7 +131,7 @@ def chance(problems: Sequence[Queried]) -> float:
 
 def word_tokenizer(**options: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    return word_problems.word_tokenizer(_all_words(**options))
+    return tokenizer_of_words(_all_words(**options))
 
 
 def probe_words(**options: Any) -> tuple[str, ...]:
@@ -139,12 +142,10 @@ def probe_words(**options: Any) -> tuple[str, ...]:
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
     """Return statistics of problems, and how often shortcuts have an answer right."""
     return {
-        **count_answers(problems),
+        **describe_queried(problems),
         "a guess among the possible answers": chance(problems),
         "right answers by shortcut": {
-            name: statistics.fmean(
-                statistics.fmean(try_shortcut(name, problem)) for problem in problems
-            )
+            name: statistics.fmean(statistics.fmean(try_shortcut(name, p)) for p in problems)
             for name in SHORTCUTS
         },
     }
@@ -161,16 +162,6 @@ def try_shortcut(name: str, problem: Queried) -> list[bool]:
     ]
 
 
-def _latest(words: Sequence[str]) -> Iterable[str]:
-    """Answer, after each word that could be an answer, with the latest."""
-    return words
-
-
-def _first(words: Sequence[str]) -> Iterable[str]:
-    """Answer with the first word that could be an answer."""
-    return [words[0] for _ in words]
-
-
 def _commonest(words: Sequence[str]) -> Iterator[str]:
     """Answer with the word that stood most often so far, of several the one that stood first."""
     counts, commonest = Counter[str](), ""
@@ -182,9 +173,10 @@ def _commonest(words: Sequence[str]) -> Iterator[str]:
         yield commonest
 
 
+# What each gives after each word that could be an answer.
 SHORTCUTS: dict[str, Callable[[Sequence[str]], Iterable[str]]] = {
-    "the latest possible answer": _latest,
-    "the first possible answer": _first,
+    "the latest possible answer": lambda words: words,
+    "the first possible answer": lambda words: [words[0] for _ in words],
     "the commonest possible answer so far": _commonest,
 }
 
@@ -203,27 +195,32 @@ def _all_words(kind: str = "recall", **options: Any) -> list[str]:
 
 def _check_sizes(kind: str, sizes: Sizes) -> None:
     """Raise where no sequence has these sizes."""
-    least = {"copying": 2 * sizes.copied + 2, "compression": 2}.get(
-        kind, 3 * (sizes.key_words + sizes.value_words) if kind == "fuzzy-recall" else 4
+    length, vocabulary = sizes.length, sizes.vocabulary
+    words = sizes.key_words, sizes.value_words
+    least = {"copying": 2 * sizes.copied + 2, "compression": 2, "fuzzy-recall": 3 * sum(words)}
+    require(
+        length >= least.get(kind, 4),
+        f"length of kind={kind} must be at least {least.get(kind, 4)}, got {length}",
     )
-    if sizes.length < least:
-        raise ValueError(f"length of kind={kind} must be at least {least}, got {sizes.length}")
-    if sizes.length % 2 and kind in ("recall", "noisy-recall", "memorization"):
-        raise ValueError(f"length of kind={kind} must be even (pairs of words), got {sizes.length}")
+    require(
+        length % 2 == 0 or kind not in ("recall", "noisy-recall", "memorization"),
+        f"length of kind={kind} must be even (pairs of words), got {length}",
+    )
     # A key and a value at least, or as many as the longest has; two words of what is copied.
-    longest = max(sizes.key_words, sizes.value_words)
-    least = 2 * longest + 2 + sizes.noise_words
-    if sizes.vocabulary < least:
-        raise ValueError(
-            f"vocabulary of kind={kind} must be at least {least}: got {sizes.vocabulary}"
-        )
-    if min(sizes.key_words, sizes.value_words) < 1 or (kind == "copying" and sizes.copied < 1):
-        raise ValueError("key_words, value_words and copied must be at least 1")
-    if not 0 <= sizes.noise_share < 1 or sizes.noise_words < bool(sizes.noise_share):
-        raise ValueError(
-            "noise_share must be at least 0 and below 1, and needs noise_words, got "
-            f"{sizes.noise_share} and {sizes.noise_words}"
-        )
+    fewest = 2 * max(words) + 2 + sizes.noise_words
+    require(
+        vocabulary >= fewest,
+        f"vocabulary of kind={kind} must be at least {fewest}, got {vocabulary}",
+    )
+    require(
+        min(words) >= 1 and (kind != "copying" or sizes.copied >= 1),
+        f"key_words, value_words and copied must be at least 1, got {words} and {sizes.copied}",
+    )
+    require(
+        0 <= sizes.noise_share < 1 and sizes.noise_words >= bool(sizes.noise_share),
+        "noise_share must be at least 0 and below 1, and needs noise_words, got "
+        f"{sizes.noise_share} and {sizes.noise_words}",
+    )
 
 
 def _as_problem(drawn: Drawn) -> Queried:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 
-from layermem.tasks.queried import BLANK
+from layermem.tasks.problems import BLANK
 
 COPY, COMPRESS, INSERT = "copy", "compress", "insert"
 # Selects the values that are memorized.

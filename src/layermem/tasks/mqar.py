@@ -15,13 +15,21 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from layermem.tasks import word_problems
-from layermem.tasks.grading import Grade
-from layermem.tasks.queried import BLANK, Queried, count_answers, grade_answers
-from layermem.tasks.splits import Split, check_split_and_count, is_in_split
-
-# After so many draws in a row without a new problem, there are taken to be no more.
-_PATIENCE = 2_000
+from layermem.tasks.problems import (
+    BLANK,
+    Grade,
+    Queried,
+    Split,
+    check_split_and_count,
+    describe_queried,
+    draw_different,
+    grade_answers,
+    is_in_split,
+    require,
+    require_one_of,
+    shared_with_training,
+    tokenizer_of_words,
+)
 
 
 def generate(
@@ -47,26 +55,19 @@ def generate(
     check_split_and_count(split, count)
     _check_sizes(vocabulary, pairs, length, alpha, filler)
     keys, values = _keys_and_values(vocabulary)
-    weights = [distance ** (alpha - 1) for distance in range(1, (length - 2 * pairs) // 2 + 1)]
-    draw, problems, fruitless = random.Random(f"{split}-{seed}"), dict[str, Queried](), 0
-    while len(problems) < count:
-        fruitless += 1
-        if fruitless > _PATIENCE:
-            raise ValueError(
-                f"only {len(problems)} of {count} problems were found with vocabulary "
-                f"{vocabulary}, pairs {pairs}, length {length}, split {split}; choose a larger "
-                "vocabulary or ask for fewer"
-            )
+    rest = length - 2 * pairs
+    weights = [distance ** (alpha - 1) for distance in range(1, rest // 2 + 1)]
+    draw = random.Random(f"{split}-{seed}")
+
+    def draw_problem() -> Queried | None:
         drawn = list(zip(draw.sample(keys, pairs), draw.sample(values, pairs), strict=True))
         if not is_in_split(_pairs_as_text(drawn), split):
-            continue
-        rest = length - 2 * pairs
+            return None
         words = [BLANK] * rest if filler == "blank" else draw.choices([*keys, *values], k=rest)
-        problem = _as_problem(drawn, _draw_gaps(draw, weights, pairs), words)
-        if problem.prompt not in problems:
-            problems[problem.prompt] = problem
-            fruitless = 0
-    return list(problems.values())
+        return _as_problem(drawn, _draw_gaps(draw, weights, pairs), words)
+
+    sizes = f"vocabulary {vocabulary}, pairs {pairs}, length {length}, split {split}"
+    return draw_different(draw_problem, count, sizes)
 
 
 def grade(problem: Queried, text: str) -> Grade:
@@ -85,40 +86,30 @@ def chance(problems: Sequence[Queried]) -> float:
 
 def word_tokenizer(vocabulary: int = 128, **_: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    return word_problems.word_tokenizer(_all_words(vocabulary))
-
-
-def probe_words(**_: Any) -> tuple[str, ...]:
-    """Return the first keys."""
-    return ("k0", "k1", "k2", "k3")
+    keys, values = _keys_and_values(vocabulary)
+    return tokenizer_of_words([BLANK, *keys, *values])
 
 
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
     """Return statistics of problems, and how often shortcuts have an answer right."""
-    counts = count_answers(problems)
-    levels = [level for problem in problems for level in problem.levels]
     return {
-        **counts,
+        **describe_queried(problems),
         "words back to the key, up to: fewest, median, most": [
-            min(levels),
-            statistics.median(levels),
-            max(levels),
+            summary([level for problem in problems for level in problem.levels])
+            for summary in (min, statistics.median, max)
         ],
         "a guess among the values": chance(problems),
         "right answers by shortcut": {
-            name: statistics.fmean(share for problem in problems for share in shortcut(problem))
-            for name, shortcut in SHORTCUTS.items()
+            name: statistics.fmean(ok for problem in problems for ok in try_shortcut(name, problem))
+            for name in SHORTCUTS
         },
     }
 
 
 def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, float]:
     """Return which share of the test problems has the pairs of a training problem."""
-    if not tests or not training:
-        raise ValueError("there are no test problems, or no training problems, to compare")
-    trained_on = {_pairs_as_text(read_pairs(problem)) for problem in training}
-    shared = sum(_pairs_as_text(read_pairs(problem)) in trained_on for problem in tests)
-    return {"the pairs of a training problem": shared / len(tests)}
+    share = shared_with_training(tests, training, lambda p: _pairs_as_text(read_pairs(p)))
+    return {"the pairs of a training problem": share}
 
 
 def read_pairs(problem: Queried) -> list[tuple[str, str]]:
@@ -127,58 +118,51 @@ def read_pairs(problem: Queried) -> list[tuple[str, str]]:
     return list(zip(words[::2], words[1::2], strict=True))
 
 
-def _same_place(problem: Queried) -> list[bool]:
+def _values_in_order(problem: Queried) -> list[str]:
     """Answer the first query with the first value, the second with the second, and so on."""
-    pairs = read_pairs(problem)
-    return [value == given for value, (_, given) in zip(problem.answers, pairs, strict=True)]
+    return [value for _, value in read_pairs(problem)]
 
 
-def _reversed_place(problem: Queried) -> list[bool]:
+def _values_in_opposite_order(problem: Queried) -> list[str]:
     """Answer the first query with the last value, the second with the last but one."""
-    pairs = read_pairs(problem)[::-1]
-    return [value == given for value, (_, given) in zip(problem.answers, pairs, strict=True)]
+    return _values_in_order(problem)[::-1]
 
 
-def _nearest(problem: Queried) -> list[bool]:
+def _nearest_value(problem: Queried) -> list[str]:
     """Answer every query with the value nearest to it, the last one."""
-    nearest = read_pairs(problem)[-1][1]
-    return [value == nearest for value in problem.answers]
+    return [read_pairs(problem)[-1][1]] * len(problem.queries)
 
 
-SHORTCUTS: dict[str, Callable[[Queried], list[bool]]] = {
-    "values in the order in which they stand": _same_place,
-    "values in the opposite order": _reversed_place,
-    "the nearest value": _nearest,
+SHORTCUTS: dict[str, Callable[[Queried], list[str]]] = {
+    "values in the order in which they stand": _values_in_order,
+    "values in the opposite order": _values_in_opposite_order,
+    "the nearest value": _nearest_value,
 }
 
 
+def try_shortcut(name: str, problem: Queried) -> list[bool]:
+    """Return which answers of a problem a shortcut has right."""
+    guesses = SHORTCUTS[name](problem)
+    return [guess == answer for guess, answer in zip(guesses, problem.answers, strict=True)]
+
+
 def _check_sizes(vocabulary: int, pairs: int, length: int, alpha: float, filler: str) -> None:
-    if pairs < 1:
-        raise ValueError(f"pairs must be at least 1, got {pairs}")
-    if vocabulary % 2 or vocabulary < 2 * pairs:
-        raise ValueError(
-            f"vocabulary must be even (half keys, half values) and at least twice the pairs "
-            f"({2 * pairs}), got {vocabulary}"
-        )
-    if length % 2 or length < 4 * pairs:
-        raise ValueError(
-            f"length must be even and at least four times the pairs ({4 * pairs}: pairs, queries "
-            f"and what follows each query), got {length}"
-        )
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
-    if filler not in ("blank", "random"):
-        raise ValueError(f"filler must be blank or random, got {filler!r}")
+    require(pairs >= 1, f"pairs must be at least 1, got {pairs}")
+    require(
+        vocabulary % 2 == 0 and vocabulary >= 2 * pairs,
+        f"vocabulary must be even and at least twice the pairs ({2 * pairs}), got {vocabulary}",
+    )
+    require(
+        length % 2 == 0 and length >= 4 * pairs,
+        f"length must be even and at least four times the pairs ({4 * pairs}), got {length}",
+    )
+    require(0 <= alpha <= 1, f"alpha must be from 0 to 1, got {alpha}")
+    require_one_of("filler", filler, ("blank", "random"))
 
 
 def _keys_and_values(vocabulary: int) -> tuple[list[str], list[str]]:
     numbers = range(vocabulary // 2)
     return [f"k{number}" for number in numbers], [f"v{number}" for number in numbers]
-
-
-def _all_words(vocabulary: int) -> list[str]:
-    keys, values = _keys_and_values(vocabulary)
-    return [BLANK, *keys, *values]
 
 
 def _pairs_as_text(pairs: Sequence[tuple[str, str]]) -> str:

@@ -10,35 +10,32 @@ files; ``generate`` draws records like theirs, for which shortcuts do not help. 
 which shortcuts help for the originals.
 """
 
+import logging
 import random
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 
-from layermem.tasks.grading import Grade
-from layermem.tasks.prosqa_bridged import BridgedGraph, draw_bridged
-from layermem.tasks.prosqa_crossed import CrossedGraph, draw_crossed
-from layermem.tasks.prosqa_graphs import shortest_path
-from layermem.tasks.prosqa_lines import Lines, draw_lines
-from layermem.tasks.prosqa_records import Record, load
-from layermem.tasks.prosqa_shortcuts import SHORTCUTS, farther_from_others
-from layermem.tasks.splits import load_split
+from layermem.tasks.problems import (
+    Grade,
+    check_split_and_count,
+    require,
+    require_one_of,
+    spread,
+    tokenizer_of_words,
+)
+from layermem.tasks.prosqa_crossed import draw_crossed
+from layermem.tasks.prosqa_graphs import Graph, draw_bridged, draw_lines, shortest_path
+from layermem.tasks.prosqa_records import SHORTCUTS, Record, farther_from_others, load
 
-__all__ = [
-    "CONCEPTS",
-    "NAMES",
-    "Record",
-    "describe",
-    "generate",
-    "grade",
-    "load",
-    "problems",
-]
+__all__ = ["CONCEPTS", "NAMES", "Record", "describe", "generate", "grade", "load"]
+
+logger = logging.getLogger(__name__)
 NAMES = [
     *("Alex", "Bob", "Carol", "Davis", "Eva", "Fae", "Gabriel", "Jack", "Max"),
     *("Oliver", "Polly", "Rex", "Sally", "Sam", "Stella", "Tom", "Wren"),
@@ -50,7 +47,6 @@ CONCEPTS = [
     *("shumpus", "sterpus", "storpus", "terpus", "timpus", "tumpus", "vumpus", "worpus"),
     *("wumpus", "yerpus", "yimpus", "yumpus", "zhorpus", "zumpus"),
 ]
-Graph: TypeAlias = BridgedGraph | CrossedGraph | Lines
 GRAPHS: dict[str, Callable[..., Graph]] = {
     "crossed": draw_crossed,
     "bridged": draw_bridged,
@@ -64,12 +60,18 @@ def generate(
     seed: int,
     *,
     split: str = "train",
+    train: str | None = None,
+    validation: str | None = None,
+    test: str | None = None,
     steps: int | None = None,
     nodes: int | None = None,
     statements: int | None = None,
     graphs: Literal["crossed", "bridged", "lines"] = "crossed",
 ) -> list[Record]:
-    """Draw ``count`` different records; the same seed draws other records for another split.
+    """Return ``count`` different records of a split, from its file where one is given, else drawn.
+
+    Records of a file that are in the file of a later split as well (in the order train, validation,
+    test) are left out. The same seed draws other records for another split.
 
     ``steps`` of the proof, ``nodes`` (people and concepts) and ``statements`` are the same for
     every record where they are given, and else drawn like the originals', as many statements for
@@ -79,41 +81,47 @@ def generate(
     are left; or "lines", which do not branch, to learn on that statements are looked up
     (docs/tasks.md).
     """
-    if graphs not in GRAPHS:
-        raise ValueError(f"graphs must be one of {', '.join(GRAPHS)}, got {graphs!r}")
-    if count < 0:
-        raise ValueError(f"count must be at least 0, got {count}")
+    check_split_and_count(split, count)
+    require_one_of("graphs", graphs, GRAPHS)
+    files = {"train": train, "validation": validation, "test": test}
+    if files[split]:
+        return _load_split(split, files)[:count]
     draw, records = random.Random(f"{split}-{seed}"), dict[str, Record]()
     while len(records) < count:
-        graph = GRAPHS[graphs](draw, steps=steps, nodes=nodes, statements=statements)
-        record = _as_record(graph, draw)
+        record = _as_record(GRAPHS[graphs](draw, steps, nodes, statements), draw)
         records[record.question] = record
     return list(records.values())
 
 
-def problems(
-    *,
-    split: str,
-    count: int,
-    seed: int,
-    train: str | None = None,
-    validation: str | None = None,
-    test: str | None = None,
-    steps: int | None = None,
-    nodes: int | None = None,
-    statements: int | None = None,
-    graphs: Literal["crossed", "bridged", "lines"] = "crossed",
-) -> list[Record]:
-    """Return the records of a split, from a file where one is given, else drawn.
+def _load_split(split: str, files: Mapping[str, str | None]) -> list[Record]:
+    """Return the records of a split's file without those that a later split's file holds too.
 
-    Records of a file that are in the file of a later split as well (in the order train, validation,
-    test) are left out.
+    Two files that hold the same records, in any order, are refused, and so is a file of which
+    nothing would be left.
     """
-    files = {"train": train, "validation": validation, "test": test}
-    if files[split]:
-        return load_split(split, files, load)[:count]
-    sizes = {"steps": steps, "nodes": nodes, "statements": statements}
-    return generate(count, seed, split=split, graphs=graphs, **sizes)
+    path = str(files[split])
+    records = load(path)
+    questions = {record.question for record in records}
+    later = False
+    for other_split, other_path in files.items():
+        later = later or other_split == split
+        if other_split == split or not other_path:
+            continue
+        others = {record.question for record in load(other_path)}
+        remaining = [record for record in records if record.question not in others]
+        if questions == others or (later and not remaining):
+            raise ValueError(
+                f"{split}={path} holds no problem that {other_split}={other_path} does not hold; "
+                "give each split problems of its own"
+            )
+        if later and len(remaining) < len(records):
+            count = f"{len(records) - len(remaining):,} of {len(records):,}"
+            logger.warning(
+                "%s problems of %s=%s are in %s=%s too: left out of %s",
+                *(count, split, path, other_split, other_path, split),
+            )
+            records = remaining
+    return records
 
 
 def grade(record: Record, text: str) -> Grade:
@@ -150,12 +158,9 @@ def grade(record: Record, text: str) -> Grade:
 
 def word_tokenizer(**_: Any) -> Tokenizer:
     """Return a tokenizer with a token for each word."""
-    words = ["<pad>", "<end>", "<unknown>", "\n", ".", "?", "###", " or", " is", " a"]
+    words = ["\n", ".", "?", "###", " or", " is", " a"]
     words += [f"{space}{word}" for word in ("Every", "Is", *NAMES) for space in ("", " ")]
-    words += [f" {concept}" for concept in CONCEPTS]
-    inner = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>")
-    )
+    inner = tokenizer_of_words([*words, *(f" {concept}" for concept in CONCEPTS)])
     pieces = Regex(r" ?\w+| ?#+|\n|[^\w\s]")
     inner.pre_tokenizer = pre_tokenizers.Split(pieces, "isolated")
     inner.decoder = decoders.Fuse()
@@ -164,25 +169,16 @@ def word_tokenizer(**_: Any) -> Tokenizer:
 
 def describe(records: Sequence[Record]) -> dict[str, Any]:
     """Return statistics of records, and how often shortcuts choose the right option."""
-    if not records:
-        raise ValueError("there are no records to describe")
-    nodes = [len(record.idx_to_symbol) for record in records]
-    statements = [len(record.edges) for record in records]
+    require(len(records) > 0, "there are no records to describe")
     used = {symbol for record in records for symbol in record.idx_to_symbol}
     steps = Counter(len(record.steps) for record in records)
+    people = sum(symbol[0].isupper() for symbol in used)
     return {
         "records": len(records),
         "steps": {number: steps[number] / len(records) for number in sorted(steps)},
-        "nodes: fewest, mean, most": [min(nodes), statistics.fmean(nodes), max(nodes)],
-        "statements: fewest, mean, most": [
-            min(statements),
-            statistics.fmean(statements),
-            max(statements),
-        ],
-        "names and concepts": [
-            len([symbol for symbol in used if symbol[0].isupper()]),
-            len([symbol for symbol in used if symbol[0].islower()]),
-        ],
+        "nodes: fewest, mean, most": spread([len(record.idx_to_symbol) for record in records]),
+        "statements: fewest, mean, most": spread([len(record.edges) for record in records]),
+        "names and concepts": [people, len(used) - people],
         "right answers by shortcut": {
             name: statistics.fmean(map(shortcut, records)) for name, shortcut in SHORTCUTS.items()
         },

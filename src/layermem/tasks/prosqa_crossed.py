@@ -19,42 +19,27 @@ import random
 from collections.abc import Sequence
 from itertools import combinations, pairwise
 
-from layermem.tasks.prosqa_graphs import UNREACHABLE, Edge, draw_sizes
+from layermem.tasks.prosqa_graphs import UNREACHABLE, Edge, Graph, draw_sizes
 
 
 def draw_crossed(
-    draw: random.Random,
-    *,
-    steps: int | None = None,
-    nodes: int | None = None,
-    statements: int | None = None,
-) -> "CrossedGraph":
+    draw: random.Random, steps: int | None, nodes: int | None, statements: int | None
+) -> Graph:
     """Draw a graph and a question; sizes are drawn like the originals', or as given."""
-    path_steps, people, size, edges = draw_sizes(
-        draw, steps=steps, nodes=nodes, statements=statements
+    path_steps, people, size, most = draw_sizes(draw, steps, nodes, statements)
+    pairs = UndirectedPairs(people, size, path_steps, draw)
+    pairs.fill(most, draw)
+    crossed, asked = draw.randrange(2), draw.randrange(2)
+    directed = pairs.orientations[crossed].edges
+    number = _draw_numbers(directed, people, size, draw)
+    # In the straight graph person 0 leads to end 0; in the crossed one to end 1.
+    right, wrong = pairs.ends[asked ^ crossed], pairs.ends[1 - asked ^ crossed]
+    return Graph(
+        people=people,
+        size=size,
+        edges={(number[a], number[b]) for a, b in directed},
+        question=(number[asked], number[right], number[wrong]),
     )
-    return CrossedGraph(people, size, path_steps, edges, draw)
-
-
-class CrossedGraph:
-    """A graph and a question. Edges lead to higher numbers; people come first.
-
-    ``question``: who is asked about, the right option and the wrong one.
-    """
-
-    def __init__(
-        self, people: int, size: int, steps: int, statements: int, draw: random.Random
-    ) -> None:
-        self.people, self.size = people, size
-        pairs = UndirectedPairs(people, size, steps, draw)
-        pairs.fill(statements, draw)
-        crossed, asked = draw.randrange(2), draw.randrange(2)
-        directed = pairs.orientations[crossed]
-        number = _draw_numbers(directed.edges, people, size, draw)
-        self.edges = {(number[a], number[b]) for a, b in directed.edges}
-        # In the straight graph person 0 leads to end 0; in the crossed one to end 1.
-        right, wrong = pairs.ends[asked ^ crossed], pairs.ends[1 - asked ^ crossed]
-        self.question = number[asked], number[right], number[wrong]
 
 
 class Orientation:

@@ -3,21 +3,25 @@
 import difflib
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from layermem.config import Task, checked
 from layermem.plugins import load_plugins
 from layermem.tasks import arithmetic, chains, mad, mqar, prosqa
-from layermem.tasks.fast_tokenizer import as_fast_tokenizer
-from layermem.tasks.grading import Grade
-from layermem.tasks.queried import Queried, check_one_token_a_word
-from layermem.tasks.word_problems import commonest_solution, describe_words, grade_words
+from layermem.tasks.problems import (
+    Grade,
+    Problem,
+    Queried,
+    as_fast_tokenizer,
+    commonest_solution,
+    describe_words,
+    grade_words,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -28,18 +32,6 @@ _CHECKED_SOLUTIONS = 50
 _MEASURED_PROBLEMS = 200
 # Those with queries are about equally long, whatever is drawn.
 _FEW_PROBLEMS = 20
-
-
-class Problem(Protocol):
-    """What the problems of every task have."""
-
-    @property
-    def prompt(self) -> str:
-        """The text that the model is given."""
-
-    @property
-    def solution(self) -> str:
-        """The text that the model should generate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,28 +90,34 @@ class TaskDefinition:
 
 
 def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the ids of prompts and of solutions; a word that has no token is an error.
+    """Return the ids of prompts and of solutions.
 
-    So is a word of more than one token, of problems with queries.
+    A word that has no token is an error, and so is one of several tokens in problems with queries.
     """
-
-    def ids(texts: list[str]) -> list[list[int]]:
-        encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        unknown = tokenizer.unk_token_id
-        for text, sequence in zip(texts, encoded, strict=True):
-            if unknown is not None and unknown in sequence:
-                detailed = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-                start, end = detailed["offset_mapping"][sequence.index(unknown)]
+    prompts = _encode_texts(tokenizer, [p.prompt for p in problems])
+    solutions = _encode_texts(tokenizer, [p.solution for p in problems])
+    for problem, *ids in zip(problems, prompts, solutions, strict=True):
+        for text, tokens in zip((problem.prompt, problem.solution), ids, strict=True):
+            if isinstance(problem, Queried) and len(tokens) != len(text.split()):
                 raise ValueError(
-                    f"the tokenizer has no token for {text[start:end]!r} in {text!r:.60}; choose "
-                    "problems within its vocabulary, or another --task.tokenizer"
+                    f"the tokenizer makes {len(tokens)} tokens of the {len(text.split())} words of "
+                    f"{text!r:.60}; this task needs one for each: leave --task.tokenizer out"
                 )
-        return encoded
-
-    prompts, solutions = ids([p.prompt for p in problems]), ids([p.solution for p in problems])
-    if queried := select_queried(problems):
-        check_one_token_a_word(queried, prompts, solutions)
     return prompts, solutions
+
+
+def _encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    unknown = tokenizer.unk_token_id
+    for text, ids in zip(texts, encoded, strict=True):
+        if unknown is not None and unknown in ids:
+            detailed = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            start, end = detailed["offset_mapping"][ids.index(unknown)]
+            raise ValueError(
+                f"the tokenizer has no token for {text[start:end]!r} in {text!r:.60}; choose "
+                "problems within its vocabulary, or another --task.tokenizer"
+            )
+    return encoded
 
 
 def select_queried(problems: Sequence[Problem]) -> list[Queried]:
@@ -136,8 +134,7 @@ def check_tokenizer(task: TaskDefinition, tokenizer: Any, problems: Sequence[Pro
         if not task.grade(problem, text).steps:
             raise ValueError(
                 f"the tokenizer decodes {problem.solution!r:.60} as {text!r:.60}, which is graded "
-                "as wrong: no model could solve the task; choose a --task.tokenizer that keeps "
-                "letters, digits and punctuation unchanged"
+                "as wrong; choose a --task.tokenizer that keeps letters, digits and punctuation"
             )
 
 
@@ -197,26 +194,7 @@ def add_task(name: str, definition: TaskDefinition) -> None:
     _TASKS[name] = definition
 
 
-def _commonest_answer_share(examples: Sequence[arithmetic.Example]) -> float:
-    """Return the share of the commonest answer, which is what a constant guess would score."""
-    counts = Counter(example.answer for example in examples)
-    return max(counts.values()) / len(examples)
-
-
-def _smallest_numbers(value_max: int = 200, **_: Any) -> tuple[str, ...]:
-    """Return the smallest numbers, which are frequent operands."""
-    return tuple(map(str, range(1, 5) if value_max >= 4 else range(value_max + 1)))
-
-
-def _options_of_splits(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the options that decide the split of an arithmetic problem.
-
-    Where its text decides, superfluous parentheses change it, and so the split.
-    """
-    strict = options.get("held_out", "strict") == "strict"
-    return ("held_out",) if strict else ("held_out", "parentheses")
-
-
+_with_queries = partial(TaskDefinition, level=lambda p: p.highest_level, extra_tokens=0)
 _TASKS: dict[str, TaskDefinition] = {
     "arithmetic": TaskDefinition(
         generate=partial(arithmetic.generate, operands=4),
@@ -224,15 +202,14 @@ _TASKS: dict[str, TaskDefinition] = {
         grade=lambda example, text: arithmetic.grade(example.prompt, text),
         level=lambda example: example.operands,
         level_name="operands",
-        extra_tokens=8,
         describe=arithmetic.describe,
-        chance=_commonest_answer_share,
+        chance=arithmetic.chance,
         overlap=arithmetic.overlap,
-        splits_by=_options_of_splits,
-        words=_smallest_numbers,
+        splits_by=arithmetic.options_of_splits,
+        words=arithmetic.probe_words,
     ),
     "prosqa": TaskDefinition(
-        generate=prosqa.problems,
+        generate=prosqa.generate,
         word_tokenizer=prosqa.word_tokenizer,
         grade=prosqa.grade,
         level=lambda record: len(record.steps),
@@ -242,37 +219,31 @@ _TASKS: dict[str, TaskDefinition] = {
         chance=lambda records: 0.5,
         words=lambda **_: tuple(prosqa.NAMES[:4]),
     ),
-    "mqar": TaskDefinition(
+    "mqar": _with_queries(
         generate=mqar.generate,
         word_tokenizer=mqar.word_tokenizer,
         grade=mqar.grade,
-        level=lambda problem: problem.highest_level,
         level_name="words back, up to",
-        extra_tokens=0,
         describe=mqar.describe,
         chance=mqar.chance,
         overlap=mqar.overlap,
-        words=mqar.probe_words,
+        words=lambda **_: ("k0", "k1", "k2", "k3"),
     ),
-    "chains": TaskDefinition(
+    "chains": _with_queries(
         generate=chains.generate,
         word_tokenizer=chains.word_tokenizer,
         grade=chains.grade,
-        level=lambda problem: problem.highest_level,
         level_name="statements",
-        extra_tokens=0,
         describe=chains.describe,
         chance=chains.chance,
         overlap=chains.overlap,
-        words=chains.probe_words,
+        words=lambda **_: tuple(chains.VARIABLES[:4]),
     ),
-    "mad": TaskDefinition(
+    "mad": _with_queries(
         generate=mad.generate,
         word_tokenizer=mad.word_tokenizer,
         grade=mad.grade,
-        level=lambda problem: problem.highest_level,
         level_name="words back, up to",
-        extra_tokens=0,
         describe=mad.describe,
         chance=mad.chance,
         words=mad.probe_words,

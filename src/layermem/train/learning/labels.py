@@ -17,8 +17,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
 from layermem.config import Records, Run
-from layermem.data.labelled_records import FieldNames, LabelledRecord, read_records
-from layermem.data.record_splits import check_labels, find_classes, split_records
+from layermem.data.labelled_records import (
+    FieldNames,
+    LabelledRecord,
+    check_labels,
+    find_classes,
+    read_records,
+    split_records,
+)
 from layermem.intervals import proportion
 from layermem.results.answers import RecordCounts
 from layermem.results.files import to_json

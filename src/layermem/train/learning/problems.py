@@ -15,6 +15,7 @@ from layermem.config import Run, Task
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder, write_atomically
 from layermem.tasks import registry
+from layermem.tasks.problems import Problem
 from layermem.train.learning.text import judge_tokens, load_token_model, usage_of_decoder
 from layermem.train.metrics import validation_row
 from layermem.train.model_card import Learnt
@@ -89,7 +90,7 @@ class ProblemLearning:
 class ProblemDataset(PaddedSequences):
     """Encoded problems: ``input_ids`` and ``labels`` [T], where T differs between problems."""
 
-    def __init__(self, problems: Sequence[registry.Problem], tokenizer: Any) -> None:
+    def __init__(self, problems: Sequence[Problem], tokenizer: Any) -> None:
         if not problems:
             raise ValueError("a training or validation set needs at least one problem, got none")
         self.problems, end = problems, tokenizer.eos_token_id

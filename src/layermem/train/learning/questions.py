@@ -19,13 +19,18 @@ from torch import Tensor, nn
 from transformers import AutoModelForQuestionAnswering
 
 from layermem.config import Records, Run
-from layermem.data.question_records import QuestionFields, QuestionRecord, read_questions
-from layermem.data.record_splits import split_records
+from layermem.data.labelled_records import split_records
+from layermem.data.question_records import (
+    QuestionFields,
+    QuestionRecord,
+    exact_match,
+    f1,
+    read_questions,
+)
 from layermem.results.answers import Answers, QuestionCounts
 from layermem.results.files import read_result, to_json
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder, write_atomically
-from layermem.tasks.answer_scores import exact_match, f1
 from layermem.train.host_models import load_host_config, load_record_model
 from layermem.train.learning.question_scores import score_all, solved_of
 from layermem.train.learning.question_windows import (
