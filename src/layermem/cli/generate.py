@@ -51,7 +51,7 @@ def generate(options: Generate, command: str) -> None:
     """Continue prompts; speed and progress go to standard error."""
     from transformers.utils import logging as transformers_logging
 
-    from layermem.experiments.analyze_checkpoints import open_checkpoints
+    from layermem.analysis.checkpoints import open_checkpoints
     from layermem.serving.generation import batches
     from layermem.serving.output_file import OutputFile
     from layermem.serving.prompts import encode_prompts
@@ -111,7 +111,7 @@ def _check(checkpoint: Any, prompts: "list[Prompt]", settings: GenerationSetting
 
 
 def _load(checkpoint: Any, options: Generate) -> Any:
-    from layermem.experiments.analyze_checkpoints import load_model
+    from layermem.analysis.checkpoints import load_model
     from layermem.serving.generation import TextGenerator
 
     model = load_model(checkpoint, with_head=True, dtype=options.dtype)

@@ -8,6 +8,7 @@
       Row             a quantity of one arm that was computed from several runs, or from none
       PaperNumber, Claim    what the paper prints and claims of such rows
       Drawing, Point        which of this the paper draws, and how
+      Picture               what was seen inside a model, drawn as it is
 
 Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
 """
@@ -26,6 +27,8 @@ F1 = "F1 of words"
 """Names of the metrics that runs are judged by."""
 BY_LEVEL = " by "
 """Between a metric and the level of problems: "right answers by operands: 4"."""
+BY_LAYER = " by layer: "
+"""Between a quantity and a layer that it is of, which is drawn and in no table."""
 
 Scale = Literal["tiny", "small", "paper"]
 Direction = Literal["higher", "lower", "similar", "equal"]
@@ -312,6 +315,23 @@ class Drawing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Picture:
+    """What was seen inside a model: what routers read, or where words lie."""
+
+    kind: Literal["heatmap", "heads", "words"]
+    """"heatmap": shares [layer, source layer]; "heads": shares [head, source layer] of each layer;
+    "words": points [x, y] of each layer."""
+    name: str
+    """Which model it is of, and what of it."""
+    panels: Mapping[str, tuple[tuple[float, ...], ...]]
+    """What each panel shows, by its name."""
+    labels: tuple[int, ...] = ()
+    """Of words: the word of each point."""
+    words: tuple[str, ...] = ()
+    """The words."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyResult:
     """Everything that a study's page shows."""
 
@@ -344,7 +364,9 @@ class StudyResult:
     claims: tuple[Claim, ...] = ()
     """What it claims of the rows."""
     drawings: tuple[Drawing, ...] = ()
-    """What it draws."""
+    """What it draws of them."""
+    pictures: tuple[Picture, ...] = ()
+    """What was seen inside models, where it draws that."""
     looks: Looks = ()
     """Seeds of each look at what is claimed, this one last; empty: the first look."""
     notes: tuple[str, ...] = ()

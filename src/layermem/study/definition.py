@@ -18,6 +18,7 @@ from layermem.results.study import (
     Claim,
     Drawing,
     PaperNumber,
+    Picture,
     RunRecord,
     Scale,
 )
@@ -150,8 +151,8 @@ class Study:
     """Its seeds."""
     conditions: tuple[str, ...] = ("tokens",)
     """Under which the arms meet: of ``ALL_CONDITIONS``."""
-    observe: Callable[[Trained], Iterable[Observed]] | None = None
-    """The numbers of ended runs, or of what needs no run; None: what runs are judged by is all."""
+    observe: Callable[[Trained], Iterable[Observed | Picture]] | None = None
+    """What is seen of ended runs, or without any; None: what runs are judged by is all."""
     scale: Scale | None = None
     """Size of the runs of an artefact of the paper."""
     claim: str = ""

@@ -11,6 +11,7 @@ from layermem.results.study import (
     RIGHT_ANSWERS,
     Condition,
     Metric,
+    Picture,
     Row,
     RunRecord,
     StudyResult,
@@ -56,7 +57,8 @@ def gather(
         boards.append(_board(study, of_board, counting, before))
         runs += [*of_trials, *counting]
     trained = Trained(seeds=study.seeds, records=_by_arm(runs, study.conditions[0]), out=folder)
-    observed = list(study.observe(trained) if study.observe else ())
+    seen = list(study.observe(trained) if study.observe else ())
+    observed = [each for each in seen if isinstance(each, Observed)]
     rows = tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed)
     return StudyResult(
         command="",
@@ -72,6 +74,7 @@ def gather(
         papers=study.papers,
         claims=study.claims,
         drawings=study.drawings,
+        pictures=tuple(each for each in seen if isinstance(each, Picture)),
         looks=looks_at_claims(before, runs, study.seeds) if study.claims else (),
         notes=(*study.notes, *_lost_notes(runs)),
         missing=study.missing,
