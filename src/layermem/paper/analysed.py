@@ -150,7 +150,7 @@ def _fig5(trained: Observing) -> Iterator[Observed | Picture]:
         if by_seed:
             mean = np.mean(list(by_seed.values()), axis=0)
             name = f"{arm}, mean over {len(by_seed)} seeds" if len(by_seed) > 1 else arm
-            yield Picture(kind="heatmap", name=name, panels={"": _rows(mean)})
+            yield Picture(kind="heatmap", name=name, panels={"all heads": _rows(mean)})
 
 
 def _fig9(trained: Observing) -> Iterator[Observed | Picture]:
