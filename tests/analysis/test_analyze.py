@@ -213,7 +213,7 @@ def test_rows_come_back_as_they_were_appended():
             np.testing.assert_array_equal(stored.read(key), array)
         with pytest.raises(ValueError, match="rows of 0 hold 3 numbers, got 4"):
             stored.append(0, np.zeros(4))
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="closed file"):
         stored.read(0)
 
 

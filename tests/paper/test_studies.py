@@ -19,6 +19,7 @@ from layermem.presets import get_preset
 from layermem.report.page import Figure
 from layermem.report.paper_tables import claims_table
 from layermem.report.study import build
+from layermem.results.analysis import AnalysisOptions
 from layermem.results.comparing import judge
 from layermem.results.files import read_result
 from layermem.results.study import StudyResult
@@ -223,6 +224,8 @@ def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, m
 
     monkeypatch.setattr(reasoning, "get_preset", small)
     monkeypatch.setitem(reasoning.ARITHMETIC_RATES, "tiny", ())
+    few = AnalysisOptions(words=("1", "2", "3", "4"), each=10, sequences=8, alpha=0.5)
+    monkeypatch.setattr(reasoning, "options_at", lambda *_: few)
     study = get_artefact("fig4").study("fig4", "tiny", 1)
     result, failure = carry_out(study, tmp_path)
     judged = judge(result)
@@ -235,7 +238,7 @@ def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, m
     monkeypatch.setattr("layermem.analysis.analyze.analyze", None)
     assert carry_out(study, tmp_path)[0].rows == result.rows
     (kept, *_) = (tmp_path / "studies" / "paper" / "analyses").glob("*/analysis.json")
-    kept.write_text(kept.read_text().replace('"each": 200', '"each": 100'))
+    kept.write_text(kept.read_text().replace('"each": 10', '"each": 11'))
     with pytest.raises(ValueError, match=f"{kept.parent.name}.*delete it"):
         carry_out(study, tmp_path)
 
@@ -246,6 +249,7 @@ def test_steps_are_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "measure_peak_memory", lambda model, shape: 10**6)
     small = replace(a_run(tmp_path), preset="tiny-lm")
     monkeypatch.setattr(trained, "get_preset", lambda name: small)
+    monkeypatch.setattr(costs, "_REPEATS", 2)
     study = get_artefact("table9").study("table9", "tiny", 2)
     result, _ = carry_out(study, tmp_path)
     judged = judge(result)
