@@ -1,6 +1,6 @@
 """What goes on inside trained models: Figures 2, 3, 5, 7, 8 and 9."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from layermem.paper.inspecting import (
 from layermem.paper.reasoning import arithmetic
 from layermem.paper.trained import full_attention
 from layermem.results.analysis import Representation
-from layermem.results.study import BY_LAYER, Claim, Drawing, PaperNumber, Picture, Scale
+from layermem.results.study import BY_LAYER, Drawing, PaperNumber, Picture, Scale
 from layermem.study.definition import Observed
 
 _TEXT_NOTES = (
@@ -47,32 +47,29 @@ def _text_analyses(trained: Observing) -> Analyses:
 
 
 # Figures 2 (values) and 7 (hidden states).
-def _entropy(kind: Representation, of: str) -> str:
-    return f"entropy of {_NAMES[kind]}, {of}"
+_LAST = ", last layer"
+_MEAN = ", mean over layers"
 
 
-def _told_apart(kind: Representation) -> str:
-    return f"is, are, was, were told apart in {_NAMES[kind]}, last layer"
+def _entropy(kind: Representation, where: str) -> str:
+    return f"entropy of {_NAMES[kind]}{where}"
 
 
-def _entropy_at(kind: Representation, layer: int) -> str:
-    return f"entropy of {_NAMES[kind]}{BY_LAYER}{layer}"
-
-
-def _told_apart_at(kind: Representation, layer: int) -> str:
-    return f"is, are, was, were told apart in {_NAMES[kind]}{BY_LAYER}{layer}"
+def _told_apart(kind: Representation, where: str = _LAST) -> str:
+    return f"is, are, was, were told apart in {_NAMES[kind]}{where}"
 
 
 def _observe_text(trained: Observing, kind: Representation) -> Iterator[Observed]:
     analysed = _text_analyses(trained)
-    yield from entropy(analysed, kind, _entropy(kind, "mean over layers"))
+    yield from entropy(analysed, kind, _entropy(kind, _MEAN))
     if kind == "routed":
-        yield from entropy(analysed, kind, _entropy(kind, "last layer"), layer=-1)
+        yield from entropy(analysed, kind, _entropy(kind, _LAST), layer=-1)
     yield from probes(analysed, kind, "paper", _told_apart(kind), layer=-1)
     yield from probes(analysed, kind, "converged", "the same by a converged probe", layer=-1)
     for layer in range(_layers(trained.scale)):
-        yield from entropy(analysed, kind, _entropy_at(kind, layer), layer=layer)
-        yield from probes(analysed, kind, "paper", _told_apart_at(kind, layer), layer=layer)
+        at = f"{BY_LAYER}{layer}"
+        yield from entropy(analysed, kind, _entropy(kind, at), layer=layer)
+        yield from probes(analysed, kind, "paper", _told_apart(kind, at), layer=layer)
 
 
 def _draw_text(scale: Scale, kind: Representation) -> tuple[Drawing, ...]:
@@ -80,14 +77,14 @@ def _draw_text(scale: Scale, kind: Representation) -> tuple[Drawing, ...]:
 
     def accuracy(arm: str, layer: int) -> tuple[str, str]:
         # The last layer's is the number that the paper has.
-        return _told_apart(kind) if layer == last else _told_apart_at(kind, layer), arm
+        return _told_apart(kind, _LAST if layer == last else f"{BY_LAYER}{layer}"), arm
 
     return (
         lines(
             f"entropy of {_NAMES[kind]} (nats)",
             "layer",
             range(last + 1),
-            lambda arm, layer: (_entropy_at(kind, layer), arm),
+            lambda arm, layer: (_entropy(kind, f"{BY_LAYER}{layer}"), arm),
         ),
         lines(f"accuracy, {_NAMES[kind]}", "layer", range(last + 1), accuracy),
     )
@@ -173,15 +170,6 @@ def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, matrix.round(4).tolist()))
 
 
-def _fig8_claims(scale: Scale) -> tuple[Claim, ...]:
-    quantities: Iterable[str] = (
-        quantity
-        for numbers in _NUMBERS
-        for quantity in (_nearest_number(numbers), _numbers_told_apart(numbers))
-    )
-    return claims_of_lime("higher", *quantities)
-
-
 ARTEFACTS = {
     "fig2": on_text(
         title="Values: matrix entropy, and is, are, was, were told apart",
@@ -200,8 +188,8 @@ ARTEFACTS = {
         ),
         claims=lambda scale: claims_of_lime(
             "higher",
-            _entropy("routed", "mean over layers"),
-            _entropy("routed", "last layer"),
+            _entropy("routed", _MEAN),
+            _entropy("routed", _LAST),
             _told_apart("routed"),
         ),
         drawings=lambda scale: _draw_text(scale, "routed"),
@@ -235,7 +223,7 @@ ARTEFACTS = {
         boards=lambda scale: (full_attention(scale),),
         observe=lambda trained: _observe_text(trained, "hidden"),
         claims=lambda scale: (
-            *claims_of_lime("similar", _entropy("hidden", "mean over layers")),
+            *claims_of_lime("similar", _entropy("hidden", _MEAN)),
             *claims_of_lime("lower", _told_apart("hidden")),
         ),
         drawings=lambda scale: _draw_text(scale, "hidden"),
@@ -246,7 +234,10 @@ ARTEFACTS = {
         claim="LIMe separates close numbers, 1 to 4 and 100 to 103, better than LLaMA.",
         boards=lambda scale: (arithmetic(scale, 6),),
         observe=_fig8,
-        claims=_fig8_claims,
+        claims=lambda scale: claims_of_lime(
+            "higher",
+            *(f(numbers) for numbers in _NUMBERS for f in (_nearest_number, _numbers_told_apart)),
+        ),
         needs={"paper": "most of a day of a CPU thread, or a GPU"},
         notes=(_LAYOUT_NOTE, "Which of its arithmetic models the paper shows is not said."),
     ),
