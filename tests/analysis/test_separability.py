@@ -78,8 +78,9 @@ def test_clouds_stay_apart_in_a_layout():
     centres = np.array([points[labels == i].mean(0) for i in range(3)])
     nearest = np.linalg.norm(points[:, None] - centres[None], axis=-1).argmin(1)
     assert (nearest == labels).all()
-    # Lengths do not count.
-    np.testing.assert_allclose(embed(8 * vectors), points)
+    # The length of each vector does not count.
+    lengths = 2.0 ** draw.integers(0, 5, size=(60, 1))
+    np.testing.assert_allclose(embed(lengths * vectors), points)
 
 
 def test_layouts_of_few_vectors_and_of_unusable_ones():
