@@ -13,8 +13,8 @@ import torch
 
 import layermem
 from layermem import presets
+from layermem.analysis.analyze import DiskRows
 from layermem.analysis.capture import capture, sequences_at_once
-from layermem.analysis.disk_rows import DiskRows
 from layermem.analysis.entropy import Standardiser, matrix_entropy
 from layermem.efficiency.measuring import describe_machine, read_memory
 

@@ -3,7 +3,7 @@
 from recorded import SIZES
 
 from layermem.config import Run
-from layermem.paper.artefact import Artefact, beside_plain, board
+from layermem.paper.artefact import Artefact, board
 from layermem.paper.observing import losses
 from layermem.results.study import (
     METRICS,
@@ -27,7 +27,9 @@ def made_up(rates=(), arms=("plain", "lime"), **changes):
         "claim": "LIMe is better.",
         "boards": lambda scale: (board(name="study", base=BASE, arms=arms, rates=rates),),
         "observe": lambda trained: losses(trained, "study", "loss"),
-        "claims": lambda scale: beside_plain("loss", arms, "lower"),
+        "claims": lambda scale: tuple(
+            Claim(quantity="loss", arm=arm, direction="lower") for arm in arms if arm != "plain"
+        ),
         **changes,
     }
     return Artefact(**fields)

@@ -1,10 +1,10 @@
-"""Test both probes on clouds of points whose separability is known."""
+"""Test both probes and layouts on clouds of points whose separability is known."""
 
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from layermem.analysis.separability import separability
+from layermem.analysis.separability import embed, separability
 
 
 def clouds(distance, n=200, features=12, classes=4):
@@ -67,3 +67,27 @@ def test_arrays_that_cannot_be_probed_are_refused(features, labels, message):
 def test_an_unknown_probe_is_refused():
     with pytest.raises(ValueError, match="probe must be one of paper, converged, got 'linear'"):
         separability(np.eye(20), np.arange(20) % 2, probe="linear")
+
+
+def test_clouds_stay_apart_in_a_layout():
+    draw = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], 20)
+    vectors = 0.1 * draw.normal(size=(60, 8)) + np.eye(3, 8)[labels]
+    points = embed(vectors)
+    assert points.shape == (60, 2)
+    centres = np.array([points[labels == i].mean(0) for i in range(3)])
+    nearest = np.linalg.norm(points[:, None] - centres[None], axis=-1).argmin(1)
+    assert (nearest == labels).all()
+    # The length of each vector does not count.
+    lengths = 2.0 ** draw.integers(0, 5, size=(60, 1))
+    np.testing.assert_allclose(embed(lengths * vectors), points)
+
+
+def test_layouts_of_few_vectors_and_of_unusable_ones():
+    assert np.isfinite(embed(np.eye(4))).all()
+    assert embed(np.array([[1.0], [2.0], [-1.0]])).shape == (3, 2)
+    assert not embed(np.zeros((5, 3))).any()
+    with pytest.raises(ValueError, match="expected at least 3 vectors"):
+        embed(np.eye(2))
+    with pytest.raises(ValueError, match="occurrence 1 holds a number that is not finite"):
+        embed(np.array([[1.0, 2], [np.nan, 1], [0, 1]]))

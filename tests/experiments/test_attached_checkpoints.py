@@ -12,11 +12,11 @@ from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from layermem import cli
+from layermem.analysis.analyze import _analyze_routing
+from layermem.analysis.checkpoints import load_model, open_checkpoints
 from layermem.analysis.routing import mean_heatmap
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals.perplexity import perplexity
-from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
-from layermem.experiments.analyze_model import _analyze_routing
 from layermem.experiments.answers import checkpoint_digest
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result

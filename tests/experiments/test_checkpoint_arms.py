@@ -5,7 +5,7 @@ import logging
 import pytest
 from recorded import record
 
-from layermem.experiments.analyze_checkpoints import Checkpoint
+from layermem.analysis.checkpoints import Checkpoint
 from layermem.experiments.eval import arms_of
 from layermem.runs import RunFolder
 from layermem.train.run_config import recorded_run

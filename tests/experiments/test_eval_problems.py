@@ -7,9 +7,9 @@ import pytest
 from small_run import a_run
 
 from layermem import cli
+from layermem.analysis.checkpoints import load_final
 from layermem.config import Task
 from layermem.evals.solving import solve_with
-from layermem.experiments.analyze_checkpoints import load_final
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
 from layermem.results.solved import Shares, Solved

@@ -10,7 +10,7 @@ import pytest
 from layermem.efficiency import model_sizes
 from layermem.efficiency.run_costs import run_cost
 from layermem.models.registry import lookup
-from layermem.paper import get_artefact, names, table9
+from layermem.paper import costs, get_artefact, names
 from layermem.paper.artefact import SCALES, Observing
 from layermem.presets import get_preset
 from layermem.results.costs import Measurement
@@ -197,20 +197,20 @@ def test_arms_of_table_7_are_models_that_differ(scale):
 
 
 def test_what_a_step_costs_is_relative_to_plains_of_the_same_repeat(monkeypatch, tmp_path):
-    def measure_once(run, arms, modes, batch, repeats, file):
+    def measure_once(run, modes, file):
         slower = 1 + int(file.stem[-1])  # A machine that is busy in one repeat.
         more = {"plain": 1.0, "lime": 1.1, "hyper_connections": 1.5}
         steps = {
             arm: Measurement(
                 seconds=slower * more[arm], low=0, high=0, peak=None if arm == "lime" else 10**6
             )
-            for arm in arms
+            for arm in more
         }
         return dict.fromkeys(modes, steps)
 
-    monkeypatch.setattr(table9, "measure_once", measure_once)
+    monkeypatch.setattr(costs, "measure_once", measure_once)
     trained = Observing(scale="tiny", seeds=(0, 1), records={}, out=tmp_path)
-    observed = {(o.quantity, o.arm): o for o in table9.ARTEFACT.observe(trained)}
+    observed = {(o.quantity, o.arm): o for o in get_artefact("table9").observe(trained)}
     more_time = observed["time above plain, grouped queries, eager", "lime"]
     assert more_time.by_seed == pytest.approx({0: 0.1, 1: 0.1})
     seconds = observed["seconds of a step, grouped queries, eager", "lime"]

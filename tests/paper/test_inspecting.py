@@ -8,7 +8,7 @@ import pytest
 from small_run import a_run
 
 import layermem
-from layermem.experiments import analyze
+from layermem.analysis import analyze
 from layermem.paper import inspecting, observing
 from layermem.paper.artefact import Observing
 from layermem.results.analysis import Analysis, AnalysisOptions, Layout
@@ -33,16 +33,16 @@ def untrained(tmp_path_factory):
 
 
 def test_routers_at_their_start_are_those_of_the_run(untrained):
-    shares = {"heatmap": lambda heatmap: heatmap}
-    ours, start = inspecting.router_shares(untrained, "study", shares, by_head=True)
-    assert (ours.arm, start.arm) == ("lime", "lime at its start")
-    assert np.array_equal(ours.by_seed[3], start.by_seed[3])
+    maps = inspecting.heatmaps(untrained, "study", by_head=True)
+    assert list(maps) == ["lime", "lime at its start"]
+    assert np.array_equal(maps["lime"][3], maps["lime at its start"][3])
+    ours, start = inspecting.shares_read(maps, "own layer 2", lambda m: float(m[2, :, 2].mean()))
+    assert (ours.arm, start.arm) == tuple(maps) and 0 < ours.by_seed[3] == start.by_seed[3] < 1
 
 
 def test_weights_are_averaged_over_heads_and_then_normalised_as_in_section_5_4(untrained):
-    shares = {"heatmap": lambda heatmap: heatmap}
-    ours, _ = inspecting.router_shares(untrained, "study", shares, by_head=False)
-    by_head, _ = inspecting.router_shares(untrained, "study", shares, by_head=True)
+    ours = inspecting.heatmaps(untrained, "study", by_head=False)["lime"][3]
+    by_head = inspecting.heatmaps(untrained, "study", by_head=True)["lime"][3]
     folder = Path(untrained.records["study"]["lime"][3].folder, "final")
     model = layermem.LimeForCausalLM.from_pretrained(folder)
     heads = model.config.num_key_value_heads
@@ -50,9 +50,9 @@ def test_weights_are_averaged_over_heads_and_then_normalised_as_in_section_5_4(u
         sizes = layer.self_attn.memory.weight.detach().double().abs().reshape(heads, i + 1, heads)
         of_layers = sizes.mean((0, 2))
         expected = of_layers / of_layers.sum()
-        np.testing.assert_allclose(ours.by_seed[3][i, : i + 1], expected, rtol=1e-12)
+        np.testing.assert_allclose(ours[i, : i + 1], expected, rtol=1e-12)
         # The other order, a mean of each head's shares, is another number.
-        assert not np.allclose(by_head.by_seed[3].mean(1)[i, : i + 1], expected, rtol=1e-3)
+        assert not np.allclose(by_head.mean(1)[i, : i + 1], expected, rtol=1e-3)
 
 
 def test_other_weights_of_one_run_are_analyzed_anew(untrained, tmp_path, monkeypatch):

@@ -14,11 +14,12 @@ from small_run import a_run
 
 from layermem import cli
 from layermem.efficiency import measuring
-from layermem.paper import fig1, fig4, fig11, get_artefact, step_costs
+from layermem.paper import costs, get_artefact, reasoning, trained
 from layermem.presets import get_preset
 from layermem.report.page import Figure
 from layermem.report.paper_tables import claims_table
 from layermem.report.study import build
+from layermem.results.analysis import AnalysisOptions
 from layermem.results.comparing import judge
 from layermem.results.files import read_result
 from layermem.results.study import StudyResult
@@ -184,8 +185,8 @@ def test_a_choice_that_cannot_be_read_hides_no_other_board(tmp_path, begun, capl
 def test_two_artefacts_at_shrunken_size(tmp_path, trained_here, monkeypatch, capsys):
     """Figures 11 and 5 share their runs: the second trains nothing."""
     small = replace(a_run(tmp_path), preset="tiny-lm", eval_every=2, save_every=0)
-    monkeypatch.setattr(fig11, "get_preset", lambda name: small)
-    monkeypatch.setitem(fig1.RATES, "tiny", ())
+    monkeypatch.setattr(trained, "get_preset", lambda name: small)
+    monkeypatch.setitem(trained.TEXT_RATES, "tiny", ())
     out = tmp_path / "runs"
     cli.main(["study", "paper/fig11", "--seeds", "2", "--out", str(out)])
     shown = capsys.readouterr().out
@@ -206,9 +207,9 @@ def test_two_artefacts_at_shrunken_size(tmp_path, trained_here, monkeypatch, cap
     result, _ = carry_out(get_artefact("fig5").study("fig5", "tiny", 2), out)
     computed = result.computed("share read from earlier layers, mean over layers")
     assert len(trained_here) == 4
-    trained, start = computed["lime"], computed["lime at its start"]
-    assert set(trained) == set(start) == {0, 1} and trained != start
-    assert all(0 < share < 1 for share in (*trained.values(), *start.values()))
+    after, start = computed["lime"], computed["lime at its start"]
+    assert set(after) == set(start) == {0, 1} and after != start
+    assert all(0 < share < 1 for share in (*after.values(), *start.values()))
 
 
 @pytest.mark.slow
@@ -221,8 +222,10 @@ def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, m
         changes = {"max_steps": 4, "eval_every": 2, "save_every": 0, "task": task}
         return replace(run, preset=name, seed=0, **changes)
 
-    monkeypatch.setattr(fig4, "get_preset", small)
-    monkeypatch.setitem(fig4.RATES, "tiny", ())
+    monkeypatch.setattr(reasoning, "get_preset", small)
+    monkeypatch.setitem(reasoning.ARITHMETIC_RATES, "tiny", ())
+    few = AnalysisOptions(words=("1", "2", "3", "4"), each=10, sequences=8, alpha=0.5)
+    monkeypatch.setattr(reasoning, "options_at", lambda *_: few)
     study = get_artefact("fig4").study("fig4", "tiny", 1)
     result, failure = carry_out(study, tmp_path)
     judged = judge(result)
@@ -232,10 +235,10 @@ def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, m
     assert 0 < result.metrics[quantity].chance < 0.5
     solved = json.loads((tmp_path / "tiny-aet-6" / "lime-s0" / "result.json").read_text())
     assert result.computed(quantity)["lime"][0] == solved["accuracy"]
-    monkeypatch.setattr("layermem.experiments.analyze.analyze", None)
+    monkeypatch.setattr("layermem.analysis.analyze.analyze", None)
     assert carry_out(study, tmp_path)[0].rows == result.rows
     (kept, *_) = (tmp_path / "studies" / "paper" / "analyses").glob("*/analysis.json")
-    kept.write_text(kept.read_text().replace('"each": 200', '"each": 100'))
+    kept.write_text(kept.read_text().replace('"each": 10', '"each": 11'))
     with pytest.raises(ValueError, match=f"{kept.parent.name}.*delete it"):
         carry_out(study, tmp_path)
 
@@ -245,15 +248,15 @@ def test_steps_are_measured_once(tmp_path, monkeypatch):
     # Otherwise each peak takes a process of its own.
     monkeypatch.setattr(measuring, "measure_peak_memory", lambda model, shape: 10**6)
     small = replace(a_run(tmp_path), preset="tiny-lm")
-    monkeypatch.setattr(fig1, "get_preset", lambda name: small)
-    monkeypatch.setattr(fig11, "get_preset", lambda name: small)
+    monkeypatch.setattr(trained, "get_preset", lambda name: small)
+    monkeypatch.setattr(costs, "_REPEATS", 2)
     study = get_artefact("table9").study("table9", "tiny", 2)
     result, _ = carry_out(study, tmp_path)
     judged = judge(result)
     assert len(judged) == 6 and all(each.difference for each in judged)
     assert judged[1].reason == "within noise: the interval includes 0"
-    monkeypatch.setattr(step_costs, "measure", None)
+    monkeypatch.setattr(costs, "measure", None)
     assert carry_out(study, tmp_path)[0].rows == result.rows
-    monkeypatch.setattr(step_costs, "describe_machine", lambda device: "another")
+    monkeypatch.setattr(costs, "describe_machine", lambda device: "another")
     with pytest.raises(ValueError, match="delete it"):
         carry_out(study, tmp_path)

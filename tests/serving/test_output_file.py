@@ -11,8 +11,8 @@ import pytest
 import torch
 from tiny import TINY
 
+from layermem.analysis.checkpoints import Checkpoint
 from layermem.cli import main
-from layermem.experiments.analyze_checkpoints import Checkpoint
 from layermem.models.registry import lookup
 from layermem.serving.generation import TextGenerator
 from layermem.serving.output_file import OutputFile

@@ -8,7 +8,6 @@ its released code uses a = 0.5.
 """
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 from sklearn.preprocessing import StandardScaler
@@ -69,11 +68,6 @@ def standardise(z: np.ndarray, eps: float = 1e-5) -> np.ndarray:
     standardiser = Standardiser()
     standardiser.add(z.reshape(-1, z.shape[-1]))
     return standardiser.standardise(z, eps)
-
-
-def sequence_entropies(sequences: Iterable[np.ndarray], alpha: float = 1.0) -> np.ndarray:
-    """Return the entropy of each array [tokens, features] of ``sequences``."""
-    return np.array([matrix_entropy(sequence, alpha) for sequence in sequences])
 
 
 def _check_finite(z: np.ndarray) -> None:

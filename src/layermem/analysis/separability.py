@@ -1,4 +1,4 @@
-"""Linear probes: how well words can be classified by a layer's activations at their tokens.
+"""How well words are told apart by a layer's activations: linear probes, and layouts in a plane.
 
 Accuracy by five-fold cross-validation. There are two probes: the paper's (a linear layer, Adam at
 1e-2, batches of 64, one epoch) and a converged one (logistic regression). The accuracy with
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
+from sklearn.manifold import TSNE
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -107,9 +108,7 @@ def _check_arrays(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
         raise ValueError(
             f"a probe needs features [N, F] and labels [N], got {features.shape} and {labels.shape}"
         )
-    if not np.isfinite(features).all():
-        bad = int(np.argwhere(~np.isfinite(features))[0, 0])
-        raise ValueError(f"occurrence {bad} holds a number that is not finite")
+    _check_finite(features)
     classes, counts = np.unique(labels, return_counts=True)
     if len(classes) < 2:
         raise ValueError("a probe needs at least two different labels")
@@ -169,3 +168,33 @@ def _predict_by_converged_probe(
         # A probe that has not quite converged after 2000 steps is used all the same.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return np.asarray(model.fit(features, labels).predict(unseen))
+
+
+def embed(vectors: np.ndarray, *, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
+    """Return where t-SNE lays vectors [N, F] in the plane, normalised to length 1: [N, 2].
+
+    ``perplexity`` is lowered if there are too few vectors for it.
+    """
+    vectors = np.asarray(vectors, dtype=np.float64)
+    if vectors.ndim != 2 or len(vectors) < 3:
+        raise ValueError(f"expected at least 3 vectors [N, F], got shape {vectors.shape}")
+    _check_finite(vectors)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.where(lengths, lengths, 1.0)
+    if not np.ptp(unit, axis=0).any():
+        # All vectors are the same, so there is nothing to lay out.
+        return np.zeros((len(unit), 2))
+    layout: np.ndarray = TSNE(
+        2,
+        perplexity=min(perplexity, (len(unit) - 1) / 3),
+        init="pca" if unit.shape[1] > 1 else "random",
+        random_state=seed,
+        n_jobs=1,
+    ).fit_transform(unit)
+    return layout
+
+
+def _check_finite(vectors: np.ndarray) -> None:
+    if not np.isfinite(vectors).all():
+        bad = int(np.argwhere(~np.isfinite(vectors))[0, 0])
+        raise ValueError(f"occurrence {bad} holds a number that is not finite")

@@ -31,7 +31,7 @@ def analyze(options: Analyze, command: str) -> None:
     """Analyze checkpoints, print a table, and write a page; ``command`` is shown on it."""
     from transformers.utils import logging as transformers_logging
 
-    from layermem.experiments import analyze as experiment
+    from layermem.analysis.analyze import analyze as analyze_checkpoints
     from layermem.report import analysis as report
     from layermem.report import figures
 
@@ -39,7 +39,7 @@ def analyze(options: Analyze, command: str) -> None:
         figures.check(options.figure)
     transformers_logging.disable_progress_bar()
     checkpoints = [path for path in (options.checkpoint, options.against) if path is not None]
-    analysis = experiment.analyze(checkpoints, options.analysis_options(), options.out, command)
+    analysis = analyze_checkpoints(checkpoints, options.analysis_options(), options.out, command)
     show(report.table(analysis))
     if options.figure is not None:
         report.draw(analysis, options.figure)

@@ -152,7 +152,7 @@ def _generate(options: Generate) -> None:
     """Continue prompts; speed and progress go to standard error."""
     from transformers.utils import logging as transformers_logging
 
-    from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
+    from layermem.analysis.checkpoints import load_model, open_checkpoints
     from layermem.serving.generation import TextGenerator, batches
     from layermem.serving.output_file import OutputFile, describe
     from layermem.serving.prompts import check_prompts, encode_prompts

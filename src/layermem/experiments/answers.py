@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from layermem.analysis.checkpoints import Checkpoint, load_model
 from layermem.evals.lm_eval_definitions import digest
 from layermem.evals.scores import compare_answers, score_answers
-from layermem.experiments.analyze_checkpoints import Checkpoint, load_model
 from layermem.experiments.eval_tasks import PreparedTask
 from layermem.results.eval import (
     AnswersKey,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from layermem.analysis.checkpoints import Checkpoint, open_checkpoints
 from layermem.evals.blimp_records import read_pairs
-from layermem.experiments.analyze_checkpoints import Checkpoint, open_checkpoints
 from layermem.experiments.answers import measure_tasks
 from layermem.experiments.eval_grammar import distinct_pairs, measure_grammar
 from layermem.experiments.eval_losses import check_texts, measure_losses

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from layermem.analysis.capture import capture, sequences_at_once
+from layermem.analysis.checkpoints import Checkpoint, load_model
 from layermem.analysis.separability import FOLDS, separability
 from layermem.data.tokenizers import Ids, batch_encoder
 from layermem.evals.blimp_records import Pair
 from layermem.evals.minimal_pairs import compare_pairs, judge_pairs, sentence_start, share_right
 from layermem.evals.scores import adjust
-from layermem.experiments.analyze_checkpoints import Checkpoint, load_model
 from layermem.results.analysis import Probe, Representation
 from layermem.results.eval import EvalOptions, Part, Row, Score, Table
 

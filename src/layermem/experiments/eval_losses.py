@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from layermem.analysis.checkpoints import Checkpoint, load_model
 from layermem.data.sources import LocalFiles, open_source
 from layermem.evals.perplexity import (
     Perplexity,
@@ -18,7 +19,6 @@ from layermem.evals.perplexity import (
     longest_context,
     perplexity,
 )
-from layermem.experiments.analyze_checkpoints import Checkpoint, load_model
 from layermem.intervals import ratio_interval
 from layermem.results.eval import Difference, EvalOptions, Part, Row, Score, Table
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from layermem.analysis.checkpoints import Checkpoint, load_final
 from layermem.config import Task, merged
 from layermem.evals.solving import solve_with
-from layermem.experiments.analyze_checkpoints import Checkpoint, load_final
 from layermem.results.eval import EvalOptions, Part, Row, Score, Table
 from layermem.results.solved import Shares, Solved
 from layermem.tasks.registry import get_task

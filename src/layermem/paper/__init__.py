@@ -1,22 +1,29 @@
-"""The paper's tables and figures, a file for each: its claim, its numbers, its boards.
+"""The paper's tables and figures as data: each one's claim, numbers, boards and drawings.
 
-fig1 ... fig11, prosqa, table1 ... table9    ``ARTEFACT``: one artefact, under its fixed name
+trained       figures 1, 6, 10 and 11, table 7: models trained on text
+reasoning     figure 4, ProsQA: models trained on reasoning tasks
+analysed      figures 2, 3, 5, 7, 8 and 9: what goes on inside trained models
+evaluated     tables 1, 4, 5 and 6: evaluation tasks
+costs         tables 8 and 9: parameters, FLOPs, time and memory
 artefact      what an artefact says of itself, and the study that it is
-observing     numbers of ended runs: losses, right answers, FLOPs to a loss
-inspecting    numbers of analyses of ended runs
-evaluating    scores of ended runs on evaluation tasks
-step_costs    costs of training steps
+observing, inspecting    numbers that are read off ended runs, and off analyses of them
 standing      where all artefacts stand
+
+An artefact is an entry of the ``ARTEFACTS`` of one of the first five files.
 """
 
 import difflib
-import importlib
-import pkgutil
 import re
+from collections.abc import Mapping
 
+from layermem.paper import analysed, costs, evaluated, reasoning, trained
 from layermem.paper.artefact import Artefact
 
-_FIXED_NAME = re.compile(r"(fig|table)\d+|prosqa")
+_ARTEFACTS: Mapping[str, Artefact] = {
+    name: artefact
+    for file in (trained, reasoning, analysed, evaluated, costs)
+    for name, artefact in file.ARTEFACTS.items()
+}
 
 
 def names() -> list[str]:
@@ -26,15 +33,13 @@ def names() -> list[str]:
         number = re.search(r"\d+$", name)
         return name.rstrip("0123456789"), int(number[0]) if number else 0
 
-    modules = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(filter(_FIXED_NAME.fullmatch, modules), key=key)
+    return sorted(_ARTEFACTS, key=key)
 
 
 def get_artefact(name: str) -> Artefact:
     """Return the artefact of a fixed name."""
-    if name not in names():
+    if name not in _ARTEFACTS:
         close = difflib.get_close_matches(name, names(), n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names())}"
         raise ValueError(f"unknown artefact {name!r}; {hint}")
-    artefact: Artefact = importlib.import_module(f"{__name__}.{name}").ARTEFACT
-    return artefact
+    return _ARTEFACTS[name]

@@ -1,28 +1,37 @@
-"""What an artefact of the paper says of itself: claim, numbers, boards, how it is observed.
-
-Artefact        one table or figure, at three scales
-Observing       what ``observe`` is given: records by board, arm and seed
-"""
+"""What an artefact of the paper says of itself, and the study that it is."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import get_args
 
 from layermem.config import Run
-from layermem.results.study import Claim, Direction, Drawing, PaperNumber, Scale
+from layermem.results.study import (
+    Claim,
+    Direction,
+    Drawing,
+    PaperNumber,
+    Picture,
+    Point,
+    Scale,
+)
 from layermem.study.boards import arms_of_variants
 from layermem.study.definition import Board, Observed, Study, Trained
 
 SCALES: tuple[Scale, ...] = get_args(Scale)
 SEEDS: Mapping[Scale, int] = {"tiny": 5, "small": 3, "paper": 1}
 """Seeds of each scale where none are asked for; the paper reports one run of each arm."""
+ON_GPU: tuple[Scale, ...] = ("small", "paper")
+"""Scales that need a GPU in most artefacts."""
 FINEWEB = "a GPU, and FineWeb-Edu and GPT-2's tokenizer from the network"
 """What the runs on text of the larger scales need."""
+TEXT_NEEDS: Mapping[Scale, str] = {"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"}
+"""What artefacts of runs on text need."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observing(Trained):
-    """The ended runs of an artefact."""
+    """The ended runs of an artefact: records by board, arm and seed."""
 
     scale: Scale
     """Size of the runs."""
@@ -32,16 +41,16 @@ class Observing(Trained):
 
 @dataclass(frozen=True, kw_only=True)
 class Artefact:
-    """One table or figure of the paper."""
+    """One table or figure of the paper, at three scales."""
 
     title: str
     """What it shows."""
     claim: str
     """The paper's claim in one sentence."""
-    boards: Callable[[Scale], tuple[Board, ...]]
-    """What is trained at a scale."""
-    observe: Callable[[Observing], Iterable[Observed]]
-    """The numbers of ended runs, or of what needs no run."""
+    boards: Callable[[Scale], tuple[Board, ...]] = lambda scale: ()
+    """What is trained at a scale; nothing for what is counted or measured."""
+    observe: Callable[[Observing], Iterable[Observed | Picture]]
+    """The numbers and pictures of ended runs, or of what needs no run."""
     numbers: tuple[PaperNumber, ...] = ()
     """What the paper prints."""
     claims: Callable[[Scale], tuple[Claim, ...]]
@@ -74,7 +83,7 @@ class Artefact:
         first = max((board.base.seed for board in boards), default=0)
         seeds = range(first, first + (SEEDS[scale] if count is None else count))
 
-        def observe(trained: Trained) -> Iterable[Observed]:
+        def observe(trained: Trained) -> Iterable[Observed | Picture]:
             records = tuple(task_records)
             return self.observe(Observing(**vars(trained), scale=scale, task_records=records))
 
@@ -95,10 +104,14 @@ class Artefact:
         )
 
 
+on_text = partial(Artefact, needs=TEXT_NEEDS, on_gpu=ON_GPU)
+"""An artefact of runs on text."""
+
+
 def board(
     name: str,
     base: Run,
-    arms: Sequence[str],
+    arms: Sequence[str] = ("plain", "lime"),
     rates: Sequence[float] = (),
     starts_from: Board | None = None,
 ) -> Board:
@@ -112,13 +125,37 @@ def board(
     )
 
 
-def no_boards(scale: Scale) -> tuple[Board, ...]:
-    """Return no board: what is counted or measured needs no run."""
-    return ()
-
-
-def beside_plain(quantity: str, arms: Iterable[str], direction: Direction) -> tuple[Claim, ...]:
-    """Return the claim that each arm differs from the plain decoder in one direction."""
+def claims_of_lime(
+    direction: Direction, *quantities: str, against: str = "plain"
+) -> tuple[Claim, ...]:
+    """Return the claims that LIMe differs from another arm in one direction, in each quantity."""
     return tuple(
-        Claim(quantity=quantity, arm=arm, direction=direction) for arm in arms if arm != "plain"
+        Claim(quantity=quantity, arm="lime", direction=direction, against=against)
+        for quantity in quantities
     )
+
+
+def shares(where: str, printed: Mapping[tuple[str, str], float]) -> tuple[PaperNumber, ...]:
+    """Return shares that the paper prints, by quantity and arm."""
+    return tuple(
+        PaperNumber(quantity=quantity, arm=arm, value=value, where=where, is_share=True)
+        for (quantity, arm), value in printed.items()
+    )
+
+
+def lines(
+    up: str,
+    across: str,
+    places: Iterable[int],
+    row: Callable[[str, int], tuple[str, str]],
+) -> Drawing:
+    """Return a drawing of a line for the plain decoder and one for LIMe.
+
+    ``places``: where points stand across. ``row``: the quantity and the arm of a line's point.
+    """
+    points = []
+    for line in ("plain", "lime"):
+        for at in places:
+            quantity, arm = row(line, at)
+            points.append(Point(quantity=quantity, arm=arm, line=line, at=at))
+    return Drawing(kind="lines", across=across, up=up, points=tuple(points))

@@ -23,7 +23,7 @@ from layermem.results.analysis import (
     Representation,
 )
 from layermem.results.files import read_result
-from layermem.results.study import RunRecord, Scale
+from layermem.results.study import Picture, RunRecord, Scale
 from layermem.runs import RunFolder
 from layermem.study.definition import Observed
 
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 # The standard library has less than 200 of the rarest of the four words.
 _EACH: Mapping[Scale, int] = {"tiny": 100, "small": 600, "paper": 1668}
+# Points of a layout that a picture keeps, at most.
+_MOST_POINTS = 1000
+START = "lime at its start"
+"""The arm of routers before training."""
 Analyses = dict[str, dict[int, ModelAnalysis]]
 """Arm and seed to its analysis."""
 
@@ -111,45 +115,56 @@ def same_as_nearest(layout: Layout, layer: int = -1) -> float:
     return float((labels == labels[distances.argmin(1)]).mean())
 
 
-def router_shares(
-    trained: Observing,
-    study: str,
-    shares: Mapping[str, Callable[[np.ndarray], float]],
-    *,
-    by_head: bool,
-) -> Iterator[Observed]:
-    """Yield numbers of a heatmap of LIMe's routers, trained and at their start.
+def layouts(analyses: Analyses, words: tuple[str, ...]) -> Iterator[Picture]:
+    """Yield where words lie by the values of each layer, of each arm's first model."""
+    for arm, by_seed in analyses.items():
+        for seed, model in list(by_seed.items())[:1]:
+            layout = model.layout
+            yield Picture(
+                kind="words",
+                name=f"{arm}, seed {seed}, {', '.join(words)}",
+                panels={f"layer {i}": p[:_MOST_POINTS] for i, p in layout.layers.items()},
+                labels=layout.labels[:_MOST_POINTS],
+                words=words,
+            )
 
-    ``shares``: name of each quantity, and what it is of the heatmap: [L, R, L] by target head, each
-    head's weights divided by their sum, or [L, L], where weights are averaged over heads and
-    then divided by the sum of their layer. The two orders differ where one head has larger weights.
+
+def heatmaps(trained: Observing, study: str, *, by_head: bool) -> dict[str, dict[int, np.ndarray]]:
+    """Return what LIMe's routers read by arm and seed: trained ones, and those at their start.
+
+    By target head [L, R, L], each head's weights are divided by their sum. Otherwise [L, L]:
+    weights are averaged over heads and then divided by the sum of their layer. The two orders
+    differ where one head has larger weights.
     """
     from layermem.analysis.routing import head_heatmaps, mean_heatmap
 
     records = trained.records.get(study, {}).get("lime", {})
     heatmap_of = head_heatmaps if by_head else mean_heatmap
-    heatmaps = {
+    return {
         arm: {
             seed: heatmap_of(_model_of(record, trained=is_trained))
             for seed, record in records.items()
         }
-        for arm, is_trained in (("lime", True), ("lime at its start", False))
+        for arm, is_trained in (("lime", True), (START, False))
     }
-    for quantity, share in shares.items():
-        for arm, by_seed in heatmaps.items():
-            yield Observed(
-                quantity=quantity,
-                arm=arm,
-                by_seed={seed: share(heatmap) for seed, heatmap in by_seed.items()},
-                is_share=True,
-            )
+
+
+def shares_read(
+    heatmaps: Mapping[str, Mapping[int, np.ndarray]],
+    quantity: str,
+    share: Callable[[np.ndarray], float],
+) -> Iterator[Observed]:
+    """Yield a share of what routers read, computed from each heatmap."""
+    for arm, by_seed in heatmaps.items():
+        values = {seed: share(heatmap) for seed, heatmap in by_seed.items()}
+        yield Observed(quantity=quantity, arm=arm, by_seed=values, is_share=True)
 
 
 def _model_of(record: RunRecord, *, trained: bool) -> "nn.Module":
     """Return a run's final model, or a new model of its seed."""
     from transformers import set_seed
 
-    from layermem.experiments.analyze_checkpoints import load_model, open_checkpoints
+    from layermem.analysis.checkpoints import load_model, open_checkpoints
     from layermem.train.run_config import recorded_run
     from layermem.train.setup import build_model
 
@@ -164,8 +179,8 @@ def _model_of(record: RunRecord, *, trained: bool) -> "nn.Module":
 
 def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path) -> Analysis:
     """Return the analysis of two runs: that which is there, else a new one."""
-    from layermem.experiments.analyze import analyze
-    from layermem.experiments.analyze_checkpoints import open_checkpoints
+    from layermem.analysis.analyze import analyze
+    from layermem.analysis.checkpoints import open_checkpoints
     from layermem.experiments.answers import checkpoint_digest
 
     words = "-".join(options.words or ()) or "words"

@@ -8,7 +8,7 @@ from layermem.results.study import LOSS, RIGHT_ANSWERS, RunRecord, Validation
 from layermem.study.definition import Observed
 
 
-def losses(trained: Observing, study: str, quantity: str = "validation loss") -> Iterator[Observed]:
+def losses(trained: Observing, study: str, quantity: str = LOSS) -> Iterator[Observed]:
     """Yield the last validation loss of each arm."""
     yield from _of_records(trained, study, quantity, lambda r: r.metrics[LOSS])
 
@@ -90,10 +90,6 @@ def _check_validated_alike(records: Sequence[RunRecord]) -> None:
 def _reached(curve: Sequence[Validation], across: str, target: float) -> float:
     """Return how many tokens or FLOPs a curve needs to first be at a loss or below it."""
     points = [(getattr(validation, across), validation.val_loss) for validation in curve]
-    if any(at is None for at, _ in points):
-        raise ValueError(
-            f"a validation lacks its {across}: an older version recorded the run; run it again"
-        )
     before: tuple[float, float] | None = None
     for at, loss in points:
         if loss <= target:

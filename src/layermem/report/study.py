@@ -10,7 +10,7 @@ from pathlib import Path
 from layermem.report import analysis, cost_tables, figures
 from layermem.report import eval as evaluation
 from layermem.report.cost_tables import counted_section
-from layermem.report.drawings import learning_curves, paper_figures
+from layermem.report.drawings import learning_curves, paper_figures, paper_pictures
 from layermem.report.numbers import NOISE, format_interval
 from layermem.report.page import Figure, Page, Section, Table
 from layermem.report.paper_tables import claim_text, claims_table, numbers_table
@@ -180,6 +180,7 @@ def _of_claims(result: StudyResult) -> list[Section]:
             paragraphs=result.notes,
             tables=[numbers_table(result)],
             figures=paper_figures(result),
+            switches=paper_pictures(result),
         ),
     ]
 

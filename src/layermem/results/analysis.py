@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from layermem.number_ranges import above, at_least, number
+from layermem.number_ranges import above, at_least, check_numbers, number
 
 Representation = Literal["hidden", "routed"]
 Probe = Literal["paper", "converged"]
@@ -40,11 +40,7 @@ class AnalysisOptions:
     """Seed of folds, layouts and problems."""
 
     def __post_init__(self) -> None:
-        for name, least in (("length", 2), ("sequences", 1), ("each", 1), ("documents", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
-        if not self.alpha > 0:
-            raise ValueError(f"--alpha must be positive, got {self.alpha}")
+        check_numbers(self, "--")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@
       OfPaper         what the paper says, of which a study and its result are
         PaperNumber, Claim    what it prints and claims of such rows
         Drawing, Point        which of this it draws, and how
+        Picture         what was seen inside a model, drawn as it is
 
 Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
 """
@@ -27,6 +28,8 @@ F1 = "F1 of words"
 """Names of the metrics that runs are judged by."""
 BY_LEVEL = " by "
 """Between a metric and the level of problems: "right answers by operands: 4"."""
+BY_LAYER = " by layer: "
+"""Between a quantity and a layer that it is of, which is drawn and in no table."""
 
 Scale = Literal["tiny", "small", "paper"]
 Direction = Literal["higher", "lower", "similar", "equal"]
@@ -287,6 +290,23 @@ class Drawing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Picture:
+    """What was seen inside a model: what routers read, or where words lie."""
+
+    kind: Literal["heatmap", "heads", "words"]
+    """"heatmap": shares [layer, source layer]; "heads": shares [head, source layer] of each layer;
+    "words": points [x, y] of each layer."""
+    name: str
+    """Which model it is of, and what of it."""
+    panels: Mapping[str, tuple[tuple[float, ...], ...]]
+    """What each panel shows, by its name."""
+    labels: tuple[int, ...] = ()
+    """Of words: the word of each point."""
+    words: tuple[str, ...] = ()
+    """The words."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OfPaper:
     """What a study is of the paper; all of it is empty where it is no artefact of the paper."""
 
@@ -326,6 +346,8 @@ class StudyResult(OfPaper):
     """The runs, those included that are in no mean."""
     rows: tuple[Row, ...] = ()
     """What was computed of them, or without any."""
+    pictures: tuple[Picture, ...] = ()
+    """What was seen inside models, where the paper draws that."""
     looks: Looks = ()
     """Seeds of each look at what is claimed, this one last; empty: the first look."""
 

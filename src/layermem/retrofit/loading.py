@@ -27,6 +27,8 @@ from layermem.retrofit.auto_classes import check_missing
 
 # How the name of a router's weight ends in a whole checkpoint.
 _ROUTER_WEIGHT = f".{MEMORY}.weight"
+# Tokens by which a model is checked to be causal.
+_CHECKED_TOKENS = 8
 
 
 def load_attached(
@@ -130,3 +132,25 @@ def find_base(
 def stray_routers(unexpected: Iterable[str]) -> list[str]:
     """Return the routers among weights that a bare model has no place for."""
     return sorted(name for name in unexpected if name.endswith(_ROUTER_WEIGHT))
+
+
+@torch.no_grad()
+def check_causal(model: Any) -> None:
+    """Raise if a token changes what is predicted before it, as in an encoder.
+
+    ``AutoModelForCausalLM`` takes encoders such as RoBERTa too, without a weight that is missing.
+    """
+    was_training = model.training
+    model.eval()
+    ids = torch.arange(_CHECKED_TOKENS, device=model.device)
+    ids %= model.config.get_text_config().vocab_size
+    other = ids.clone()
+    other[-1] = ids[0]
+    logits = model(torch.stack([ids, other])).logits[:, :-1].float()
+    model.train(was_training)
+    tolerance = max(1e-5, torch.finfo(model.dtype).eps)
+    if (logits[0] - logits[1]).abs().max() > tolerance * logits.abs().max():
+        raise ValueError(
+            f"{type(model).__name__} is no decoder: a token changes what is predicted before it, "
+            "so that it cannot predict the next token; name a decoder"
+        )

@@ -19,7 +19,7 @@ from pathlib import Path
 from layermem.config import Run
 from layermem.number_ranges import above, at_least, check_numbers, number
 from layermem.plugins import Named
-from layermem.results.study import LOSS, RIGHT_ANSWERS, OfPaper, RunRecord
+from layermem.results.study import LOSS, RIGHT_ANSWERS, OfPaper, Picture, RunRecord
 
 CHOOSING_SEED = 1000
 """Seed that learning rates are chosen with; results must be of other seeds."""
@@ -142,8 +142,8 @@ class Study(OfPaper):
     seeds: tuple[int, ...]
     conditions: tuple[str, ...] = ("tokens",)
     """Under which the arms meet: of ``ALL_CONDITIONS``."""
-    observe: Callable[[Trained], Iterable[Observed]] | None = None
-    """The numbers of ended runs, or of what needs no run; None: what runs are judged by is all."""
+    observe: Callable[[Trained], Iterable[Observed | Picture]] | None = None
+    """What is seen of ended runs, or without any; None: what runs are judged by is all."""
     tasks: tuple[str, ...] = ()
     """Evaluation tasks that models are asked, for which no time is estimated."""
 

@@ -22,6 +22,7 @@ from layermem.results.study import (
     Looks,
     Metric,
     OfPaper,
+    Picture,
     Row,
     RunRecord,
     StudyResult,
@@ -67,7 +68,8 @@ def gather(
         boards.append(_board(study, of_board, counting, before))
         runs += [*of_trials, *counting]
     trained = Trained(seeds=study.seeds, records=_by_arm(runs, study.conditions[0]), out=folder)
-    observed = list(study.observe(trained) if study.observe else ())
+    seen = list(study.observe(trained) if study.observe else ())
+    observed = [each for each in seen if isinstance(each, Observed)]
     of_paper: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(OfPaper)}
     of_paper["notes"] = (*study.notes, *_lost_notes(runs))
     return StudyResult(
@@ -79,6 +81,7 @@ def gather(
         metrics={**metrics_of(runs), **_metrics_of_rows(study, observed)},
         rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed),
         runs=tuple(runs),
+        pictures=tuple(each for each in seen if isinstance(each, Picture)),
         looks=_looks_at_claims(before, runs, study.seeds) if study.claims else (),
         **of_paper,
     )

@@ -23,6 +23,7 @@ from layermem.models.checkpoints import check_path, without_loading_report
 from layermem.retrofit import attach, trainable
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory
 from layermem.retrofit.loading import (
+    check_causal,
     is_attached,
     load_attached,
     load_reporting,
@@ -30,8 +31,6 @@ from layermem.retrofit.loading import (
 )
 
 logger = logging.getLogger(__name__)
-# Tokens by which a model is checked to be causal.
-_CHECKED_TOKENS = 8
 
 
 def load_host_config(run: Run) -> Any:
@@ -119,28 +118,6 @@ def check_same_memory(location: str, host: Host) -> None:
             f"{location} has memory={saved['router']} window={saved['window']}, and the run asks "
             f"for memory={host.memory} window={host.window}: ask for its own, or start from a "
             "model without memory"
-        )
-
-
-@torch.no_grad()
-def check_causal(model: Any) -> None:
-    """Raise if a token changes what is predicted before it, as in an encoder.
-
-    ``AutoModelForCausalLM`` takes encoders such as RoBERTa too, without a weight that is missing.
-    """
-    was_training = model.training
-    model.eval()
-    ids = torch.arange(_CHECKED_TOKENS, device=model.device)
-    ids %= model.config.get_text_config().vocab_size
-    other = ids.clone()
-    other[-1] = ids[0]
-    logits = model(torch.stack([ids, other])).logits[:, :-1].float()
-    model.train(was_training)
-    tolerance = max(1e-5, torch.finfo(model.dtype).eps)
-    if (logits[0] - logits[1]).abs().max() > tolerance * logits.abs().max():
-        raise ValueError(
-            f"{type(model).__name__} is no decoder: a token changes what is predicted before it, "
-            "so that it cannot predict the next token; name a decoder"
         )
 
 

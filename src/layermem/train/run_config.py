@@ -1,12 +1,9 @@
-"""The config.yaml of a run folder: reading, writing, and whether a folder holds a given run.
+"""Writing the config.yaml of a run folder, and whether a folder holds a given run.
 
 The file holds the fields of the run and, under ``about``, where the run came from (versions,
 commit, machine, command), with a digest of the fields, by which an edited file is noticed.
 """
 
-import hashlib
-import json
-import os
 import platform
 import shlex
 import subprocess
@@ -14,46 +11,21 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from layermem.config import Run, run_from_dict, to_dict
+from layermem.config import Run, to_dict
 from layermem.processor import processor_name
+from layermem.recorded_config import check_has_config as check_has_config
+from layermem.recorded_config import fields_digest
+from layermem.recorded_config import load_run as load_run
+from layermem.recorded_config import read_config as read_config
+from layermem.recorded_config import recorded_run as recorded_run
 from layermem.runs import RunFolder, write_atomically
 from layermem.train.resume_checks import config_changes
 
-# That of libyaml is several times as fast, and a study reads the config of each run some times.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
 _PACKAGE_FOLDER = Path(__file__).parents[1]
-
-
-def load_run(path: str | os.PathLike[str]) -> Run:
-    """Return the run of a config.yaml, edited or not."""
-    return run_from_dict(read_config(path)[0])
-
-
-def recorded_run(folder: RunFolder) -> Run:
-    """Return the run that a folder holds; a config edited since it was written is refused."""
-    check_has_config(folder)
-    fields, about = read_config(folder.config)
-    if about.get("digest", _digest(fields)) != _digest(fields):
-        raise ValueError(
-            f"{folder.config} was edited after the run wrote it, so it no longer says what was "
-            "trained. Undo the edit; to train the edited config, give it another --out; what a run "
-            "may change when it goes on (save_every, data.cache...) is given as an option"
-        )
-    return run_from_dict(fields)
-
-
-def check_has_config(folder: RunFolder) -> None:
-    """Raise if a folder that holds a run has lost the file that says of what."""
-    if not folder.config.exists():
-        raise FileNotFoundError(
-            f"{folder.path} holds a run, but no config.yaml that says of what: put it back, or "
-            "choose another --out"
-        )
 
 
 def check_same_run(folder: RunFolder, run: Run) -> None:
@@ -100,25 +72,10 @@ def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | 
         _write(folder, run, {**about, **known})
 
 
-def read_config(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
-    """Return the fields of a config.yaml, and what is under ``about``."""
-    try:
-        fields = yaml.load(Path(path).read_text(encoding="utf-8"), _LOADER)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-    about = fields.pop("about", None) if isinstance(fields, dict) else None
-    return fields, about if isinstance(about, dict) else {}
-
-
 def _write(folder: RunFolder, run: Run, about: Mapping[str, str]) -> None:
     fields = to_dict(run)
-    content = {**fields, "about": {**about, "digest": _digest(fields)}}
+    content = {**fields, "about": {**about, "digest": fields_digest(fields)}}
     write_atomically(folder.config, yaml.safe_dump(content, sort_keys=False))
-
-
-def _digest(fields: Any) -> str:
-    """Return a digest of the fields as the file has them, independent of the version reading it."""
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def describe_environment() -> dict[str, str]:

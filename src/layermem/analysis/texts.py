@@ -1,25 +1,23 @@
-"""Choose the texts and words of an analysis, and find the words in the texts.
+"""The texts and words of an analysis, and the tokens at which the words end in the texts.
+
+    "(1 + 101) * 2"   tokens ( 1 + 101 ) * 2   word "1": token 1, not the 1 in 101
 
 The texts are the test problems of the task that a run was trained on, or else sequences of a text.
+A word's token is the one that holds its last letter: there a causal model has read all of the word.
 """
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from layermem.analysis.occurrences import (
-    Occurrence,
-    check_words_have_tokens,
-    compile_words,
-    find_occurrences,
-)
+from layermem.analysis.checkpoints import Checkpoint
 from layermem.analysis.separability import FOLDS
 from layermem.config import Task
 from layermem.data.sources import open_source
-from layermem.experiments.analyze_checkpoints import Checkpoint
 from layermem.results.analysis import AnalysisOptions
 from layermem.tasks.registry import get_task
 
@@ -29,6 +27,18 @@ _SEEDS = 50
 _WORDS_OF_TEXT = ("is", "are", "was", "were")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Occurrence:
+    """One occurrence of a word in a text."""
+
+    text: str
+    """The whole text."""
+    token: int
+    """Index of the token that holds the word's last letter."""
+    word: int
+    """Index of the word."""
+
+
 def choose_words(options: AnalysisOptions, checkpoint: Checkpoint) -> AnalysisOptions:
     """Return ``options`` with their words: those given, else the task's, else those for a text.
 
@@ -36,7 +46,7 @@ def choose_words(options: AnalysisOptions, checkpoint: Checkpoint) -> AnalysisOp
     the texts or occurs too rarely.
     """
     task = _select_task(options, checkpoint)
-    words = _get_default_words(task) if options.words is None else options.words
+    words = _default_words(task) if options.words is None else options.words
     # Raises if they are empty or not different.
     compile_words(words)
     if len(words) < 2 or options.each < FOLDS:
@@ -44,14 +54,34 @@ def choose_words(options: AnalysisOptions, checkpoint: Checkpoint) -> AnalysisOp
             f"a probe needs at least two --words and, for its folds, --each of at least {FOLDS}; "
             f"got {', '.join(words)} and {options.each}"
         )
-    what_is_written = f"what the tokenizer of {checkpoint.name} writes"
-    check_words_have_tokens(words, checkpoint.tokenizer, what_is_written)
+    written = f"what the tokenizer of {checkpoint.name} writes"
+    check_words_have_tokens(words, checkpoint.tokenizer, written)
     if task is not None:
         definition = get_task(str(task.name))
         where = f"the test problems of {checkpoint.name}"
         check_words_have_tokens(words, definition.tokenizer(**task.fields()), where)
         check_frequency(words, options.each, next(draw_problems(task)), where)
     return replace(options, words=words)
+
+
+def compile_words(words: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of ``words`` as a whole word."""
+    if not words or len(set(words)) < len(words) or not all(words):
+        raise ValueError(
+            f"words must be different and not empty, got {', '.join(map(repr, words))}"
+        )
+    return re.compile(rf"(?<!\w)(?:{'|'.join(re.escape(w) for w in words)})(?!\w)")
+
+
+def check_words_have_tokens(words: Sequence[str], tokenizer: Any, where: str) -> None:
+    """Raise if a word becomes the unknown token both with a space before it and without one."""
+    unknown = tokenizer.unk_token_id
+    for word in words if unknown is not None else ():
+        spellings = tokenizer([word, f" {word}"], add_special_tokens=False)["input_ids"]
+        if all(unknown in ids for ids in spellings):
+            raise ValueError(
+                f"{word!r} cannot occur in {where}: there is no token for it; give other words"
+            )
 
 
 def check_frequency(words: Sequence[str], each: int, texts: Sequence[str], where: str) -> None:
@@ -83,14 +113,55 @@ def read_texts(options: AnalysisOptions, checkpoint: Checkpoint) -> tuple[str, I
 def find_words(options: AnalysisOptions, checkpoint: Checkpoint) -> list[Occurrence]:
     """Return the occurrences of the words in the texts."""
     where, texts = read_texts(options, checkpoint)
-    return find_occurrences(
-        texts,
-        checkpoint.tokenizer,
-        options.words or (),
-        options.each,
-        longest=options.length,
-        where=where,
-    )
+    words, each = options.words or (), options.each
+    return find_occurrences(texts, checkpoint.tokenizer, words, each, options.length, where)
+
+
+def find_occurrences(
+    texts: Iterable[str],
+    tokenizer: Any,
+    words: Sequence[str],
+    each: int,
+    longest: int | None = None,
+    where: str = "the text",
+) -> list[Occurrence]:
+    """Return the first ``each`` occurrences of every word as a whole word.
+
+    Tokens of a text beyond the first ``longest`` are not searched. A text that comes again is left
+    out: a probe trained on the one copy would know the other. ``texts`` is read only as far as
+    needed, and only texts with an occurrence are kept. ``where`` names the texts in errors.
+    """
+    pattern = compile_words(words)
+    indices = {word: i for i, word in enumerate(words)}
+    counts, occurrences, used_texts = [0] * len(words), list[Occurrence](), set[str]()
+    for text in texts:
+        matches = [match for match in pattern.finditer(text) if counts[indices[match[0]]] < each]
+        if not matches or text in used_texts:
+            continue
+        encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
+        # Of several tokens that hold a letter (its bytes) the last one.
+        token_of_letter = {
+            letter: i
+            for i, (start, end) in enumerate(encoded["offset_mapping"][:longest])
+            for letter in range(start, end)
+        }
+        for match in matches:
+            word, token = indices[match[0]], token_of_letter.get(match.end() - 1)
+            if token is not None and counts[word] < each:
+                occurrences.append(Occurrence(text=text, token=token, word=word))
+                used_texts.add(text)
+                counts[word] += 1
+        if min(counts) == each:
+            break
+    for name, count in zip(words, counts, strict=True):
+        if not count:
+            raise ValueError(f"{name!r} never occurs in {where}; give more text or another word")
+        if count < each:
+            raise ValueError(
+                f"{name!r} occurs {count} times in {where}, {each} were asked for; give more text "
+                f"or ask for fewer (--each {count})"
+            )
+    return occurrences
 
 
 def read_problems(task: Task) -> Iterator[str]:
@@ -126,10 +197,8 @@ def split_documents(documents: Iterable[str], length: int, tokenizer: Any) -> It
             yield document[offsets[start][0] : offsets[start + length - 1][1]]
 
 
-def _get_default_words(task: Task | None) -> tuple[str, ...]:
-    if task is None:
-        return _WORDS_OF_TEXT
-    return get_task(str(task.name)).words(**task.fields())
+def _default_words(task: Task | None) -> tuple[str, ...]:
+    return get_task(str(task.name)).words(**task.fields()) if task else _WORDS_OF_TEXT
 
 
 def _select_task(options: AnalysisOptions, checkpoint: Checkpoint) -> Task | None:

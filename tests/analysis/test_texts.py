@@ -1,10 +1,11 @@
-"""Test which texts and words are analyzed, and that unusable words are refused."""
+"""Test which texts and words are analyzed, at which tokens words are found, and what is refused."""
 
 import itertools
 import json
 import tracemalloc
 from collections import Counter
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import transformers
@@ -13,23 +14,30 @@ from tiny import TINY
 from tokenizers import processors
 
 from layermem import cli
-from layermem.analysis.occurrences import check_words_have_tokens, compile_words
-from layermem.config import Task
-from layermem.data.tokenizers import load_tokenizer
-from layermem.experiments import analyze as experiment
-from layermem.experiments import analyze_texts
-from layermem.experiments.analyze_checkpoints import Checkpoint
-from layermem.experiments.analyze_texts import (
+from layermem.analysis import analyze as analysis
+from layermem.analysis import texts as texts_module
+from layermem.analysis.checkpoints import Checkpoint
+from layermem.analysis.texts import (
+    Occurrence,
     check_frequency,
+    check_words_have_tokens,
     choose_words,
+    compile_words,
     draw_problems,
+    find_occurrences,
     find_words,
     read_problems,
     split_documents,
 )
+from layermem.config import Task
+from layermem.data.tokenizers import load_tokenizer
 from layermem.results.analysis import AnalysisOptions
 from layermem.tasks import prosqa
 from layermem.tasks.registry import all_tasks, get_task
+
+GPT2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizer" / "gpt2"
+TEXTS = ["What was is.", "This is his; it was, and they were.", "were they? was it? is it?"]
+TOKENIZERS = ["bytes", *([str(GPT2)] if GPT2.exists() else [])]
 
 
 def a_run_on_sums(folder, **changes):
@@ -77,8 +85,8 @@ def test_unusable_words_are_refused_before_a_model_is_loaded(
     more, changes, message, tmp_path, monkeypatch
 ):
     path = a_run_on_sums(tmp_path, **changes)
-    monkeypatch.setattr(experiment, "load_model", None)
-    monkeypatch.setattr(experiment, "find_words", None)
+    monkeypatch.setattr(analysis, "load_model", None)
+    monkeypatch.setattr(analysis, "find_words", None)
     with pytest.raises(SystemExit, match=message):
         cli.main(["analyze", str(path), *more])
 
@@ -129,7 +137,7 @@ def test_no_more_documents_are_read_than_the_options_say(monkeypatch):
         for read in range(1, 10**9):
             yield f"w1 {read:09} " * 3
 
-    monkeypatch.setattr(analyze_texts, "open_source", documents)
+    monkeypatch.setattr(texts_module, "open_source", documents)
     options = AnalysisOptions(text="x", words=("w1", "w2"), each=5, documents=300, length=24)
     with pytest.raises(
         ValueError, match=r"'w2' never occurs in x \(read up to --documents 300\); give"
@@ -140,7 +148,7 @@ def test_no_more_documents_are_read_than_the_options_say(monkeypatch):
 
 def test_texts_without_a_word_are_not_kept(monkeypatch):
     texts = itertools.chain((f"{i} {'x' * 10_000}" for i in range(1000)), ["it is"])
-    monkeypatch.setattr(analyze_texts, "read_texts", lambda *_: ("x", texts))
+    monkeypatch.setattr(texts_module, "read_texts", lambda *_: ("x", texts))
     checkpoint = a_checkpoint()
     tracemalloc.start()
     occurrences = find_words(AnalysisOptions(words=("is",), each=1), checkpoint)
@@ -156,3 +164,72 @@ def test_documents_are_split_without_the_tokens_that_a_tokenizer_adds():
     )
     assert len(tokenizer("abcdef")["input_ids"]) == 8
     assert list(split_documents(["abcdef", "g"], 2, tokenizer)) == ["ab", "cd", "ef"]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS, ids=lambda name: Path(name).name)
+def test_the_token_ends_the_word(name):
+    tokenizer = load_tokenizer(name)
+    occurrences = find_occurrences(TEXTS, tokenizer, ["is", "was"], 3)
+    at = [(TEXTS.index(occurrence.text), occurrence.word) for occurrence in occurrences]
+    assert at == [(0, 1), (0, 0), (1, 0), (1, 1), (2, 1), (2, 0)]
+    for occurrence in occurrences:
+        ids = tokenizer(occurrence.text)["input_ids"]
+        read = tokenizer.decode(ids[: occurrence.token + 1])
+        assert read.endswith(["is", "was"][occurrence.word])
+
+
+def test_letters_of_several_bytes_do_not_shift_tokens():
+    tokenizer = load_tokenizer("bytes")
+    (occurrence,) = find_occurrences(["naïve, was is"], tokenizer, ["is"], 1)
+    assert occurrence.token == len("naïve, was is".encode()) - 1
+
+
+def test_numbers_are_whole_words_and_tokens_beyond_the_longest_are_not_searched():
+    tokenizer = get_task("arithmetic").tokenizer()
+    texts = ["(1 + 101) * 2 = 102 * 2", "11 - 1 = 10"]
+    occurrences = find_occurrences(texts, tokenizer, ["1", "2"], 1)
+    assert occurrences == [
+        Occurrence(text=texts[0], token=1, word=0),
+        Occurrence(text=texts[0], token=6, word=1),
+    ]
+    with pytest.raises(ValueError, match="'10' never occurs"):
+        find_occurrences(texts, tokenizer, ["10"], 1, longest=4)
+
+
+@pytest.mark.parametrize(
+    ("words", "each", "message"),
+    [
+        (["were"], 3, "'were' occurs 2 times in the text, 3 were asked for; give more text or ask"),
+        (["are", "is"], 1, "'are' never occurs in the text"),
+        (["is", "is"], 1, "words must be different and not empty, got 'is', 'is'"),
+        ([], 1, "words must be different and not empty"),
+        ([""], 1, "words must be different and not empty"),
+    ],
+)
+def test_words_that_do_not_occur_often_enough_are_refused(words, each, message):
+    with pytest.raises(ValueError, match=message):
+        find_occurrences(TEXTS, load_tokenizer("bytes"), words, each)
+
+
+def test_texts_are_read_as_far_as_needed():
+    endless = (f"it is {i}" for i in itertools.count())
+    assert len(find_occurrences(endless, load_tokenizer("bytes"), ["is"], 5)) == 5
+
+
+def test_a_repeated_text_is_left_out():
+    tokenizer = load_tokenizer("bytes")
+    again = [text for text in TEXTS for _ in range(3)]
+    occurrences = find_occurrences(again, tokenizer, ["is", "was"], 3)
+    assert [occurrence.text for occurrence in occurrences] == [
+        text for text in TEXTS for _ in range(2)
+    ]
+    with pytest.raises(ValueError, match="'were' occurs 2 times in songs, 3 were asked for"):
+        find_occurrences(again, tokenizer, ["were"], 3, where="songs")
+
+
+def test_a_word_without_a_token_is_refused_but_not_one_with_a_token_after_a_space():
+    # ProsQA's tokenizer has " lempus" and no "lempus".
+    check_words_have_tokens(["lempus", "Tom", "is"], get_task("prosqa").tokenizer(), "problems")
+    check_words_have_tokens(["anything"], load_tokenizer("bytes"), "a text")
+    with pytest.raises(ValueError, match="'was' cannot occur in problems: there is no token for"):
+        check_words_have_tokens(["Tom", "was"], get_task("prosqa").tokenizer(), "problems")

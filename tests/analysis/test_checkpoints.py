@@ -10,8 +10,8 @@ from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem import cli
+from layermem.analysis.checkpoints import Checkpoint, load_model
 from layermem.data.tokenizers import load_tokenizer
-from layermem.experiments.analyze_checkpoints import Checkpoint, load_model
 from layermem.retrofit import attach
 from layermem.tasks.registry import get_task
 from layermem.train.run import train

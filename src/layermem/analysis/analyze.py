@@ -1,9 +1,15 @@
-"""Compute the analysis of one loaded model: entropy, separability, layout and routing by layer."""
+"""Analyze one checkpoint, or two side by side: entropy, words, routing by layer -> analysis.json.
+
+Everything that may be refused is checked before the weights of a model are loaded.
+"""
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+import tempfile
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, get_args
 
 import numpy as np
 import torch
@@ -11,17 +17,21 @@ from rich.console import Console
 from rich.progress import Progress
 
 from layermem.analysis.capture import capture, sequences_at_once
+from layermem.analysis.checkpoints import (
+    Checkpoint,
+    check_same_tokens,
+    load_model,
+    open_checkpoints,
+)
 from layermem.analysis.depth_weights import recording
-from layermem.analysis.disk_rows import DiskRows
-from layermem.analysis.embedding import embed
 from layermem.analysis.entropy import Standardiser, matrix_entropy
-from layermem.analysis.occurrences import Occurrence
 from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
-from layermem.analysis.separability import separability
-from layermem.experiments.analyze_checkpoints import Checkpoint
+from layermem.analysis.separability import embed, separability
+from layermem.analysis.texts import Occurrence, choose_words, find_words, read_texts
 from layermem.models.memories import active_memories
 from layermem.models.seams import Part, WeightsUnknown
 from layermem.results.analysis import (
+    Analysis,
     AnalysisOptions,
     AnalyzedModel,
     ByLayer,
@@ -33,12 +43,83 @@ from layermem.results.analysis import (
     Representation,
     Routing,
 )
+from layermem.results.files import to_json
+from layermem.runs import create_folder, write_atomically
 
 logger = logging.getLogger(__name__)
 # Sequences in a batch, at most.
 _BATCH = 16
 _REPRESENTATIONS: tuple[Representation, ...] = ("hidden", "routed")
 _PROBES: tuple[Probe, ...] = ("paper", "converged")
+
+
+class DiskRows(ExitStack):
+    """Rows of float32 by key, each key in a temporary file that is deleted on leaving the block.
+
+    The vectors of some thousand words take about 50 MB a layer at width 2048, which is too much to
+    hold for all layers at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._files: dict[Hashable, tuple[IO[bytes], int]] = {}
+
+    def append(self, key: Hashable, row: np.ndarray) -> None:
+        """Append a row to those of ``key``; all rows of a key have as many numbers as the first."""
+        if key not in self._files:
+            new = tempfile.TemporaryFile(prefix="layermem-")  # noqa: SIM115 (closed on leaving)
+            self._files[key] = self.enter_context(new), row.size
+        file, size = self._files[key]
+        if row.size != size:
+            raise ValueError(f"rows of {key!r} hold {size} numbers, got {row.size}")
+        file.write(np.ascontiguousarray(row, dtype=np.float32).tobytes())
+
+    def read(self, key: Hashable) -> np.ndarray:
+        """Return all rows of ``key`` as an array [rows, numbers]."""
+        file, size = self._files[key]
+        file.seek(0)
+        # After reading, the position is at the end again, where the next row goes.
+        return np.frombuffer(file.read(), dtype=np.float32).reshape(-1, size)
+
+
+def analyze(
+    checkpoints: Sequence[str], options: AnalysisOptions, out: Path, command: str = ""
+) -> Analysis:
+    """Analyze one or two checkpoints; return the result and write it to analysis.json in ``out``.
+
+    A checkpoint is a run folder, the folder of a saved model or a hub name. With two, the texts are
+    chosen by the first. ``command`` is recorded as what made the result.
+    """
+    opened = open_checkpoints(checkpoints)
+    first = opened[0]
+    options = choose_words(options, first)
+    where, texts = read_texts(options, first)
+    sequences = list(itertools.islice(texts, options.sequences))
+    if not sequences:
+        raise ValueError(
+            f"there is no sequence of {options.length} tokens in {where}; lower --length"
+        )
+    occurrences = find_words(options, first)
+    if len(opened) == 2:
+        with_words = dict.fromkeys(occurrence.text for occurrence in occurrences)
+        check_same_tokens(opened[0], opened[1], [*sequences, *with_words])
+    models = [load_model(checkpoint) for checkpoint in opened]
+    analyses = {}
+    for checkpoint, model in zip(opened, models, strict=True):
+        logger.info("analyzing %s", checkpoint.name)
+        analyses[checkpoint.name] = analyze_model(
+            model, checkpoint, sequences, occurrences, options
+        )
+    analysis = Analysis(
+        command=command,
+        folder=str(out),
+        options=options,
+        sequences=len(sequences),
+        models=analyses,
+    )
+    create_folder(out)
+    write_atomically(out / "analysis.json", to_json(analysis))
+    return analysis
 
 
 def analyze_model(

@@ -13,7 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from layermem.config import Run
+from layermem.recorded_config import recorded_run
 from layermem.retrofit.loading import (
+    check_causal,
     find_base,
     is_attached,
     load_attached,
@@ -21,8 +23,6 @@ from layermem.retrofit.loading import (
     stray_routers,
 )
 from layermem.runs import RunFolder, unique_names
-from layermem.train.host_models import check_causal
-from layermem.train.run_config import recorded_run
 
 
 @dataclass(frozen=True, kw_only=True)

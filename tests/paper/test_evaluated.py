@@ -11,9 +11,9 @@ from small_run import a_run
 
 from layermem.evals.task_catalog import TASKS
 from layermem.experiments.answers import RIGHT
-from layermem.paper import evaluating, get_artefact
+from layermem.paper import evaluated, get_artefact
 from layermem.paper.artefact import Observing
-from layermem.paper.fig1 import grouped_queries
+from layermem.paper.trained import grouped_queries
 from layermem.results.eval import EvalResult, Row
 from layermem.results.files import read_result
 from layermem.study.records import read_record
@@ -36,13 +36,13 @@ def test_every_column_has_a_task():
     columns = {name: get_artefact(name).tasks for name in ("table1", "table4", "table5", "table6")}
     assert {len(tasks) for tasks in columns.values()} == {8, 5, 4, 7}
     for tasks in columns.values():
-        assert {evaluating.find_task(evaluating.NAMES[task]).name for task in tasks} <= {*TASKS}
+        assert {evaluated.find_task(evaluated.NAMES[task]).name for task in tasks} <= {*TASKS}
 
 
 def test_a_table_can_be_had_without_some_of_its_tasks():
     """Averages are those of the others then, the paper's too."""
     whole = get_artefact("table1")
-    part = evaluating.leave_out(whole, ["MultiRC", "wic", "wic"])
+    part = evaluated.leave_out(whole, ["MultiRC", "wic", "wic"])
     assert part.tasks == ("QNLI", "ARC-E", "ARC-C", "KV", "Induction", "LD-3")
     average = "average without MultiRC, WiC"
     assert {claim.quantity for claim in part.claims("tiny")} == {average}
@@ -52,9 +52,9 @@ def test_a_table_can_be_had_without_some_of_its_tasks():
     assert ours.where == "Table 1, the mean of these"
     assert {number.quantity for number in part.numbers} == {*part.tasks, average}
     for all_of_it in (whole, get_artefact("fig1")):
-        assert evaluating.leave_out(all_of_it, []) is all_of_it
+        assert evaluated.leave_out(all_of_it, []) is all_of_it
     # The mean of all columns is the one that is printed.
-    (printed,) = evaluating._averages(
+    (printed,) = evaluated._averages(
         [n for n in whole.numbers if n.quantity in whole.tasks and n.arm == "lime"], "x"
     )
     assert printed.value == pytest.approx(0.5174, abs=5e-5)
@@ -64,7 +64,7 @@ def test_a_table_can_be_had_without_some_of_its_tasks():
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_what_cannot_be_asked_is_said_before_anything_is_trained(dry_run):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        evaluating.check_artefact(
+        evaluated.check_artefact(
             "table4", get_artefact("table4"), "tiny", ["nowhere"], dry_run=dry_run
         )
 
@@ -77,12 +77,12 @@ def test_a_guess_is_the_most_frequent_answer(monkeypatch, tmp_path):
 
     scored = {"run-0": {"QNLI": 0.55, "COPA": 0.6}, "run-1": {"QNLI": 0.55, "COPA": 0.62}}
     of_tasks = {"QNLI": row(0.5, 0.55), "COPA": row(0.5, 0.48)}
-    monkeypatch.setattr(evaluating, "_score", lambda *_: (scored, of_tasks))
+    monkeypatch.setattr(evaluated, "_score", lambda *_: (scored, of_tasks))
     records = {seed: SimpleNamespace(folder=f"run-{seed}") for seed in (0, 1)}
     trained = Observing(
         scale="tiny", seeds=(0, 1), records={"study": {"lime": records}}, out=tmp_path
     )
-    qnli, copa, average = evaluating.observe_tasks(("QNLI", "COPA"))(trained)
+    qnli, copa, average = evaluated.observe_tasks(("QNLI", "COPA"))(trained)
     assert (qnli.chance, copa.chance) == (0.55, 0.5)
     assert average.chance == pytest.approx(0.525) and average.by_seed[0] == pytest.approx(0.575)
 
@@ -106,7 +106,7 @@ def test_scores_are_those_of_eval_by_arm_and_seed(tmp_path, monkeypatch):
         out=tmp_path / "out",
         task_records=(records,),
     )
-    part = evaluating.leave_out(get_artefact("table4"), ["MultiRC", "WiC", "WNLI"])
+    part = evaluated.leave_out(get_artefact("table4"), ["MultiRC", "WiC", "WNLI"])
     observed = {(row.quantity, row.arm): row for row in part.observe(trained)}
     average = "average without MultiRC, WiC, WNLI"
     result = read_result(EvalResult, tmp_path / "out" / "eval")
