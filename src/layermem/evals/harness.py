@@ -5,7 +5,6 @@ because they are longer than the model reads, unknown tokens, and choices that a
 """
 
 import contextlib
-import json
 import logging
 import math
 from collections import Counter
@@ -20,8 +19,9 @@ from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from layermem.evals.lm_eval_definitions import Definition, digest
-from layermem.evals.token_losses import check_ids, rows_at_once, vocabulary_size
+from layermem.evals.perplexity import check_ids, rows_at_once, vocabulary_size
+from layermem.evals.prepared_tasks import digest
+from layermem.evals.task_catalog import Definition
 from layermem.results.eval import AnswersKey, TaskAnswers
 
 Request = tuple[tuple[str, str], list[int], list[int]]
@@ -71,7 +71,7 @@ class CountingModel(HFLM):
         if not self.automatic:
             longest = max(len(context) + len(answer) for _, context, answer in requests)
             longest = min(longest, self.max_length)
-            self.batch_size_per_gpu = self.rows or rows_at_once(self.model, longest)
+            self.batch_size_per_gpu = rows_at_once(self.model, longest, self.rows)
         self.done = 0
         answers: list[tuple[float, bool]] = super()._loglikelihood_tokens(
             requests, disable_tqdm=True, override_bs=override_bs
@@ -119,13 +119,9 @@ class CountingModel(HFLM):
 def load_task(definition: Definition) -> Task:
     """Return the task of a definition; its data is read, or fetched from the hub."""
     with _quietly():
-        return _manager().load([definition])["tasks"][definition["task"]]
-
-
-def docs_digest(task: Task) -> str:
-    """Return a digest of the items of a task and of what its few-shot examples are drawn from."""
-    docs = [*task.eval_docs, *task.fewshot_docs()]
-    return digest("\n".join(json.dumps(doc, sort_keys=True, default=str) for doc in docs))
+        # Without lm-eval's own thousands of definitions, which take seconds to list.
+        manager = TaskManager(include_defaults=False)
+        return manager.load([definition])["tasks"][definition["task"]]
 
 
 def answer_task(
@@ -200,11 +196,6 @@ def _right_place(sample: Mapping[str, Any], choices: Sequence[str]) -> int:
 def _is_tie(sample: Mapping[str, Any]) -> bool:
     values = sorted((float(response[0]) for response in sample["filtered_resps"]), reverse=True)
     return len(values) > 1 and values[0] == values[1]
-
-
-def _manager() -> TaskManager:
-    # Without lm-eval's own thousands of definitions, which take seconds to list.
-    return TaskManager(include_defaults=False)
 
 
 @contextlib.contextmanager
