@@ -11,7 +11,7 @@ import json
 import logging
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,7 @@ from typing import Any
 from layermem.analysis.checkpoints import Checkpoint, load_model
 from layermem.evals import Tell, adjust, compare_right, share_right
 from layermem.evals.prepared_tasks import PreparedTask, digest, prepare_tasks
-from layermem.results.eval import (
-    AnswersKey,
-    Difference,
-    EvalOptions,
-    Part,
-    Row,
-    Score,
-    Table,
-    TaskAnswers,
-)
+from layermem.results.eval import Difference, EvalOptions, Part, Row, Score, Table, TaskAnswers
 from layermem.results.files import from_json, to_json
 from layermem.runs import write_atomically
 
@@ -140,19 +131,19 @@ def _answer(
     answers: dict[str, list[TaskAnswers]] = {}
     for prepared in tasks:
         for seed in _seeds(options):
-            key = AnswersKey(
-                checkpoint=identity,
-                task=prepared.task.name,
-                version=prepared.version,
-                definition=prepared.definition_digest,
-                records=prepared.records_digest,
-                shots=options.shots,
-                seed=seed,
-                limit=options.limit,
-                truncate=options.truncate,
-                max_length=options.max_length,
-                lm_eval=lm_eval.__version__,
-            )
+            key = {
+                "checkpoint": identity,
+                "task": prepared.task.name,
+                "version": prepared.version,
+                "definition": prepared.definition_digest,
+                "records": prepared.records_digest,
+                "shots": options.shots,
+                "seed": seed,
+                "limit": options.limit,
+                "truncate": options.truncate,
+                "max_length": options.max_length,
+                "lm_eval": lm_eval.__version__,
+            }
             known = _read_answers(folder, key)
             if known is None:
                 if model is None:
@@ -164,14 +155,14 @@ def _answer(
                         truncate=options.truncate,
                         max_length=options.max_length,
                     )
-                what = f"{checkpoint.name}: {key.task}, seed {seed}"
+                what = f"{checkpoint.name}: {prepared.task.name}, seed {seed}"
                 known = answer_task(model, prepared.loaded, key, partial(tell, what))
                 write_atomically(_path(folder, key), to_json(known))
-            answers.setdefault(key.task, []).append(known)
+            answers.setdefault(prepared.task.name, []).append(known)
     return answers
 
 
-def _read_answers(folder: Path, key: AnswersKey) -> TaskAnswers | None:
+def _read_answers(folder: Path, key: Mapping[str, Any]) -> TaskAnswers | None:
     """Return the answers of a key, or None if there are none yet."""
     path = _path(folder, key)
     if not path.exists():
@@ -180,9 +171,9 @@ def _read_answers(folder: Path, key: AnswersKey) -> TaskAnswers | None:
     return answers if answers.key == key else None
 
 
-def _path(folder: Path, key: AnswersKey) -> Path:
-    name = digest(json.dumps(asdict(key), sort_keys=True))[:16]
-    return folder / f"{key.task}-{key.seed}-{name}.json"
+def _path(folder: Path, key: Mapping[str, Any]) -> Path:
+    name = digest(json.dumps(dict(key), sort_keys=True))[:16]
+    return folder / f"{key['task']}-{key['seed']}-{name}.json"
 
 
 def _rows(
@@ -256,9 +247,9 @@ def compare_answers(
         for mine, other in zip(answers, theirs[task], strict=True):
             if mine.prompts != other.prompts:
                 raise ValueError(
-                    f"the prompts of {task} with seed {mine.key.seed} differ between the models, "
-                    "so their answers cannot be paired; delete the folder answers, and all are "
-                    "asked again"
+                    f"the prompts of {task} with seed {mine.key['seed']} differ between the "
+                    "models, so their answers cannot be paired; delete the folder answers, and all "
+                    "are asked again"
                 )
     return adjust(
         {

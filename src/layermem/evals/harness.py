@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from layermem.evals.perplexity import check_ids, rows_at_once, vocabulary_size
 from layermem.evals.prepared_tasks import digest
 from layermem.evals.task_catalog import Definition
-from layermem.results.eval import AnswersKey, TaskAnswers
+from layermem.results.eval import TaskAnswers
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 
@@ -127,17 +127,19 @@ def load_task(definition: Definition) -> Task:
 def answer_task(
     model: CountingModel,
     task: Task,
-    key: AnswersKey,
+    key: Mapping[str, Any],
     progress: Callable[[int, int], None] | None = None,
 ) -> TaskAnswers:
     """Have a model answer a task; ``progress`` is called with requests done, and their number."""
     model.progress = progress
     # As simple_evaluate does, but for its report on the machine, which takes seconds each time.
-    task.set_config("num_fewshot", key.shots)
-    task.set_fewshot_seed(key.seed)
+    task.set_config("num_fewshot", key["shots"])
+    task.set_fewshot_seed(key["seed"])
     with _quietly():
-        result = evaluate(model, {"tasks": {key.task: task}}, limit=key.limit, bootstrap_iters=0)
-    samples = sorted(result["samples"][key.task], key=lambda sample: int(sample["doc_id"]))
+        result = evaluate(
+            model, {"tasks": {key["task"]: task}}, limit=key["limit"], bootstrap_iters=0
+        )
+    samples = sorted(result["samples"][key["task"]], key=lambda sample: int(sample["doc_id"]))
     if getattr(task, "multiple_input", None):
         # One answer after several contexts: which of them is right, lm-eval takes for the "text".
         samples = [{**sample, "target": task.doc_to_text(sample["doc"])} for sample in samples]

@@ -180,7 +180,7 @@ def _windows(model: Any, tokenizer: Any, sentences: Sequence[str]) -> Iterator[W
                 raise ValueError(f"the tokenizer has no tokens for {sentences[item]!r}")
             if limit is not None and len(ids) > limit:
                 raise ValueError(
-                    f"{sentences[item]!r:.60} has {len(ids)} tokens, more than the {limit} that "
+                    f"{sentences[item][:60]!r} has {len(ids)} tokens, more than the {limit} that "
                     "the model reads"
                 )
             yield Window(ids=start_with(first, ids), scored=len(ids), item=item)

@@ -11,7 +11,7 @@ TaskAnswers     answers/*.json: which items one model has right on a task with o
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from layermem.number_ranges import at_least, number
 
@@ -184,34 +184,6 @@ class EvalResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswersKey:
-    """What the answers to a task depend on; those of another key are never used instead."""
-
-    checkpoint: str
-    """Digest of the model's files; of a model on the hub, its name and revision."""
-    task: str
-    """Name of the task."""
-    version: str
-    """Version of the task's definition."""
-    definition: str
-    """Digest of the task's definition."""
-    records: str
-    """Digest of the items and of what few-shot examples are drawn from."""
-    shots: int
-    """Few-shot examples before each item."""
-    seed: int
-    """Seed by which they are drawn."""
-    limit: int | None
-    """Items that are asked, the first ones; None: all."""
-    truncate: bool
-    """Whether prompts may be cut at their start."""
-    max_length: int | None
-    """Tokens that the model is given at most; None: as many as it reads."""
-    lm_eval: str
-    """Version of lm-eval."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TaskAnswers:
     """What one model answers on one task with one seed of few-shot examples."""
 
@@ -219,8 +191,9 @@ class TaskAnswers:
     VERSION: ClassVar[int] = 1
     COMMAND: ClassVar[str] = "layermem eval"
 
-    key: AnswersKey
-    """What they depend on."""
+    key: Mapping[str, Any]
+    """All they depend on: digests of checkpoint, definition and items, task, seed, limits,
+    versions. Answers of another key are never used instead."""
     right: tuple[int, ...]
     """Of each item 1 if the most probable choice is the right one, else 0."""
     right_norm: tuple[int, ...] | None

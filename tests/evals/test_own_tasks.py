@@ -10,8 +10,8 @@ from tiny import TINY
 
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
-from layermem.evals.own_definitions import examples_split, own_task
-from layermem.experiments.answers import RIGHT, RIGHT_NORM
+from layermem.evals.benchmarks import RIGHT, RIGHT_NORM
+from layermem.evals.task_catalog import examples_split, own_task
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
 
