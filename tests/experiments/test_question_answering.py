@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from layermem import cli
-from layermem.results.answers import Answers
 from layermem.results.files import read_result
+from layermem.results.solved import Answers
 from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached

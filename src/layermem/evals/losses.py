@@ -174,7 +174,8 @@ def _check_distinct(texts: Sequence[str], text_field: str) -> None:
     for text in texts:
         source = open_source(text, text_field=text_field, streaming=True)
         files = source.paths if isinstance(source, LocalFiles) else ()
-        for place in [path.resolve() for path in files] or [text]:
+        places: list[object] = [path.resolve() for path in files]
+        for place in places or [text]:
             if place in seen:
                 raise ValueError(
                     f"{place} is read twice, by ppl={seen[place]} and ppl={text}, so that its "

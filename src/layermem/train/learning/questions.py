@@ -21,9 +21,8 @@ from transformers import AutoModelForQuestionAnswering
 from layermem.config import Records, Run
 from layermem.data.question_records import QuestionFields, QuestionRecord, read_questions
 from layermem.data.record_splits import split_records
-from layermem.results.answers import Answers, QuestionCounts
 from layermem.results.files import read_result, to_json
-from layermem.results.solved import Solved
+from layermem.results.solved import Answers, QuestionCounts, Solved
 from layermem.runs import RunFolder, write_atomically
 from layermem.tasks.answer_scores import exact_match, f1
 from layermem.train.host_models import load_host_config, load_record_model
