@@ -53,9 +53,8 @@ class CountingModel(HFLM):
                 )
             self._max_length = max_length
         self.rows, self.automatic, self.truncate = batch_size, automatic, truncate
-        self.requests = self.truncated = self.unknown_tokens = 0
-        self.progress: Callable[[int, int], None] | None = None
-        self.done = 0
+        self.requests = self.truncated = self.unknown_tokens = self.done = 0
+        self.progress: Callable[[int, int], None] = lambda done, total: None
 
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
@@ -87,8 +86,7 @@ class CountingModel(HFLM):
     def _model_call(self, inps: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         logits = super()._model_call(inps, *args, **kwargs)
         self.done += len(inps)
-        if self.progress is not None:
-            self.progress(min(self.done, self.requests), self.requests)
+        self.progress(min(self.done, self.requests), self.requests)
         return logits
 
     def _count(self, requests: Sequence[Request]) -> None:
@@ -128,7 +126,7 @@ def answer_task(
     model: CountingModel,
     task: Task,
     key: Mapping[str, Any],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None],
 ) -> TaskAnswers:
     """Have a model answer a task; ``progress`` is called with requests done, and their number."""
     model.progress = progress
@@ -144,17 +142,16 @@ def answer_task(
         # One answer after several contexts: which of them is right, lm-eval takes for the "text".
         samples = [{**sample, "target": task.doc_to_text(sample["doc"])} for sample in samples]
     chance, majority = baselines(samples)
+    right = {
+        metric: tuple(int(sample[metric]) for sample in samples)
+        for metric in ("acc", "acc_norm")
+        if metric in samples[0]
+    }
     return TaskAnswers(
         key=key,
-        right=tuple(int(sample["acc"]) for sample in samples),
-        right_norm=(
-            tuple(int(sample["acc_norm"]) for sample in samples)
-            if "acc_norm" in samples[0]
-            else None
-        ),
-        prompts=digest(
-            "".join(sample["prompt_hash"] + sample["target_hash"] for sample in samples)
-        ),
+        right=right["acc"],
+        right_norm=right.get("acc_norm"),
+        prompts=digest("".join(each["prompt_hash"] + each["target_hash"] for each in samples)),
         chance=chance,
         majority=majority,
         requests=model.requests,

@@ -126,15 +126,15 @@ def perplexity(
         raise TypeError("texts must be several documents, got one string; pass [text]")
     longest = longest_context(model.config)
     context, stride = check_context(context, stride, longest, type(model).__name__)
-    documents, sums = _Documents(texts, tokenizer, vocabulary_size(model)), _Sums(context)
+    documents = _Documents(texts, tokenizer, vocabulary_size(model), context)
     rows = rows_at_once(model, context, batch_size)
-    for window, losses in batched_losses(model, documents.windows(context, stride), rows):
-        sums.add(window, losses)
+    for window, losses in batched_losses(model, documents.windows(stride), rows):
+        documents.add(window, losses)
         if progress is not None:
-            progress(sums.tokens)
-    if not sums.tokens:
+            progress(documents.predicted)
+    if not documents.predicted:
         raise ValueError(f"there is no token to predict in {len(documents.bytes)} documents")
-    return _result(sums, documents)
+    return documents.result()
 
 
 def check_context(
@@ -205,23 +205,30 @@ def rows_at_once(model: Any, context: int, batch_size: int | None = None) -> int
 
 
 class _Documents:
-    """Documents as windows of tokens; what is counted of each is filled in as it is read."""
+    """Documents as windows of tokens, and their losses summed by document and by position."""
 
-    def __init__(self, texts: Iterable[str], tokenizer: Any, vocabulary: int) -> None:
+    def __init__(self, texts: Iterable[str], tokenizer: Any, vocabulary: int, context: int) -> None:
         self.texts, self.tokenizer, self.vocabulary = texts, tokenizer, vocabulary
-        self.encode = batch_encoder(tokenizer)
+        self.encode, self.context = batch_encoder(tokenizer), context
         self.predecessor = first_context(tokenizer)
         self.unknown = getattr(tokenizer, "unk_token_id", None)
-        self.bytes, self.unknown_tokens = array("q"), 0
+        self.nats, self.tokens, self.bytes = array("d"), array("q"), array("q")
+        self.unknown_tokens = self.predicted = 0
+        # Bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
+        bins = context.bit_length()
+        self.nats_at, self.tokens_at = np.zeros(bins), np.zeros(bins, dtype=np.int64)
+        self.bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
 
-    def windows(self, context: int, stride: int) -> Iterator[Window]:
+    def windows(self, stride: int) -> Iterator[Window]:
         """Yield the windows of all documents."""
         for item, text in enumerate(self.texts):
             if not isinstance(text, str):
                 raise TypeError(f"text {item} must be a string, got {type(text).__name__}")
+            self.nats.append(0.0)
+            self.tokens.append(0)
             self.bytes.append(0)
-            parts = self._parts(text)
-            yield from cut_windows(parts, context, stride, predecessor=self.predecessor, item=item)
+            parts, first = self._parts(text), self.predecessor
+            yield from cut_windows(parts, self.context, stride, predecessor=first, item=item)
 
     def _parts(self, text: str) -> Iterator[Ids]:
         """Yield the ids of a document, part by part."""
@@ -239,6 +246,49 @@ class _Documents:
             first = False
             yield ids
 
+    def add(self, window: Window, losses: np.ndarray[Any, Any]) -> None:
+        """Add the losses of a window."""
+        end = len(window.ids)
+        if not np.isfinite(losses).all():
+            at = int(np.flatnonzero(~np.isfinite(losses))[0])
+            raise ValueError(
+                f"the loss of a token of document {window.item} is {losses[at]}, "
+                f"{end - window.scored + at} tokens into its window: the model's weights are not "
+                "finite, or its precision is too low; try float32"
+            )
+        self.nats[window.item] += float(losses.sum())
+        self.tokens[window.item] += window.scored
+        self.predicted += window.scored
+        bins = self.bin_of[end - window.scored : end]
+        self.nats_at += np.bincount(bins, weights=losses, minlength=len(self.nats_at))
+        self.tokens_at += np.bincount(bins, minlength=len(self.nats_at))
+
+    def result(self) -> Perplexity:
+        """Return what the losses come to."""
+        # Of a document without a token to predict, no byte is predicted either.
+        sizes = [size if n else 0 for size, n in zip(self.bytes, self.tokens, strict=True)]
+        nats = math.fsum(self.nats)
+        return Perplexity(
+            loss=nats / self.predicted,
+            bits_per_byte=nats / math.log(2) / sum(sizes),
+            tokens=self.predicted,
+            bytes=sum(sizes),
+            predecessor=self.predecessor,
+            unknown_tokens=self.unknown_tokens,
+            positions=tuple(
+                PositionLoss(
+                    first=2**i,
+                    last=min(2 ** (i + 1) - 1, self.context),
+                    tokens=int(tokens),
+                    loss=float(nats / tokens) if tokens else None,
+                )
+                for i, (nats, tokens) in enumerate(zip(self.nats_at, self.tokens_at, strict=True))
+            ),
+            documents=DocumentLosses(
+                nats=tuple(self.nats), tokens=tuple(self.tokens), bytes=tuple(sizes)
+            ),
+        )
+
 
 def cut_windows(
     parts: Iterable[Ids], context: int, stride: int, *, predecessor: int | None, item: int = 0
@@ -254,69 +304,6 @@ def cut_windows(
             ids, known = ids[stride:], context + 1 - stride
     if len(ids) > known:
         yield Window(ids=ids, scored=len(ids) - known, item=item)
-
-
-class _Sums:
-    """Losses summed over documents and positions as they come."""
-
-    def __init__(self, context: int) -> None:
-        # Bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
-        self.context, bins = context, context.bit_length()
-        self.nats_at, self.tokens_at = np.zeros(bins), np.zeros(bins, dtype=np.int64)
-        self.bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
-        self.nats_of, self.tokens_of, self.tokens = array("d"), array("q"), 0
-
-    def add(self, window: Window, losses: np.ndarray[Any, Any]) -> None:
-        end = len(window.ids)
-        if not np.isfinite(losses).all():
-            at = int(np.flatnonzero(~np.isfinite(losses))[0])
-            raise ValueError(
-                f"the loss of a token of document {window.item} is {losses[at]}, "
-                f"{end - window.scored + at} tokens into its window: the model's weights are not "
-                "finite, or its precision is too low; try float32"
-            )
-        self.fill(window.item + 1)
-        self.nats_of[window.item] += float(losses.sum())
-        self.tokens_of[window.item] += window.scored
-        bins = self.bin_of[end - window.scored : end]
-        self.nats_at += np.bincount(bins, weights=losses, minlength=len(self.nats_at))
-        self.tokens_at += np.bincount(bins, minlength=len(self.nats_at))
-        self.tokens += window.scored
-
-    def fill(self, documents: int) -> None:
-        """Count documents without a token to predict, up to so many documents."""
-        missing = documents - len(self.nats_of)
-        self.nats_of.extend([0.0] * missing)
-        self.tokens_of.extend([0] * missing)
-
-    def positions(self) -> tuple[PositionLoss, ...]:
-        """Return the loss by position."""
-        return tuple(
-            PositionLoss(
-                first=2**i,
-                last=min(2 ** (i + 1) - 1, self.context),
-                tokens=int(tokens),
-                loss=float(nats / tokens) if tokens else None,
-            )
-            for i, (nats, tokens) in enumerate(zip(self.nats_at, self.tokens_at, strict=True))
-        )
-
-
-def _result(sums: _Sums, documents: _Documents) -> Perplexity:
-    sums.fill(len(documents.bytes))
-    nats, tokens = tuple(sums.nats_of), tuple(sums.tokens_of)
-    # Of a document without a token to predict, no byte is predicted either.
-    sizes = tuple(size if n else 0 for size, n in zip(documents.bytes, tokens, strict=True))
-    return Perplexity(
-        loss=math.fsum(nats) / sums.tokens,
-        bits_per_byte=math.fsum(nats) / math.log(2) / sum(sizes),
-        tokens=sums.tokens,
-        bytes=sum(sizes),
-        predecessor=documents.predecessor,
-        unknown_tokens=documents.unknown_tokens,
-        positions=sums.positions(),
-        documents=DocumentLosses(nats=nats, tokens=tokens, bytes=sizes),
-    )
 
 
 def batched_losses(

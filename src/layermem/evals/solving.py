@@ -5,7 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,8 @@ def attempt(
         answers = read_answers(model, prompts, queries, settings, progress=progress)
         texts = _join_words(tokenizer, answers)
     else:
-        if shared:
-            generated = shared_greedy(model, prompts, settings)
-        else:
-            generated = greedy(model, prompts, settings, progress=progress)
-        texts = tokenizer.batch_decode(generated, skip_special_tokens=True)
+        generate = shared_greedy if shared else partial(greedy, progress=progress)
+        texts = tokenizer.batch_decode(generate(model, prompts, settings), skip_special_tokens=True)
     return [
         Attempt(problem=p, text=text, grade=task.grade(p, text), level=task.level(p))
         for p, text in zip(problems, texts, strict=True)
@@ -256,25 +253,28 @@ def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
         (kind, level) for each in solved.values() for kind, by in each.by.items() for level in by
     )
     for of_answers, table in zip((True, False), _tables(task), strict=True):
-        scores = {model: _score(each, of_answers) for model, each in solved.items()}
-        if of_answers:
-            scores = {m: replace(score, counts=solved[m].faults) for m, score in scores.items()}
-        chance = min(chances) if len(chances) == 1 and of_answers else None
-        yield Row(table=table, name="all", unit="problems", scores=scores, chance=chance)
+        yield Row(
+            table=table,
+            name="all",
+            unit="problems",
+            scores={model: _score(each, of_answers, each.faults) for model, each in solved.items()},
+            chance=min(chances) if len(chances) == 1 and of_answers else None,
+        )
         for kind, level in levels:
             scores = {
-                model: _score(each.by[kind][level], of_answers)
+                model: _score(each.by[kind][level], of_answers, {})
                 for model, each in solved.items()
                 if level in each.by.get(kind, {})
             }
             yield Row(table=table, name=f"{kind}: {level}", unit="problems", scores=scores)
 
 
-def _score(shares: Shares, of_answers: bool) -> Score:
-    """Return the share of right answers, or that of solutions with every step right."""
+def _score(shares: Shares, of_answers: bool, faults: Mapping[str, int]) -> Score:
+    """Return the share of right answers, beside faults, or of solutions with every step right."""
+    count = shares.count
     if of_answers:
-        return Score(value=shares.accuracy, interval=shares.interval, count=shares.count)
-    return Score(value=shares.steps, interval=shares.steps_interval, count=shares.count)
+        return Score(value=shares.accuracy, interval=shares.interval, count=count, counts=faults)
+    return Score(value=shares.steps, interval=shares.steps_interval, count=count)
 
 
 def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.Task:

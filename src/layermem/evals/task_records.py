@@ -109,39 +109,34 @@ def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Pa
     for folder in (inner for outer in folders for inner in (outer, outer / "bigbench")):
         if not folder.is_dir():
             continue
-        files = [
-            path for path in sorted(folder.iterdir()) if path.is_file() and kind_of(path) in KINDS
-        ]
-        stems = task.stems(split)
-        whole = [path for path in files if _stem(path) in stems]
+        files = {
+            path: path.name.partition(".")[0]
+            for path in sorted(folder.iterdir())
+            if path.is_file() and kind_of(path) in KINDS
+        }
+        whole = [path for path, stem in files.items() if stem in task.stems(split)]
         if len(whole) > 1:
             raise ValueError(
                 f"{' and '.join(map(str, whole))} are both of {task.name}: say which, as in "
                 f"--records {task.name}={whole[0]}"
             )
-        parts = [path for path in files if _stem(path).startswith(f"{task.stem}__")]
+        parts = [path for path, stem in files.items() if stem.startswith(f"{task.stem}__")]
         if whole or (split == "default" and parts):
             return tuple(whole or parts)
     return ()
 
 
 def _records(path: Path) -> Iterator[Record]:
-    whole = kind_of(path) == ".json" and _is_bigbench(path)
-    return read_examples(path) if whole else file_records(path)
-
-
-def _is_bigbench(path: Path) -> bool:
-    """Return whether a file holds one JSON value over all its lines, and not one in each."""
+    """Return the records of a file of lines, or of one JSON value over all its lines."""
+    if kind_of(path) != ".json":
+        return file_records(path)
     with open_decompressed(path) as file:
         try:
             first = json.loads(file.readline())
         except ValueError:
-            return True
-    return isinstance(first, dict) and "examples" in first
-
-
-def _stem(path: Path) -> str:
-    return path.name.partition(".")[0]
+            return _examples(path)
+    is_whole = isinstance(first, dict) and "examples" in first
+    return _examples(path) if is_whole else file_records(path)
 
 
 def arc(record: Record) -> Doc:
@@ -217,30 +212,26 @@ def bigbench(record: Record) -> Doc:
     return {"inputs": inputs, "targets": targets, "multiple_choice_targets": choices}
 
 
-def read_examples(path: Path) -> Iterator[Record]:
-    """Yield a record of each example of a file."""
+def _examples(path: Path) -> Iterator[Record]:
+    """Yield a record, with its whole prompt, of each example of BIG-bench's own JSON."""
     task = read_json(path)
     examples = task.get("examples") if isinstance(task, Mapping) else None
     if not isinstance(examples, list):
         raise ValueError(f"{path} is not the JSON of a BIG-bench task: it has no list 'examples'")
-    for number, example in enumerate(examples, 1):
-        yield _prompted(task, as_record(example, f"{path}, example {number}"))
-
-
-def _prompted(task: Mapping[str, Any], example: Record) -> Record:
-    """Return the record of an example, with its whole prompt."""
-    question, scores = map(example.field, ("input", "target_scores"))
-    if not isinstance(scores, Mapping) or not scores:
-        raise example.error("target_scores", "hold a score of each choice", scores)
-    best = max(scores.values())
-    if best <= 0:
-        raise ValueError(f"{example.where}: no choice of target_scores has a score above 0")
-    fields = {
-        "inputs": _prompt(task, str(question), sorted(scores)),
-        "targets": [choice for choice, score in scores.items() if score == best],
-        "multiple_choice_targets": list(scores),
-    }
-    return Record(fields, example.where)
+    for number, value in enumerate(examples, 1):
+        example = as_record(value, f"{path}, example {number}")
+        question, scores = map(example.field, ("input", "target_scores"))
+        if not isinstance(scores, Mapping) or not scores:
+            raise example.error("target_scores", "hold a score of each choice", scores)
+        best = max(scores.values())
+        if best <= 0:
+            raise ValueError(f"{example.where}: no choice of target_scores has a score above 0")
+        fields = {
+            "inputs": _prompt(task, str(question), sorted(scores)),
+            "targets": [choice for choice, score in scores.items() if score == best],
+            "multiple_choice_targets": list(scores),
+        }
+        yield Record(fields, example.where)
 
 
 def _prompt(task: Mapping[str, Any], question: str, choices: list[str]) -> str:

@@ -8,7 +8,7 @@ differences has a forest plot.
 import statistics
 from collections.abc import Mapping, Sequence
 
-from layermem.evals.task_catalog import EvalTask, chosen_tasks, short_name
+from layermem.evals.task_catalog import TASKS, short_name
 from layermem.evals.task_records import expected_file, find_records
 from layermem.intervals import Interval, adjusted_p_values, interval, paired
 from layermem.report import figures
@@ -97,21 +97,19 @@ def over_seeds(result: EvalResult, name: str) -> Table | None:
 
 def list_tasks(places: Sequence[str]) -> Table:
     """Return the table of the paper's tasks, with the records of them that lie in some places."""
-    tasks = chosen_tasks(["paper"])
+    tasks = list(TASKS.values())
     files = find_records(places, tasks)
-
-    def records(task: EvalTask) -> str:
-        if task.name not in files:
-            return f"none; would be {expected_file(task)}"
-        return ", ".join(path.name for paths in files[task.name].values() for path in paths)
-
+    names = {
+        name: ", ".join(path.name for paths in of_splits.values() for path in paths)
+        for name, of_splits in files.items()
+    }
     rows = [
         [
             short_name(task.name),
             task.tables,
             f"{task.chance:.1%}" if task.chance else "varies",
             *(f"{percent:.2f}" for percent in task.paper.values()),
-            records(task),
+            names.get(task.name) or f"none; would be {expected_file(task)}",
             f"hub: {data}" if (data := task.data_set()) else "not on the hub",
         ]
         for task in tasks
@@ -178,17 +176,30 @@ def _over(repeats: Interval | None) -> str:
 def _counts(result: EvalResult, name: str) -> Table | None:
     """Return the table of what makes scores mean less than they seem to; None: nothing does."""
     counted = {
-        (row.name, model): score.counts
+        (row.name, model): {kind: f"{count:,}" for kind, count in score.counts.items()}
         for row in result.of(name).values()
         for model, score in row.scores.items()
         if score.counts
     }
-    kinds = dict.fromkeys(kind for counts in counted.values() for kind in counts)
+    return _by_columns([f"counted in {name}", "model"], counted)
+
+
+def _sources(result: EvalResult, name: str) -> Table | None:
+    """Return the table of where items are from; None: all rows are of the same ones."""
+    rows = result.of(name).values()
+    return _by_columns([name], {(row.name,): row.about for row in rows if row.about})
+
+
+def _by_columns(
+    header: Sequence[str], cells: Mapping[tuple[str, ...], Mapping[str, str]]
+) -> Table | None:
+    """Return a table of cells by row and column; None: there are no rows."""
+    columns = dict.fromkeys(column for of_row in cells.values() for column in of_row)
     rows = [
-        [short_name(row), model, *(f"{counts[k]:,}" if k in counts else "" for k in kinds)]
-        for (row, model), counts in counted.items()
+        [short_name(row), *more, *(of_row.get(column, "") for column in columns)]
+        for (row, *more), of_row in cells.items()
     ]
-    return Table(header=[f"counted in {name}", "model", *kinds], rows=rows) if rows else None
+    return Table(header=[*header, *columns], rows=rows) if rows else None
 
 
 def _differences(result: EvalResult, name: str) -> Table | None:
@@ -214,17 +225,6 @@ def _differences(result: EvalResult, name: str) -> Table | None:
     ]
     header = [f"{name}, against {first}", *others]
     return Table(header=header, rows=rows, caption=f"{_NOISE} {_OVER_ITEMS}") if rows else None
-
-
-def _sources(result: EvalResult, name: str) -> Table | None:
-    """Return the table of where items are from; None: all rows are of the same ones."""
-    about = {row.name: row.about for row in result.of(name).values() if row.about}
-    columns = dict.fromkeys(kind for of_row in about.values() for kind in of_row)
-    rows = [
-        [short_name(row), *(of_row.get(kind, "") for kind in columns)]
-        for row, of_row in about.items()
-    ]
-    return Table(header=[name, *columns], rows=rows) if rows else None
 
 
 def _compares_arms(result: EvalResult) -> bool:

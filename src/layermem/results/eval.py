@@ -98,9 +98,7 @@ class Row:
     """One row of a table, of all models."""
 
     table: str
-    """Its table."""
     name: str
-    """Its name."""
     scores: Mapping[str, Score]
     """Name of each model that has a value to its score."""
     differences: Mapping[str, Difference] = field(default_factory=dict)
@@ -144,11 +142,9 @@ class Part:
     """Tables of what was measured together."""
 
     title: str
-    """What was measured."""
     how: str
-    """How, in a few sentences."""
+    """How it was measured, in a few sentences."""
     tables: Mapping[str, Table]
-    """Name of each table to what it is."""
     rows: tuple[Row, ...]
     """The rows of all tables."""
 
@@ -162,13 +158,11 @@ class EvalResult:
     COMMAND: ClassVar[str] = "layermem eval"
 
     command: str
-    """What made it."""
     options: EvalOptions
     """What was measured: of losses, with the context and the stride that were used."""
     models: tuple[str, ...]
     """Names of the models; the others are compared with the first."""
     parts: tuple[Part, ...]
-    """What was measured, kind by kind."""
     arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Name of each arm to its models, which differ in the seed alone, by seed; all arms have the
     same seeds. Empty: the models are not runs on the same data and of the same seeds."""
