@@ -10,7 +10,8 @@ from layermem import cli
 from layermem.analysis.checkpoints import load_final, open_checkpoints
 from layermem.config import Task
 from layermem.evals import solving
-from layermem.results.eval import EvalResult
+from layermem.evals.evaluating import evaluate_checkpoints
+from layermem.results.eval import EvalOptions, EvalResult
 from layermem.results.files import read_result
 from layermem.results.solved import Shares, Solved
 from layermem.runs import RunFolder
@@ -76,6 +77,15 @@ def test_answers_and_steps_are_not_mixed_up_and_models_may_have_other_levels(
     # Problems of two chances have no one chance: both are named.
     assert answers["all"].chance is None
     assert "10.0%, 20.0%" in result.tables["arithmetic, right answers"].caption
+    # What groups runs is given all of them, with their folders.
+    asked = EvalOptions(tasks=("arithmetic",))
+    grouped = evaluate_checkpoints(
+        [str(run), str(other)],
+        asked,
+        tmp_path / "out",
+        group=lambda runs: {str(folder.path): (name,) for name, (_, folder) in runs.items()},
+    )
+    assert grouped.arms == {str(run): ("lime",), str(other): ("other",)}
 
 
 def test_other_problems_are_drawn_by_options_split_and_seed(run, tmp_path):

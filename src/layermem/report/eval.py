@@ -175,7 +175,7 @@ def _over(repeats: Interval | None) -> str:
 
 def _counts(result: EvalResult, name: str) -> Table | None:
     """Return the table of what makes scores mean less than they seem to; None: nothing does."""
-    counted = {
+    counted: dict[tuple[str, ...], dict[str, str]] = {
         (row.name, model): {kind: f"{count:,}" for kind, count in score.counts.items()}
         for row in result.of(name).values()
         for model, score in row.scores.items()
