@@ -3,11 +3,12 @@
     python benchmarks/prosqa_shortcuts.py --originals prosqa_valid.json
 
 Every record is one example: the features of one option minus those of the other, in an order drawn
-at random, and whether the first of the two is right. Three classifiers are scored on records that
+at random, and whether the first of the two is right. Classifiers are scored on records that
 they were not fitted to (cross-validation): logistic regression over the shortcuts that
 ``layermem list tasks prosqa`` lists, and logistic regression and gradient-boosted trees over the 23
 features. No feature combines the direction of the statements with the person who is asked about,
-since following the statements from that person is what the question asks for.
+since following the statements from that person is what the question asks for. The last column is
+elimination: trees over how many other people lead to each option.
 """
 
 import argparse
@@ -137,12 +138,21 @@ def text_features(record, options):
     return rows
 
 
+def other_people(record, options):
+    """Count the people beside the one asked about that lead to each option: elimination."""
+    graph = networkx.DiGraph(record.edges)
+    others = {i for i, symbol in enumerate(record.idx_to_symbol) if symbol[0].isupper()} - {
+        record.root
+    }
+    return [[len(others & networkx.ancestors(graph, option))] for option in options]
+
+
 def examples(records, seed):
     """Return the differences of features, a row for each record, and whether the first is right."""
     draw, rows, first_is_right = random.Random(seed), [], []
     for record in records:
         options = [record.target, record.neg_target]
-        groups = (undirected_features, directed_features, text_features)
+        groups = (undirected_features, directed_features, text_features, other_people)
         right, wrong = np.concatenate([group(record, options) for group in groups], axis=1)
         credits = np.array([shortcut(record) - 0.5 for shortcut in SHORTCUTS.values()])
         sign = draw.choice((1, -1))
@@ -176,18 +186,22 @@ def main():
         "logistic, shortcuts": (LogisticRegression(), slice(0, shown)),
         "logistic, 23 features": (
             make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)),
-            slice(shown, None),
+            slice(shown, -1),
         ),
         "boosted trees, 23 features": (
             HistGradientBoostingClassifier(random_state=args.seed),
-            slice(shown, None),
+            slice(shown, -1),
+        ),
+        "trees, other people": (
+            HistGradientBoostingClassifier(random_state=args.seed),
+            slice(-1, None),
         ),
     }
     print("Share of right answers with its 95% interval; a guess is right in 50%")
     print("records".ljust(22) + "".join(name.rjust(30) for name in models))
     for name, records in sets.items():
         rows, right = examples(records, args.seed)
-        assert rows.shape[1] == shown + sum(map(len, FEATURES.values()))
+        assert rows.shape[1] == shown + sum(map(len, FEATURES.values())) + 1
         cells = [
             score(model, rows[:, columns], right, args.folds, args.seed)
             for model, columns in models.values()

@@ -3,20 +3,22 @@
 import json
 import logging
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from small_run import a_run
-from tiny import TINY
+from tiny import TINY, make
 
+import layermem
 from layermem import cli
-from layermem.analysis.analyze import DiskRows
+from layermem.analysis.analyze import DiskRows, _analyze_routing, analyze
+from layermem.analysis.checkpoints import open_checkpoints
 from layermem.analysis.entropy import matrix_entropy, standardise
 from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
+from layermem.models.registry import lookup
 from layermem.models.seams import DependsOnInput, Memory
 from layermem.results.analysis import Analysis, AnalysisOptions
 from layermem.results.files import read_result
@@ -39,22 +41,33 @@ def runs(folder):
     ]
 
 
-def analyzed(*options):
-    """Run the command with its options and return what it wrote to the folder that --out names."""
-    cli.main(["analyze", *map(str, options)])
-    return read_result(Analysis, Path(options[options.index("--out") + 1]))
+@pytest.fixture(scope="module")
+def both(runs, folder):
+    """The folder of an analysis of both runs, by the command, with a figure."""
+    out, text = folder / "both", folder / "words.jsonl"
+    options = ["--text", text, "--out", out, "--figure", folder / "figure.svg", "--alpha", "0.5"]
+    cli.main(["analyze", *map(str, [runs[0], "--against", runs[1], *options, *SMALL])])
+    return out
 
 
-def test_two_runs_side_by_side(runs, folder, capsys):
-    out = folder / "both"
-    text = folder / "words.jsonl"
-    figure = folder / "figure.svg"
-    options = ["--against", runs[1], "--text", text, "--out", out, "--figure", figure, *SMALL]
-    analysis = analyzed(runs[0], *options)
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in ("entropy,", "paper", "converged", "lime", "plain"))
-    assert figure.read_text().count('<g id="axes_') == 4
-    assert list(analysis.models) == ["lime", "plain"] and analysis.folder == str(out)
+def analyzed(checkpoints, out, **options):
+    """Analyze without the command and its page; return the models of what was written."""
+    options = AnalysisOptions(sequences=6, length=24, **{"each": 6, **options})
+    assert analyze(list(map(str, checkpoints)), options, out) == read_result(Analysis, out)
+    return read_result(Analysis, out)
+
+
+def saved(model, path):
+    """Save a model with a tokenizer of bytes; return the folder."""
+    model.save_pretrained(path)
+    load_tokenizer("bytes").save_pretrained(path)
+    return path
+
+
+def test_two_runs_side_by_side(both, folder):
+    analysis = read_result(Analysis, both)
+    assert (folder / "figure.svg").read_text().count('<g id="axes_') == 4
+    assert list(analysis.models) == ["lime", "plain"] and analysis.folder == str(both)
     assert analysis.command.startswith("layermem analyze ") and "--against" in analysis.command
     for name, model in analysis.models.items():
         for kind in ("hidden", "routed"):
@@ -66,22 +79,19 @@ def test_two_runs_side_by_side(runs, folder, capsys):
         assert len(model.layout.labels) == 18
         assert [len(points) for points in model.layout.layers.values()] == [18] * 3
         assert (model.routing is not None) == (name == "lime")
-    page = (out / "index.html").read_text()
-    assert (
-        "No router reads another layer" in page and "Heaviest paths" in page and "--against" in page
-    )
-    assert len(page) < 5_000_000
+    page = (both / "index.html").read_text()
+    assert "No router reads another layer" in page and "Heaviest paths" in page
+    assert "The values of lime have an entropy of" in page and len(page) < 5_000_000
 
 
 def test_folders_of_one_name_are_called_by_their_parents_too(runs, folder, tmp_path):
     again = tmp_path / "again" / "lime"
     shutil.copytree(runs[0], again)
-    options = ["--out", tmp_path / "out", "--text", folder / "words.jsonl", *SMALL]
-    analysis = analyzed(runs[0], "--against", again, *options)
-    assert list(analysis.models) == [f"{folder.name}/lime", "again/lime"]
+    opened = open_checkpoints([str(runs[0]), str(again)])
+    assert [checkpoint.name for checkpoint in opened] == [f"{folder.name}/lime", "again/lime"]
     for same in (runs[0], runs[0] / ".." / "lime"):
-        with pytest.raises(SystemExit, match="lime are one checkpoint; give different ones"):
-            analyzed(runs[0], "--against", same, *options)
+        with pytest.raises(ValueError, match="lime are one checkpoint; give different ones"):
+            open_checkpoints([str(runs[0]), str(same)])
 
 
 def depends_on_input(memory):
@@ -92,48 +102,43 @@ def depends_on_input(memory):
     ("static_weights", "reason"),
     [
         (depends_on_input, "the weights of LimeRouter depend on its input"),
-        (
-            Memory.static_weights,
-            "LimeRouter does not override static_weights, which a memory does if it has weights "
-            "that hold for every input and for keys and values alike",
-        ),
+        (Memory.static_weights, "LimeRouter does not override static_weights"),
     ],
     ids=["depends", "undefined"],
 )
 def test_routers_of_unknown_weights_are_left_out_with_the_reason(
-    static_weights, reason, runs, tmp_path, folder, caplog, monkeypatch
+    static_weights, reason, caplog, monkeypatch
 ):
     monkeypatch.setattr(LimeRouter, "static_weights", static_weights)
-    out = tmp_path / "unknown"
     caplog.set_level(logging.INFO)
-    analysis = analyzed(runs[0], "--text", folder / "words.jsonl", "--out", out, *SMALL)
-    (model,) = analysis.models.values()
-    assert model.routing is None and model.routing_unknown == reason
-    assert f"It is not shown: {reason}." in (out / "index.html").read_text()
-    assert f"what the routers of lime read is left out: {reason}" in caplog.messages
+    routing, unknown = _analyze_routing(layermem.build("lime", **TINY), "ours")
+    assert routing is None and unknown.startswith(reason)
+    assert f"what the routers of ours read is left out: {unknown}" in caplog.messages
 
 
-def test_what_two_variants_mix_over_depth_is_shown(folder):
+def test_what_two_variants_mix_over_depth_is_recorded(folder):
+    a_run(folder)
     names = ("mudd", "denseformer")
-    first, second = (train(a_run(folder, variant=v, max_steps=2), folder / v).path for v in names)
-    out = folder / "mixtures"
-    options = ["--text", folder / "words.jsonl", "--out", out, *SMALL]
-    analysis = analyzed(first, "--against", second, *options)
+    sizes = {**TINY, "vocab_size": 257, "num_hidden_layers": 3}
+    entries = [(name, lookup(name)) for name in names]
+    paths = [
+        saved(make(entry.causal_lm, entry.config(**sizes)), folder / name)
+        for name, entry in entries
+    ]
+    options = {"text": str(folder / "words.jsonl"), "words": ("w1", "w2")}
+    analysis = analyzed(paths, folder / "mixtures", **options)
     mudd, denseformer = (analysis.models[name].mixtures for name in names)
     assert [m.place for m in mudd] == ["layer 1, attention", "layer 2, attention", "final norm"]
     assert mudd[1].readers == ("query", "key", "value", "residual")
     assert np.shape(mudd[1].mean) == (4, 3) and np.any(mudd[1].deviation)
     assert [m.place for m in denseformer] == [f"layer {i}, mlp" for i in range(3)]
-    page = (out / "index.html").read_text()
-    assert "What mudd mixes" in page and "What denseformer mixes" in page
 
 
-def test_entropy_is_that_of_the_arrays(runs, folder):
-    text = folder / "words.jsonl"
-    options = ["--text", text, "--out", folder / "one", "--alpha", "0.5", *SMALL]
-    (model,) = analyzed(runs[0], *options).models.values()
+def test_entropy_is_that_of_the_arrays(both, runs, folder):
+    model = read_result(Analysis, both).models["lime"]
     # By hand: the first six pieces of 24 bytes, each from its own document.
-    texts = [json.loads(line)["text"] for line in text.read_text().splitlines()]
+    lines = (folder / "words.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines]
     pieces = [t[i : i + 24] for t in texts for i in range(0, len(t) - 23, 24)][:6]
     ids = torch.tensor([list(piece.encode()) for piece in pieces])
     loaded = transformers.AutoModelForCausalLM.from_pretrained(runs[0] / "final")
@@ -145,26 +150,21 @@ def test_entropy_is_that_of_the_arrays(runs, folder):
 
 
 def test_a_decoder_of_transformers(folder):
+    a_run(folder)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**{**TINY, "vocab_size": 257, "max_position_embeddings": 128})
-    path = folder / "llama"
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    load_tokenizer("bytes").save_pretrained(path)
-    options = ["--text", folder / "words.jsonl", "--out", folder / "llama-analysis", *SMALL]
-    (model,) = analyzed(path, *options).models.values()
+    path = saved(transformers.LlamaForCausalLM(config), folder / "llama")
+    options = {"text": str(folder / "words.jsonl"), "words": ("w1", "w2")}
+    (model,) = analyzed([path], folder / "llama-analysis", **options).models.values()
     assert model.routing is None and model.routing_unknown is None
     assert model.about.class_name == "LlamaForCausalLM"
 
 
-def test_a_run_on_a_task_reads_its_own_problems(folder):
+def test_a_run_on_a_task_reads_its_own_problems_for_the_tasks_words(folder):
     task = Task(name="arithmetic", examples=30, validation=5, test=60, options=("operands=2",))
     run = train(a_run(folder, task=task, max_steps=2), folder / "sums")
-    options = ["--each", "5", "--sequences", "8"]
-    analysis = analyzed(run.path, "--words", "2", "3", *options, "--out", folder / "numbers")
-    assert analysis.sequences == 8 and analysis.options.words == ("2", "3")
-    # Without --words the probe is for the task's own words.
-    analysis = analyzed(run.path, *options, "--out", folder / "default")
-    assert analysis.options.words == ("1", "2", "3", "4")
+    analysis = analyzed([run.path], folder / "default", each=5)
+    assert analysis.sequences == 6 and analysis.options.words == ("1", "2", "3", "4")
     (model,) = analysis.models.values()
     assert set(model.layout.labels) == {0, 1, 2, 3}
 
@@ -191,15 +191,13 @@ def test_entropy_is_of_order_1_by_default():
     assert AnalysisOptions().alpha == 1.0
 
 
-def test_options_out_of_range():
-    for field, value, message in (
-        ("length", 1, "--length must be at least 2, got 1"),
-        ("sequences", 0, "--sequences must be at least 1, got 0"),
-        ("documents", 0, "--documents must be at least 1, got 0"),
-        ("alpha", 0.0, "--alpha must be positive, got 0.0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            AnalysisOptions(**{field: value})
+@pytest.mark.parametrize(
+    ("field", "value", "least"),
+    [("length", 1, 2), ("sequences", 0, 1), ("documents", 0, 1), ("alpha", 0.0, 0)],
+)
+def test_options_out_of_range(field, value, least):
+    with pytest.raises(ValueError, match=f"--{field} must be .* {least}, got {value}"):
+        AnalysisOptions(**{field: value})
 
 
 def test_rows_come_back_as_they_were_appended():

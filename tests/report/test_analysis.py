@@ -12,6 +12,22 @@ from layermem.report.page import Link
 from layermem.results.analysis import DepthMixture
 from layermem.results.files import to_json
 
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave out the drawings, which a test does not look at; return what curves are asked for."""
+    drawn = []
+
+    def curves(axes, series, **options):
+        drawn.append((series, options))
+
+    monkeypatch.setattr(figures, "plot_curves", curves)
+    monkeypatch.setattr(figures, "drawing", lambda plot: plot(None) or "")
+    for name in ("scatter", "rows", "heatmap", "signed_rows"):
+        monkeypatch.setattr(figures, name, lambda *args, **options: "")
+    return drawn
+
+
 MADE_UP = an_analysis(["a", "b"], lime="lime-id", plain="plain-id")
 
 
@@ -36,7 +52,7 @@ def test_the_table_has_a_row_for_each_layer_and_a_column_for_each_number():
     ]
 
 
-def test_sections_name_what_they_show_and_why_something_is_missing():
+def test_sections_name_what_they_show_and_why_something_is_missing(undrawn):
     unknown = replace(MADE_UP.models["plain"], routing_unknown="the weights are secret")
     mixture = DepthMixture(
         place="layer 0, mlp",
@@ -68,16 +84,14 @@ def test_sections_name_what_they_show_and_why_something_is_missing():
     assert parts[7].paragraphs == [instead]
 
 
-def test_models_stand_in_the_order_and_styles_of_their_runs(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "plot_curves", lambda axes, series, **k: drawn.append((series, k)))
+def test_models_stand_in_the_order_and_styles_of_their_runs(undrawn):
     marks = {"plain-id": "row-1", "lime-id": "row-2"}
     models, *_ = analysis.sections(MADE_UP, marks, {"plain-id": 0, "lime-id": 3})
     assert [(row[0], row[1].mark) for row in models.tables[0].rows] == [
         ("plain", "row-1"),
         ("lime", "row-2"),
     ]
-    series, options = drawn[0]
+    series, options = undrawn[0]
     assert list(series) == ["plain", "lime"] and options["styles"] == {"plain": 0, "lime": 3}
     # A model of a run that is not on the page comes first.
     models, *_ = analysis.sections(MADE_UP, {"lime-id": "row-2"}, {})
@@ -87,26 +101,29 @@ def test_models_stand_in_the_order_and_styles_of_their_runs(monkeypatch):
     ]
     # Without the style of every run, models take styles in their order.
     analysis.sections(MADE_UP, marks, {"plain-id": 0})
-    assert drawn[-1][1]["styles"] is None
+    assert undrawn[-1][1]["styles"] is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_page_begins_with_what_came_out(undrawn):
+    lead = analysis.build(replace(MADE_UP, models={"lime": MADE_UP.models["lime"]})).lead
+    assert "values of lime" in lead and "0.65 nats" in lead
+    assert "tells a, b apart" in lead and "accuracy of 70%" in lead and "50% of what" in lead
+
+
+def test_a_file_of_another_version_is_refused_by_report(tmp_path):
+    run = record(tmp_path / "run")
+    file = tmp_path / "analysis.json"
+    options = ["report", str(run), "--analysis", str(tmp_path), "--out", str(tmp_path / "page")]
+    for changes, message in (
         ({"version": 2}, "analysis.json was written in version 2, and .* version 1 of analysis"),
         ({"version": None}, "written before results had versions.*again with layermem analyze"),
         ({"models": {"lime": {}}}, r"analysis.json is damaged \(models.lime.about, "),
         ({"kind": "costs"}, "analysis.json is not what layermem analyze writes"),
-    ],
-)
-def test_a_file_of_another_version_is_refused_by_report(changes, message, tmp_path):
-    run = record(tmp_path / "run")
-    values = {**json.loads(to_json(MADE_UP)), **changes}
-    file = tmp_path / "analysis.json"
-    file.write_text(json.dumps({name: v for name, v in values.items() if v is not None}))
-    options = ["report", str(run), "--analysis", str(tmp_path), "--out", str(tmp_path / "page")]
-    with pytest.raises(SystemExit, match=message):
-        cli.main(options)
+    ):
+        values = {**json.loads(to_json(MADE_UP)), **changes}
+        file.write_text(json.dumps({name: v for name, v in values.items() if v is not None}))
+        with pytest.raises(SystemExit, match=message):
+            cli.main(options)
     # As it was written, it is read.
     file.write_text(to_json(MADE_UP))
     cli.main(options)

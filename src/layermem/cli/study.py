@@ -136,7 +136,7 @@ class OfPaper(Carrying):
     def study(self) -> "Study":
         """Return the study."""
         from layermem.paper import get_artefact
-        from layermem.paper.evaluating import check_artefact, leave_out
+        from layermem.paper.evaluated import check_artefact, leave_out
 
         if self.conditions:
             raise ValueError("--conditions: an artefact of the paper has its own; leave them out")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from layermem.paper.artefact import ON_GPU, TEXT_NEEDS, Artefact, Observing, claims_of_lime, lines
+from layermem.paper.artefact import Artefact, Observing, claims_of_lime, lines, on_text
 from layermem.paper.inspecting import (
     START,
     Analyses,
@@ -150,7 +150,7 @@ def _fig5(trained: Observing) -> Iterator[Observed | Picture]:
         if by_seed:
             mean = np.mean(list(by_seed.values()), axis=0)
             name = f"{arm}, mean over {len(by_seed)} seeds" if len(by_seed) > 1 else arm
-            yield Picture(kind="heatmap", name=name, panels={"": _rows(mean)})
+            yield Picture(kind="heatmap", name=name, panels={"all heads": _rows(mean)})
 
 
 def _fig9(trained: Observing) -> Iterator[Observed | Picture]:
@@ -183,7 +183,7 @@ def _fig8_claims(scale: Scale) -> tuple[Claim, ...]:
 
 
 ARTEFACTS = {
-    "fig2": Artefact(
+    "fig2": on_text(
         title="Values: matrix entropy, and is, are, was, were told apart",
         claim="LIMe's values have a higher matrix entropy, and words close to one another can be "
         "told apart in them with nearly 1.0 accuracy in later layers, far better than in LLaMA's.",
@@ -205,36 +205,30 @@ ARTEFACTS = {
             _told_apart("routed"),
         ),
         drawings=lambda scale: _draw_text(scale, "routed"),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=_TEXT_NOTES,
     ),
-    "fig3": Artefact(
+    "fig3": on_text(
         title="Layouts of is, are, was, were by their values",
         claim="In deeper layers LLaMA's values of similar words overlap, and LIMe's form clusters.",
         boards=lambda scale: (full_attention(scale),),
         observe=_fig3,
         claims=lambda scale: claims_of_lime("higher", _NEAREST_WORD),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=(
             *_TEXT_NOTES,
             _LAYOUT_NOTE,
             "Of hidden states (part a) there is no layout: Figure 7 has how separable they are.",
         ),
     ),
-    "fig5": Artefact(
+    "fig5": on_text(
         title="What routers read, averaged over heads",
         claim="Routers rely on more than the own layer: early layers read the first slot much, "
         "middle ones their neighbours, and the last ones go back to the first two.",
         boards=lambda scale: (full_attention(scale),),
         observe=_fig5,
         claims=lambda scale: claims_of_lime("higher", _FIRST_SLOT, _FIRST_TWO, against=START),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=("The figure prints no numbers.", _START_NOTE),
     ),
-    "fig7": Artefact(
+    "fig7": on_text(
         title="Hidden states: matrix entropy, and is, are, was, were told apart",
         claim="The entropy of hidden states does not differ significantly, and words are less "
         "separable in LIMe's, which need not store everything.",
@@ -245,8 +239,6 @@ ARTEFACTS = {
             *claims_of_lime("lower", _told_apart("hidden")),
         ),
         drawings=lambda scale: _draw_text(scale, "hidden"),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=(*_TEXT_NOTES, "The figure prints no numbers."),
     ),
     "fig8": Artefact(
@@ -258,14 +250,12 @@ ARTEFACTS = {
         needs={"paper": "most of a day of a CPU thread, or a GPU"},
         notes=(_LAYOUT_NOTE, "Which of its arithmetic models the paper shows is not said."),
     ),
-    "fig9": Artefact(
+    "fig9": on_text(
         title="What each head's router reads",
         claim="Heads of a layer read different layers, so that routing is learned for each head.",
         boards=lambda scale: (full_attention(scale),),
         observe=_fig9,
         claims=lambda scale: claims_of_lime("higher", _SPREAD, against=START),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=("The figure prints no numbers; the one here is ours.", _START_NOTE),
     ),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import get_args
 
 from layermem.config import Run
@@ -101,6 +102,10 @@ class Artefact:
             missing=self.missing,
             tasks=self.tasks,
         )
+
+
+on_text = partial(Artefact, needs=TEXT_NEEDS, on_gpu=ON_GPU)
+"""An artefact of runs on text."""
 
 
 def board(

@@ -12,11 +12,10 @@ import torch
 
 from layermem.evals.task_catalog import find_task
 from layermem.paper.artefact import (
-    ON_GPU,
-    TEXT_NEEDS,
     Artefact,
     Observing,
     claims_of_lime,
+    on_text,
     shares,
 )
 from layermem.paper.trained import grouped_queries
@@ -194,7 +193,7 @@ def _table(
         for task, row in percents.items()
         for arm, percent in zip(ARMS, row, strict=True)
     }
-    return Artefact(
+    return on_text(
         title=f"{title}, 3-shot, 1B, grouped-query attention",
         claim=claim,
         boards=lambda scale: (grouped_queries(scale, ARMS),),
@@ -205,8 +204,6 @@ def _table(
             *claims_of_lime("higher", AVERAGE, against="hyper_connections"),
         ),
         drawings=lambda scale: (Drawing(kind="bars", up="right answers"),),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=(
             "Models of the smaller scales are far from the paper's 1B: most tasks are at chance. "
             "At scale tiny each task is asked 200 items with one draw of examples, and prompts are "

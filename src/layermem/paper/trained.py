@@ -6,13 +6,11 @@ from itertools import pairwise
 
 from layermem.efficiency.model_sizes import reshaped
 from layermem.paper.artefact import (
-    ON_GPU,
-    TEXT_NEEDS,
-    Artefact,
     Observing,
     board,
     claims_of_lime,
     lines,
+    on_text,
     shares,
 )
 from layermem.paper.observing import losses, lower_perplexity, perplexities, right_answers, saved
@@ -201,7 +199,7 @@ def _table7_claims(scale: Scale) -> tuple[Claim, ...]:
 
 
 ARTEFACTS = {
-    "fig1": Artefact(
+    "fig1": on_text(
         title="Loss per training FLOP, grouped-query attention",
         claim="LIMe has a lower loss than LLaMA at a similar amount of FLOPs: it converges 8.9% "
         "faster in FLOPs and ends at a 0.91% lower perplexity (1B, grouped-query attention).",
@@ -215,15 +213,13 @@ ARTEFACTS = {
             *claims_of_lime("higher", _SAVED_FLOPS),
         ),
         drawings=lambda scale: (_BY_FLOPS,),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=(
             _TRAINING_LOSS,
             "The paper prints no perplexities here, only that LIMe's is 0.91% lower.",
             "FLOPs are counted in closed form, three forwards a step, attention to all keys.",
         ),
     ),
-    "fig6": Artefact(
+    "fig6": on_text(
         title="Deep decoders: loss by depth",
         claim="LIMe outperforms LLaMA at 32, 64 and 128 layers, and LIMe of 64 layers outperforms "
         "LLaMA of 128.",
@@ -233,8 +229,6 @@ ARTEFACTS = {
         drawings=lambda scale: (
             lines(LOSS, "layers", _DEPTHS[scale], lambda arm, depth: (LOSS, _arm_at(arm, depth))),
         ),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=(
             _TRAINING_LOSS,
             "Scale tiny has heads of width 8: its deepest models are those of the board "
@@ -243,7 +237,7 @@ ARTEFACTS = {
             "of the paper's code, the learning rate is assumed.",
         ),
     ),
-    "fig10": Artefact(
+    "fig10": on_text(
         title="Loss per token, grouped-query attention",
         claim="LIMe with grouped-query attention is more data efficient than LLaMA.",
         boards=lambda scale: (grouped_queries(scale),),
@@ -253,11 +247,9 @@ ARTEFACTS = {
             *claims_of_lime("higher", _SAVED_TOKENS),
         ),
         drawings=lambda scale: (_BY_TOKENS,),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=(_TRAINING_LOSS, "The figure prints no numbers."),
     ),
-    "fig11": Artefact(
+    "fig11": on_text(
         title="Loss per training FLOP and per token, full attention",
         claim="Without grouped queries LIMe converges 15.3% faster in FLOPs, is more data "
         "efficient and ends at a 1.15% lower perplexity (1B).",
@@ -269,14 +261,12 @@ ARTEFACTS = {
             *claims_of_lime("higher", _SAVED_FLOPS, _SAVED_TOKENS),
         ),
         drawings=lambda scale: (_BY_FLOPS, _BY_TOKENS),
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=(
             _TRAINING_LOSS,
             "The paper prints no perplexities here, only that LIMe's is 1.15% lower.",
         ),
     ),
-    "table7": Artefact(
+    "table7": on_text(
         title="Constrained routers, validation perplexity, 150M",
         claim="The full learned router has the lowest perplexity (15.9267 against LLaMA's "
         "16.4611); windows gain less, and a uniform average nothing.",
@@ -287,8 +277,6 @@ ARTEFACTS = {
             for arm, value in _ROUTERS.items()
         ),
         claims=_table7_claims,
-        needs=TEXT_NEEDS,
-        on_gpu=ON_GPU,
         notes=(
             "The paper says neither width, depth nor tokens of its 150M: the preset's are assumed.",
             "Right answers of 4 operands are not in the paper's table.",

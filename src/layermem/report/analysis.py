@@ -1,24 +1,16 @@
-"""The page about an analysis, its table on the screen, and its figure as a file.
-
-What was analyzed          the models, with links to their runs
-Entropy by layer           curves
-Separability of words      curves of both probes
-Layout of words            a scatter plot for each layer
-What MODEL reads           see report/routing.py
-What MODEL mixes           see report/mixtures.py
-"""
+"""The page about an analysis, its table on the screen, and its figure as a file."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from layermem.report import figures
-from layermem.report.mixtures import mixtures_section
+from layermem.report.depth import Rows, mixtures_section, panels, routing_section
 from layermem.report.page import Cell, Figure, Link, Page, Section, Switch, Table
-from layermem.report.routing import routing_section
 from layermem.results.analysis import Analysis, ByLayer, ModelAnalysis, Probe, Representation
 
 _REPRESENTATIONS: dict[Representation, str] = {
@@ -38,12 +30,27 @@ def build(analysis: Analysis) -> Page:
     """Return the page about an analysis alone."""
     return Page(
         title=f"Inside {' against '.join(analysis.models)}",
-        lead=(
-            "How many directions each layer's representations spread over, how well a probe tells "
-            "words apart by them, where words lie, and what routers read."
-        ),
+        lead=sentence(analysis),
         sections=sections(analysis, {}, {}),
     )
+
+
+def sentence(analysis: Analysis) -> str:
+    """Say what came out, in one sentence for each model."""
+    words = ", ".join(analysis.options.words or ())
+    told = []
+    for name, model in analysis.models.items():
+        accuracy = model.separability["converged"]["routed"].mean[-1]
+        read = ""
+        if model.routing is not None:
+            mean = np.mean([r.off_layer_share for r in model.routing.readings if r.layer])
+            read = f", and {mean:.0%} of what its layers read comes from earlier ones"
+        told.append(
+            f"The values of {name} have an entropy of {np.mean(model.entropy['routed'].mean):.2f} "
+            f"nats, mean over layers; a converged probe tells {words} apart in those of the last "
+            f"layer with an accuracy of {accuracy:.0%}{read}."
+        )
+    return " ".join(told)
 
 
 def sections(
@@ -259,18 +266,14 @@ def _describe_controls(analysis: Analysis) -> str:
 
 def _layout_section(analysis: Analysis) -> Section:
     words = analysis.options.words or ()
-    switches = []
-    for name, model in analysis.models.items():
-        options = [
-            (
-                f"layer {layer}",
-                Figure(
-                    svg=figures.scatter(points, model.layout.labels, words),
-                    caption=f"{name}, values that attention reads at layer {layer}: t-SNE of "
-                    "vectors normalised to length 1.",
-                ),
-            )
-            for layer, points in model.layout.layers.items()
-        ]
-        switches.append(Switch(label=name, options=options, first=len(options) - 1))
+    caption = "values that attention reads; t-SNE of vectors normalised to length 1."
+
+    def layouts(name: str, model: ModelAnalysis) -> Switch:
+        def draw(points: Rows) -> str:
+            return figures.scatter(points, model.layout.labels, words)
+
+        shown = {f"layer {layer}": points for layer, points in model.layout.layers.items()}
+        return panels(name, shown, draw, caption, first=-1)
+
+    switches = [layouts(name, model) for name, model in analysis.models.items()]
     return Section(title="Layout of words", switches=switches)

@@ -1,14 +1,15 @@
 """Figures of a study: how arms learn, and what the paper draws, of our numbers beside its own."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from layermem.intervals import interval
 from layermem.report import figures
 from layermem.report.curves import curves_of_arms
+from layermem.report.depth import Rows, draw_heads, draw_layers, panels
 from layermem.report.numbers import format_number
-from layermem.report.page import Figure
-from layermem.results.study import Board, Drawing, StudyResult
+from layermem.report.page import Figure, Switch
+from layermem.results.study import Board, Drawing, Picture, StudyResult
 
 # Figures of learning: the field of a validation that goes up, its label, how numbers are written.
 _UP: tuple[tuple[str, str, figures.Scale], ...] = (
@@ -41,6 +42,25 @@ def paper_figures(result: StudyResult) -> list[Figure]:
         else:
             drawn.append(_lines(result, drawing) if drawing.points else _bars(result, drawing))
     return [figure for figure in drawn if figure]
+
+
+def paper_pictures(result: StudyResult) -> list[Switch]:
+    """Draw what was seen inside models: what routers read, or where words lie, layer by layer."""
+    captions = {
+        "heatmap": "Absolute router weights, averaged over heads, each row divided by its sum.",
+        "heads": "what each key-value head reads of each layer.",
+        "words": "values that attention reads; t-SNE of vectors normalised to length 1.",
+    }
+    return [
+        panels(each.name, each.panels, _drawer(each), captions[each.kind], first=-1)
+        for each in result.pictures
+    ]
+
+
+def _drawer(picture: Picture) -> Callable[[Rows], str]:
+    if picture.kind == "words":
+        return lambda points: figures.scatter(points, picture.labels, picture.words)
+    return draw_heads if picture.kind == "heads" else draw_layers
 
 
 def _curve(

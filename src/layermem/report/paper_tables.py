@@ -13,7 +13,7 @@ from layermem.report.numbers import (
 )
 from layermem.report.page import Cell, Table
 from layermem.results.comparing import JudgedClaim, judge
-from layermem.results.study import Metric, StudyResult
+from layermem.results.study import BY_LAYER, Metric, StudyResult
 
 _CHANCE = (
     "Chance: what an answer comes to that ignores the question, the most frequent one where that "
@@ -65,9 +65,13 @@ def claim_numbers(result: StudyResult, judged: JudgedClaim) -> tuple[str, str]:
 
 
 def numbers_table(result: StudyResult) -> Table:
-    """Return a table of the numbers of an artefact: the paper's, ours by seed, mean, chance."""
+    """Return a table of the numbers of an artefact: the paper's, ours by seed, mean, chance.
+
+    Numbers of single layers are drawn, and left out here.
+    """
     papers = {(number.quantity, number.arm): number for number in result.papers}
-    ours = {(row.metric, row.arm): row.by_seed for row in result.rows}
+    shown = [row for row in result.rows if BY_LAYER not in row.metric]
+    ours = {(row.metric, row.arm): row.by_seed for row in shown}
     rows: list[list[Cell]] = []
     for quantity, arm in dict.fromkeys((*ours, *papers)):
         metric, paper = result.metric(quantity), papers.get((quantity, arm))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from layermem.report import figures
 from layermem.report.cost_tables import counted_section
-from layermem.report.drawings import learning_curves, paper_figures
+from layermem.report.drawings import learning_curves, paper_figures, paper_pictures
 from layermem.report.numbers import NOISE, format_interval
 from layermem.report.page import Figure, Page, Section, Table
 from layermem.report.paper_tables import claim_text, claims_table, numbers_table
@@ -172,6 +172,7 @@ def _of_claims(result: StudyResult) -> list[Section]:
             paragraphs=result.notes,
             tables=[numbers_table(result)],
             figures=paper_figures(result),
+            switches=paper_pictures(result),
         ),
     ]
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from layermem.report.mixtures import mixtures_section, tabulate
+from layermem.report.depth import mixtures_section, tabulate
 from layermem.results.analysis import DepthMixture
 
 
