@@ -320,8 +320,8 @@ def test_scores_are_those_of_lm_eval(which, tmp_path, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.ERROR)
     # The real records are where the checkpoint is.
     real = which == "stories260K"
-    limit = 20 if real else 40
-    records = REAL if real else write_records(tmp_path / "records", FIVE, count=50)
+    limit = 10 if real else 20
+    records = REAL if real else write_records(tmp_path / "records", FIVE, count=30)
     result = evaluate(
         *(tmp_path, tmp_path / "llama", tmp_path / "plain", "--tasks", ",".join(FIVE)),
         *("--records", records, "--seeds", "1", "--limit", limit, "--truncate"),
