@@ -90,7 +90,7 @@ def solved(monkeypatch):
     def stop(*_, **__):
         raise Interrupted
 
-    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", stop)
+    monkeypatch.setattr("layermem.evals.solving.solve", stop)
 
 
 def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, ended, solved):

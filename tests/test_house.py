@@ -26,7 +26,6 @@ FLOORS = [
     {"train", "evals", "efficiency", "serving", "presets"},
     {"report"},
     {"study"},
-    {"experiments"},
     {"paper"},
     {"cli"},
     {"__main__"},

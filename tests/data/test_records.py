@@ -10,8 +10,8 @@ from pyarrow import parquet
 from layermem.data.labelled_records import read_records
 from layermem.data.question_records import QuestionFields, read_questions
 from layermem.data.records import KINDS, file_records
-from layermem.evals.record_files import read_docs
 from layermem.evals.task_catalog import TASKS
+from layermem.evals.task_records import read_docs
 
 ROWS = [
     {"question": 'Who is "he"?', "sentence": "2020-01-01", "label": "01"},

@@ -5,27 +5,13 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from layermem.evals.scores import compare_answers, score_answers
-from layermem.results.eval import AnswersKey, TaskAnswers
-
-KEY = AnswersKey(
-    checkpoint="c",
-    task="t",
-    version="1",
-    definition="d",
-    records="r",
-    shots=3,
-    seed=0,
-    limit=None,
-    truncate=False,
-    max_length=None,
-    lm_eval="0",
-)
+from layermem.evals.benchmarks import compare_answers, score_answers
+from layermem.results.eval import TaskAnswers
 
 
 def answers(right, norm=None, prompts="p", seed=0):
     return TaskAnswers(
-        key=replace(KEY, seed=seed),
+        key={"task": "t", "seed": seed},
         right=tuple(right),
         right_norm=norm and tuple(norm),
         prompts=prompts,

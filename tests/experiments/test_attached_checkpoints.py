@@ -16,8 +16,8 @@ from layermem.analysis.analyze import _analyze_routing
 from layermem.analysis.checkpoints import load_model, open_checkpoints
 from layermem.analysis.routing import mean_heatmap
 from layermem.data.tokenizers import load_tokenizer
+from layermem.evals.benchmarks import checkpoint_digest
 from layermem.evals.perplexity import perplexity
-from layermem.experiments.answers import checkpoint_digest
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
 from layermem.retrofit import attach, router_parameters, save_routers

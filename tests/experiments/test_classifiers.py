@@ -18,8 +18,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
 from layermem.intervals import proportion
-from layermem.results.answers import RecordCounts
 from layermem.results.files import read_result
+from layermem.results.solved import RecordCounts
 from layermem.results.study import StudyResult
 from layermem.retrofit import load_attached
 from layermem.retrofit.loading import is_attached

@@ -21,8 +21,8 @@ from transformers import (
 
 from layermem import cli
 from layermem.data.question_records import exact_match, f1
-from layermem.results.answers import Answers
 from layermem.results.files import read_result
+from layermem.results.solved import Answers
 from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached

@@ -9,8 +9,8 @@ import pytest
 from eval_fixtures import docs
 from small_run import a_run
 
+from layermem.evals.benchmarks import RIGHT
 from layermem.evals.task_catalog import TASKS
-from layermem.experiments.answers import RIGHT
 from layermem.paper import evaluated, get_artefact
 from layermem.paper.artefact import Observing
 from layermem.paper.trained import grouped_queries

@@ -29,13 +29,19 @@ def evaluate(options: Eval, command: str) -> None:
     """Measure checkpoints, print tables, and write a page; ``command`` is shown on it."""
     # Read when tqdm is imported: lm-eval draws a bar for every task and seed, and one is enough.
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from layermem.experiments.eval import evaluate_checkpoints
+    from layermem.evals.evaluating import evaluate_checkpoints
     from layermem.report import eval as report
+    from layermem.study.run_folders import arms_of_same_seeds
 
     chosen = EvalOptions(**{each.name: getattr(options, each.name) for each in fields(EvalOptions)})
     with progress("opening checkpoints") as tell:
         result = evaluate_checkpoints(
-            options.checkpoints, chosen, options.out, command=command, tell=tell
+            options.checkpoints,
+            chosen,
+            options.out,
+            command=command,
+            tell=tell,
+            group=arms_of_same_seeds,
         )
     for table in report.tables(result):
         show(table)

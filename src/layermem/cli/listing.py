@@ -243,7 +243,7 @@ def _show_task(name: str, options: ListTasks) -> None:
 
 
 def _evals(options: ListEvals) -> None:
-    from layermem.experiments.eval_tasks import list_tasks
+    from layermem.report.eval import list_tasks
 
     show(list_tasks(options.records))
 

@@ -1,9 +1,9 @@
-"""Greedy generation for many prompts, in batches of about one length.
+"""What a model writes after prompts, greedily and in batches, or answers to queries inside them.
 
 Prompts are sorted by length and padded on the left, so that the prompts of a batch end at about the
 same time and little is padded; the cache is transformers'. The processes of a run may share them.
 
-Letters: B prompts of a batch, T tokens.
+Letters: B prompts of a batch, T tokens, V words of the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
+
+# Logits of a batch of queries take at most this many bytes, unless those of one sequence take more.
+_MAX_LOGITS_BYTES = 2**28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +129,40 @@ def _pad_left(
     ids = [[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+@torch.inference_mode()
+def read_answers(
+    model: PreTrainedModel,
+    sequences: Sequence[Sequence[int]],
+    queries: Sequence[Sequence[int]],
+    settings: GreedySettings,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[list[int]]:
+    """Return the likeliest token after each query, sequence by sequence.
+
+    ``queries``: indices of tokens of each sequence. ``progress`` is called with the number of
+    sequences done so far. The model is left in the mode (training or evaluation) it was in.
+    """
+    # Padding is on the right, where a causal model needs no mask.
+    longest = max(map(len, sequences))
+    fitting = _MAX_LOGITS_BYTES // (4 * longest * model.config.vocab_size)
+    size = max(1, min(settings.batch_size, fitting))
+    answers: list[list[int]] = []
+    was_training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(sequences), size):
+            batch = [torch.tensor(list(ids)) for ids in sequences[start : start + size]]
+            ids = pad_sequence(batch, True, settings.padding).to(model.device)
+            likeliest = model(input_ids=ids, use_cache=False).logits.argmax(-1).tolist()
+            answers += [
+                [row[query] for query in asked]
+                for row, asked in zip(likeliest, queries[start : start + size], strict=True)
+            ]
+            if progress is not None:
+                progress(len(answers))
+    finally:
+        model.train(was_training)
+    return answers

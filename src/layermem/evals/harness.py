@@ -5,7 +5,6 @@ because they are longer than the model reads, unknown tokens, and choices that a
 """
 
 import contextlib
-import json
 import logging
 import math
 from collections import Counter
@@ -20,9 +19,10 @@ from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from layermem.evals.lm_eval_definitions import Definition, digest
-from layermem.evals.token_losses import check_ids, rows_at_once, vocabulary_size
-from layermem.results.eval import AnswersKey, TaskAnswers
+from layermem.evals.perplexity import check_ids, rows_at_once, vocabulary_size
+from layermem.evals.prepared_tasks import digest
+from layermem.evals.task_catalog import Definition
+from layermem.results.eval import TaskAnswers
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 
@@ -53,9 +53,8 @@ class CountingModel(HFLM):
                 )
             self._max_length = max_length
         self.rows, self.automatic, self.truncate = batch_size, automatic, truncate
-        self.requests = self.truncated = self.unknown_tokens = 0
-        self.progress: Callable[[int, int], None] | None = None
-        self.done = 0
+        self.requests = self.truncated = self.unknown_tokens = self.done = 0
+        self.progress: Callable[[int, int], None] = lambda done, total: None
 
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = False
@@ -71,7 +70,7 @@ class CountingModel(HFLM):
         if not self.automatic:
             longest = max(len(context) + len(answer) for _, context, answer in requests)
             longest = min(longest, self.max_length)
-            self.batch_size_per_gpu = self.rows or rows_at_once(self.model, longest)
+            self.batch_size_per_gpu = rows_at_once(self.model, longest, self.rows)
         self.done = 0
         answers: list[tuple[float, bool]] = super()._loglikelihood_tokens(
             requests, disable_tqdm=True, override_bs=override_bs
@@ -87,8 +86,7 @@ class CountingModel(HFLM):
     def _model_call(self, inps: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         logits = super()._model_call(inps, *args, **kwargs)
         self.done += len(inps)
-        if self.progress is not None:
-            self.progress(min(self.done, self.requests), self.requests)
+        self.progress(min(self.done, self.requests), self.requests)
         return logits
 
     def _count(self, requests: Sequence[Request]) -> None:
@@ -119,44 +117,41 @@ class CountingModel(HFLM):
 def load_task(definition: Definition) -> Task:
     """Return the task of a definition; its data is read, or fetched from the hub."""
     with _quietly():
-        return _manager().load([definition])["tasks"][definition["task"]]
-
-
-def docs_digest(task: Task) -> str:
-    """Return a digest of the items of a task and of what its few-shot examples are drawn from."""
-    docs = [*task.eval_docs, *task.fewshot_docs()]
-    return digest("\n".join(json.dumps(doc, sort_keys=True, default=str) for doc in docs))
+        # Without lm-eval's own thousands of definitions, which take seconds to list.
+        manager = TaskManager(include_defaults=False)
+        return manager.load([definition])["tasks"][definition["task"]]
 
 
 def answer_task(
     model: CountingModel,
     task: Task,
-    key: AnswersKey,
-    progress: Callable[[int, int], None] | None = None,
+    key: Mapping[str, Any],
+    progress: Callable[[int, int], None],
 ) -> TaskAnswers:
     """Have a model answer a task; ``progress`` is called with requests done, and their number."""
     model.progress = progress
     # As simple_evaluate does, but for its report on the machine, which takes seconds each time.
-    task.set_config("num_fewshot", key.shots)
-    task.set_fewshot_seed(key.seed)
+    task.set_config("num_fewshot", key["shots"])
+    task.set_fewshot_seed(key["seed"])
     with _quietly():
-        result = evaluate(model, {"tasks": {key.task: task}}, limit=key.limit, bootstrap_iters=0)
-    samples = sorted(result["samples"][key.task], key=lambda sample: int(sample["doc_id"]))
+        result = evaluate(
+            model, {"tasks": {key["task"]: task}}, limit=key["limit"], bootstrap_iters=0
+        )
+    samples = sorted(result["samples"][key["task"]], key=lambda sample: int(sample["doc_id"]))
     if getattr(task, "multiple_input", None):
         # One answer after several contexts: which of them is right, lm-eval takes for the "text".
         samples = [{**sample, "target": task.doc_to_text(sample["doc"])} for sample in samples]
     chance, majority = baselines(samples)
+    right = {
+        metric: tuple(int(sample[metric]) for sample in samples)
+        for metric in ("acc", "acc_norm")
+        if metric in samples[0]
+    }
     return TaskAnswers(
         key=key,
-        right=tuple(int(sample["acc"]) for sample in samples),
-        right_norm=(
-            tuple(int(sample["acc_norm"]) for sample in samples)
-            if "acc_norm" in samples[0]
-            else None
-        ),
-        prompts=digest(
-            "".join(sample["prompt_hash"] + sample["target_hash"] for sample in samples)
-        ),
+        right=right["acc"],
+        right_norm=right.get("acc_norm"),
+        prompts=digest("".join(each["prompt_hash"] + each["target_hash"] for each in samples)),
         chance=chance,
         majority=majority,
         requests=model.requests,
@@ -200,11 +195,6 @@ def _right_place(sample: Mapping[str, Any], choices: Sequence[str]) -> int:
 def _is_tie(sample: Mapping[str, Any]) -> bool:
     values = sorted((float(response[0]) for response in sample["filtered_resps"]), reverse=True)
     return len(values) > 1 and values[0] == values[1]
-
-
-def _manager() -> TaskManager:
-    # Without lm-eval's own thousands of definitions, which take seconds to list.
-    return TaskManager(include_defaults=False)
 
 
 @contextlib.contextmanager

@@ -1,36 +1,124 @@
-"""Which sentence of a minimal pair a language model finds more probable.
+"""Minimal pairs of BLiMP, and which sentence of a pair a language model finds more probable.
+
+    {"sentence_good": "Who should Derek hug after shocking Richard?",
+     "sentence_bad": "Who should Derek hug Richard after shocking?",
+     "field": "syntax", "linguistics_term": "island_effects", "UID": "adjunct_island", ...}
 
     ln p(sentence) = sum over its tokens of ln p(token | tokens before it)
 
-A pair is right if the grammatical sentence has the higher log-probability. It is that of the whole
-sentence, not the mean of its tokens: a sentence of more tokens has more to be improbable in, and
-this is part of the score. The first token is predicted from the tokenizer's BOS token, or from EOS
-where it has no BOS, and the end of a sentence is not predicted. Chance is 50%.
+The source is github.com/alexwarstadt/blimp, folder data: 67 files of 1,000 pairs, one for each
+paradigm (UID); a phenomenon (linguistics_term) has several (Warstadt et al., arXiv 1912.00582). One
+file writes its field syntax/semantics and others syntax_semantics: here both are the latter. A few
+records hold one sentence twice: they are left out, with a warning.
+
+A pair is right if the grammatical sentence has the higher log-probability, of the whole sentence
+and not the mean of its tokens. The first token is predicted from the tokenizer's BOS token, or from
+EOS where it has no BOS, and the end of a sentence is not predicted.
 """
 
+import itertools
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from layermem.data.records import KINDS, file_records, kind_of
+from layermem.data.sources import find_files
 from layermem.data.tokenizers import Ids, batch_encoder
-from layermem.evals.blimp_records import Pair
-from layermem.evals.perplexity import longest_context
-from layermem.evals.scores import compare_right
-from layermem.evals.token_losses import (
+from layermem.evals.perplexity import (
     Window,
     batched_losses,
     check_ids,
     check_tokenizer,
     first_context,
+    longest_context,
     rows_at_once,
     vocabulary_size,
 )
-from layermem.intervals import proportion
-from layermem.results.eval import Difference, Score
 
+logger = logging.getLogger(__name__)
+
+_FIELDS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
 # Sentences tokenized at once.
 _AT_ONCE = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A minimal pair of sentences, of which one is grammatical."""
+
+    good: str
+    bad: str
+    field: str
+    """Field of linguistics: "morphology", "syntax", "semantics" or "syntax_semantics"."""
+    phenomenon: str
+    """What is violated, such as "island_effects"."""
+    paradigm: str
+    """How it is violated, such as "adjunct_island"."""
+
+
+def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> list[Pair]:
+    """Return the pairs of files of records, or of folders of such files.
+
+    ``per_paradigm``: the first so many pairs of each paradigm; None: all. Records that hold one
+    sentence twice are left out.
+    """
+    counts, pairs, equal = Counter[str](), [], list[str]()
+    files = list(itertools.chain.from_iterable(map(_files, paths)))
+    _check_distinct(files)
+    for record in itertools.chain.from_iterable(map(file_records, files)):
+        good, bad, field, phenomenon, paradigm = map(record.text, _FIELDS)
+        if good == bad:
+            equal.append(record.where)
+            continue
+        counts[paradigm] += 1
+        if per_paradigm is None or counts[paradigm] <= per_paradigm:
+            field = field.replace("/", "_")
+            pair = Pair(good=good, bad=bad, field=field, phenomenon=phenomenon, paradigm=paradigm)
+            pairs.append(pair)
+    if equal:
+        total = len(equal) + counts.total()
+        logger.warning(
+            "%d of %d pairs hold one sentence twice and are left out, the first in %s",
+            *(len(equal), total, equal[0]),
+        )
+    if not pairs:
+        raise ValueError(f"there are no pairs in {', '.join(map(str, paths))}")
+    return pairs
+
+
+def _files(path: Path) -> Iterator[Path]:
+    path = path.expanduser()
+    if path.is_dir():
+        files = [file for file in sorted(find_files(path)) if kind_of(file) in KINDS]
+        if not files:
+            raise ValueError(f"the folder {path} holds no records of BLiMP")
+        yield from files
+    elif path.is_file():
+        yield path
+    else:
+        raise FileNotFoundError(
+            f"{path} does not exist; give BLiMP's JSON lines, a file or the folder data of "
+            "github.com/alexwarstadt/blimp"
+        )
+
+
+def _check_distinct(files: Sequence[Path]) -> None:
+    """Raise if a file is read twice, or beside a copy of another kind, compressed for example."""
+    seen: dict[Path, Path] = {}
+    for file in files:
+        name = file.name[: file.name.lower().rindex(kind_of(file))]
+        for place in {file.resolve(), file.parent.resolve() / name}:
+            if place in seen:
+                raise ValueError(
+                    f"{seen[place]} and {file} are one file, or have one name, so that their pairs "
+                    "would count twice: name one of them"
+                )
+            seen[place] = file
 
 
 def score_sentences(
@@ -47,14 +135,11 @@ def score_sentences(
     ``progress`` is called with the number of sentences done so far.
     """
     check_tokenizer(tokenizer)
-    first = sentence_start(tokenizer)
-    windows = list(_windows(model, tokenizer, sentences, first))
+    windows = list(_windows(model, tokenizer, sentences))
     longest = max((len(window.ids) - 1 for window in windows), default=1)
-    rows = rows_at_once(model, longest) if batch_size is None else batch_size
-    if rows < 1:
-        raise ValueError(f"batch_size must be at least 1, got {rows}")
     scores = np.full(len(sentences), np.nan)
-    for done, (window, losses) in enumerate(batched_losses(model, windows, rows), 1):
+    batches = batched_losses(model, windows, rows_at_once(model, longest, batch_size))
+    for done, (window, losses) in enumerate(batches, 1):
         if not np.isfinite(losses).all():
             raise ValueError(
                 f"the log-probability of {sentences[window.item]!r} is not finite: the model's "
@@ -64,17 +149,6 @@ def score_sentences(
         if progress is not None:
             progress(done)
     return scores
-
-
-def sentence_start(tokenizer: Any) -> int:
-    """Return the id that stands before a sentence; raise if the tokenizer has none."""
-    first = first_context(tokenizer)
-    if first is None:
-        raise ValueError(
-            "the tokenizer has neither a BOS nor an EOS token, so the first word of a sentence "
-            "could not be predicted; give it the one that stands before texts in training"
-        )
-    return first
 
 
 def judge_pairs(
@@ -93,39 +167,35 @@ def judge_pairs(
     return np.array([of_sentence[pair.good] - of_sentence[pair.bad] for pair in pairs])
 
 
-def share_right(margins: np.ndarray[Any, Any]) -> Score:
-    """Return the share of right pairs with its 95% interval, and how many are ties."""
-    right, ties = int((margins > 0).sum()), int((margins == 0).sum())
-    return Score(
-        value=right / len(margins),
-        interval=proportion(right, len(margins)),
-        count=len(margins),
-        counts={"ties": ties} if ties else {},
-    )
-
-
-def compare_pairs(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Difference:
-    """Return the difference of two models on the same pairs, with McNemar's p-value."""
-    return compare_right([(ours > 0).astype(int).tolist()], [(theirs > 0).astype(int).tolist()])
-
-
-def _windows(model: Any, tokenizer: Any, sentences: Sequence[str], first: int) -> Iterator[Window]:
+def _windows(model: Any, tokenizer: Any, sentences: Sequence[str]) -> Iterator[Window]:
     """Yield each sentence as one window."""
     encode, vocabulary = batch_encoder(tokenizer), vocabulary_size(model)
-    limit = longest_context(model.config)
+    first, limit = sentence_start(tokenizer), longest_context(model.config)
     for start in range(0, len(sentences), _AT_ONCE):
         some = sentences[start : start + _AT_ONCE]
         for item, ids in enumerate(encode(some), start):
             check_ids(ids, vocabulary)
-            _check_length(ids, limit, sentences[item])
-            whole = np.concatenate([[first], ids.astype(np.int64)])
-            yield Window(ids=whole, scored=len(ids), item=item)
+            if not len(ids):
+                raise ValueError(f"the tokenizer has no tokens for {sentences[item]!r}")
+            if limit is not None and len(ids) > limit:
+                raise ValueError(
+                    f"{sentences[item][:60]!r} has {len(ids)} tokens, more than the {limit} that "
+                    "the model reads"
+                )
+            yield Window(ids=start_with(first, ids), scored=len(ids), item=item)
 
 
-def _check_length(ids: Ids, limit: int | None, sentence: str) -> None:
-    if not len(ids):
-        raise ValueError(f"the tokenizer has no tokens for {sentence!r}")
-    if limit is not None and len(ids) > limit:
+def sentence_start(tokenizer: Any) -> int:
+    """Return the id that stands before a sentence; raise if the tokenizer has none."""
+    first = first_context(tokenizer)
+    if first is None:
         raise ValueError(
-            f"{sentence[:60]!r} has {len(ids)} tokens, more than the {limit} that the model reads"
+            "the tokenizer has neither a BOS nor an EOS token, so the first word of a sentence "
+            "could not be predicted; give it the one that stands before texts in training"
         )
+    return first
+
+
+def start_with(first: int, ids: Ids) -> Ids:
+    """Return ids behind the one that stands before them."""
+    return np.concatenate([[first], ids.astype(np.int64)])

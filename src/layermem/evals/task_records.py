@@ -1,4 +1,9 @@
-"""Records of evaluation tasks, in the fields that the tasks' definitions (lm-eval's) read.
+"""Records of evaluation tasks: files by task and split, in the fields that definitions read.
+
+    --records FOLDER ...            names say it: arc_easy_test.jsonl, wnli_train.tsv,
+                                    bigbench/key_value_maps__extends.json (a part of a task)
+    --records TASK=FILE             the split that is evaluated
+    --records TASK:train=FILE       what few-shot examples are drawn from
 
     ARC         {"question", "choices": {"text", "label"}, "answerKey"}
                 or {"query": "Question: ...", "choices": [...], "gold": 0}
@@ -28,14 +33,117 @@ order, which does not depend on which is right. The right answers are those of t
 Its files carry a canary: they are never to be trained on.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from layermem.data.records import Record, as_record, read_json
+from layermem.data.records import (
+    KINDS,
+    Record,
+    as_record,
+    file_records,
+    kind_of,
+    open_decompressed,
+    read_json,
+)
+from layermem.evals.task_catalog import EvalTask, find_task
 
 Doc = dict[str, Any]
+Files = Mapping[str, tuple[Path, ...]]
+"""Of a task: split to its files."""
 _LETTERS = "ABCDEFGHIJ"
+
+
+def find_records(places: Sequence[str], tasks: Sequence[EvalTask]) -> dict[str, Files]:
+    """Return the name of each of the tasks that has files, and these by split."""
+    folders, given = _read_places(places)
+    found: dict[str, Files] = {}
+    for task in tasks:
+        if task.file is not None:
+            continue
+        files = {
+            split: given.get((task.name, split)) or _in_folders(folders, task, split)
+            for split in task.splits
+        }
+        if files[task.split]:
+            found[task.name] = {split: paths for split, paths in files.items() if paths}
+    return found
+
+
+def expected_file(task: EvalTask) -> str:
+    """Return the name of a file that would hold a task's records."""
+    end = ".json" if task.split == "default" else ".jsonl"
+    return f"{task.stems(task.split)[0]}{end}"
+
+
+def read_docs(task: EvalTask, paths: Sequence[Path]) -> list[Doc]:
+    """Return the records of files in the fields that the task's definition reads."""
+    read = SCHEMAS[task.schema]
+    docs = [read(record) for path in paths for record in _records(path)]
+    if not docs:
+        raise ValueError(f"there are no records in {', '.join(map(str, paths))}")
+    return docs
+
+
+def _read_places(
+    places: Sequence[str],
+) -> tuple[list[Path], dict[tuple[str, str], tuple[Path, ...]]]:
+    folders: list[Path] = []
+    given: dict[tuple[str, str], tuple[Path, ...]] = {}
+    for place in places:
+        name, equals, file = place.partition("=")
+        path = Path(file if equals else place).expanduser()
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{path} does not exist; --records takes folders, and files as TASK=FILE"
+            )
+        if not equals:
+            if not path.is_dir():
+                raise ValueError(f"{path} is a file: say of which task, as in TASK={path}")
+            folders.append(path)
+            continue
+        task_name, colon, split = name.partition(":")
+        task = find_task(task_name)
+        split = split if colon else task.split
+        if split not in task.splits:
+            raise ValueError(f"{task.name} has no split {split!r}, only {', '.join(task.splits)}")
+        given[task.name, split] = (path,)
+    return folders, given
+
+
+def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Path, ...]:
+    for folder in (inner for outer in folders for inner in (outer, outer / "bigbench")):
+        if not folder.is_dir():
+            continue
+        files = {
+            path: path.name.partition(".")[0]
+            for path in sorted(folder.iterdir())
+            if path.is_file() and kind_of(path) in KINDS
+        }
+        whole = [path for path, stem in files.items() if stem in task.stems(split)]
+        if len(whole) > 1:
+            raise ValueError(
+                f"{' and '.join(map(str, whole))} are both of {task.name}: say which, as in "
+                f"--records {task.name}={whole[0]}"
+            )
+        parts = [path for path, stem in files.items() if stem.startswith(f"{task.stem}__")]
+        if whole or (split == "default" and parts):
+            return tuple(whole or parts)
+    return ()
+
+
+def _records(path: Path) -> Iterator[Record]:
+    """Return the records of a file of lines, or of one JSON value over all its lines."""
+    if kind_of(path) != ".json":
+        return file_records(path)
+    with open_decompressed(path) as file:
+        try:
+            first = json.loads(file.readline())
+        except ValueError:
+            return _examples(path)
+    is_whole = isinstance(first, dict) and "examples" in first
+    return _examples(path) if is_whole else file_records(path)
 
 
 def arc(record: Record) -> Doc:
@@ -111,30 +219,26 @@ def bigbench(record: Record) -> Doc:
     return {"inputs": inputs, "targets": targets, "multiple_choice_targets": choices}
 
 
-def read_examples(path: Path) -> Iterator[Record]:
-    """Yield a record of each example of a file."""
+def _examples(path: Path) -> Iterator[Record]:
+    """Yield a record, with its whole prompt, of each example of BIG-bench's own JSON."""
     task = read_json(path)
     examples = task.get("examples") if isinstance(task, Mapping) else None
     if not isinstance(examples, list):
         raise ValueError(f"{path} is not the JSON of a BIG-bench task: it has no list 'examples'")
-    for number, example in enumerate(examples, 1):
-        yield _prompted(task, as_record(example, f"{path}, example {number}"))
-
-
-def _prompted(task: Mapping[str, Any], example: Record) -> Record:
-    """Return the record of an example, with its whole prompt."""
-    question, scores = map(example.field, ("input", "target_scores"))
-    if not isinstance(scores, Mapping) or not scores:
-        raise example.error("target_scores", "hold a score of each choice", scores)
-    best = max(scores.values())
-    if best <= 0:
-        raise ValueError(f"{example.where}: no choice of target_scores has a score above 0")
-    fields = {
-        "inputs": _prompt(task, str(question), sorted(scores)),
-        "targets": [choice for choice, score in scores.items() if score == best],
-        "multiple_choice_targets": list(scores),
-    }
-    return Record(fields, example.where)
+    for number, value in enumerate(examples, 1):
+        example = as_record(value, f"{path}, example {number}")
+        question, scores = map(example.field, ("input", "target_scores"))
+        if not isinstance(scores, Mapping) or not scores:
+            raise example.error("target_scores", "hold a score of each choice", scores)
+        best = max(scores.values())
+        if best <= 0:
+            raise ValueError(f"{example.where}: no choice of target_scores has a score above 0")
+        fields = {
+            "inputs": _prompt(task, str(question), sorted(scores)),
+            "targets": [choice for choice, score in scores.items() if score == best],
+            "multiple_choice_targets": list(scores),
+        }
+        yield Record(fields, example.where)
 
 
 def _prompt(task: Mapping[str, Any], question: str, choices: list[str]) -> str:

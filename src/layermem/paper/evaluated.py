@@ -45,7 +45,7 @@ def check_artefact(
 ) -> None:
     """Raise, before anything is trained, if an artefact cannot be had here: for lack of a GPU, or
     of the records of a task."""
-    from layermem.experiments.eval_tasks import prepare_tasks
+    from layermem.evals.prepared_tasks import prepare_tasks
 
     if records and not artefact.tasks:
         raise ValueError(
@@ -155,11 +155,12 @@ def _score(
     folders: Sequence[str], tasks: Sequence[str], trained: Observing
 ) -> tuple[dict[str, dict[str, float]], dict[str, Row]]:
     """Return the share of right answers by run folder and column, and the row of each column."""
-    from layermem.experiments.answers import RIGHT
-    from layermem.experiments.eval import evaluate_checkpoints
+    from layermem.evals.benchmarks import RIGHT
+    from layermem.evals.evaluating import evaluate_checkpoints
+    from layermem.study.run_folders import arms_of_same_seeds
 
     options = _options(tasks, trained.scale, trained.task_records)
-    result = evaluate_checkpoints(folders, options, trained.out / "eval")
+    result = evaluate_checkpoints(folders, options, trained.out / "eval", group=arms_of_same_seeds)
     by_name = result.of(RIGHT)
     rows = {task: by_name[find_task(NAMES[task]).name] for task in tasks}
     scores = {

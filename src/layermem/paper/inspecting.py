@@ -181,7 +181,7 @@ def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path)
     """Return the analysis of two runs: that which is there, else a new one."""
     from layermem.analysis.analyze import analyze
     from layermem.analysis.checkpoints import open_checkpoints
-    from layermem.experiments.answers import checkpoint_digest
+    from layermem.evals.benchmarks import checkpoint_digest
 
     words = "-".join(options.words or ()) or "words"
     # A run that is trained again keeps its id, and may have other weights.

@@ -8,16 +8,11 @@ differences has a forest plot.
 import statistics
 from collections.abc import Mapping, Sequence
 
-from layermem.evals.task_catalog import short_name
+from layermem.evals.task_catalog import TASKS, short_name
+from layermem.evals.task_records import expected_file, find_records
 from layermem.intervals import Interval, adjusted_p_values, interval, paired
 from layermem.report import figures
-from layermem.report.numbers import (
-    NOISE,
-    format_ends,
-    format_interval,
-    format_number,
-    format_p,
-)
+from layermem.report.numbers import NOISE, format_ends, format_interval, format_number, format_p
 from layermem.report.page import Figure, Page, Section, Table
 from layermem.results import eval as results
 from layermem.results.eval import Difference, EvalResult, Row, Score
@@ -90,13 +85,40 @@ def over_seeds(result: EvalResult, name: str) -> Table | None:
         cells = [format_interval(mean, is_share) for mean in means]
         for arm in others:
             difference, p = differences[row.name, arm]
-            shown = f"p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
-            cells.append(f"{format_interval(difference, is_share, '+')} ({shown})")
+            shown = "< 0.001" if p < 0.001 else f"= {p:.3f}"
+            cells.append(f"{format_interval(difference, is_share, '+')} (p {shown})")
         rows.append([short_name(row.name), *cells])
     return Table(
         header=[name, *result.arms, *(f"{arm} against {first}" for arm in others)],
         rows=rows,
         caption=_OVER_SEEDS.format(seeds=len(result.arms[first])),
+    )
+
+
+def list_tasks(places: Sequence[str]) -> Table:
+    """Return the table of the paper's tasks, with the records of them that lie in some places."""
+    tasks = list(TASKS.values())
+    files = find_records(places, tasks)
+    names = {
+        name: ", ".join(path.name for paths in of_splits.values() for path in paths)
+        for name, of_splits in files.items()
+    }
+    rows = [
+        [
+            short_name(task.name),
+            task.tables,
+            f"{task.chance:.1%}" if task.chance else "varies",
+            *(f"{percent:.2f}" for percent in task.paper.values()),
+            names.get(task.name) or f"none; would be {expected_file(task)}",
+            f"hub: {data}" if (data := task.data_set()) else "not on the hub",
+        ]
+        for task in tasks
+    ]
+    return Table(
+        header=["task", "paper's table", "chance", *tasks[0].paper, "records", "else"],
+        rows=rows,
+        caption="Accuracies of the paper's 1B models in percent, 3-shot. A task with records runs "
+        "offline; one without is fetched from the hub.",
     )
 
 
@@ -153,18 +175,31 @@ def _over(repeats: Interval | None) -> str:
 
 def _counts(result: EvalResult, name: str) -> Table | None:
     """Return the table of what makes scores mean less than they seem to; None: nothing does."""
-    counted = {
-        (row.name, model): score.counts
+    counted: dict[tuple[str, ...], dict[str, str]] = {
+        (row.name, model): {kind: f"{count:,}" for kind, count in score.counts.items()}
         for row in result.of(name).values()
         for model, score in row.scores.items()
         if score.counts
     }
-    kinds = dict.fromkeys(kind for counts in counted.values() for kind in counts)
+    return _by_columns([f"counted in {name}", "model"], counted)
+
+
+def _sources(result: EvalResult, name: str) -> Table | None:
+    """Return the table of where items are from; None: all rows are of the same ones."""
+    rows = result.of(name).values()
+    return _by_columns([name], {(row.name,): row.about for row in rows if row.about})
+
+
+def _by_columns(
+    header: Sequence[str], cells: Mapping[tuple[str, ...], Mapping[str, str]]
+) -> Table | None:
+    """Return a table of cells by row and column; None: there are no rows."""
+    columns = dict.fromkeys(column for of_row in cells.values() for column in of_row)
     rows = [
-        [short_name(row), model, *(f"{counts[k]:,}" if k in counts else "" for k in kinds)]
-        for (row, model), counts in counted.items()
+        [short_name(row), *more, *(of_row.get(column, "") for column in columns)]
+        for (row, *more), of_row in cells.items()
     ]
-    return Table(header=[f"counted in {name}", "model", *kinds], rows=rows) if rows else None
+    return Table(header=[*header, *columns], rows=rows) if rows else None
 
 
 def _differences(result: EvalResult, name: str) -> Table | None:
@@ -192,29 +227,14 @@ def _differences(result: EvalResult, name: str) -> Table | None:
     return Table(header=header, rows=rows, caption=f"{_NOISE} {_OVER_ITEMS}") if rows else None
 
 
-def _sources(result: EvalResult, name: str) -> Table | None:
-    """Return the table of where items are from; None: all rows are of the same ones."""
-    about = {row.name: row.about for row in result.of(name).values() if row.about}
-    columns = dict.fromkeys(kind for of_row in about.values() for kind in of_row)
-    rows = [
-        [short_name(row), *(of_row.get(kind, "") for kind in columns)]
-        for row, of_row in about.items()
-    ]
-    return Table(header=[name, *columns], rows=rows) if rows else None
-
-
-def _has_seeds(result: EvalResult) -> bool:
-    return bool(result.arms) and len(next(iter(result.arms.values()))) > 1
-
-
 def _compares_arms(result: EvalResult) -> bool:
     """Return whether arms of several seeds are compared, in place of single models."""
-    return _has_seeds(result) and len(result.arms) > 1
+    return len(result.arms) > 1 and all(len(models) > 1 for models in result.arms.values())
 
 
 def _rows_over_seeds(result: EvalResult, name: str) -> list[Row]:
-    """Return the rows of a table that all models can be compared by."""
-    if not _has_seeds(result) or result.tables[name].is_long:
+    """Return the rows of a table that have means over several seeds."""
+    if not any(len(models) > 1 for models in result.arms.values()) or result.tables[name].is_long:
         return []
     rows = result.of(name).values()
     return [row for row in rows if row.is_comparable and len(row.scores) == len(result.models)]
@@ -255,18 +275,15 @@ def _verdicts(result: EvalResult, name: str) -> dict[tuple[str, str], float | No
 
 def _told(result: EvalResult, name: str, verdicts: Mapping[tuple[str, str], float | None]) -> str:
     """Say which models, or arms, differ from the first in which rows; nothing: none does."""
-    kind = result.tables[name]
-    groups: dict[tuple[str, str], list[str]] = {}
+    kind, first = result.tables[name], _first(result)
+    groups: dict[str, list[str]] = {}
     for (row, model), value in verdicts.items():
         if value is not None:
             how = "ahead of" if (value > 0) == (kind.better == "higher") else "behind"
             shown = f"{short_name(row)} ({format_number(value, kind.is_share, '+')})"
-            groups.setdefault((model, how), []).append(shown)
-    if not groups:
-        return ""
-    first = _first(result)
-    parts = (f"{m} is {how} {first} in {', '.join(rows)}" for (m, how), rows in groups.items())
-    return f"By {name}: {'; '.join(parts)}."
+            groups.setdefault(f"{model} is {how} {first} in", []).append(shown)
+    told = "; ".join(f"{group} {', '.join(rows)}" for group, rows in groups.items())
+    return f"By {name}: {told}." if told else ""
 
 
 def _alone(result: EvalResult, name: str) -> str:
@@ -282,17 +299,16 @@ def _alone(result: EvalResult, name: str) -> str:
 def _is_beyond_noise(difference: Difference) -> bool:
     if difference.p is not None:
         return difference.p < NOISE
-    low, high = difference.interval
-    return not low <= 0 <= high
+    return not difference.interval[0] <= 0 <= difference.interval[1]
 
 
 def _figures(result: EvalResult, name: str) -> list[Figure]:
     """Return what is drawn of a table: a curve, bars beside chance, forest plots of differences."""
     rows = list(result.of(name).values())
     drawn = [_curve(result, name, rows)] if result.tables[name].across else []
-    bars = {m: (s.interval[0], s.value, s.interval[1]) for m, s in rows[0].scores.items()
-            if s.interval}  # fmt: skip
-    if rows[0].name == "all" and rows[0].chance is not None and bars:
+    ends = {model: (s.value, s.interval) for model, s in rows[0].scores.items() if s.interval}
+    if rows[0].name == "all" and rows[0].chance is not None and ends:
+        bars = {model: (low, value, high) for model, (value, (low, high)) in ends.items()}
         svg = figures.bars(bars, up=name, chance=rows[0].chance)
         caption = f"{name} with 95% intervals. Dotted: a guess."
         drawn.append(Figure(svg=svg, caption=caption))
@@ -307,30 +323,33 @@ def _figures(result: EvalResult, name: str) -> list[Figure]:
         for model, each in row.differences.items()
         if each.interval
     }
-    over_seeds = {key: difference for key, (difference, _) in _over_seeds(result, name).items()}
-    for over, differences in (("items", over_items), ("seeds", over_seeds)):
-        if differences:
-            drawn.append(_forest(result, name, differences, over))
+    of_arms = {key: difference for key, (difference, _) in _over_seeds(result, name).items()}
+    if over_items:
+        drawn.append(_forest(result, name, over_items, "items", result.models[0]))
+    if of_arms:
+        drawn.append(_forest(result, name, of_arms, "seeds", next(iter(result.arms))))
     return drawn
 
 
 def _curve(result: EvalResult, name: str, rows: Sequence[Row]) -> Figure:
-    kind = result.tables[name]
-    series = {}
+    kind, series = result.tables[name], {}
     for model in result.models:
-        placed = [(row.at, row.scores[model].value) for row in rows if model in row.scores]
-        known = [(at, value) for at, value in placed if at is not None]
-        series[model] = [at for at, _ in known], [value for _, value in known]
+        placed = {row.at: row.scores[model].value for row in rows if model in row.scores}
+        known = {at: value for at, value in placed.items() if at is not None}
+        series[model] = list(known), list(known.values())
     scale: figures.Scale = "share" if kind.is_share else "number"
     svg = figures.curves(series, across=kind.across, up=name, scale=scale)
     return Figure(svg=svg, caption=f"{name} by {kind.across}.")
 
 
 def _forest(
-    result: EvalResult, name: str, differences: Mapping[tuple[str, str], Interval], over: str
+    result: EvalResult,
+    name: str,
+    differences: Mapping[tuple[str, str], Interval],
+    over: str,
+    first: str,
 ) -> Figure:
     kind = result.tables[name]
-    first = result.models[0] if over == "items" else next(iter(result.arms))
     several = len({other for _, other in differences}) > 1
     named = {
         f"{short_name(row)}, {other}" if several else short_name(row): difference

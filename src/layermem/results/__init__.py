@@ -5,8 +5,7 @@
     eval         what checkpoints know, side by side: eval.json
     analysis     what goes on inside models: analysis.json
     costs        parameters, FLOPs, time and memory: costs.json
-    solved       what a model solves of a task: result.json
-    answers      what a model answers to questions: answers.json
+    solved       what a run's model gets right: result.json, records.json, answers.json
 
-``experiments`` and ``analysis`` make them, ``report`` draws them, the command line prints them.
+``study``, ``evals`` and ``analysis`` make them, ``report`` draws them.
 """

@@ -11,7 +11,7 @@ TaskAnswers     answers/*.json: which items one model has right on a task with o
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from layermem.number_ranges import at_least, number
 
@@ -98,9 +98,7 @@ class Row:
     """One row of a table, of all models."""
 
     table: str
-    """Its table."""
     name: str
-    """Its name."""
     scores: Mapping[str, Score]
     """Name of each model that has a value to its score."""
     differences: Mapping[str, Difference] = field(default_factory=dict)
@@ -144,11 +142,9 @@ class Part:
     """Tables of what was measured together."""
 
     title: str
-    """What was measured."""
     how: str
-    """How, in a few sentences."""
+    """How it was measured, in a few sentences."""
     tables: Mapping[str, Table]
-    """Name of each table to what it is."""
     rows: tuple[Row, ...]
     """The rows of all tables."""
 
@@ -162,13 +158,11 @@ class EvalResult:
     COMMAND: ClassVar[str] = "layermem eval"
 
     command: str
-    """What made it."""
     options: EvalOptions
     """What was measured: of losses, with the context and the stride that were used."""
     models: tuple[str, ...]
     """Names of the models; the others are compared with the first."""
     parts: tuple[Part, ...]
-    """What was measured, kind by kind."""
     arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Name of each arm to its models, which differ in the seed alone, by seed; all arms have the
     same seeds. Empty: the models are not runs on the same data and of the same seeds."""
@@ -184,34 +178,6 @@ class EvalResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswersKey:
-    """What the answers to a task depend on; those of another key are never used instead."""
-
-    checkpoint: str
-    """Digest of the model's files; of a model on the hub, its name and revision."""
-    task: str
-    """Name of the task."""
-    version: str
-    """Version of the task's definition."""
-    definition: str
-    """Digest of the task's definition."""
-    records: str
-    """Digest of the items and of what few-shot examples are drawn from."""
-    shots: int
-    """Few-shot examples before each item."""
-    seed: int
-    """Seed by which they are drawn."""
-    limit: int | None
-    """Items that are asked, the first ones; None: all."""
-    truncate: bool
-    """Whether prompts may be cut at their start."""
-    max_length: int | None
-    """Tokens that the model is given at most; None: as many as it reads."""
-    lm_eval: str
-    """Version of lm-eval."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TaskAnswers:
     """What one model answers on one task with one seed of few-shot examples."""
 
@@ -219,8 +185,9 @@ class TaskAnswers:
     VERSION: ClassVar[int] = 1
     COMMAND: ClassVar[str] = "layermem eval"
 
-    key: AnswersKey
-    """What they depend on."""
+    key: Mapping[str, Any]
+    """All they depend on: digests of checkpoint, definition and items, task, seed, limits,
+    versions. Answers of another key are never used instead."""
     right: tuple[int, ...]
     """Of each item 1 if the most probable choice is the right one, else 0."""
     right_norm: tuple[int, ...] | None

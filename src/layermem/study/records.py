@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from layermem.config import Run, to_dict
-from layermem.results.answers import Answers
 from layermem.results.files import read_result
-from layermem.results.solved import Solved
+from layermem.results.solved import Answers, Solved
 from layermem.results.study import (
     BY_LEVEL,
     EVERY_STEP_RIGHT,

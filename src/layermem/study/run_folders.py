@@ -115,6 +115,27 @@ def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
     return arms
 
 
+def arms_of_same_seeds(runs: Runs) -> dict[str, tuple[str, ...]]:
+    """Return each arm's runs in the order of seeds; none where data or seeds of arms differ."""
+    if len(runs) < 2 or len(group_by_data(runs)) > 1:
+        return {}
+    try:
+        by_seed = group_into_arms(runs)
+    except ValueError as error:
+        # They can be compared one by one all the same.
+        logger.warning("no means over seeds are shown: %s", error)
+        return {}
+    seeds = {arm: sorted(names) for arm, names in by_seed.items()}
+    first = next(iter(seeds.values()))
+    if any(others != first for others in seeds.values()):
+        logger.warning(
+            "no means over seeds are shown: the arms have different seeds (%s)",
+            "; ".join(f"{arm} {', '.join(map(str, of_arm))}" for arm, of_arm in seeds.items()),
+        )
+        return {}
+    return {arm: tuple(names[seed] for seed in first) for arm, names in by_seed.items()}
+
+
 def _runs_at(path: Path) -> list[RunFolder]:
     """Return the run at a path, or the runs in the folders directly in it, plain first."""
     if RunFolder(path).config.exists():

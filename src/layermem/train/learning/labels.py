@@ -26,9 +26,8 @@ from layermem.data.labelled_records import (
     split_records,
 )
 from layermem.intervals import proportion
-from layermem.results.answers import RecordCounts
 from layermem.results.files import to_json
-from layermem.results.solved import Shares, Solved
+from layermem.results.solved import RecordCounts, Shares, Solved
 from layermem.runs import RunFolder, write_atomically
 from layermem.train.host_models import load_host_config, load_record_model
 from layermem.train.learning.record_inputs import (

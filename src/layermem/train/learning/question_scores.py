@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from layermem.data.question_records import QuestionRecord, exact_match, f1
 from layermem.intervals import proportion
-from layermem.results.answers import Answers, AnswerScore, QuestionCounts
-from layermem.results.solved import Solved
+from layermem.results.solved import Answers, AnswerScore, QuestionCounts, Solved
 from layermem.text_hash import hash_to_unit_interval
 from layermem.train.learning.record_inputs import shares_without_steps
 

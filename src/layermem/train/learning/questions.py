@@ -27,9 +27,8 @@ from layermem.data.question_records import (
     f1,
     read_questions,
 )
-from layermem.results.answers import Answers, QuestionCounts
 from layermem.results.files import read_result, to_json
-from layermem.results.solved import Solved
+from layermem.results.solved import Answers, QuestionCounts, Solved
 from layermem.runs import RunFolder, write_atomically
 from layermem.train.host_models import load_host_config, load_record_model
 from layermem.train.learning.question_scores import score_all, solved_of

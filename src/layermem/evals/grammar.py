@@ -1,35 +1,35 @@
 """Judgements of grammar: shares of right minimal pairs, differences, and linear probes by layer.
 
-A probe tells the sentences of pairs apart by a layer's vectors. A sentence is the mean of its
-tokens' vectors, without the token that stands before it. The two sentences of a pair are in one
-fold, so that a probe is never tested on what it has half seen.
+A probe tells the sentences of pairs apart by a layer's vectors, the means over a sentence's tokens.
+The two sentences of a pair are in one fold: a probe is never tested on what it has half seen.
 """
 
 import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import torch
 
 from layermem.analysis.capture import capture, sequences_at_once
 from layermem.analysis.checkpoints import Checkpoint, load_model
 from layermem.analysis.separability import FOLDS, separability
-from layermem.data.tokenizers import Ids, batch_encoder
-from layermem.evals.blimp_records import Pair
-from layermem.evals.minimal_pairs import compare_pairs, judge_pairs, sentence_start, share_right
-from layermem.evals.scores import adjust
+from layermem.data.tokenizers import batch_encoder
+from layermem.evals import Tell, adjust, compare_right, share_right
+from layermem.evals.minimal_pairs import Pair, judge_pairs, read_pairs, sentence_start, start_with
+from layermem.evals.perplexity import pad_right
 from layermem.results.analysis import Probe, Representation
-from layermem.results.eval import EvalOptions, Part, Row, Score, Table
+from layermem.results.eval import Difference, EvalOptions, Part, Row, Score, Table
 
 logger = logging.getLogger(__name__)
 
 RIGHT_PAIRS = "right pairs"
 """Name of the table of phenomena."""
-_CHANCE = 0.5
-_BATCH = 64
+# Sentences of a forward whose vectors are captured.
+_CAPTURED = 64
 _REPRESENTATIONS: tuple[Representation, ...] = get_args(Representation)
 _INTERVALS = "A guess: 50%. 95% intervals by Wilson's method, over pairs and not over seeds."
 _HOW = (
@@ -56,18 +56,20 @@ _PROBED = Table(
 )
 
 
-def measure_grammar(
+def prepare_grammar(
     checkpoints: Sequence[Checkpoint],
-    pairs: Sequence[Pair],
+    records: Sequence[str],
     options: EvalOptions,
-    tell: Callable[[str, int | None, int | None], None],
-) -> Part:
-    """Have checkpoints judge pairs, and fit probes to what they make of them if asked for."""
+    out: Path,
+    tell: Tell,
+) -> Callable[[], Part]:
+    """Return what has checkpoints judge pairs, and fits probes to their vectors if asked for."""
+    pairs = read_pairs([Path(record) for record in records], per_paradigm=options.limit)
     probed = distinct_pairs(pairs, options.probe)
     margins: dict[str, np.ndarray[Any, Any]] = {}
     probes: dict[str, dict[tuple[str, str], Score]] = {}
 
-    def measure(name: str, model: Any, tokenizer: Any) -> None:
+    def judge(name: str, model: Any, tokenizer: Any) -> None:
         logger.info("judging %s pairs with %s", f"{len(pairs):,}", name)
         margins[name] = judge_pairs(
             model,
@@ -80,11 +82,14 @@ def measure_grammar(
             logger.info("probing %s with %s pairs", name, f"{len(probed):,}")
             probes[name] = probe_pairs(model, tokenizer, probed)
 
-    for each in checkpoints:
-        measure(each.name, load_model(each, with_head=True), each.tokenizer)
-    rows = [*right_rows(pairs, margins), *_probe_rows(probes)]
-    tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}
-    return Part(title="Grammar (BLiMP)", how=_HOW, tables=tables, rows=tuple(rows))
+    def measure() -> Part:
+        for each in checkpoints:
+            judge(each.name, load_model(each, with_head=True), each.tokenizer)
+        rows = (*right_rows(pairs, margins), *_probe_rows(probes))
+        tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}
+        return Part(title="Grammar (BLiMP)", how=_HOW, tables=tables, rows=rows)
+
+    return measure
 
 
 def right_rows(pairs: Sequence[Pair], margins: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[Row]:
@@ -92,14 +97,13 @@ def right_rows(pairs: Sequence[Pair], margins: Mapping[str, np.ndarray[Any, Any]
 
     ``margins``: of each model, by how much it finds the good sentence of each pair more probable.
     """
-    (first, theirs), *others = margins.items()
+    (_, theirs), *others = margins.items()
     phenomena = _groups([pair.phenomenon for pair in pairs])
     everything = {"all": np.ones(len(pairs), dtype=bool)}
-    compared = {name: dict[str, Any]() for name in ("all", *phenomena)}
+    compared = {name: dict[str, Difference]() for name in ("all", *phenomena)}
     for model, ours in others:
-        of_all = {"all": compare_pairs(ours, theirs)}
-        of_each = adjust({n: compare_pairs(ours[at], theirs[at]) for n, at in phenomena.items()})
-        for name, difference in (of_all | of_each).items():
+        of_each = adjust({n: _compare(ours[at], theirs[at]) for n, at in phenomena.items()})
+        for name, difference in {"all": _compare(ours, theirs), **of_each}.items():
             compared[name][model] = difference
     for table, groups in (
         (RIGHT_PAIRS, everything | phenomena),
@@ -111,9 +115,9 @@ def right_rows(pairs: Sequence[Pair], margins: Mapping[str, np.ndarray[Any, Any]
                 table=table,
                 name=name,
                 unit="pairs",
-                scores={model: share_right(values[at]) for model, values in margins.items()},
+                scores={model: _share(values[at]) for model, values in margins.items()},
                 differences=compared.get(name, {}) if table == RIGHT_PAIRS else {},
-                chance=_CHANCE,
+                chance=0.5,
             )
 
 
@@ -123,21 +127,15 @@ def _groups(names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): of_pair == name for name in np.unique(of_pair)}
 
 
-def _probe_rows(probes: Mapping[str, Mapping[tuple[str, str], Score]]) -> Iterator[Row]:
-    """Yield what probes read, layer by layer; a model of fewer layers has none at the last."""
-    places = dict.fromkeys(place for of_model in probes.values() for place in of_model)
-    for table, name in places:
-        scores = {model: of[table, name] for model, of in probes.items() if (table, name) in of}
-        layer = name.removeprefix("layer ")
-        yield Row(
-            table=table,
-            name=name,
-            unit="pairs",
-            scores=scores,
-            is_comparable=layer.isdecimal(),
-            at=float(layer) if layer.isdecimal() else None,
-            chance=_CHANCE,
-        )
+def _share(margins: np.ndarray[Any, Any]) -> Score:
+    """Return the share of right pairs, and how many are ties."""
+    ties = int((margins == 0).sum())
+    score = share_right([(margins > 0).astype(int).tolist()])
+    return replace(score, repeats=(), counts={"ties": ties} if ties else {})
+
+
+def _compare(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Difference:
+    return compare_right([(ours > 0).astype(int).tolist()], [(theirs > 0).astype(int).tolist()])
 
 
 def distinct_pairs(pairs: Sequence[Pair], per_paradigm: int | None) -> list[Pair]:
@@ -146,8 +144,7 @@ def distinct_pairs(pairs: Sequence[Pair], per_paradigm: int | None) -> list[Pair
         return []
     seen, counts, distinct = set[str](), Counter[str](), []
     for pair in pairs:
-        is_new = not {pair.good, pair.bad} & seen
-        if is_new and counts[pair.paradigm] < per_paradigm:
+        if not {pair.good, pair.bad} & seen and counts[pair.paradigm] < per_paradigm:
             counts[pair.paradigm] += 1
             seen |= {pair.good, pair.bad}
             distinct.append(pair)
@@ -179,10 +176,12 @@ def sentence_vectors(
     model: Any, tokenizer: Any, sentences: Sequence[str]
 ) -> dict[Representation, list[np.ndarray]]:
     """Return the vectors [sentences, F] of every layer, each the mean over a sentence's tokens."""
-    encoded = batch_encoder(tokenizer)(sentences)
-    rows = min(_BATCH, sequences_at_once(model, max(map(len, encoded)) + 1))
+    first = sentence_start(tokenizer)
+    encoded = [start_with(first, ids) for ids in batch_encoder(tokenizer)(sentences)]
+    rows = min(_CAPTURED, sequences_at_once(model, max(map(len, encoded))))
+    padded = (pad_right(encoded[at : at + rows]) for at in range(0, len(encoded), rows))
+    batches = ({"input_ids": ids, "attention_mask": mask} for ids, mask in padded)
     parts: dict[Representation, list[list[np.ndarray]]] = {kind: [] for kind in _REPRESENTATIONS}
-    batches = _batches(encoded, rows, sentence_start(tokenizer))
     for batch in capture(model, batches, kinds=_REPRESENTATIONS):
         # Of each row, what stands before the sentence is left out.
         weights = batch.mask.astype(np.float32)
@@ -197,15 +196,16 @@ def sentence_vectors(
     }
 
 
-def _batches(encoded: Sequence[Ids], rows: int, first: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield ids and masks, padded on the right, in the given order."""
-    for start in range(0, len(encoded), rows):
-        some = encoded[start : start + rows]
-        longest = max(map(len, some)) + 1
-        ids = torch.zeros(len(some), longest, dtype=torch.long)
-        mask = torch.zeros(len(some), longest, dtype=torch.long)
-        for row, sentence in enumerate(some):
-            ids[row, 0] = first
-            ids[row, 1 : len(sentence) + 1] = torch.from_numpy(sentence.astype(np.int64))
-            mask[row, : len(sentence) + 1] = 1
-        yield {"input_ids": ids, "attention_mask": mask}
+def _probe_rows(probes: Mapping[str, Mapping[tuple[str, str], Score]]) -> Iterator[Row]:
+    """Yield what probes read, layer by layer; a model of fewer layers has none at the last."""
+    for table, name in dict.fromkeys(place for of_model in probes.values() for place in of_model):
+        layer = name.removeprefix("layer ")
+        yield Row(
+            table=table,
+            name=name,
+            unit="pairs",
+            scores={m: of[table, name] for m, of in probes.items() if (table, name) in of},
+            is_comparable=layer.isdecimal(),
+            at=float(layer) if layer.isdecimal() else None,
+            chance=0.5,
+        )

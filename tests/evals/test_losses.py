@@ -81,6 +81,7 @@ def test_checkpoints_are_compared_on_files(run, folder, texts, tmp_path, capsys)
     assert "loss, against lime" in shown and "bits per byte" in shown and "other tokens" in shown
     page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
     assert "4 documents of" in page and "other: no such token" in page
+    assert result.arms == {}
     # The block size of the run, of 24, is the shortest.
     assert (result.options.context, result.options.stride) == (24, 12)
     bits, losses = (result.of("loss")[name] for name in ("bits per byte", "nats per token"))

@@ -2,10 +2,8 @@
 
 import importlib.util
 import json
-import os
+import logging
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -19,11 +17,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import layermem
 from layermem import cli
 from layermem.data.tokenizers import load_tokenizer
-from layermem.evals.lm_eval_definitions import local_definition
-from layermem.evals.record_files import expected_file
+from layermem.evals import benchmarks
+from layermem.evals.benchmarks import MEAN, RIGHT, RIGHT_NORM
+from layermem.evals.prepared_tasks import local_definition
 from layermem.evals.task_catalog import TASKS
-from layermem.experiments import answers as experiment
-from layermem.experiments.answers import MEAN, RIGHT, RIGHT_NORM
+from layermem.evals.task_records import expected_file
 from layermem.results.eval import EvalResult
 from layermem.results.files import read_result
 
@@ -102,7 +100,7 @@ def test_two_models_are_compared_and_a_second_start_goes_on(llama, tmp_path, mon
     answers = sorted((tmp_path / "out" / "answers").iterdir())
     assert len(answers) == 2 * 2 * 2
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "load_model", None)
+        patch.setattr(benchmarks, "load_model", None)
         assert evaluate(tmp_path, *command).parts == result.parts
     more = evaluate(tmp_path, *command[:-1], "3")
     of_seeds = [each.of(RIGHT)["copa"].scores["other"].repeats for each in (more, result)]
@@ -113,7 +111,7 @@ def test_two_models_are_compared_and_a_second_start_goes_on(llama, tmp_path, mon
 @needs_lm_eval
 def test_answers_to_other_inputs_are_never_used(llama, tmp_path, monkeypatch):
     model, folder = shutil.copytree(llama, tmp_path / "llama"), tmp_path / "out" / "answers"
-    records = write_records(tmp_path / "records", ["copa"])
+    records = write_records(tmp_path / "records", ["copa"], count=6)
     ask = partial(evaluate, tmp_path, model, "--tasks", "copa", "--records", records)
     ask("--seeds", "1")
     asked = 1
@@ -139,34 +137,17 @@ def test_answers_to_other_inputs_are_never_used(llama, tmp_path, monkeypatch):
         content["key"]["lm_eval"] = "0"
         path.write_text(json.dumps(content), encoding="utf-8")
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "load_model", None)
+        patch.setattr(benchmarks, "load_model", None)
         with pytest.raises(SystemExit, match="NoneType"):
             ask("--seeds", "1")
 
 
 @needs_lm_eval
-def test_long_prompts_are_refused_or_counted(tmp_path):
-    short = save_llama(tmp_path / "short", max_position_embeddings=200)
-    records = write_records(tmp_path / "records", ["qnli"], train=False)
-    ask = partial(evaluate, tmp_path, short, "--tasks", "qnli", "--records", records)
-    message = (
-        r"prompts are longer than the 200 tokens that the model is given \(the longest has \d+"
-    )
-    with pytest.raises(SystemExit, match=message):
-        ask()
-    cut = ask("--truncate", "--seeds", "1").of(RIGHT)["qnli"].scores["short"]
-    assert cut.counts["prompts cut"] == cut.counts["prompts"] == 24
-    assert "prompts cut" not in ask("--shots", "0").of(RIGHT)["qnli"].scores["short"].counts
-    with pytest.raises(
-        SystemExit, match="--max-length 201 is more than the 200 tokens that the mo"
-    ):
-        ask("--shots", "0", "--max-length", "201")
-
-
-@needs_lm_eval
-def test_a_model_is_given_no_more_than_is_asked_for(tmp_path, monkeypatch):
-    model = save_llama(tmp_path / "long")
-    records = write_records(tmp_path / "records", ["qnli"], train=False)
+def test_long_prompts_are_refused_or_cut_and_counted(tmp_path, monkeypatch):
+    """By what the model reads, or by what it is given at most."""
+    short = save_llama(tmp_path / "short", max_position_embeddings=400)
+    records = write_records(tmp_path / "records", ["qnli"], count=6, train=False)
+    asked = ("--tasks", "qnli", "--records", records, "--seeds", "1")
     from layermem.evals import harness
 
     seen = []
@@ -177,17 +158,23 @@ def test_a_model_is_given_no_more_than_is_asked_for(tmp_path, monkeypatch):
         return call(self, ids, *args, **kwargs)
 
     monkeypatch.setattr(harness.CountingModel, "_model_call", spy)
-    ask = partial(
-        evaluate, tmp_path, model, "--tasks", "qnli", "--records", records, "--seeds", "1"
-    )
-    with pytest.raises(SystemExit, match="longer than the 64 tokens that the model is given"):
-        ask("--max-length", "64")
-    cut = ask("--max-length", "64", "--truncate").of(RIGHT)["qnli"].scores["long"].counts
-    assert cut["prompts cut"] == cut["prompts"] and max(seen) == 64
-    whole = ask().of(RIGHT)["qnli"].scores["long"]
-    assert "prompts cut" not in whole.counts and max(seen) > 64
-    with pytest.raises(SystemExit, match="--max-length must be at least 1, got 0"):
-        ask("--max-length", "0")
+
+    def ask(*options):
+        seen.clear()
+        result = evaluate(tmp_path, short, *asked, *options)
+        return result.of(RIGHT)["qnli"].scores["short"].counts, max(seen)
+
+    for options, given in (((), 400), (("--max-length", "64"), 64)):
+        message = f"prompts are longer than the {given} tokens that the model is given "
+        with pytest.raises(SystemExit, match=message + r"\(the longest has \d+"):
+            ask(*options)
+        cut, longest = ask(*options, "--truncate")
+        assert cut["prompts cut"] == cut["prompts"] == 12 and longest == given
+    whole, longest = ask("--shots", "0")
+    assert "prompts cut" not in whole and 64 < longest < 400
+    for more in ("401", "0"):
+        with pytest.raises(SystemExit, match="--max-length"):
+            ask("--shots", "0", "--max-length", more)
 
 
 @needs_lm_eval
@@ -198,11 +185,11 @@ def test_unknown_tokens_and_ties_are_counted(tmp_path, capsys):
         tokenizer_object=raw, unk_token="<unk>", eos_token="</s>"
     )
     model = save_llama(tmp_path / "words", tokenizer=words)
-    records = write_records(tmp_path / "records", ["qnli"], train=False)
+    records = write_records(tmp_path / "records", ["qnli"], count=6, train=False)
     ask = partial(evaluate, tmp_path, model, "--tasks", "qnli", "--records", records)
     counts = ask("--seeds", "1").of(RIGHT)["qnli"].scores["words"].counts
     # Yes and no are the same token.
-    assert counts["ties"] == 12 and counts["unknown tokens"] > 1000
+    assert counts["ties"] == 6 and counts["unknown tokens"] > 500
     assert "unknown tokens" in capsys.readouterr().out
 
 
@@ -256,7 +243,7 @@ def test_weights_that_are_not_finite_are_refused(llama, tmp_path):
     broken = tmp_path / "broken"
     model.save_pretrained(broken)
     load_tokenizer("bytes").save_pretrained(broken)
-    records = write_records(tmp_path / "records", ["wnli"])
+    records = write_records(tmp_path / "records", ["wnli"], count=6)
     with pytest.raises(
         SystemExit, match=r"log-probability of ' False' is nan: the model's weights"
     ):
@@ -280,7 +267,9 @@ def test_the_list_says_what_runs_offline(tmp_path, capsys):
 
 
 def lm_eval_scores(model, names, folder, limit):
-    """Return the scores that lm-eval's own command finds, with definitions that name the files."""
+    """Return the scores that lm-eval finds, as its command would, with the same items."""
+    import lm_eval
+
     definitions = folder / "definitions"
     definitions.mkdir()
     for name in names:
@@ -288,26 +277,21 @@ def lm_eval_scores(model, names, folder, limit):
         files = {TASKS[name].split: written}
         for train in written.parent.glob(f"{name}-train-*"):
             files["train"] = train
-        definition = json.dumps(local_definition(TASKS[name], files))
         # YAML reads JSON.
+        definition = json.dumps(local_definition(TASKS[name], files))
         (definitions / f"{name}.yaml").write_text(definition, encoding="utf-8")
-    command = [sys.executable, "-W", "ignore", "-m", "lm_eval", "run", "--model", "hf"]
-    command += ["--model_args", f"pretrained={model},dtype=float32", "--device", "cpu"]
-    # Overrides lm-eval's own tasks of the same names.
-    command += ["--tasks", *names, "--include_path", str(definitions), "--num_fewshot", "3"]
-    command += [
-        "--limit",
-        limit,
-        "--seed",
-        "0,1234,1234,0",
-        "--output_path",
-        str(folder / "lm_eval"),
-    ]
-    environment = {**os.environ, "HF_DATASETS_CACHE": str(folder / "cache2")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = (folder / "lm_eval").rglob("results_*.json")
-    results = json.loads(path.read_text(encoding="utf-8"))["results"]
+    manager = lm_eval.tasks.TaskManager(include_defaults=False, include_path=definitions)
+    results = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(model), "dtype": "float32"},
+        tasks=list(names),
+        task_manager=manager,
+        num_fewshot=3,
+        limit=limit,
+        device="cpu",
+        bootstrap_iters=0,
+        fewshot_random_seed=0,
+    )["results"]
     return {name: (results[name]["acc,none"], results[name].get("acc_norm,none")) for name in names}
 
 
@@ -323,7 +307,7 @@ def save_plain(model, tokenizer, path):
 @needs_lm_eval
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ["random", pytest.param("stories260K", marks=needs_stories)])
-def test_scores_are_those_of_the_command_of_lm_eval(which, tmp_path):
+def test_scores_are_those_of_lm_eval(which, tmp_path, monkeypatch):
     if which == "random":
         save_llama(tmp_path / "llama")
         tokenizer = load_tokenizer("bytes")
@@ -333,10 +317,11 @@ def test_scores_are_those_of_the_command_of_lm_eval(which, tmp_path):
         model.save_pretrained(tmp_path / "llama")
         tokenizer.save_pretrained(tmp_path / "llama")
     save_plain(model, tokenizer, tmp_path / "plain")
+    monkeypatch.setattr(logging.getLogger("lm_eval"), "level", logging.ERROR)
     # The real records are where the checkpoint is.
     real = which == "stories260K"
-    limit = "20" if real else "50"
-    records = REAL if real else write_records(tmp_path / "records", FIVE, count=60)
+    limit = 10 if real else 20
+    records = REAL if real else write_records(tmp_path / "records", FIVE, count=30)
     result = evaluate(
         *(tmp_path, tmp_path / "llama", tmp_path / "plain", "--tasks", ",".join(FIVE)),
         *("--records", records, "--seeds", "1", "--limit", limit, "--truncate"),

@@ -1,24 +1,17 @@
-"""Losses of checkpoints on the same documents, and their differences document by document.
-
-One model after the other is loaded, and the texts are read anew for each.
-"""
+"""Losses of checkpoints on the same documents, and their differences document by document."""
 
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from layermem.analysis.checkpoints import Checkpoint, load_model
 from layermem.data.sources import LocalFiles, open_source
-from layermem.evals.perplexity import (
-    Perplexity,
-    PositionLoss,
-    check_context,
-    longest_context,
-    perplexity,
-)
+from layermem.evals import Tell
+from layermem.evals.perplexity import Perplexity, check_context, longest_context, perplexity
 from layermem.intervals import ratio_interval
 from layermem.results.eval import Difference, EvalOptions, Part, Row, Score, Table
 
@@ -38,8 +31,8 @@ _LOSSES = Table(
 _PERPLEXITY = Table(better="lower", is_share=False, caption="Exponential of the loss per token.")
 
 
-def check_texts(
-    texts: Sequence[str], options: EvalOptions, checkpoints: Sequence[Checkpoint]
+def settle_windows(
+    checkpoints: Sequence[Checkpoint], texts: Sequence[str], options: EvalOptions
 ) -> EvalOptions:
     """Return the options with context and stride, which are the same for all checkpoints.
 
@@ -47,7 +40,7 @@ def check_texts(
     """
     _check_distinct(texts, options.field)
     longest = {each.name: longest_context(each.load_config()) for each in checkpoints}
-    context = options.context
+    context, stride = options.context, options.stride
     if context is None:
         known = [_trained_length(each) or longest[each.name] for each in checkpoints]
         lengths = [length for length in known if length is not None]
@@ -56,12 +49,44 @@ def check_texts(
                 f"{', '.join(longest)} do not say how long a sequence may be; give a --context"
             )
         context = min(lengths)
-    stride = options.stride
     for name, length in longest.items():
         _, stride = check_context(context, options.stride, length, name)
     if next(read_documents(texts, options), None) is None:
         raise ValueError(f"there is no text in {', '.join(texts)}")
     return replace(options, context=context, stride=stride)
+
+
+def prepare_losses(
+    checkpoints: Sequence[Checkpoint],
+    texts: Sequence[str],
+    options: EvalOptions,
+    out: Path,
+    tell: Tell,
+) -> Callable[[], Part]:
+    """Return what measures the losses, by options that ``settle_windows`` returned."""
+
+    def losses_of(checkpoint: Checkpoint) -> Perplexity:
+        logger.info("reading texts with %s", checkpoint.name)
+        return perplexity(
+            load_model(checkpoint, with_head=True),
+            checkpoint.tokenizer,
+            read_documents(texts, options),
+            context=options.context,
+            stride=options.stride,
+            batch_size=options.batch_size,
+            progress=lambda tokens: tell(f"{checkpoint.name}: {tokens:,} tokens", None, None),
+        )
+
+    def measure() -> Part:
+        models = {each.name: losses_of(each) for each in checkpoints}
+        return Part(
+            title="Loss on documents",
+            how=_how(models, texts, options),
+            tables={LOSS: _LOSSES, "perplexity": _PERPLEXITY},
+            rows=tuple(_rows(models)),
+        )
+
+    return measure
 
 
 def read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
@@ -74,64 +99,9 @@ def read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
     return itertools.islice(documents, options.limit)
 
 
-def measure_losses(
-    checkpoints: Sequence[Checkpoint],
-    texts: Sequence[str],
-    options: EvalOptions,
-    tell: Callable[[str, int | None, int | None], None],
-) -> Part:
-    """Return the losses of checkpoints, by the options that ``check_texts`` returned."""
-
-    def measure(checkpoint: Checkpoint) -> Perplexity:
-        logger.info("reading texts with %s", checkpoint.name)
-        return perplexity(
-            load_model(checkpoint, with_head=True),
-            checkpoint.tokenizer,
-            read_documents(texts, options),
-            context=options.context,
-            stride=options.stride,
-            batch_size=options.batch_size,
-            progress=lambda tokens: tell(f"{checkpoint.name}: {tokens:,} tokens", None, None),
-        )
-
-    models = {each.name: measure(each) for each in checkpoints}
-    return Part(
-        title="Loss on documents",
-        how=_how(models, texts, options),
-        tables={LOSS: _LOSSES, "perplexity": _PERPLEXITY},
-        rows=tuple(_rows(models)),
-    )
-
-
-def compare(ours: Perplexity, theirs: Perplexity) -> tuple[Difference, Difference | None]:
-    """Return how a model differs from another on the same documents: bits per byte, nats per token.
-
-    The latter is None where the two have different tokens.
-    """
-    of_bits = [_columns(model, model.documents.bytes, math.log(2)) for model in (ours, theirs)]
-    bits = Difference(
-        value=ours.bits_per_byte - theirs.bits_per_byte, interval=ratio_interval(of_bits) or ()
-    )
-    if ours.documents.tokens != theirs.documents.tokens:
-        return bits, None
-    of_loss = [_columns(model, model.documents.tokens) for model in (ours, theirs)]
-    return bits, Difference(value=ours.loss - theirs.loss, interval=ratio_interval(of_loss) or ())
-
-
-def _columns(
-    model: Perplexity, sizes: Sequence[int], unit: float = 1.0
-) -> tuple[list[float], list[float]]:
-    """Return the losses of the documents in a unit of so many nats, and their sizes."""
-    return [nats / unit for nats in model.documents.nats], [float(size) for size in sizes]
-
-
-def _rows(models: dict[str, Perplexity]) -> Iterator[Row]:
+def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
     (_, first), *others = models.items()
-    bits, losses = dict[str, Difference](), dict[str, Difference]()
-    for name, model in others:
-        bits[name], of_loss = compare(model, first)
-        if of_loss is not None:
-            losses[name] = of_loss
+    same_tokens = {n: m for n, m in others if m.documents.tokens == first.documents.tokens}
     yield Row(
         table=LOSS,
         name="bits per byte",
@@ -144,44 +114,57 @@ def _rows(models: dict[str, Perplexity]) -> Iterator[Row]:
             )
             for name, model in models.items()
         },
-        differences=bits,
+        differences={name: _bits_between(model, first) for name, model in others},
     )
-    same_tokens = len({model.documents.tokens for model in models.values()}) == 1
-    of_tokens = partial(Row, unit="tokens", is_comparable=same_tokens)
-    values = {name: Score(value=model.loss, count=model.tokens) for name, model in models.items()}
-    yield of_tokens(table=LOSS, name="nats per token", scores=values, differences=losses)
+    row = partial(Row, unit="tokens", is_comparable=len(same_tokens) == len(others))
+    losses = {name: Score(value=model.loss, count=model.tokens) for name, model in models.items()}
+    differences = {name: _nats_between(model, first) for name, model in same_tokens.items()}
+    yield row(table=LOSS, name="nats per token", scores=losses, differences=differences)
     for i, place in enumerate(first.positions):
-        at = {name: model.positions[i] for name, model in models.items()}
-        scores = {
-            name: Score(value=each.loss, count=each.tokens)
-            for name, each in at.items()
-            if each.loss is not None
-        }
-        yield of_tokens(table=LOSS, name=_span(place), scores=scores, at=place.first)
+        span = f"{place.first}" if place.first == place.last else f"{place.first} to {place.last}"
+        yield row(
+            table=LOSS,
+            name=f"after {span} token{'s' * (place.last != 1)}",
+            scores={
+                name: Score(value=at.loss, count=at.tokens)
+                for name, model in models.items()
+                if (at := model.positions[i]).loss is not None
+            },
+            at=place.first,
+        )
     values = {n: Score(value=m.perplexity, count=m.tokens) for n, m in models.items()}
-    yield of_tokens(table="perplexity", name="perplexity", scores=values)
+    yield row(table="perplexity", name="perplexity", scores=values)
 
 
-def _span(place: PositionLoss) -> str:
-    span = f"{place.first}" if place.first == place.last else f"{place.first} to {place.last}"
-    return f"after {span} token{'s' * (place.last != 1)}"
+def _bits_between(ours: Perplexity, theirs: Perplexity) -> Difference:
+    """Return the difference in bits per byte on the same documents."""
+    per_byte = [
+        ([nats / math.log(2) for nats in m.documents.nats], list(map(float, m.documents.bytes)))
+        for m in (ours, theirs)
+    ]
+    value = ours.bits_per_byte - theirs.bits_per_byte
+    return Difference(value=value, interval=ratio_interval(per_byte) or ())
 
 
-def _how(models: dict[str, Perplexity], texts: Sequence[str], options: EvalOptions) -> str:
-    without = [name for name, model in models.items() if model.predecessor is None]
+def _nats_between(ours: Perplexity, theirs: Perplexity) -> Difference:
+    """Return the difference in nats per token on the same tokens."""
+    per_token = [(m.documents.nats, list(map(float, m.documents.tokens))) for m in (ours, theirs)]
+    return Difference(value=ours.loss - theirs.loss, interval=ratio_interval(per_token) or ())
+
+
+def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOptions) -> str:
+    without = ", ".join(name for name, model in models.items() if model.predecessor is None)
     not_predicted = (
-        f" {', '.join(without)}: no such token, so the first token of a document is not predicted "
-        "and its bytes are not counted."
-        if without
-        else ""
+        f" {without}: no such token, so the first token of a document is not predicted and its "
+        "bytes are not counted."
     )
     documents = len(next(iter(models.values())).documents.tokens)
     return (
         f"{documents:,} documents of {', '.join(texts)}, each by itself, in windows of "
         f"{options.context} tokens that are {options.stride} apart; each token is predicted once. "
         "Before a document stands the tokenizer's BOS token, or EOS where it has no BOS."
-        f"{not_predicted} Where a tokenizer has unknown tokens, its bits per byte are of less than "
-        "the text."
+        f"{not_predicted if without else ''} Where a tokenizer has unknown tokens, its bits per "
+        "byte are of less than the text."
     )
 
 

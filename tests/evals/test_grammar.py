@@ -7,8 +7,8 @@ from tiny import TINY, make
 
 from layermem.analysis.separability import FOLDS, separability
 from layermem.data.tokenizers import load_tokenizer
-from layermem.evals.blimp_records import Pair
-from layermem.experiments.eval_grammar import distinct_pairs, probe_pairs, sentence_vectors
+from layermem.evals.grammar import distinct_pairs, probe_pairs, sentence_vectors
+from layermem.evals.minimal_pairs import Pair
 from layermem.models.registry import lookup
 
 

@@ -7,10 +7,11 @@ import pytest
 from small_run import a_run
 
 from layermem import cli
-from layermem.analysis.checkpoints import load_final
+from layermem.analysis.checkpoints import load_final, open_checkpoints
 from layermem.config import Task
-from layermem.evals.solving import solve_with
-from layermem.results.eval import EvalResult
+from layermem.evals import solving
+from layermem.evals.evaluating import evaluate_checkpoints
+from layermem.results.eval import EvalOptions, EvalResult
 from layermem.results.files import read_result
 from layermem.results.solved import Shares, Solved
 from layermem.runs import RunFolder
@@ -32,7 +33,9 @@ def evaluate(out, *words):
 
 def test_right_answers_and_steps_by_level_with_faults(run, tmp_path, capsys):
     result = evaluate(tmp_path, run, "--tasks", "arithmetic", "--limit", "25")
-    solved = solve_with(RunFolder(run).final, TASK, count=25, load=load_final)
+    (opened,) = open_checkpoints([str(run)])
+    model = load_final(RunFolder(run).final)
+    solved, _ = solving.evaluate(model, opened.tokenizer, replace(TASK, test=25), "test")
     for table, share, ends in (
         ("arithmetic, right answers", solved.accuracy, solved.interval),
         ("arithmetic, every step right", solved.steps, solved.steps_interval),
@@ -53,14 +56,14 @@ def test_answers_and_steps_are_not_mixed_up_and_models_may_have_other_levels(
 ):
     other = shutil.copytree(run, tmp_path / "other")
 
-    def solve(checkpoint, task, **_):
-        low, level = ("other" in str(checkpoint)) / 10, 2 + ("other" in str(checkpoint))
+    def solve(checkpoint, *_):
+        low, level = (checkpoint.name == "other") / 10, 2 + (checkpoint.name == "other")
         shares = {"accuracy": 0.5 + low, "interval": (0.4, 0.7), "steps": 0.3, "count": 10}
         of_level = Shares(**shares, steps_interval=(0.1, 0.5))
         by = {"operands": {str(level): of_level}}
         return Solved(**shares, steps_interval=(0.2, 0.4), chance=0.1 + low, by=by)
 
-    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", solve)
+    monkeypatch.setattr("layermem.evals.solving.solve", solve)
     result = evaluate(tmp_path / "out", run, other, "--tasks", "arithmetic")
     answers, steps = (
         result.of(f"arithmetic, {what}") for what in ("right answers", "every step right")
@@ -74,6 +77,15 @@ def test_answers_and_steps_are_not_mixed_up_and_models_may_have_other_levels(
     # Problems of two chances have no one chance: both are named.
     assert answers["all"].chance is None
     assert "10.0%, 20.0%" in result.tables["arithmetic, right answers"].caption
+    # What groups runs is given all of them, with their folders.
+    asked = EvalOptions(tasks=("arithmetic",))
+    grouped = evaluate_checkpoints(
+        [str(run), str(other)],
+        asked,
+        tmp_path / "out",
+        group=lambda runs: {str(folder.path): (name,) for name, (_, folder) in runs.items()},
+    )
+    assert grouped.arms == {str(run): ("lime",), str(other): ("other",)}
 
 
 def test_other_problems_are_drawn_by_options_split_and_seed(run, tmp_path):
@@ -84,7 +96,7 @@ def test_other_problems_are_drawn_by_options_split_and_seed(run, tmp_path):
 
 
 def test_what_is_refused_before_a_model_is_loaded(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", None)
+    monkeypatch.setattr("layermem.evals.solving.solve", None)
     with pytest.raises(SystemExit, match="lime was trained on arithmetic, and is asked prosqa"):
         evaluate(tmp_path, run, "--tasks", "prosqa")
     with pytest.raises(SystemExit, match="is no run folder; only models of runs on arithmetic"):
@@ -103,7 +115,7 @@ def test_kinds_of_tasks_are_parts_of_one_result(run, tmp_path):
 
 def test_a_kind_that_fails_takes_no_other_with_it(run, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("w1 w2 w3", encoding="utf-8")
-    monkeypatch.setattr("layermem.experiments.eval_problems.solve_with", None)
+    monkeypatch.setattr("layermem.evals.solving.solve", None)
     asked = ["--tasks", "arithmetic", f"ppl={tmp_path / 'text.txt'}", "--context", "8"]
     with pytest.raises(SystemExit):
         evaluate(tmp_path, run, *asked)

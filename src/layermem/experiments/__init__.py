@@ -1,1 +1,0 @@
-"""Presets, and one file for each table or figure."""
