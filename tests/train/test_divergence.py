@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 from small_run import a_run, rewound
 
 from layermem.runs import RunFolder
-from layermem.train.divergence import NotFiniteError
 from layermem.train.run import train
+from layermem.train.stopping import NotFiniteError
 from layermem.train.trainer import Trainer
 
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from small_run import Interrupted, a_run, assert_same_end, interrupt, stop_at
 
 from layermem.runs import RunFolder
-from layermem.train.divergence import NotFiniteError
 from layermem.train.run import train
+from layermem.train.stopping import NotFiniteError
 from layermem.train.trainer import Trainer
 
 

@@ -122,7 +122,7 @@ def test_names_that_mean_something_in_yaml_are_quoted(name, tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(yaml.safe_dump({"about": {"command": f"layermem train | {name}"}}))
-    text = model_card(run, folder, model, GROUPS, LEARNT)
+    text = model_card(run, folder, model, GROUPS, LEARNT, {})
     _, metadata, _ = text.split("---\n", 2)
     data = yaml.safe_load(metadata)
     assert data["base_model"] == name
@@ -137,7 +137,7 @@ def test_a_local_checkpoint_is_no_base_model(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text("{}")
-    text = model_card(run, folder, model, GROUPS, LEARNT)
+    text = model_card(run, folder, model, GROUPS, LEARNT, {})
     assert "base_model" not in text and f"| started from | {tmp_path} |" in text
 
 

@@ -20,7 +20,7 @@ from layermem.config import Regularizer, Task
 from layermem.models.seams import forked_generator
 from layermem.ops.seq_vcr import variance_and_covariance
 from layermem.runs import RunFolder
-from layermem.train.resume_checks import check_micro_batches
+from layermem.train.checkpoints import check_micro_batches
 from layermem.train.run import train
 from layermem.train.seq_vcr import reached
 from layermem.train.trainer import Trainer

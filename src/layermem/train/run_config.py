@@ -21,7 +21,7 @@ import yaml
 from layermem.config import Run, run_from_dict, to_dict
 from layermem.processor import processor_name
 from layermem.runs import RunFolder, write_atomically
-from layermem.train.resume_checks import config_changes
+from layermem.train.checkpoints import config_changes
 
 # That of libyaml is several times as fast, and a study reads the config of each run some times.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -60,7 +60,7 @@ def check_same_run(folder: RunFolder, run: Run) -> None:
     """Raise unless the folder holds this run; how it is carried out may differ."""
     if changes := config_changes(recorded_run(folder), run):
         raise ValueError(
-            f"{folder.path} was begun with another config: {'; '.join(changes)}. Choose another "
+            f"{folder.path} was begun with another config: {changes}. Choose another "
             "--out, or go on with it as it is (layermem train RUN --resume)"
         )
 

@@ -16,7 +16,7 @@ from layermem.config import Task
 from layermem.evals.solving import attempt, evaluate
 from layermem.runs import RunFolder, step_of
 from layermem.tasks.registry import get_task, vocabulary_and_length
-from layermem.train.learning.problems import ProblemDataset, build_problem_datasets
+from layermem.train.learning.text import ProblemDataset, build_problem_datasets
 from layermem.train.run import train
 from layermem.train.trainer import Trainer
 

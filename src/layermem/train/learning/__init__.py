@@ -18,9 +18,8 @@ from layermem.config import Run
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder
 from layermem.train.learning.labels import LabelLearning
-from layermem.train.learning.problems import Evaluate, ProblemLearning
 from layermem.train.learning.questions import QuestionLearning
-from layermem.train.learning.text import TextLearning
+from layermem.train.learning.text import Evaluate, ProblemLearning, TextLearning
 from layermem.train.model_card import Learnt
 from layermem.train.sequences import SequenceDataset
 
