@@ -73,7 +73,7 @@ class Learning(Protocol):
         """Return the row of metrics of a validation, from its mean loss and the N numbers of all
         sequences, in their order."""
 
-    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+    def describe(self, folder: RunFolder) -> Learnt:
         """Return what the model card says of the data and the results, from the run's folder."""
 
 

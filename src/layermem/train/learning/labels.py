@@ -119,7 +119,7 @@ class LabelLearning:
         solved = score_classes(data, predicted, self.counts.majority_share)
         return solved, [json.dumps(row["texts"]) for row in rows]
 
-    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+    def describe(self, folder: RunFolder) -> Learnt:
         counts = self.counts
         result = Solved.from_json(folder.result.read_text(encoding="utf-8"))
         low, high = result.interval
@@ -135,7 +135,7 @@ class LabelLearning:
                 f"{high:.1%})",
                 f"right by always {counts.majority!r}, the most frequent": f"{result.chance:.1%}",
             },
-            usage=_usage(self.run, model.config, texts, counts.separator),
+            usage=_usage(self.run, self.config, texts, counts.separator),
         )
 
 

@@ -147,7 +147,7 @@ class QuestionLearning:
         asked = [json.dumps([each.id, each.context, each.question, each.gold]) for each in records]
         return solved_of(answers, records, texts), asked
 
-    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+    def describe(self, folder: RunFolder) -> Learnt:
         answers = read_result(Answers, folder.answers)
         scores = {
             "validation questions": answers.all,
