@@ -18,21 +18,6 @@ from layermem.train import processes
 from layermem.train.run import train
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return tmp_path_factory.mktemp("origin")
-
-
-@pytest.fixture(scope="module")
-def run(place):
-    return a_run(place, keep=9)
-
-
-@pytest.fixture(scope="module")
-def whole(run, place):
-    return train(run, place / "whole")
-
-
 def test_other_data_is_refused(tmp_path):
     run = a_run(tmp_path, keep=9)
     folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "begun")

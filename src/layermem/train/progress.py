@@ -21,7 +21,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from layermem.runs import RunFolder, write_atomically
 
@@ -81,9 +81,7 @@ class RunProgress(TrainerCallback):
         self._display = _Display(console, _RUN_SECONDS, last_line=-math.inf)
         self._bar = TaskID(0)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
         description = TextColumn("{task.description}")
@@ -91,14 +89,7 @@ class RunProgress(TrainerCallback):
         if bars := self._display.bars:
             self._bar = bars.add_task("", total=self.max_steps, completed=state.global_step)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if not logs or not state.is_world_process_zero:
             return
         line, validated = _row_line(logs), "val_loss" in logs
@@ -111,9 +102,7 @@ class RunProgress(TrainerCallback):
         line = f"step {state.global_step}/{self.max_steps}  {line}"
         self._display.write_line(lambda: self._display.console.print(line), now=validated)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._display.stop()
 
 

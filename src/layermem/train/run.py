@@ -13,7 +13,6 @@ from transformers import TrainingArguments, set_seed
 from layermem.config import Run
 from layermem.lineage import Lineage, stage_of, write_lineage
 from layermem.runs import RunFolder, temporary_folder, write_atomically
-from layermem.train.arguments import training_arguments
 from layermem.train.earlier_stages import check_earlier_stages, content_of
 from layermem.train.host_models import merge_lora
 from layermem.train.learning import Evaluate, Learning, Save, prepare_learning
@@ -21,7 +20,7 @@ from layermem.train.model_card import write_model_card
 from layermem.train.processes import wait_for_all
 from layermem.train.run_config import claim_folder, record_beginning
 from layermem.train.sequences import data_digest, prompts_digest, weights_digest
-from layermem.train.setup import check_options, check_router_lr
+from layermem.train.setup import check_options, check_router_lr, training_arguments
 from layermem.train.sharded import ShardedTrainer
 from layermem.train.stopping import NotFiniteError
 from layermem.train.trainer import Trainer

@@ -28,7 +28,6 @@ from transformers.trainer_utils import EvalLoopOutput
 from layermem.config import Run
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
-from layermem.train.arguments import choose_loss_chunk, training_arguments
 from layermem.train.learning import Learning
 from layermem.train.metrics import (
     LearningRateRecorder,
@@ -43,8 +42,9 @@ from layermem.train.metrics import (
 from layermem.train.optimizer import build_optimizer, build_schedule, is_ours, overrides_of
 from layermem.train.processes import check_processes_agree
 from layermem.train.progress import RunProgress, open_wandb_run
-from layermem.train.seq_vcr import build_seq_vcr, model_names, save_weight, split_state
+from layermem.train.seq_vcr import SeqVCR, model_names, save_weight, split_state
 from layermem.train.sequences import DataOrder
+from layermem.train.setup import choose_loss_chunk, training_arguments
 from layermem.train.stopping import FiniteCheck, StopOnSignal, warn_if_saving_is_slow
 
 
@@ -76,7 +76,9 @@ class Trainer(transformers.Trainer):
         self._origin = checkpoints.describe_origin(
             run, {"training": train_data, "validation": validation_data}
         )
-        self._penalty = build_seq_vcr(run, model.config.hidden_size)
+        self._penalty: SeqVCR | None = None
+        if run.regularizer.penalty is not None:
+            self._penalty = SeqVCR(model.config.hidden_size, run.regularizer)
         self._loss_without_penalty: Tensor | None = None
         flops_per_token = forward_flops(model, round(train_data.length))
         if self._penalty is not None:
