@@ -66,7 +66,11 @@ class LabelLearning:
         )
         self.collate = self.train_data.collate
         check_known(self.train_data.items, self.tokenizer, model)
-        _set_classes(self.config, classes, padding_of(self.tokenizer))
+        self.config.id2label = dict(enumerate(classes))
+        self.config.label2id = {label: i for i, label in enumerate(classes)}
+        self.config.problem_type = "single_label_classification"
+        # A decoder reads the class at the last token that is no padding.
+        self.config.pad_token_id = padding_of(self.tokenizer)
         majority, count = Counter(record.label for record in validation).most_common(1)[0]
         self.counts = RecordCounts(
             fields=names.texts,
@@ -295,11 +299,3 @@ def _order_classes(classes: list[str], config: Any, model: str) -> list[str]:
             f"{', '.join(classes)}: write them alike, or start from a model without that head"
         )
     return of_head
-
-
-def _set_classes(config: Any, classes: Sequence[str], padding: int) -> None:
-    config.id2label = dict(enumerate(classes))
-    config.label2id = {label: i for i, label in enumerate(classes)}
-    config.problem_type = "single_label_classification"
-    # A decoder reads the class at the last token that is no padding.
-    config.pad_token_id = padding
