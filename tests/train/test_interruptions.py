@@ -65,11 +65,11 @@ def test_asked_to_stop_it_saves_and_stops(name, run, whole, tmp_path, monkeypatc
     out = tmp_path / "stopped"
     raised = pytest.raises(KeyboardInterrupt) if name == "SIGINT" else nullcontext()
     with monkeypatch.context() as patch, raised:
-        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.Signals[name]))
+        stop_at(patch, 4, lambda: os.kill(os.getpid(), signal.Signals[name]))
         train(run, out)
     folder = RunFolder(out)
-    # Asked for while step 3 was written down: it ends with the step after.
-    assert folder.latest_checkpoint().name == "checkpoint-4" and not folder.final.exists()
+    # Asked for while step 4 was written down: it ends with the step after, when no save is due.
+    assert folder.latest_checkpoint().name == "checkpoint-5" and not folder.final.exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     assert_same_end(train(run, out, resume=True), whole)
