@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_run import a_run, curve
+from small_run import UNEVEN, a_run, curve
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -38,10 +38,9 @@ def watched(run, out):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_curve_is_the_same_and_no_logits_are_held(tied, tmp_path):
-    model = {"tie_word_embeddings": tied}
-    isolated = {"isolate_documents": True}
-    expected, whole = watched(a_run(tmp_path, model=model, data=isolated), tmp_path / "whole")
-    run = a_run(tmp_path, model=model, data=isolated, compute={"loss_chunk": 7})
+    changes = {**UNEVEN, "save_every": 0, "model": {"tie_word_embeddings": tied}}
+    expected, whole = watched(a_run(tmp_path, **changes), tmp_path / "whole")
+    run = a_run(tmp_path, **changes, compute={"loss_chunk": 7})
     found, parts = watched(run, tmp_path / "parts")
     assert whole == LOGITS and parts <= SLOTS < LOGITS / 2
     for ours, theirs in zip(found, expected, strict=True):

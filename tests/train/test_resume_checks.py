@@ -19,14 +19,14 @@ from layermem.train.run import train
 
 
 def test_other_data_is_refused(tmp_path):
-    run = a_run(tmp_path, keep=9)
-    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "begun")
+    run = a_run(tmp_path, keep=9, max_steps=4)
+    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "begun", 2)
     before = folder.metrics.read_text()
     source = tmp_path / "words.jsonl"
     text = source.read_text()
     # As many tokens, and other ones.
     source.write_text(text.replace("w1", "w2"))
-    with pytest.raises(ValueError, match="the training data is not what .*checkpoint-4 was"):
+    with pytest.raises(ValueError, match="the training data is not what .*checkpoint-2 was"):
         train(run, folder.path, resume=True)
     assert folder.metrics.read_text() == before
     source.write_text(text)
