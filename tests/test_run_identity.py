@@ -10,7 +10,7 @@ from layermem.config import Compute, Data, Model, Optim, Regularizer, Run, Task
 from layermem.host_config import Host
 from layermem.records_config import Records
 from layermem.run_identity import DECIDES, DECIDES_WHERE, DOES_NOT_DECIDE, differences, identity
-from layermem.train.resume_checks import config_changes
+from layermem.train.checkpoints import config_changes
 
 DECIDING = {f"{part}.{name}" if part else name for part, names in DECIDES.items() for name in names}
 HOST = {"variant": "host", "host": Host(model="m")}

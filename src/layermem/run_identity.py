@@ -14,7 +14,7 @@ rounding. The rule, field by field:
   config asks for it: bfloat16 moves a loss by more than another order of sums. "auto" is a format
   of its own; what it came to is recorded, and runs of two formats are not compared. With dropout,
   micro-batches and processes decide which numbers are drawn, as a second seed would, and a resumed
-  run keeps them (``train.resume_checks``).
+  run keeps them (``train.checkpoints``).
 * A field that another one turns off (the text of a run on a task) decides all the same: a run that
   is not found costs time, one that is found by mistake costs the result.
 

@@ -9,7 +9,7 @@ from layermem.config import Task
 from layermem.data.tokenizers import load_tokenizer
 from layermem.evals import solving
 from layermem.tasks.registry import all_tasks, check_tokenizer, get_task
-from layermem.train.learning.problems import ProblemDataset, build_problem_datasets
+from layermem.train.learning.text import ProblemDataset, build_problem_datasets
 
 SMALL = {"arithmetic": ("operands=3",), "prosqa": (), "mqar": (), "chains": (), "mad": ()}
 # Their answers are read inside the sequence, and every word is one token.

@@ -8,7 +8,7 @@ import pytest
 from layermem.config import Task
 from layermem.tasks import prosqa
 from layermem.tasks.registry import get_task
-from layermem.train.learning.problems import build_problem_datasets
+from layermem.train.learning.text import build_problem_datasets
 
 RECORDS = prosqa.generate(12, 0)
 

@@ -1,15 +1,18 @@
-"""What two processes do, for test_processes.py: run by torchrun, writes what it saw as JSON.
+"""What two processes do for the tests, all in one launch; what they saw is written as JSON.
 
-torchrun --nproc-per-node 2 processes.py PROBE FOLDER
+torchrun --nproc-per-node 2 processes.py FOLDER
 """
 
 import json
+import os
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from small_run import UNEVEN, a_run, curve
+from single_runs import layout_run, long_run, penalized_run
+from small_run import UNEVEN, a_run, curve, rewound
 from tiny import TINY, make
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -127,6 +130,46 @@ def generating(folder):
     return seen
 
 
+def long(folder):
+    """Fifty steps each way."""
+    run = long_run(folder)
+    for way, shard in (("ddp", False), ("fsdp", True)):
+        train(replace(run, compute=replace(run.compute, shard=shard)), folder / "long" / way)
+
+
+def rewound_by_one(begun, to):
+    """Copy a run in one process, as it was at an earlier checkpoint."""
+    if torch.distributed.get_rank() == 0:
+        rewound(begun, to)
+    torch.distributed.barrier()
+
+
+def layouts(folder):
+    """Begin each way, and go on each other way."""
+    root, run = folder / "layouts", layout_run(folder)
+    ways = {"ddp": run, "fsdp": replace(run, compute=replace(run.compute, shard=True))}
+    for way, each in ways.items():
+        train(each, root / way)
+    for begun, way in map(str.split, ("one ddp", "one fsdp", "ddp fsdp", "fsdp ddp", "fsdp fsdp")):
+        rewound_by_one(root / begun, root / f"{begun}-{way}")
+        train(ways[way], root / f"{begun}-{way}", resume=True)
+
+
+def penalized(folder):
+    """A run with a penalty, each way, and resumed in another way than begun."""
+    root, run = folder / "penalized", penalized_run(folder)
+    ways = {
+        "ddp": run.compute,
+        "fsdp": replace(run.compute, shard=True),
+        "keeping": replace(run.compute, shard=True, keep_whole="all", micro_batch=2),
+    }
+    for way, compute in ways.items():
+        train(replace(run, compute=compute), root / way)
+    for begun, way in (("one", "fsdp"), ("fsdp", "ddp")):
+        rewound_by_one(root / begun, root / f"{begun}-{way}")
+        train(replace(run, compute=ways[way]), root / f"{begun}-{way}", resume=True)
+
+
 def counting():
     """Have the collectives of a run's second step counted, and their bytes."""
     sent = Sent()
@@ -166,6 +209,11 @@ class Sent(TorchDispatchMode):
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     # One start for all: it takes longer than most of them.
-    seen = {probe.__name__: probe(folder) for probe in (copied, sharded, solving, generating)}
+    probes = (copied, sharded, solving, long, layouts, penalized, generating)
+    seen = {probe.__name__: probe(folder) for probe in probes}
     if torch.distributed.get_rank() == 0:
         (folder / "probes.json").write_text(json.dumps(seen), encoding="utf-8")
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    # Taking the group apart may wait for ever (torch 2.13).
+    os._exit(0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from layermem.train.arguments import uses_bfloat16
+from layermem.train.setup import uses_bfloat16
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from small_run import a_run, curve
+from small_run import UNEVEN, a_run, curve
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from layermem.config import Task
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.train import arguments
-from layermem.train.arguments import choose_loss_chunk
+from layermem.train import setup
 from layermem.train.run import train
+from layermem.train.setup import choose_loss_chunk
 
 # Of a micro-batch of four sequences of 24 tokens, over bytes and an end token.
 LOGITS = 4 * 24 * 257
@@ -38,10 +38,9 @@ def watched(run, out):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_curve_is_the_same_and_no_logits_are_held(tied, tmp_path):
-    model = {"tie_word_embeddings": tied}
-    isolated = {"isolate_documents": True}
-    expected, whole = watched(a_run(tmp_path, model=model, data=isolated), tmp_path / "whole")
-    run = a_run(tmp_path, model=model, data=isolated, compute={"loss_chunk": 7})
+    changes = {**UNEVEN, "save_every": 0, "model": {"tie_word_embeddings": tied}}
+    expected, whole = watched(a_run(tmp_path, **changes), tmp_path / "whole")
+    run = a_run(tmp_path, **changes, compute={"loss_chunk": 7})
     found, parts = watched(run, tmp_path / "parts")
     assert whole == LOGITS and parts <= SLOTS < LOGITS / 2
     for ours, theirs in zip(found, expected, strict=True):
@@ -74,7 +73,7 @@ def test_many_logits_are_in_chunks_unless_the_run_says_otherwise(tmp_path, monke
         ("never", 4 * LOGITS - 1, {"loss_chunk": 0}, 0),
         ("said", 4 * LOGITS, {"loss_chunk": 5}, 5),
     ):
-        monkeypatch.setattr(arguments, "_MAX_LOGITS_BYTES", bytes_)
+        monkeypatch.setattr(setup, "_MAX_LOGITS_BYTES", bytes_)
         run = a_run(tmp_path, max_steps=1, eval_every=1, save_every=0, compute=compute)
         train(run, tmp_path / name)
         # One step and its validation.

@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 from small_run import a_run, rewound
 
 from layermem.runs import RunFolder
-from layermem.train.divergence import NotFiniteError
 from layermem.train.run import train
+from layermem.train.stopping import NotFiniteError
 from layermem.train.trainer import Trainer
 
 
@@ -92,9 +92,8 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatc
     assert not [row for row in RunFolder(tmp_path / "burst").rows() if "val_loss" in row]
 
 
-def test_a_checkpoint_that_holds_nan_is_not_gone_on_from(tmp_path, monkeypatch):
-    run = a_run(tmp_path, keep=9)
-    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "old")
+def test_a_checkpoint_that_holds_nan_is_not_gone_on_from(run, whole, tmp_path, monkeypatch):
+    folder = rewound(whole.path, tmp_path / "old")
     path = folder.latest_checkpoint() / "optimizer.pt"
     state = torch.load(path, weights_only=True)
     state["state"][0]["exp_avg"].fill_(torch.nan)

@@ -7,23 +7,17 @@ from contextlib import nullcontext
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import Interrupted, a_run, assert_same_end, interrupt, stop_at
+from small_run import Interrupted, a_run, assert_same_end, interrupt, rewound, stop_at
 
 from layermem.runs import RunFolder
-from layermem.train.divergence import NotFiniteError
 from layermem.train.run import train
+from layermem.train.stopping import NotFiniteError
 from layermem.train.trainer import Trainer
 
 
-@pytest.fixture
-def whole(tmp_path):
-    """A run that was left alone."""
-    return train(a_run(tmp_path), tmp_path / "whole")
-
-
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
-def test_a_killed_run_goes_on_as_if_nothing_had_been(step, whole, tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "killed"
+def test_a_killed_run_goes_on_as_if_nothing_had_been(step, run, whole, tmp_path, monkeypatch):
+    out = tmp_path / "killed"
     with monkeypatch.context() as patch:
         stop_at(patch, step, interrupt)
         with pytest.raises(Interrupted):
@@ -32,8 +26,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(step, whole, tmp_path, monk
     assert_same_end(folder, whole)
 
 
-def test_a_kill_while_saving_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "killed"
+def test_a_kill_while_saving_leaves_the_checkpoint_before(run, whole, tmp_path, monkeypatch):
+    out = tmp_path / "killed"
     save = Trainer._save_rng_state
 
     def torn(self, output_dir):
@@ -49,8 +43,8 @@ def test_a_kill_while_saving_leaves_the_checkpoint_before(whole, tmp_path, monke
     assert_same_end(train(run, out, resume=True), whole)
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "full"
+def test_a_full_disk_leaves_the_checkpoint_before(run, whole, tmp_path, monkeypatch):
+    out = tmp_path / "full"
     save = Trainer._save_rng_state
 
     def full(self, output_dir):
@@ -67,15 +61,15 @@ def test_a_full_disk_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_asked_to_stop_it_saves_and_stops(name, whole, tmp_path, monkeypatch, interruptible):
-    run, out = a_run(tmp_path), tmp_path / "stopped"
+def test_asked_to_stop_it_saves_and_stops(name, run, whole, tmp_path, monkeypatch, interruptible):
+    out = tmp_path / "stopped"
     raised = pytest.raises(KeyboardInterrupt) if name == "SIGINT" else nullcontext()
     with monkeypatch.context() as patch, raised:
-        stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.Signals[name]))
+        stop_at(patch, 4, lambda: os.kill(os.getpid(), signal.Signals[name]))
         train(run, out)
     folder = RunFolder(out)
-    # Asked for while step 3 was written down: it ends with the step after.
-    assert folder.latest_checkpoint().name == "checkpoint-4" and not folder.final.exists()
+    # Asked for while step 4 was written down: it ends with the step after, when no save is due.
+    assert folder.latest_checkpoint().name == "checkpoint-5" and not folder.final.exists()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
     assert_same_end(train(run, out, resume=True), whole)
@@ -86,43 +80,41 @@ def interrupt_twice():
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch, interruptible):
+def test_a_second_ctrl_c_stops_at_once(run, tmp_path, monkeypatch, interruptible):
     stop_at(monkeypatch, 3, interrupt_twice)
     with pytest.raises(KeyboardInterrupt):
-        train(a_run(tmp_path), tmp_path / "stopped")
+        train(run, tmp_path / "stopped")
     assert RunFolder(tmp_path / "stopped").latest_checkpoint().name == "checkpoint-2"
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
-def test_a_ctrl_c_that_is_ignored_stays_so(tmp_path, monkeypatch, interruptible):
+def test_a_ctrl_c_that_is_ignored_stays_so(run, tmp_path, monkeypatch, interruptible):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stop_at(monkeypatch, 3, interrupt_twice)
-    assert train(a_run(tmp_path), tmp_path / "whole").final.exists()
+    assert train(run, tmp_path / "ignoring").final.exists()
 
 
-def test_a_run_that_has_ended_is_left_alone(whole, tmp_path, monkeypatch):
+def test_a_run_that_has_ended_is_left_alone(run, whole, monkeypatch):
     monkeypatch.setattr(Trainer, "train_from", None)
-    assert train(a_run(tmp_path), whole.path, resume=True).path == whole.path
+    assert train(run, whole.path, resume=True).path == whole.path
 
 
-def test_resuming_from_nothing_begins(whole, tmp_path):
-    assert_same_end(train(a_run(tmp_path), tmp_path / "new", resume=True), whole)
+def test_resuming_from_nothing_begins(run, whole, tmp_path):
+    assert_same_end(train(run, tmp_path / "new", resume=True), whole)
 
 
-def test_a_damaged_checkpoint(tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "damaged"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 5, interrupt)
-        with pytest.raises(Interrupted):
-            train(run, out)
-    path = RunFolder(out).latest_checkpoint() / "model.safetensors"
+def test_a_damaged_checkpoint(run, whole, tmp_path):
+    folder = rewound(whole.path, tmp_path / "damaged")
+    path = folder.latest_checkpoint() / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match="damaged; delete .*checkpoint-4 to go on from"):
-        train(run, out, resume=True)
+        train(run, folder.path, resume=True)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(tmp_path, monkeypatch):
-    run, out = a_run(tmp_path), tmp_path / "burst"
+def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(
+    run, place, tmp_path, monkeypatch
+):
+    out = tmp_path / "burst"
     compute = Trainer.compute_loss
 
     def burst(self, model, *args, **kwargs):
@@ -142,18 +134,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_nothing_is_lost(tmp_path, m
     # What a study goes by.
     noted = folder.divergence(run.id)
     assert noted["step"] == 5 and "not finite at step 5" in noted["message"]
-    assert folder.divergence(a_run(tmp_path, seed=1).id) is None
+    assert folder.divergence(a_run(place, seed=1).id) is None
     # Whoever goes on past it, by whatever means, has not diverged.
     monkeypatch.undo()
     train(run, out, resume=True)
     assert folder.final.exists() and not folder.diverged.exists()
 
 
-def test_a_failure_that_is_no_divergence_leaves_no_record_of_one(tmp_path, monkeypatch):
+def test_a_failure_that_is_no_divergence_leaves_no_record_of_one(run, tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise RuntimeError("CUDA out of memory")
 
     monkeypatch.setattr(Trainer, "compute_loss", full)
     with pytest.raises(RuntimeError, match="out of memory"):
-        train(a_run(tmp_path), tmp_path / "full")
+        train(run, tmp_path / "full")
     assert not RunFolder(tmp_path / "full").diverged.exists()

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from small_run import a_run
+from small_run import a_run, rewound
 from transformers import AutoModelForCausalLM
 
 import layermem
@@ -49,10 +49,8 @@ def run_the_code(text, path, capsys):
     return capsys.readouterr().out
 
 
-def test_a_run_on_text_writes_a_card(tmp_path, capsys):
-    run = a_run(tmp_path)
-    folder = train(run, tmp_path / "run")
-    text = card_of(folder)
+def test_a_run_on_text_writes_a_card(run, whole, capsys):
+    folder, text = whole, card_of(whole)
     card = ModelCard(text)
     assert card.data.library_name == "layermem" and card.data.pipeline_tag == "text-generation"
     assert "lime" in card.data.tags
@@ -95,17 +93,9 @@ def test_a_run_on_a_task_has_its_shares_and_a_prompt_of_its_test_set(tmp_path, c
     )
 
 
-def test_a_run_that_goes_on_writes_the_card_of_its_end(tmp_path):
-    run = a_run(tmp_path)
-    folder = train(run, tmp_path / "run")
-    whole = card_of(folder)
-    again = train(run, tmp_path / "again")
-    for path in sorted(again.final.iterdir()):
-        path.unlink()
-    again.final.rmdir()
-    again.delete_checkpoint(8)
-    resumed = train(run, tmp_path / "again", resume=True)
-    assert card_of(resumed) == whole
+def test_a_run_that_goes_on_writes_the_card_of_its_end(run, whole, tmp_path):
+    resumed = train(run, rewound(whole.path, tmp_path / "again").path, resume=True)
+    assert card_of(resumed) == card_of(whole)
 
 
 @pytest.fixture
@@ -122,7 +112,7 @@ def test_names_that_mean_something_in_yaml_are_quoted(name, tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text(yaml.safe_dump({"about": {"command": f"layermem train | {name}"}}))
-    text = model_card(run, folder, model, GROUPS, LEARNT)
+    text = model_card(run, folder, model, GROUPS, LEARNT, {})
     _, metadata, _ = text.split("---\n", 2)
     data = yaml.safe_load(metadata)
     assert data["base_model"] == name
@@ -137,13 +127,12 @@ def test_a_local_checkpoint_is_no_base_model(tmp_path, model):
     folder = RunFolder(tmp_path / "run")
     folder.create()
     folder.config.write_text("{}")
-    text = model_card(run, folder, model, GROUPS, LEARNT)
+    text = model_card(run, folder, model, GROUPS, LEARNT, {})
     assert "base_model" not in text and f"| started from | {tmp_path} |" in text
 
 
-def test_a_run_that_ends_with_other_versions_says_both(tmp_path):
-    run = a_run(tmp_path, max_steps=2)
-    folder = train(run, tmp_path / "run")
+def test_a_run_that_ends_with_other_versions_says_both(run, whole):
+    folder = whole
     model = AutoModelForCausalLM.from_pretrained(folder.final)
     text = model_card(run, folder, model, GROUPS, LEARNT, {"precision": "bfloat16", "torch": "9.9"})
     about = yaml.safe_load(folder.config.read_text())["about"]

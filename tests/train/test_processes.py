@@ -1,73 +1,46 @@
 """Two processes, copied and sharded: how they are set up, what they send, what they share."""
 
-import fcntl
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from small_run import UNEVEN, a_run, curve
+import torch
+from small_run import a_run, curve, weights
 
 from layermem.runs import RunFolder
-from layermem.train.arguments import training_arguments
-from layermem.train.run import train
+from layermem.train.setup import training_arguments
 
-TESTS = Path(__file__).parents[1]
-ROOT = TESTS.parent
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """One for all workers of pytest-xdist."""
-    base = tmp_path_factory.getbasetemp()
-    made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "processes"
-    made.mkdir(exist_ok=True)
-    return made
-
-
-def once(path, make):
-    """Return what was made, by whichever worker came first."""
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            path.write_text(json.dumps(make()), encoding="utf-8")
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def alone(folder):
+@pytest.fixture
+def alone(two_processes):
     """The curve of one process, in each precision."""
-
-    def make(name):
-        compute = {"precision": name, "micro_batch": 1}
-        return curve(train(a_run(folder, **UNEVEN, compute=compute), folder / name))
-
-    names = ("float32", "bfloat16")
-    return once(folder / "alone.json", lambda: {name: make(name) for name in names})
+    return json.loads((two_processes / "alone.json").read_text(encoding="utf-8"))
 
 
-@pytest.fixture(scope="module")
-def seen(folder, alone):
-    """What two processes saw, once the text is prepared."""
-    return once(folder / "seen.json", lambda: in_two_processes(folder))
+@pytest.fixture
+def seen(two_processes):
+    """What two processes saw."""
+    return json.loads((two_processes / "probes.json").read_text(encoding="utf-8"))
 
 
-def in_two_processes(folder):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [*launch, str(TESTS / "train" / "processes.py"), str(folder)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "probes.json").read_text(encoding="utf-8"))
+# Over fewer steps test_resume.py holds the same, from each way to each other.
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_processes_draw_the_curve_of_one(way, two_processes):
+    alone, folder = (RunFolder(two_processes / "long" / name) for name in ("one", way))
+    for ours, theirs in zip(curve(folder), curve(alone), strict=True):
+        for name, value in theirs.items():
+            if name in ours or way == "ddp":
+                assert ours[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(weights(folder)[name], tensor, rtol=1e-3, atol=1e-5)
+    parts = list((folder.complete_checkpoints()[-1] / "sharded").glob("*.distcp"))
+    assert len(parts) == (2 if way == "fsdp" else 0), "every process writes its own part"
 
 
 @pytest.mark.slow
@@ -81,7 +54,8 @@ def test_a_copied_run_looks_for_no_unused_parameters_and_has_its_timeout(seen, a
 
 
 @pytest.mark.slow
-def test_two_processes_write_one_model_card(seen, alone, folder):
+def test_two_processes_write_one_model_card(two_processes):
+    folder = two_processes
     runs = [folder / "float32", folder / "copied", *(folder / "sharded").iterdir()]
     cards = [(run / "final" / "README.md").read_text(encoding="utf-8") for run in runs]
     # A sharded model is counted whole.
@@ -119,13 +93,13 @@ def footprint():
         ("bfloat16 all 1", 5, 5),
     ],
 )
-def test_what_a_step_sends(case, gathers, sums, seen, footprint, folder):
+def test_what_a_step_sends(case, gathers, sums, seen, footprint, place):
     """A process has four sequences in a step: in one micro-batch or in four."""
     sent = seen["sharded"][case]["sent"]
     assert (sent["gathers"], sent["sums"]) == (gathers, sums)
     precision, kept, micro = case.split()
     # 257 words are split in two as 258.
-    sizes = a_run(folder).model.sizes()
+    sizes = a_run(place).model.sizes()
     parts, _ = footprint.count_parts({**sizes, "vocab_size": 258})
     how = {"micro_batches": 4 // int(micro), "kept": kept}
     narrow = precision == "bfloat16"

@@ -2,11 +2,8 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
+import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +11,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 from small_run import a_run, curve, rewound
 
-from layermem.config import to_dict
 from layermem.runs import RunFolder
 from layermem.train.run import train
 from layermem.train.run_config import load_run, recorded_run
 from layermem.train.trainer import Trainer
-
-TESTS = Path(__file__).parents[1]
 
 
 def assert_alike(folder, expected, *, sharded):
@@ -38,33 +32,23 @@ def assert_alike(folder, expected, *, sharded):
 
 
 @pytest.mark.slow
-def test_any_checkpoint_goes_on_under_any_processes(tmp_path):
+def test_any_checkpoint_goes_on_under_any_processes(two_processes, tmp_path):
     """One process, two with copies, two that share: from each to each, one curve."""
-    run = a_run(tmp_path, keep=9, model={"tie_word_embeddings": True})
-    whole = train(run, tmp_path / "one")
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(to_dict(run)))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*launch, str(Path(__file__).with_name("layouts.py")), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    folder = two_processes / "layouts"
+    run = load_run(folder / "one" / "config.yaml")
+    whole = RunFolder(folder / "one")
     for begun in ("ddp", "fsdp"):
-        assert_alike(RunFolder(tmp_path / begun), whole, sharded=begun == "fsdp")
-        train(run, rewound(tmp_path / begun, tmp_path / f"{begun}-one").path, resume=True)
-    resumed = sorted(path for path in tmp_path.glob("*-*") if path.is_dir())
-    assert len(resumed) == 7
+        sharded = begun == "fsdp"
+        assert_alike(RunFolder(folder / begun), whole, sharded=sharded)
+        path = rewound(folder / begun, tmp_path / f"{begun}-one").path
+        assert_alike(train(run, path, resume=True), whole, sharded=sharded)
+    resumed = sorted(path for path in folder.glob("*-*") if path.is_dir())
+    assert len(resumed) == 5
     for path in resumed:
         assert_alike(RunFolder(path), whole, sharded="fsdp" in path.name)
 
 
-def test_the_rate_in_a_row_is_the_one_the_optimizer_used(tmp_path, monkeypatch):
-    run = a_run(tmp_path)
-    whole = train(run, tmp_path / "whole")
+def test_the_rate_in_a_row_is_the_one_the_optimizer_used(run, whole, tmp_path, monkeypatch):
     created = Trainer.create_optimizer
 
     def halving(self, *args):
@@ -105,27 +89,27 @@ def drop_a_weight(checkpoint):
     ],
     ids=["no optimizer", "another schedule", "a weight less"],
 )
-def test_a_checkpoint_that_lost_its_optimizer_or_schedule(damage, message, tmp_path, monkeypatch):
-    run = a_run(tmp_path, keep=9)
-    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "damaged")
+def test_a_checkpoint_that_lost_its_optimizer_or_schedule(
+    damage, message, run, whole, tmp_path, monkeypatch
+):
+    folder = rewound(whole.path, tmp_path / "damaged")
     damage(folder.latest_checkpoint())
     monkeypatch.setattr("layermem.runs.check_complete", lambda checkpoint: None)
     with pytest.raises(ValueError, match=message):
         train(run, folder.path, resume=True)
 
 
-@pytest.mark.parametrize("step", [2, 4, 6])
-def test_the_first_row_after_a_kill_has_all_of_its_steps(step, tmp_path):
+def test_the_first_row_after_a_kill_has_all_of_its_steps(place, tmp_path):
     """Rows are of three steps each, checkpoints of two."""
-    run = a_run(tmp_path, keep=9, log_every=3)
+    run = a_run(place, keep=9, log_every=3)
     whole = train(run, tmp_path / "whole")
-    folder = train(run, rewound(whole.path, tmp_path / "killed", step).path, resume=True)
-    assert curve(folder) == curve(whole)
+    for step in (2, 4, 6):
+        killed = rewound(whole.path, tmp_path / f"killed-{step}", step)
+        assert curve(train(run, killed.path, resume=True)) == curve(whole), step
 
 
-def test_going_on_says_nothing_of_a_best_checkpoint_in_staging(tmp_path, caplog):
-    run = a_run(tmp_path, keep=9)
-    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "killed")
+def test_going_on_says_nothing_of_a_best_checkpoint_in_staging(run, whole, tmp_path, caplog):
+    folder = rewound(whole.path, tmp_path / "killed")
     with caplog.at_level(logging.WARNING):
         train(run, folder.path, resume=True)
     assert "best checkpoint" not in caplog.text
@@ -134,9 +118,8 @@ def test_going_on_says_nothing_of_a_best_checkpoint_in_staging(tmp_path, caplog)
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["going on", "ended"])
-def test_an_edited_config_is_refused(ended, tmp_path):
-    run = a_run(tmp_path, keep=9)
-    folder = train(run, tmp_path / "whole")
+def test_an_edited_config_is_refused(ended, run, whole, tmp_path):
+    folder = RunFolder(shutil.copytree(whole.path, tmp_path / "ended"))
     if not ended:
         folder = rewound(folder.path, tmp_path / "killed")
     text = folder.config.read_text()
@@ -149,15 +132,15 @@ def test_an_edited_config_is_refused(ended, tmp_path):
     folder.config.write_text(text)
     assert recorded_run(folder) == run
     train(run, folder.path, resume=True)
-    # A config of an earlier version says nothing of how it lay in the file.
+    # A config written by hand has no digest.
     values = yaml.safe_load(text)
     del values["about"]["digest"], values["compute"]["shard"]
     folder.config.write_text(yaml.safe_dump(values))
     assert recorded_run(folder) == run
 
 
-def test_an_edited_config_trains_elsewhere(tmp_path):
-    folder = train(a_run(tmp_path), tmp_path / "first")
+def test_an_edited_config_trains_elsewhere(whole, tmp_path):
+    folder = RunFolder(shutil.copytree(whole.path, tmp_path / "first"))
     folder.config.write_text(folder.config.read_text().replace("max_steps: 8", "max_steps: 2"))
     run = load_run(folder.config)
     again = train(run, tmp_path / "second")
@@ -166,28 +149,25 @@ def test_an_edited_config_trains_elsewhere(tmp_path):
     assert about["run_id"] == run.id
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_dropout_goes_on_only_as_it_was_begun(dropout, tmp_path):
-    options = {"options": (f"attention_dropout={dropout}",)}
-    run = a_run(tmp_path, keep=9, model=options)
+def test_other_micro_batches_round_otherwise_and_change_nothing_else(run, whole, tmp_path):
+    other = replace(run, compute=replace(run.compute, micro_batch=8))
+    folder = train(other, rewound(whole.path, tmp_path / "other").path, resume=True)
+    assert_alike(folder, whole, sharded=False)
+
+
+def test_dropout_goes_on_only_as_it_was_begun(place, tmp_path):
+    run = a_run(place, keep=9, model={"options": ("attention_dropout=0.1",)})
     whole = train(run, tmp_path / "whole")
-    assert curve(train(run, rewound(whole.path, tmp_path / "same").path, resume=True)) == curve(
-        whole
-    )
-    other, folder = replace(run, compute=replace(run.compute, micro_batch=8)), tmp_path / "other"
-    rewound(whole.path, folder)
-    if dropout:
-        with pytest.raises(
-            ValueError, match="by 1 processes .* 4 sequences, .* 1 with 8: attention"
-        ):
-            train(other, folder, resume=True)
-    else:
-        assert_alike(train(other, folder, resume=True), whole, sharded=False)
+    again = train(run, rewound(whole.path, tmp_path / "same").path, resume=True)
+    assert curve(again) == curve(whole)
+    other = replace(run, compute=replace(run.compute, micro_batch=8))
+    with pytest.raises(ValueError, match="by 1 processes .* 4 sequences, .* 1 with 8: attention"):
+        train(other, rewound(whole.path, tmp_path / "other").path, resume=True)
 
 
-def test_a_save_longer_than_torchrun_waits_is_said(tmp_path, monkeypatch, caplog):
+def test_a_save_longer_than_torchrun_waits_is_said(place, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setattr("layermem.train.stopping._SHUTDOWN_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING):
-        train(a_run(tmp_path, max_steps=2), tmp_path / "slow")
+        train(a_run(place, max_steps=2), tmp_path / "slow")
     assert "torchrun kills its processes 0 seconds after SIGTERM" in caplog.text

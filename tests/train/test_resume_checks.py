@@ -18,30 +18,15 @@ from layermem.train import processes
 from layermem.train.run import train
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return tmp_path_factory.mktemp("origin")
-
-
-@pytest.fixture(scope="module")
-def run(place):
-    return a_run(place, keep=9)
-
-
-@pytest.fixture(scope="module")
-def whole(run, place):
-    return train(run, place / "whole")
-
-
 def test_other_data_is_refused(tmp_path):
-    run = a_run(tmp_path, keep=9)
-    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "begun")
+    run = a_run(tmp_path, keep=9, max_steps=4)
+    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "begun", 2)
     before = folder.metrics.read_text()
     source = tmp_path / "words.jsonl"
     text = source.read_text()
     # As many tokens, and other ones.
     source.write_text(text.replace("w1", "w2"))
-    with pytest.raises(ValueError, match="the training data is not what .*checkpoint-4 was"):
+    with pytest.raises(ValueError, match="the training data is not what .*checkpoint-2 was"):
         train(run, folder.path, resume=True)
     assert folder.metrics.read_text() == before
     source.write_text(text)

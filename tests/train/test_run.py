@@ -2,32 +2,23 @@
 
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
-from small_run import Interrupted, a_run, curve, interrupt, stop_at, weights
+from small_run import Interrupted, a_run, interrupt, stop_at
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
 from layermem.runs import RunFolder
-from layermem.train.arguments import training_arguments
 from layermem.train.run import train
 from layermem.train.run_config import load_run
+from layermem.train.setup import training_arguments
 from layermem.train.trainer import Trainer
 
 
-@pytest.fixture
-def whole(tmp_path):
-    """A run that was left alone."""
-    return train(a_run(tmp_path), tmp_path / "whole")
-
-
-def test_what_a_run_leaves(whole, tmp_path):
+def test_what_a_run_leaves(run, whole):
     rows = whole.rows()
     trained = [row for row in rows if "loss" in row]
     assert [row["step"] for row in trained] == list(range(1, 9))
@@ -41,7 +32,7 @@ def test_what_a_run_leaves(whole, tmp_path):
 
     text = yaml.safe_load(whole.config.read_text())
     assert {"run_id", "command", "torch", "commit", "layermem"} <= text["about"].keys()
-    assert load_run(whole.config) == a_run(tmp_path)
+    assert load_run(whole.config) == run
 
     model = AutoModelForCausalLM.from_pretrained(whole.final)
     tokenizer = AutoTokenizer.from_pretrained(whole.final)
@@ -52,33 +43,31 @@ def test_what_a_run_leaves(whole, tmp_path):
     assert model(torch.tensor([[tokenizer.eos_token_id]])).logits.std() > 0.01
 
 
-def test_a_run_says_what_it_trains(tmp_path, caplog):
+def test_a_run_says_what_it_trains_and_keeps_few_safe_checkpoints(place, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="layermem"):
-        folder = train(a_run(tmp_path), tmp_path / "whole")
+        folder = train(a_run(place, keep=2), tmp_path / "two")
     parameters = AutoModelForCausalLM.from_pretrained(folder.final).num_parameters()
     assert f"LimeForCausalLM, {parameters:,} parameters, seed 0" in caplog.messages
-
-
-def test_checkpoints_are_few_safe_and_whole(whole):
-    assert [path.name for path in whole.complete_checkpoints()] == ["checkpoint-6", "checkpoint-8"]
-    for path in whole.complete_checkpoints():
+    kept = folder.complete_checkpoints()
+    assert [path.name for path in kept] == ["checkpoint-6", "checkpoint-8"]
+    for path in kept:
         names = {p.name for p in path.iterdir()}
         assert {"model.safetensors", "optimizer.pt", "trainer_state.json"} <= names
         assert not {"training_args.bin", "pytorch_model.bin"} & names
         torch.load(path / "optimizer.pt", weights_only=True)
         torch.load(path / "scheduler.pt", weights_only=True)
-    assert not (whole.final / "training_args.bin").exists()
-    assert not list(whole.path.rglob(".staging")) and not (whole.path / ".final").exists()
+    assert not (folder.final / "training_args.bin").exists()
+    assert not list(folder.path.rglob(".staging")) and not (folder.path / ".final").exists()
 
 
 @pytest.mark.parametrize("field", ["compute", "save_every", "isolate"])
-def test_the_same_numbers_another_way(whole, tmp_path, field):
+def test_the_same_numbers_another_way(whole, place, tmp_path, field):
     if field == "compute":
-        run = a_run(tmp_path, compute={"micro_batch": 8, "checkpoint_activations": True})
+        run = a_run(place, compute={"micro_batch": 8, "checkpoint_activations": True})
     elif field == "save_every":
-        run = a_run(tmp_path, save_every=0)
+        run = a_run(place, save_every=0)
     else:
-        run = a_run(tmp_path, data={"isolate_documents": True})
+        run = a_run(place, data={"isolate_documents": True})
     folder = train(run, tmp_path / "other")
     losses = [[row.get("loss", row.get("val_loss")) for row in f.rows()] for f in (whole, folder)]
     if field == "isolate":
@@ -124,7 +113,7 @@ def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypa
     assert len(speeds) > 2 and speeds == pytest.approx([8 * 24] * len(speeds))
 
 
-def test_two_variants_see_the_same_batches_from_the_same_weights(tmp_path, monkeypatch):
+def test_two_variants_see_the_same_batches_from_the_same_weights(place, tmp_path, monkeypatch):
     seen = {}
     step = Trainer.training_step
 
@@ -137,7 +126,7 @@ def test_two_variants_see_the_same_batches_from_the_same_weights(tmp_path, monke
 
     monkeypatch.setattr(Trainer, "training_step", watched)
     for variant in ("plain", "lime"):
-        train(a_run(tmp_path, variant=variant), tmp_path / variant)
+        train(a_run(place, variant=variant, save_every=0), tmp_path / variant)
     (batches, shared), (theirs, others) = seen["plain"], seen["lime"]
     assert len(batches) == 16 and all(
         torch.equal(a, b) for a, b in zip(batches, theirs, strict=True)
@@ -172,56 +161,6 @@ def test_options_of_the_variant_reach_its_config(tmp_path):
     assert (config["router"], config["router_window"]) == ("last", 2)
 
 
-def command(run_config, out, *more):
-    return [
-        sys.executable,
-        "-m",
-        "layermem",
-        "train",
-        "--config",
-        str(run_config),
-        "--out",
-        str(out),
-        *more,
-    ]
-
-
-def in_two_processes(config, out, *more):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.run(
-        [*launch, *command(config, out, *more)[1:]],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-
-
-# Over fewer steps test_resume.py holds the same, from each way to each other.
-@pytest.mark.slow
-@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
-def test_two_processes_draw_the_curve_of_one(sharded, tmp_path):
-    # Kept apart, so that not every sequence has as many labels.
-    isolated = {"isolate_documents": True}
-    run = a_run(tmp_path, max_steps=50, eval_every=25, save_every=20, data=isolated)
-    alone = train(run, tmp_path / "alone")
-    out, folder = tmp_path / "two", RunFolder(tmp_path / "two")
-    options = ["--compute.shard"] if sharded else []
-    done = in_two_processes(alone.config, out, *options)
-    assert done.returncode == 0, done.stderr
-    expected = curve(alone)
-    for ours, theirs in zip(curve(folder), expected, strict=True):
-        for name, value in theirs.items():
-            if name in ours or not sharded:
-                assert ours[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
-    for name, tensor in weights(alone).items():
-        torch.testing.assert_close(weights(folder)[name], tensor, rtol=1e-3, atol=1e-5)
-    if sharded:
-        last = folder.complete_checkpoints()[-1]
-        parts = list((last / "sharded").glob("*.distcp"))
-        assert len(parts) == 2, "every process writes its own part"
-
-
 def test_a_process_that_sees_several_gpus_uses_one(tmp_path, monkeypatch):
     made = TrainingArguments.__post_init__
 
@@ -240,11 +179,11 @@ def test_sharding_needs_several_processes(tmp_path):
         train(a_run(tmp_path, compute={"shard": True}), tmp_path / "alone")
 
 
-def test_a_tracker_gets_the_same_rows(tmp_path):
+def test_a_tracker_gets_the_same_rows(place, tmp_path):
     events = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is missing"
     )
-    folder = train(a_run(tmp_path, track=("tensorboard",)), tmp_path / "tracked")
+    folder = train(a_run(place, track=("tensorboard",)), tmp_path / "tracked")
     written = events.EventAccumulator(str(folder.path / "tensorboard"))
     written.Reload()
     losses = [(e.step, e.value) for e in written.Scalars("train/loss")]
@@ -296,12 +235,14 @@ def test_a_router_rate_that_no_parameter_has_is_refused_before_the_data_are_read
 
 
 @pytest.mark.parametrize("variant", ["mudd", "dca", "attention_residuals", "lime"])
-def test_the_router_rate_changes_what_a_variant_adds_and_by_default_nothing(variant, tmp_path):
+def test_the_router_rate_changes_what_a_variant_adds_and_by_default_nothing(
+    variant, place, tmp_path
+):
     """The whole loop: with the run's own rate, the run is the one without a router rate."""
     losses = {}
     for router_lr in (None, 1e-3, 0.5):
         optim = {"lr": 1e-3, "router_lr": router_lr, "warmup_steps": 0}
-        run = a_run(tmp_path, variant=variant, max_steps=4, optim=optim)
+        run = a_run(place, variant=variant, max_steps=2, save_every=0, optim=optim)
         rows = train(run, tmp_path / f"{router_lr}").rows()
         losses[router_lr] = [row["loss"] for row in rows if "loss" in row]
         logged = next(row["router_lr"] for row in rows if "router_lr" in row)

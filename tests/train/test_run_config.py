@@ -4,64 +4,54 @@ import subprocess
 
 import pytest
 import yaml
-from small_run import Interrupted, a_run, curve, interrupt, stop_at
+from small_run import Interrupted, a_run, curve, interrupt, rewound, stop_at
 
 from layermem.config import Run
 from layermem.runs import RunFolder
 from layermem.train.run import train
-from layermem.train.run_config import load_run
+from layermem.train.run_config import describe_environment, load_run
 
 
 def about(folder):
     return yaml.safe_load(folder.config.read_text())["about"]
 
 
-@pytest.fixture
-def whole(tmp_path):
-    """A run that was left alone."""
-    return train(a_run(tmp_path), tmp_path / "whole")
-
-
-def test_a_folder_that_holds_a_run(whole, tmp_path):
+def test_a_folder_that_holds_a_run(run, whole, place):
     before = whole.metrics.read_text()
     with pytest.raises(FileExistsError, match="holds a run already; add --resume"):
-        train(a_run(tmp_path), whole.path)
+        train(run, whole.path)
     with pytest.raises(ValueError, match=r"another config: optim.lr was 0.01, is 0.5\. Choose"):
-        train(a_run(tmp_path, optim={"lr": 0.5}), whole.path, resume=True)
+        train(a_run(place, optim={"lr": 0.5}), whole.path, resume=True)
     assert whole.metrics.read_text() == before
 
 
-def test_the_config_says_what_the_run_last_ran_with(tmp_path, monkeypatch):
+def test_the_config_says_what_the_run_last_ran_with(place, tmp_path, monkeypatch):
     out = tmp_path / "changed"
     with monkeypatch.context() as patch:
         stop_at(patch, 3, interrupt)
         with pytest.raises(Interrupted):
-            train(a_run(tmp_path), out)
+            train(a_run(place), out)
     begun = about(RunFolder(out))
     with pytest.raises(ValueError, match="another config: eval_blocks was None, is 3"):
-        train(a_run(tmp_path, eval_blocks=3), out, resume=True)
-    run = a_run(tmp_path, eval_every=2, compute={"micro_batch": 8})
+        train(a_run(place, eval_blocks=3), out, resume=True)
+    run = a_run(place, eval_every=2, compute={"micro_batch": 8})
     folder = train(run, out, resume=True)
     assert load_run(folder.config) == run
     # It is the run that was begun.
     assert begun["run_id"] == run.id and begun["digest"] != about(folder)["digest"]
     assert about(folder) == {**begun, "digest": about(folder)["digest"]}
     # What has ended is not what was asked for later.
-    train(a_run(tmp_path), out, resume=True)
+    train(a_run(place), out, resume=True)
     assert load_run(folder.config) == run
 
 
-def test_a_run_goes_on_with_its_prepared_text_elsewhere(tmp_path, monkeypatch):
-    out = tmp_path / "moved"
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, interrupt)
-        with pytest.raises(Interrupted):
-            train(a_run(tmp_path), out)
-    run = a_run(tmp_path, data={"cache": str(tmp_path / "elsewhere")})
-    folder = train(run, out, resume=True)
+def test_a_run_goes_on_with_its_prepared_text_elsewhere(place, whole, tmp_path):
+    folder = rewound(whole.path, tmp_path / "moved")
+    run = a_run(place, keep=9, data={"cache": str(tmp_path / "elsewhere")})
+    train(run, folder.path, resume=True)
     assert folder.final.exists() and load_run(folder.config) == run
     assert len(list((tmp_path / "elsewhere").iterdir())) == 1
-    assert curve(folder) == curve(train(a_run(tmp_path), tmp_path / "whole"))
+    assert curve(folder) == curve(whole)
 
 
 def test_a_run_refused_before_its_first_step_leaves_the_folder_free(tmp_path):
@@ -95,15 +85,14 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
     for name in ("__init__.py", "more.py"):
         (package / name).write_text("")
     monkeypatch.setattr("layermem.train.run_config._PACKAGE_FOLDER", package)
-    runs = (train(a_run(tmp_path, max_steps=1), tmp_path / "run" / name) for name in "abcd")
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")
-    assert about(next(runs))["commit"] == "not a git checkout"
+    assert describe_environment()["commit"] == "not a git checkout"
     git("add", "package")
     git("commit", "-q", "-m", "with it")
     commit = git("rev-parse", "HEAD")
-    assert about(next(runs))["commit"] == commit
+    assert describe_environment()["commit"] == commit
     (package / "more.py").write_text("1")
-    assert about(next(runs))["commit"] == f"{commit}+changes"
+    assert describe_environment()["commit"] == f"{commit}+changes"
     monkeypatch.setenv("PATH", "")
-    assert about(next(runs))["commit"] == "not a git checkout"
+    assert describe_environment()["commit"] == "not a git checkout"

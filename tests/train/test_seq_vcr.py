@@ -1,36 +1,38 @@
 """Seq-VCR in training: the gradient, the rows, accumulation, checkpoints, and what is refused."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
+from single_runs import PENALTY
 from small_run import a_run, assert_same_end, curve, rewound
 from tiny import needs_compiler
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from layermem import config
-from layermem.config import Regularizer, Task
+from layermem.config import Task
 from layermem.models.seams import forked_generator
 from layermem.ops.seq_vcr import variance_and_covariance
 from layermem.runs import RunFolder
-from layermem.train.resume_checks import check_micro_batches
+from layermem.train.checkpoints import check_micro_batches
 from layermem.train.run import train
 from layermem.train.seq_vcr import reached
 from layermem.train.trainer import Trainer
 
-PENALTY = Regularizer(penalty="seq_vcr", covariance_weight=0.5, width=12)
 TERMS = "seq_vcr_variance", "seq_vcr_covariance"
 
 
 def penalized(tmp_path, **changes):
     return a_run(tmp_path, keep=9, regularizer=PENALTY, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A run of eight steps with a penalty, and its folder; rows are of three steps."""
+    run = penalized(place, log_every=3, model={"tie_word_embeddings": True})
+    return run, train(run, place / "penalized")
 
 
 def rows_of_training(folder):
@@ -121,10 +123,9 @@ def test_the_penalty_falls_and_is_no_part_of_the_model(tmp_path):
     assert parameters[0] == parameters[1]
 
 
-def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
+def test_a_resumed_run_is_the_same_to_the_last_bit(whole, tmp_path):
     """Also the terms of a row of three steps, of which one was before the interruption."""
-    run = penalized(tmp_path, log_every=3, model={"tie_word_embeddings": True})
-    whole = train(run, tmp_path / "whole")
+    run, whole = whole
     checkpoint = whole.latest_checkpoint()
     assert (checkpoint / "regularizer.safetensors").exists()
     # What is in the checkpoint is the model alone, which loads as any other.
@@ -141,9 +142,9 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(tmp_path):
     assert not torch.equal(begun["weight"], theirs["weight"]), "it is not trained"
 
 
-def test_a_resumed_run_keeps_its_micro_batch_and_its_penalty(tmp_path):
-    run = penalized(tmp_path, max_steps=4)
-    folder = rewound(train(run, tmp_path / "whole").path, tmp_path / "other", step=2)
+def test_a_resumed_run_keeps_its_micro_batch_and_its_penalty(whole, tmp_path):
+    run, whole = whole
+    folder = rewound(whole.path, tmp_path / "other", step=2)
     other = replace(run, compute=replace(run.compute, micro_batch=8))
     with pytest.raises(ValueError, match="compute.micro_batch was 4, is 8"):
         train(other, folder.path, resume=True)
@@ -174,10 +175,9 @@ def test_what_follows_the_last_label_is_padding():
 
 
 @pytest.mark.slow
-def test_checkpointed_activations_and_chunked_losses_change_nothing(tmp_path):
-    run = penalized(tmp_path)
+def test_checkpointed_activations_and_chunked_losses_change_nothing(whole, tmp_path):
+    run, whole = whole
     compute = replace(run.compute, checkpoint_activations=True, loss_chunk=7)
-    whole = train(run, tmp_path / "whole")
     other = train(replace(run, compute=compute), tmp_path / "other")
     for ours, theirs in zip(curve(other), curve(whole), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
@@ -227,17 +227,12 @@ def test_the_projection_starts_as_torchs_linear_does():
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_penalty_of_one(tmp_path):
+def test_two_processes_have_the_penalty_of_one(two_processes):
     """Copied, sharded, and resumed in another way than begun."""
-    run = penalized(tmp_path, model={"tie_word_embeddings": True})
-    small = replace(run, compute=replace(run.compute, micro_batch=2))
-    alone = {"one": train(run, tmp_path / "one"), "small": train(small, tmp_path / "small")}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.to_dict(run)))
-    done = in_two_processes(Path(__file__).with_name("penalized.py"), tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
+    root = two_processes / "penalized"
     expected = dict.fromkeys(("ddp", "fsdp", "one-fsdp", "fsdp-ddp"), "one") | {"keeping": "small"}
     for name, one in expected.items():
-        folder, other = RunFolder(tmp_path / name), alone[one]
+        folder, other = RunFolder(root / name), RunFolder(root / one)
         names = ("loss", "grad_norm", *TERMS)
         for ours, theirs in zip(*map(rows_of_training, (folder, other)), strict=True):
             for column in names:
@@ -246,19 +241,8 @@ def test_two_processes_have_the_penalty_of_one(tmp_path):
         assert ours.keys() == theirs.keys()
         for key, tensor in theirs.items():
             torch.testing.assert_close(ours[key], tensor, rtol=1e-3, atol=1e-5, msg=(name, key))
-    assert terms(alone["one"])[0] != pytest.approx(terms(alone["small"])[0], rel=1e-2)
-
-
-def in_two_processes(script, folder):
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [*(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")]
-        + [str(script), str(folder)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-        timeout=300,
-    )
+    one, small = (terms(RunFolder(root / name)) for name in ("one", "small"))
+    assert one[0] != pytest.approx(small[0], rel=1e-2)
 
 
 @pytest.mark.slow

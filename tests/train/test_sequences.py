@@ -5,7 +5,7 @@ from small_run import a_run
 
 from layermem.config import Task
 from layermem.tasks import registry
-from layermem.train.learning.problems import build_problem_datasets
+from layermem.train.learning.text import build_problem_datasets
 from layermem.train.run import train
 from layermem.train.sequences import DataOrder, data_digest, prompts_digest
 

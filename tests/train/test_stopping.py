@@ -58,9 +58,10 @@ def small_disk():
 
 
 @pytest.mark.parametrize("save_every", [2, 0])
-def test_a_full_disk_is_said_and_leaves_nothing_half(save_every, tmp_path, monkeypatch, small_disk):
-    run, out = a_run(tmp_path, save_every=save_every), tmp_path / "full"
-    whole = train(run, tmp_path / "whole")
+def test_a_full_disk_is_said_and_leaves_nothing_half(
+    save_every, place, whole, tmp_path, monkeypatch, small_disk
+):
+    run, out = a_run(place, save_every=save_every), tmp_path / "full"
     append = RunFolder.append_row
 
     def filling(self, row):
@@ -81,11 +82,11 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(save_every, tmp_path, monke
     assert curve(train(run, out, resume=True)) == curve(whole)
 
 
-def test_a_final_model_that_cannot_be_written_costs_no_training(tmp_path, monkeypatch, small_disk):
+def test_a_final_model_that_cannot_be_written_costs_no_training(
+    place, whole, tmp_path, monkeypatch, small_disk
+):
     """Also of a run that asks for no checkpoints."""
-    run, out = a_run(tmp_path, save_every=0), tmp_path / "full"
-    whole = train(run, tmp_path / "whole")
-    assert not whole.complete_checkpoints()
+    run, out = a_run(place, save_every=0), tmp_path / "full"
     with monkeypatch.context() as patch:
         # The last that is done before the final model is written.
         patch.setattr("layermem.train.run.merge_lora", lambda _: small_disk(20_000))

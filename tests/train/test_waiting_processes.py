@@ -82,18 +82,13 @@ def in_two_processes(code, folder):
 
 
 @pytest.mark.slow
-def test_who_is_early_waits_beyond_the_time_out_of_the_group_but_for_no_one_that_failed(tmp_path):
-    (first, refused), (second, told) = in_two_processes(TURNS, tmp_path)
-    assert "both turns done" in refused and "both turns done" in told, refused + told
-    assert first and "ValueError: the first process refuses" in refused
-    assert second and "RuntimeError: another process of this run failed" in told
-
-
-@pytest.mark.slow
-def test_a_long_preparation_is_waited_for_and_made_once(tmp_path):
+def test_processes_wait_beyond_the_time_out_of_the_group_but_not_for_one_that_failed(tmp_path):
+    """A long preparation is waited for, and made once; then each is late in turn."""
     run = a_run(tmp_path, max_steps=2, eval_every=2, save_every=0)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(to_dict(run)))))
-    for status, said in in_two_processes(TRAINING, tmp_path):
-        assert status == 0, said
+    (first, refused), (second, told) = in_two_processes(TRAINING + TURNS, tmp_path)
+    assert "both turns done" in refused and "both turns done" in told, refused + told
     assert (tmp_path / "made").read_text() == "once\n"
     assert RunFolder(tmp_path / "run").final.exists()
+    assert first and "ValueError: the first process refuses" in refused
+    assert second and "RuntimeError: another process of this run failed" in told

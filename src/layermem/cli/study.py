@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from layermem.cli.host_options import HostOptions
 from layermem.cli.screen import screen, show_estimates, show_result
 from layermem.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
-from layermem.cli.train_host import TrainHost, to_run
+from layermem.cli.train_host import HostOptions, TrainHost, to_run
 from layermem.number_ranges import SHARE, above, at_least, between, number
 from layermem.results.study import Scale
 from layermem.study.hosts import EncoderSizes

@@ -16,7 +16,7 @@ import tyro
 from layermem.cli.screen import show_estimate
 from layermem.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem.cli.study import train_seeds
-from layermem.cli.train_host import TrainHost, train_host
+from layermem.cli.train_host import TrainHost, default_folder, to_run
 
 logger = logging.getLogger(__name__)
 _HOST = "--host"
@@ -53,14 +53,20 @@ def parse(args: Sequence[str]) -> Any:
 def train(options: Train | TrainHost, command: str) -> None:
     """Train a run and print its folder."""
     if isinstance(options, TrainHost):
-        train_host(options, command)
-        return
-    run = resolve_run(options)
-    if options.seeds is not None:
-        if options.resume:
-            raise ValueError("--resume goes on with one run; --seeds go on anyway: leave it out")
-        train_seeds(run, options.seeds, options.out or Path("runs"), options.dry_run, command)
-        return
+        run = to_run(options)
+        out = default_folder(run)
+    else:
+        run = resolve_run(options)
+        if options.seeds is not None:
+            if options.resume:
+                raise ValueError(
+                    "--resume goes on with one run; --seeds go on anyway: leave it out"
+                )
+            train_seeds(run, options.seeds, options.out or Path("runs"), options.dry_run, command)
+            return
+        out = Path("runs") / f"{run.preset}-{run.variant}-s{run.seed}"
+        if is_run_folder(options.preset):
+            out = Path(options.preset)
     if options.dry_run:
         show_estimate(run)
         return
@@ -74,8 +80,5 @@ def train(options: Train | TrainHost, command: str) -> None:
         lookup(run.variant)
     # One progress display is enough.
     transformers_logging.disable_progress_bar()
-    out = options.out or Path("runs") / f"{run.preset}-{run.variant}-s{run.seed}"
-    if options.out is None and is_run_folder(options.preset):
-        out = Path(options.preset)
-    folder = train_run(run, out, resume=options.resume, evaluate=evaluate)
+    folder = train_run(run, options.out or out, resume=options.resume, evaluate=evaluate)
     logger.info("%s", folder.path)

@@ -1,6 +1,5 @@
-"""`layermem train --host MODEL`: go on training a model of transformers, with memory or without."""
+"""The options of `layermem train --host MODEL`, and the run that they describe."""
 
-import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +7,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from layermem.cli.host_options import HostOptions
-from layermem.cli.screen import show_estimate
 from layermem.config import Compute, Data, Host, Optim, Records, Run, Task
 from layermem.host_config import VARIANT
 from layermem.named_options import merged
-from layermem.number_ranges import SEED, at_least, number
+from layermem.number_ranges import SEED, SHARE, at_least, number
 
-logger = logging.getLogger(__name__)
+# Options that are fields of a run, or of its optimizer, under the same names.
+_OF_RUN = (
+    *("seed", "max_steps", "log_every", "eval_every", "eval_blocks", "save_every", "keep"),
+    "track",
+)
+_OF_OPTIM = ("lr", "router_lr", "weight_decay", "schedule", "warmup_steps", "batch_size")
 # Options of records: fields of their config under the same names, but for the source.
 _OF_RECORDS = (
     *("kind", "fields", "label", "id_field", "max_length", "stride", "longest_answer"),
@@ -31,6 +33,61 @@ _OF_DATA = {
     "records": (*_OF_RECORDS, "validation", "validation_share"),
 }
 _TOKENS_OF_QUESTIONS = 384
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostOptions:
+    """Options of every command that goes on training a model on text or a task: the model, its
+    data, and how it is trained."""
+
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub."""
+    text: str | None = None
+    """Text to train on: "stdlib", a file, a folder or a data set, as in `layermem train
+    --data.source`."""
+    validation: str | None = None
+    """Text, or file of records, of the validation set; None: a share of the training set's."""
+    validation_share: float | None = number(None, SHARE)
+    """Share of the documents (0.02) or records (0.1) held out for validation, without
+    --validation."""
+    text_field: str = "text"
+    """Column that holds the text."""
+    block_size: int = number(256, at_least(2))
+    """Tokens in a block of text."""
+    max_documents: int | None = number(None, at_least(1))
+    """Most documents that are read; None: all."""
+    eval_blocks: int | None = number(None, at_least(1))
+    """Validation blocks used; None: all."""
+    cache: str | None = None
+    """Folder of prepared blocks; None: ~/.cache/layermem, or LAYERMEM_CACHE."""
+    task: str | None = None
+    """Task to train on, in place of text, as `layermem list tasks` has it."""
+    task_options: tuple[str, ...] = ()
+    """Options of the task, each NAME=VALUE; `layermem list tasks` lists them."""
+    examples: int = number(50_000, at_least(1))
+    """Problems in the training set of a task."""
+    test: int = number(2_000, at_least(1))
+    """Problems in its test set."""
+    validation_problems: int = number(500, at_least(1))
+    """Problems in its validation set."""
+    window: int | None = number(None, at_least(1))
+    """Number of layers that are read, the layer's own counted; with --memory last or first."""
+    weight_decay: float = number(0.0, at_least(0))
+    """Weight decay of weight matrices; routers have none."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How learning rates fall after the warm-up."""
+    warmup_steps: int = number(200, at_least(0))
+    """Steps over which learning rates rise; at most a tenth of all steps."""
+    batch_size: int = number(32, at_least(1))
+    """Sequences in one step."""
+    micro_batch: int = number(32, at_least(1))
+    """Sequences computed at once; gradients are accumulated to --batch-size."""
+    precision: Literal["float32", "bfloat16", "auto"] = "auto"
+    """Floating-point format."""
+    max_steps: int = number(1000, at_least(1))
+    """Training steps."""
+    eval_every: int = number(100, at_least(1))
+    """Steps between two validations; there is one before the first step and after the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,23 +155,6 @@ class TrainHost(HostOptions):
     """Print how long the run would take here; train nothing but some timed steps."""
 
 
-def train_host(options: TrainHost, command: str) -> None:
-    """Train a run and print its folder."""
-    run = to_run(options)
-    if options.dry_run:
-        show_estimate(run)
-        return
-    from transformers.utils import logging as transformers_logging
-
-    from layermem.evals.solving import evaluate
-    from layermem.train.run import train
-
-    transformers_logging.disable_progress_bar()
-    out = options.out or _default_folder(run)
-    folder = train(run, out, resume=options.resume, evaluate=evaluate)
-    logger.info("%s", folder.path)
-
-
 def to_run(options: TrainHost) -> Run:
     """Return the run that a command's options describe."""
     _check_data(options)
@@ -122,38 +162,21 @@ def to_run(options: TrainHost) -> Run:
     return Run(
         preset="finetune",
         variant=VARIANT,
-        seed=options.seed,
-        max_steps=options.max_steps,
-        log_every=options.log_every,
-        eval_every=options.eval_every,
-        eval_blocks=options.eval_blocks,
-        save_every=options.save_every,
-        keep=options.keep,
-        track=options.track,
         data=_data(options),
         task=_task(options),
         records=_records(options),
-        optim=Optim(
-            lr=options.lr,
-            router_lr=options.router_lr,
-            weight_decay=options.weight_decay,
-            schedule=options.schedule,
-            warmup_steps=options.warmup_steps,
-            batch_size=options.batch_size,
-        ),
+        optim=Optim(**_take(options, *_OF_OPTIM)),
         host=Host(
-            model=options.host,
-            revision=options.revision,
-            memory=memory,
-            window=options.window,
-            train=options.train,
+            model=options.host, memory=memory, **_take(options, "revision", "window", "train")
         ),
-        compute=Compute(
-            micro_batch=options.micro_batch,
-            precision=options.precision,
-            checkpoint_activations=options.checkpoint_activations,
-        ),
+        compute=Compute(**_take(options, "micro_batch", "precision", "checkpoint_activations")),
+        **_take(options, *_OF_RUN),
     )
+
+
+def _take(options: TrainHost, *names: str) -> dict[str, Any]:
+    """Return options that are fields of a config under the same names."""
+    return {name: getattr(options, name) for name in names}
 
 
 def _check_data(options: TrainHost) -> None:
@@ -190,29 +213,22 @@ def _check_data(options: TrainHost) -> None:
 def _data(options: TrainHost) -> Data:
     if options.records is not None:
         return Data()
-    if options.text is None:
-        return Data(block_size=options.block_size, cache=options.cache)
-    share = options.validation_share
-    return Data(
-        source=options.text,
-        validation=options.validation,
-        validation_share=Data.validation_share if share is None else share,
-        text_field=options.text_field,
-        max_documents=options.max_documents,
-        block_size=options.block_size,
-        cache=options.cache,
-    )
+    taken = _take(options, "block_size", "cache")
+    if options.text is not None:
+        taken |= _take(options, "validation", "text_field", "max_documents") | {
+            "source": options.text
+        }
+        if options.validation_share is not None:
+            taken["validation_share"] = options.validation_share
+    return Data(**taken)
 
 
 def _records(options: TrainHost) -> Records:
     if options.records is None:
         return Records()
-    # None of them has a meaning of its own: that of the config is meant.
-    given: dict[str, Any] = {
-        name: getattr(options, name)
-        for name in (*_OF_RECORDS, "validation", "validation_share")
-        if getattr(options, name) is not None
-    }
+    # None has no meaning of its own here: the config's default is meant.
+    taken = _take(options, *_OF_RECORDS, "validation", "validation_share")
+    given = {name: value for name, value in taken.items() if value is not None}
     if options.kind == "question-answering":
         given.setdefault("max_length", _TOKENS_OF_QUESTIONS)
     return Records(source=options.records, **given)
@@ -221,27 +237,24 @@ def _records(options: TrainHost) -> Records:
 def _task(options: TrainHost) -> Task:
     if options.records is not None:
         return Task()
+    named: tuple[str, ...] = ()
+    if options.task is not None:
+        from layermem.tasks.registry import get_task
+
+        # A recorded config says how its problems were drawn.
+        defaults = get_task(options.task).options()
+        drawn = [name for name in ("held_out", "graphs") if name in defaults]
+        named = merged([f"{name}={defaults[name]}" for name in drawn], options.task_options)
     return Task(
         name=options.task,
-        examples=options.examples,
         validation=options.validation_problems,
-        test=options.test,
-        options=_task_options(options),
+        options=named,
+        **_take(options, "examples", "test"),
     )
 
 
-def _task_options(options: TrainHost) -> tuple[str, ...]:
-    """Return the task's options; a recorded config says how its problems were drawn."""
-    if options.task is None:
-        return ()
-    from layermem.tasks.registry import get_task
-
-    defaults = get_task(options.task).options()
-    named = tuple(f"{name}={defaults[name]}" for name in ("held_out", "graphs") if name in defaults)
-    return merged(named, options.task_options)
-
-
-def _default_folder(run: Run) -> Path:
+def default_folder(run: Run) -> Path:
+    """Return the folder of a run whose command names none."""
     on = run.task.name or (Path(run.records.source).stem if run.records.source else "")
     parts = [Path(str(run.host.model)).name, on, run.host.train, run.host.memory]
     name = re.sub(r"[^\w.-]", "-", "-".join(filter(None, parts)))

@@ -32,8 +32,8 @@ from layermem.results.files import read_result, to_json
 from layermem.results.study import MeasuredMemory, MeasuredSteps
 from layermem.runs import write_atomically
 from layermem.tasks.registry import vocabulary_and_length
-from layermem.train.arguments import uses_bfloat16
 from layermem.train.host_models import load_host
+from layermem.train.setup import uses_bfloat16
 
 STEPS, MEMORY = "steps.json", "memory.json"
 """Files of a board's folder."""

@@ -7,18 +7,13 @@ that split them otherwise.
 """
 
 import hashlib
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from layermem.config import Data, Records, Run
 from layermem.data.sources import hub_name, open_path
 from layermem.lineage import Lineage, Stage, read_lineage
 from layermem.tasks.registry import get_task
-
-# From the name of a source to the digests of its files; none: it is not on this machine.
-_Contents: TypeAlias = Callable[[str], tuple[str, ...]]
 
 
 def check_earlier_stages(run: Run) -> Lineage:
@@ -37,10 +32,9 @@ def check_earlier_stages(run: Run) -> Lineage:
                 _check_task(run, stage.task, told)
         elif run.records.source is not None:
             if stage.records is not None and stage.records.kind == run.records.kind:
-                _check_source(run.records, stage.records, stage, told, content_of_records)
+                _check_source(run.records, stage.records, stage, told)
         elif stage.data is not None:
-            contents = partial(content_of_text, text_field=run.data.text_field)
-            _check_source(run.data, stage.data, stage, told, contents)
+            _check_source(run.data, stage.data, stage, told)
     return lineage
 
 
@@ -58,23 +52,17 @@ def content_of(run: Run) -> tuple[str, ...]:
     There are none if they are generated, or on the hub, where their name says enough.
     """
     if run.records.source is not None:
-        return content_of_records(run.records.source)
-    return () if run.task.name else content_of_text(run.data.source, run.data.text_field)
+        return _digests_of_files(run.records, run.records.source)
+    return () if run.task.name else _digests_of_files(run.data, run.data.source)
 
 
-def content_of_text(source: str, text_field: str) -> tuple[str, ...]:
-    """Return the digests of the files of texts on this machine, the same wherever they lie."""
-    found = None if source == "stdlib" else open_path(Path(source).expanduser(), text_field)
-    return () if found is None else _digests_of_files(found.paths)
-
-
-def content_of_records(source: str) -> tuple[str, ...]:
-    """Return the digest of a file of records, the same wherever it lies."""
-    path = Path(source).expanduser()
-    return _digests_of_files([path]) if path.is_file() else ()
-
-
-def _digests_of_files(paths: list[Path]) -> tuple[str, ...]:
+def _digests_of_files(part: Data | Records, source: str) -> tuple[str, ...]:
+    """Return the digests of a source's files on this machine, the same wherever they lie."""
+    path, paths = Path(source).expanduser(), []
+    if isinstance(part, Records):
+        paths = [path] if path.is_file() else []
+    elif source != "stdlib" and (text := open_path(path, part.text_field)) is not None:
+        paths = text.paths
     digests = set()
     for path in paths:
         with path.open("rb") as file:
@@ -85,23 +73,18 @@ def _digests_of_files(paths: list[Path]) -> tuple[str, ...]:
 def _check_task(run: Run, earlier: Any, told: str) -> None:
     definition = get_task(str(run.task.name))
     ours, theirs = run.task.fields(), earlier.fields()
-    for name in {
-        **dict.fromkeys(definition.splits_by(ours)),
-        **dict.fromkeys(definition.splits_by(theirs)),
-    }:
+    for name in dict.fromkeys((*definition.splits_by(ours), *definition.splits_by(theirs))):
         default = definition.options()[name]
         mine, before = ours.get(name, default), theirs.get(name, default)
         if mine != before:
             raise ValueError(
-                f"{told} on problems of "
-                f"{name}={before}; of {name}={mine} some of them would be held out here: add "
-                f"--task.options {name}={before}, or train the stage before with {name}={mine}"
+                f"{told} on problems of {name}={before}; of {name}={mine} some of them would be "
+                f"held out here: add --task.options {name}={before}, or train the stage before "
+                f"with {name}={mine}"
             )
 
 
-def _check_source(
-    ours: Data | Records, theirs: Data | Records, stage: Stage, told: str, contents: _Contents
-) -> None:
+def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, told: str) -> None:
     """Raise where the text or records that are held out are among those of an earlier stage."""
     part = "data" if isinstance(ours, Data) else "records"
 
@@ -111,7 +94,8 @@ def _check_source(
         named = hub_name(source) == hub_name(str(theirs.source))
         if named and _of_hub(ours) == _of_hub(theirs):
             return True
-        return bool(stage.content) and not {*stage.content}.isdisjoint(contents(source))
+        digests = _digests_of_files(ours, source) if stage.content else ()
+        return not {*stage.content}.isdisjoint(digests)
 
     if ours.validation is not None:
         if is_theirs(ours.validation):

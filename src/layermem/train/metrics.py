@@ -1,4 +1,7 @@
-"""The rows of metrics.jsonl: what a training step and a validation record."""
+"""The rows of metrics.jsonl: what a training step and a validation record.
+
+Letters: H query heads, E head width, T tokens, L layers.
+"""
 
 import math
 import time
@@ -8,9 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import TrainerCallback
+from transformers.pytorch_utils import Conv1D
 
-from layermem.train.optimizer import DECAYED, PLAIN
+from layermem.counting import count_forward_flops
+from layermem.models.routers import router_metrics
+from layermem.train.optimizer import DECAYED, PLAIN, is_ours
+from layermem.variants.lime import LimeRouter
 
 # Dense bfloat16 matrix FLOPs per second from NVIDIA's data sheets, by the full name that CUDA
 # reports: cards with the same chip (PCIe, NVL, laptop, a MIG slice) differ by up to a factor of
@@ -35,6 +43,35 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     return _PEAK_FLOPS.get(torch.cuda.get_device_name(device))
+
+
+def forward_flops(model: Any, tokens: int) -> int:
+    """Count the forward FLOPs of one token in a sequence of ``tokens``.
+
+    Of a model of transformers: two for each weight of a linear layer, two for each weight of a
+    router and both keys and values, and 4 H E T L for attention to all keys. Norms, rope and
+    activations do not count.
+    """
+    if is_ours(model):
+        return count_forward_flops(model.config, model.variant, tokens)
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    weights = 0
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, Conv1D)):
+            weights += module.weight.numel()
+        elif isinstance(module, LimeRouter):
+            weights += 2 * module.weight.numel() * head_width
+    return int(2 * weights + 4 * heads * head_width * tokens * config.num_hidden_layers)
+
+
+def variant_metrics(model: Any) -> dict[str, float]:
+    """Return what a variant computes from its own parameters, or what attached routers are like."""
+    metrics: dict[str, float] = (
+        model.variant.metrics(model) if is_ours(model) else router_metrics(model)
+    )
+    return metrics
 
 
 @dataclass(frozen=True, kw_only=True)

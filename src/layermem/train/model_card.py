@@ -7,7 +7,7 @@ the licence: this library cannot know under which one the training data may be u
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,6 @@ _CITATION = """```bibtex
 ```"""
 _GROUPS = {DECAYED: "weight matrices", PLAIN: "norms, biases and embeddings"}
 _PROVENANCE = ("layermem", "torch", "transformers", "python", "commit", "machine", "precision")
-
-
 Groups = Sequence[Mapping[str, Any]]
 """The parameter groups of an optimiser, with ``name``, ``initial_lr`` and ``weight_decay``."""
 
@@ -56,31 +54,25 @@ class Learnt:
     """Python code that loads the model and uses it."""
 
 
-def write_model_card(
-    path: Path,
-    run: Run,
-    folder: RunFolder,
-    model: nn.Module,
-    groups: Groups,
-    precision: str,
-    describe: Callable[[nn.Module, RunFolder], Learnt],
-) -> None:
-    """Write README.md into ``path``, the folder of the final model of a run.
+def write_model_card(path: Path, trainer: Any) -> None:
+    """Write README.md into ``path``, the folder of the final model that a trainer has trained.
 
-    ``groups``: those of the optimiser that trained it; ``precision``: the arithmetic that the run
-    ends with; ``describe``: of the run's ``Learning``. A card that cannot be written, since a
-    record of the run is damaged, is a warning: it must not cost the trained model.
+    A card that cannot be written, since a record of the run is damaged, is a warning: it must not
+    cost the trained model.
     """
+    run, folder = trainer.run, trainer.folder
+    precision = "bfloat16" if trainer.args.bf16 else "float32"
     try:
         at_end = {**describe_environment(), "precision": precision}
-        card = model_card(run, folder, model, groups, describe(model, folder), at_end)
+        groups, learnt = (
+            trainer.unwrapped_optimizer().param_groups,
+            trainer.learning.describe(folder),
+        )
+        card = model_card(run, folder, trainer.model, groups, learnt, at_end)
         (path / "README.md").write_text(card, encoding="utf-8")
     except Exception as error:
-        logger.warning(
-            "the final model has no model card of its training (%s: %s)",
-            type(error).__name__,
-            error,
-        )
+        name = type(error).__name__
+        logger.warning("the final model has no model card of its training (%s: %s)", name, error)
 
 
 def model_card(
@@ -89,7 +81,7 @@ def model_card(
     model: nn.Module,
     groups: Groups,
     learnt: Learnt,
-    at_end: Mapping[str, str] | None = None,
+    at_end: Mapping[str, str],
 ) -> str:
     """Return the card of a trained model, from its config and what the run recorded.
 
@@ -102,7 +94,7 @@ def model_card(
         f"---\n{_metadata(run, learnt.task)}\n---",
         f"# {run.preset}, {run.variant}, seed {run.seed}",
         _description(run, model),
-        f"## Training\n\n{_training(run, rows, about, groups, learnt.data, at_end or {})}",
+        f"## Training\n\n{_training(run, rows, about, groups, learnt.data, at_end)}",
         f"## Evaluation\n\n{_evaluation(rows, learnt)}",
         f"## Use\n\n```python\n{learnt.usage}\n```",
         "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
@@ -131,10 +123,9 @@ def _description(run: Run, model: nn.Module) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if run.host.model is not None:
         return _description_of_host(run, type(model).__name__, parameters)
-    options = ", ".join(run.model.options)
+    options = f" ({', '.join(run.model.options)})" if run.model.options else ""
     return (
-        f"A causal language model of the variant `{run.variant}`"
-        f"{f' ({options})' if options else ''} of "
+        f"A causal language model of the variant `{run.variant}`{options} of "
         "[layermem](https://arxiv.org/abs/2502.09245): a LLaMA-shaped decoder of "
         f"{config.num_hidden_layers} layers of width {config.hidden_size} with "
         f"{config.num_attention_heads} query heads and {config.num_key_value_heads} key-value "
@@ -144,9 +135,9 @@ def _description(run: Run, model: nn.Module) -> str:
 
 def _description_of_host(run: Run, architecture: str, parameters: int) -> str:
     host, window = run.host, f", window {run.host.window}" if run.host.window else ""
-    memory = {
-        "none": "without layer memory",
-    }.get(host.memory, f"with attached layer memory ({host.memory}{window})")
+    memory = f"with attached layer memory ({host.memory}{window})"
+    if host.memory == "none":
+        memory = "without layer memory"
     trained = {
         "routers": "its routers alone were trained",
         "all": "all of its weights were trained",
@@ -187,7 +178,7 @@ def _training(
         "weight decay": _by_group(groups, "weight_decay"),
         **{name: _begun_and_ended(about.get(name), at_end.get(name)) for name in _PROVENANCE},
     }
-    return _table("", "value", {name: value for name, value in table.items() if value is not None})
+    return _table({name: value for name, value in table.items() if value is not None})
 
 
 def _by_group(groups: Groups, setting: str) -> str:
@@ -219,15 +210,15 @@ def _evaluation(rows: list[dict[str, Any]], learnt: Learnt) -> str:
     table |= learnt.results
     if not table:
         return "Nothing was measured."
-    return _table("", "value", table) + "\n\nOne run of one seed; other seeds give other figures."
+    return _table(table) + "\n\nOne run of one seed; other seeds give other figures."
 
 
-def _table(left: str, right: str, values: Mapping[str, Any]) -> str:
+def _table(values: Mapping[str, Any]) -> str:
     rows = (
         f"| {name} | {str(value).replace('|', chr(92) + '|').replace(chr(10), ' ')} |"
         for name, value in values.items()
     )
-    return "\n".join([f"| {left} | {right} |", "|---|---|", *rows])
+    return "\n".join(["|  | value |", "|---|---|", *rows])
 
 
 def head_loading(run: Run, auto_class: str) -> tuple[str, str]:

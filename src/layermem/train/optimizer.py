@@ -16,11 +16,28 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from layermem.config import Optim
+from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.seams import ParameterOverride
+from layermem.variants.lime import LimeRouter
 
 # Names of the groups that every model has; a group of overridden parameters has its override's.
 DECAYED, PLAIN = "decayed", "plain"
 NO_DECAY = " (no decay)"
+# All that differs in training a model of transformers with attached memory.
+_ATTACHED = (ParameterOverride(module=LimeRouter, lr=5e-3, weight_decay=0.0),)
+
+
+def is_ours(model: nn.Module) -> bool:
+    """Return whether a model is a decoder of this library, and not one of transformers."""
+    return isinstance(model, DecoderForCausalLM)
+
+
+def overrides_of(model: Any) -> Sequence[ParameterOverride]:
+    """Return the optimizer settings of a variant's own parameters, or of attached routers."""
+    overrides: Sequence[ParameterOverride] = (
+        model.variant.overrides if is_ours(model) else _ATTACHED
+    )
+    return overrides
 
 
 def parameter_groups(

@@ -1,10 +1,14 @@
-"""The progress of one run and of many: live bars in a terminal, plain lines in a pipe."""
+"""How runs are shown: bars in a terminal, lines in a pipe, and a tracker, Weights & Biases."""
 
+import importlib
 import logging
 import math
+import os
+import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +21,9 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
+
+from layermem.runs import RunFolder, write_atomically
 
 logger = logging.getLogger(__name__)
 # Seconds between two lines in a pipe, of one run and of many.
@@ -75,9 +81,7 @@ class RunProgress(TrainerCallback):
         self._display = _Display(console, _RUN_SECONDS, last_line=-math.inf)
         self._bar = TaskID(0)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not state.is_world_process_zero:
             return
         description = TextColumn("{task.description}")
@@ -85,14 +89,7 @@ class RunProgress(TrainerCallback):
         if bars := self._display.bars:
             self._bar = bars.add_task("", total=self.max_steps, completed=state.global_step)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if not logs or not state.is_world_process_zero:
             return
         line, validated = _row_line(logs), "val_loss" in logs
@@ -105,9 +102,7 @@ class RunProgress(TrainerCallback):
         line = f"step {state.global_step}/{self.max_steps}  {line}"
         self._display.write_line(lambda: self._display.console.print(line), now=validated)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._display.stop()
 
 
@@ -179,3 +174,33 @@ def _row_line(row: Mapping[str, float]) -> str:
 def _loss_text(row: Mapping[str, Any]) -> str:
     loss = row.get("loss", row.get("val_loss", math.nan))
     return "" if math.isnan(loss) else f"loss {loss:.3f}"
+
+
+@contextmanager
+def open_wandb_run(folder: RunFolder) -> Iterator[None]:
+    """Keep the tracked run of a folder open during the block; a run that is open already is kept.
+
+    transformers' callback would start a new run in every process, and keep it open afterwards. The
+    id is drawn once and kept in ``wandb.txt`` (a copy of a folder is the same run). Steps after
+    the checkpoint are logged again. WANDB_RUN_ID and WANDB_RESUME take precedence.
+    """
+    # Imported here, since it is an optional dependency that only tracked runs need.
+    wandb: Any = importlib.import_module("wandb")
+    if wandb.run is not None:
+        yield
+        return
+    project, name = os.getenv("WANDB_PROJECT", "huggingface"), folder.path.name
+    wandb.init(project=project, name=name, **_wandb_identity(folder))
+    try:
+        yield
+    finally:
+        wandb.finish()
+
+
+def _wandb_identity(folder: RunFolder) -> dict[str, Any]:
+    if "WANDB_RUN_ID" in os.environ:
+        return {}
+    path = folder.path / "wandb.txt"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(4) + "\n")
+    return {"id": path.read_text(encoding="utf-8").strip(), "resume": "allow"}

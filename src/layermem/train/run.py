@@ -13,8 +13,6 @@ from transformers import TrainingArguments, set_seed
 from layermem.config import Run
 from layermem.lineage import Lineage, stage_of, write_lineage
 from layermem.runs import RunFolder, temporary_folder, write_atomically
-from layermem.train.arguments import training_arguments
-from layermem.train.divergence import NotFiniteError
 from layermem.train.earlier_stages import check_earlier_stages, content_of
 from layermem.train.host_models import merge_lora
 from layermem.train.learning import Evaluate, Learning, Save, prepare_learning
@@ -22,8 +20,9 @@ from layermem.train.model_card import write_model_card
 from layermem.train.processes import wait_for_all
 from layermem.train.run_config import claim_folder, record_beginning
 from layermem.train.sequences import data_digest, prompts_digest, weights_digest
-from layermem.train.setup import check_options, check_router_lr
+from layermem.train.setup import check_options, check_router_lr, training_arguments
 from layermem.train.sharded import ShardedTrainer
+from layermem.train.stopping import NotFiniteError
 from layermem.train.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -152,7 +151,7 @@ def _save_result(trainer: Trainer, folder: RunFolder, save: Save) -> None:
         problems=prompts_digest(problems),
     )
     write_atomically(folder.result, solved.to_json())
-    for name, text in trainer.learning.describe(trainer.model, folder).results.items():
+    for name, text in trainer.learning.describe(folder).results.items():
         logger.info("%s: %s", name, text)
 
 
@@ -170,12 +169,7 @@ def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
         trainer.save_model(str(temporary))
         trainer.accelerator.wait_for_everyone()
         if is_first:
-            precision = "bfloat16" if trainer.args.bf16 else "float32"
-            groups = trainer.unwrapped_optimizer().param_groups
-            describe = trainer.learning.describe
-            write_model_card(
-                temporary, trainer.run, folder, trainer.model, groups, precision, describe
-            )
+            write_model_card(temporary, trainer)
             os.replace(temporary, folder.final)
     if is_first and not trainer.run.save_every:
         folder.delete_checkpoint(trainer.run.max_steps)

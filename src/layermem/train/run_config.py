@@ -22,7 +22,7 @@ from layermem.recorded_config import load_run as load_run
 from layermem.recorded_config import read_config as read_config
 from layermem.recorded_config import recorded_run as recorded_run
 from layermem.runs import RunFolder, write_atomically
-from layermem.train.resume_checks import config_changes
+from layermem.train.checkpoints import config_changes
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
 _PACKAGE_FOLDER = Path(__file__).parents[1]
@@ -32,7 +32,7 @@ def check_same_run(folder: RunFolder, run: Run) -> None:
     """Raise unless the folder holds this run; how it is carried out may differ."""
     if changes := config_changes(recorded_run(folder), run):
         raise ValueError(
-            f"{folder.path} was begun with another config: {'; '.join(changes)}. Choose another "
+            f"{folder.path} was begun with another config: {changes}. Choose another "
             "--out, or go on with it as it is (layermem train RUN --resume)"
         )
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import nested_gather
 
-from layermem.config import Regularizer, Run
+from layermem.config import Regularizer
 from layermem.models.seams import forked_generator
 from layermem.ops.loss import IGNORE_INDEX
 from layermem.ops.seq_vcr import variance_and_covariance
@@ -118,11 +118,6 @@ class SeqVCR(nn.Module):
         """Return the sums over all processes."""
         sums: list[float] = nested_gather(self._sums[None], args.parallel_mode).sum(0).tolist()
         return sums
-
-
-def build_seq_vcr(run: Run, width: int) -> SeqVCR | None:
-    """Return the penalty of a run on states of this width; None where it has none."""
-    return None if run.regularizer.penalty is None else SeqVCR(width, run.regularizer)
 
 
 def model_names(names: Iterable[str]) -> set[str]:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from transformers.trainer import SCHEDULER_NAME
 
 from layermem.train import checkpoints
-from layermem.train.arguments import uses_bfloat16
+from layermem.train.setup import uses_bfloat16
 from layermem.train.trainer import Trainer
 
 

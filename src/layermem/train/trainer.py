@@ -5,7 +5,7 @@ variant (``optimizer``), the order of the data comes from the seed (``DataOrder`
 and what is judged come from what the run learns (``Learning``). A checkpoint is complete or absent,
 holds no pickled arguments (``RunFolder``), and is resumed under any number of processes
 (``checkpoints``). Metrics are written to metrics.jsonl, a loss or a weight that is not finite stops
-the run (``divergence``), and SIGTERM and Ctrl-C save and stop it (``stopping``).
+the run (``stopping``), and SIGTERM and Ctrl-C save and stop it.
 """
 
 import time
@@ -28,32 +28,24 @@ from transformers.trainer_utils import EvalLoopOutput
 from layermem.config import Run
 from layermem.runs import RunFolder, step_of
 from layermem.train import checkpoints
-from layermem.train.arguments import choose_loss_chunk, training_arguments
-from layermem.train.divergence import FiniteCheck
 from layermem.train.learning import Learning
 from layermem.train.metrics import (
     LearningRateRecorder,
     StepCost,
     StepTimer,
     base_row,
+    forward_flops,
     peak_flops,
     training_row,
+    variant_metrics,
 )
-from layermem.train.optimizer import build_optimizer, build_schedule
+from layermem.train.optimizer import build_optimizer, build_schedule, is_ours, overrides_of
 from layermem.train.processes import check_processes_agree
-from layermem.train.progress import RunProgress
-from layermem.train.resume_checks import (
-    check_micro_batches,
-    check_origin,
-    describe_origin,
-    restore_rows,
-    save_origin,
-)
-from layermem.train.seq_vcr import build_seq_vcr, model_names, save_weight, split_state
+from layermem.train.progress import RunProgress, open_wandb_run
+from layermem.train.seq_vcr import SeqVCR, model_names, save_weight, split_state
 from layermem.train.sequences import DataOrder
-from layermem.train.stopping import StopOnSignal, warn_if_saving_is_slow
-from layermem.train.tracking import open_wandb_run
-from layermem.train.variant_of import forward_flops, is_ours, variant_of
+from layermem.train.setup import choose_loss_chunk, training_arguments
+from layermem.train.stopping import FiniteCheck, StopOnSignal, warn_if_saving_is_slow
 
 
 class _WhenTrainingBegins(TrainerCallback):
@@ -81,8 +73,12 @@ class Trainer(transformers.Trainer):
         self._judged: list[Tensor] = []
         self._timer, self._rates = StepTimer(), LearningRateRecorder()
         self._resumed_from: Path | None = None
-        self._origin = describe_origin(run, {"training": train_data, "validation": validation_data})
-        self._penalty = build_seq_vcr(run, model.config.hidden_size)
+        self._origin = checkpoints.describe_origin(
+            run, {"training": train_data, "validation": validation_data}
+        )
+        self._penalty: SeqVCR | None = None
+        if run.regularizer.penalty is not None:
+            self._penalty = SeqVCR(model.config.hidden_size, run.regularizer)
         self._loss_without_penalty: Tensor | None = None
         flops_per_token = forward_flops(model, round(train_data.length))
         if self._penalty is not None:
@@ -128,12 +124,12 @@ class Trainer(transformers.Trainer):
         name = checkpoint and checkpoint.name
         check_processes_agree({"checkpoint to go on from": name, **self._origin})
         if checkpoint:
-            check_origin(checkpoint, self._origin, self.model.config)
-            check_micro_batches(checkpoint, self.run, self.model.config, self.args)
+            checkpoints.check_origin(checkpoint, self._origin, self.model.config)
+            checkpoints.check_micro_batches(checkpoint, self.run, self.model.config, self.args)
         if self.is_world_process_zero():
             self.folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
             if checkpoint:
-                restore_rows(checkpoint, self.folder)
+                checkpoints.restore_rows(checkpoint, self.folder)
         self._resumed_from = checkpoint
         # Of a pretrained model, what it computes before training is a result.
         self.args.eval_on_start = self.run.host.model is not None and checkpoint is None
@@ -148,8 +144,7 @@ class Trainer(transformers.Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None:
-            overrides = variant_of(self.model).overrides
-            trained = model or self.model
+            overrides, trained = overrides_of(self.model), model or self.model
             self.optimizer = build_optimizer(trained, overrides, self.run.optim, self.args.device)
         return self.optimizer
 
@@ -256,8 +251,7 @@ class Trainer(transformers.Trainer):
 
     def variant_metrics(self) -> dict[str, float]:
         """Return the metrics that the variant computes from its own parameters."""
-        metrics: dict[str, float] = variant_of(self.model).metrics(self.model)
-        return metrics
+        return variant_metrics(self.model)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint in a staging folder, which is then moved to its place."""
@@ -283,7 +277,7 @@ class Trainer(transformers.Trainer):
         if not self.args.should_save:
             return
         checkpoints.save_unlogged_loss(checkpoint, loss, self._globalstep_last_logged)
-        save_origin(checkpoint, self._origin)
+        checkpoints.save_origin(checkpoint, self._origin)
         # transformers has put the path in the staging folder here; the best one is found by step.
         self.state.best_model_checkpoint = None
         self.state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))

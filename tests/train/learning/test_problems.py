@@ -2,21 +2,20 @@
 
 import json
 import os
-import shutil
 import signal
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
 import pytest
 import torch
-from small_run import a_run, curve
+from small_run import a_run, curve, rewound
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from layermem.config import Task
 from layermem.evals.solving import attempt, evaluate
 from layermem.runs import RunFolder, step_of
 from layermem.tasks.registry import get_task, vocabulary_and_length
-from layermem.train.learning.problems import ProblemDataset, build_problem_datasets
+from layermem.train.learning.text import ProblemDataset, build_problem_datasets
 from layermem.train.run import train
 from layermem.train.trainer import Trainer
 
@@ -32,6 +31,14 @@ TASK = Task(
     ),
 )
 FEW = {**TASK.__dict__, "examples": 30, "validation": 5, "test": 6}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run on few problems that was left alone, and its folder."""
+    place = tmp_path_factory.mktemp("problems")
+    run = a_run(place, task=Task(**FEW), keep=9)
+    return run, train(run, place / "whole", evaluate=evaluate)
 
 
 def test_the_loss_is_on_the_solution():
@@ -165,9 +172,8 @@ def test_vocabulary_and_length_are_those_of_the_training_set(task):
     assert vocabulary_and_length(task, tokenizer) == expected
 
 
-def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
-    run = a_run(tmp_path, task=Task(**FEW))
-    whole = train(run, tmp_path / "whole", evaluate=evaluate)
+def test_a_run_leaves_its_result_and_resumes_alike(whole, tmp_path):
+    run, whole = whole
     rows = whole.rows()
     assert {"val_accuracy", "val_steps"} <= set(rows[-1])
     result = json.loads(whole.result.read_text())
@@ -176,11 +182,10 @@ def test_a_run_leaves_its_result_and_resumes_alike(tmp_path):
     assert len(whole.attempts.read_text().splitlines()) == 6
     assert rows[0]["tokens"] == run.optim.batch_size * 6
     # Killed before its end: the same again.
-    cut = train(run, tmp_path / "cut", evaluate=evaluate)
-    shutil.rmtree(cut.final)
+    cut = rewound(whole.path, tmp_path / "cut", step=6)
     cut.result.unlink()
-    shutil.rmtree(cut.complete_checkpoints()[-1])
-    again = train(run, tmp_path / "cut", resume=True, evaluate=evaluate)
+    cut.attempts.unlink()
+    again = train(run, cut.path, resume=True, evaluate=evaluate)
     assert curve(again) == curve(whole)
     assert again.attempts.read_text() == whole.attempts.read_text()
     assert again.result.read_text() == whole.result.read_text()
@@ -195,11 +200,11 @@ def out_of_memory():
     [("error", 0, []), ("error", 3, [6, 8]), ("SIGTERM", 0, []), ("SIGINT", 0, [])],
 )
 def test_a_model_whose_test_fails_is_kept(
-    cause, save_every, saved, tmp_path, monkeypatch, interruptible
+    cause, save_every, saved, whole, tmp_path, monkeypatch, interruptible
 ):
     """The run has not ended; resumed, it solves without training again."""
-    run = a_run(tmp_path, task=Task(**FEW), save_every=save_every)
-    whole = train(run, tmp_path / "whole", evaluate=evaluate)
+    run, whole = whole
+    run = replace(run, save_every=save_every, keep=2)
 
     def failing(model, tokenizer, task, split):
         if split == "test":

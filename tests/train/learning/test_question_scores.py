@@ -5,7 +5,7 @@ import pytest
 from layermem.data.question_records import Answer, QuestionRecord
 from layermem.intervals import proportion
 from layermem.results.solved import QuestionCounts
-from layermem.train.learning.question_scores import guesses, score, score_all, solved_of
+from layermem.train.learning.questions import guesses, score, score_all, solved_of
 
 CONTEXT = "In 1889 the tower of Paris was built by Eiffel and his men."
 

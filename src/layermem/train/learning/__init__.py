@@ -18,9 +18,8 @@ from layermem.config import Run
 from layermem.results.solved import Solved
 from layermem.runs import RunFolder
 from layermem.train.learning.labels import LabelLearning
-from layermem.train.learning.problems import Evaluate, ProblemLearning
 from layermem.train.learning.questions import QuestionLearning
-from layermem.train.learning.text import TextLearning
+from layermem.train.learning.text import Evaluate, ProblemLearning, TextLearning
 from layermem.train.model_card import Learnt
 from layermem.train.sequences import SequenceDataset
 
@@ -74,7 +73,7 @@ class Learning(Protocol):
         """Return the row of metrics of a validation, from its mean loss and the N numbers of all
         sequences, in their order."""
 
-    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+    def describe(self, folder: RunFolder) -> Learnt:
         """Return what the model card says of the data and the results, from the run's folder."""
 
 

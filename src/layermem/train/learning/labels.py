@@ -71,7 +71,11 @@ class LabelLearning:
         )
         self.collate = self.train_data.collate
         check_known(self.train_data.items, self.tokenizer, model)
-        _set_classes(self.config, classes, padding_of(self.tokenizer))
+        self.config.id2label = dict(enumerate(classes))
+        self.config.label2id = {label: i for i, label in enumerate(classes)}
+        self.config.problem_type = "single_label_classification"
+        # A decoder reads the class at the last token that is no padding.
+        self.config.pad_token_id = padding_of(self.tokenizer)
         majority, count = Counter(record.label for record in validation).most_common(1)[0]
         self.counts = RecordCounts(
             fields=names.texts,
@@ -124,7 +128,7 @@ class LabelLearning:
         solved = score_classes(data, predicted, self.counts.majority_share)
         return solved, [json.dumps(row["texts"]) for row in rows]
 
-    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+    def describe(self, folder: RunFolder) -> Learnt:
         counts = self.counts
         result = Solved.from_json(folder.result.read_text(encoding="utf-8"))
         low, high = result.interval
@@ -140,7 +144,7 @@ class LabelLearning:
                 f"{high:.1%})",
                 f"right by always {counts.majority!r}, the most frequent": f"{result.chance:.1%}",
             },
-            usage=_usage(self.run, model.config, texts, counts.separator),
+            usage=_usage(self.run, self.config, texts, counts.separator),
         )
 
 
@@ -300,11 +304,3 @@ def _order_classes(classes: list[str], config: Any, model: str) -> list[str]:
             f"{', '.join(classes)}: write them alike, or start from a model without that head"
         )
     return of_head
-
-
-def _set_classes(config: Any, classes: Sequence[str], padding: int) -> None:
-    config.id2label = dict(enumerate(classes))
-    config.label2id = {label: i for i, label in enumerate(classes)}
-    config.problem_type = "single_label_classification"
-    # A decoder reads the class at the last token that is no padding.
-    config.pad_token_id = padding

@@ -1,15 +1,18 @@
-"""Questions as sequences of tokens: the question, then a window of its context.
+"""Questions as sequences of tokens, their losses, and the spans of tokens that answer them.
 
     [CLS] question [SEP] context [SEP]                        a tokenizer that joins two texts
     question <|endoftext|> context <|endoftext|>              one that does not (GPT-2)
 
-A context that is too long is read in windows, of which two in a row share ``stride`` tokens. In a
-window that does not hold the whole answer, the answer is the null token, as it is where there is no
-answer at all. An encoder has [CLS] as that token; a decoder, which has read nothing at its first
-token, the last one, so that an end token is put there where the tokenizer puts none.
+A sequence is the question, then a window of its context. A context that is too long is read in
+windows, of which two in a row share ``stride`` tokens. In a window that does not hold the whole
+answer, the answer is the null token, as it is where there is no answer at all. An encoder has [CLS]
+as that token; a decoder, which has read nothing at its first token, the last one, so that an end
+token is put there where the tokenizer puts none.
 
-A tokenizer's own windows (``return_overflowing_tokens``) are the same, but do not say which tokens
-of the context they hold, nor have room for the end token of a decoder.
+A tokenizer's own windows (``return_overflowing_tokens``) are the same, but have no room for the end
+token of a decoder.
+
+Letters: B windows, T tokens.
 """
 
 from collections import defaultdict
@@ -18,6 +21,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
 from layermem.data.question_records import QuestionRecord
@@ -57,6 +62,9 @@ class GivenAnswer:
     """Smallest sum of both logits of a window's null token."""
 
 
+# Token ids and segments of a question with its whole context, the characters of each token of the
+# context, and where the context begins.
+_Whole: TypeAlias = tuple[list[int], list[int], list[tuple[int, int]], int]
 # Score, first token, last token and null score of the best span of a window.
 _Span: TypeAlias = tuple[float, float, float, float, Window]
 
@@ -93,18 +101,35 @@ class WindowEncoder:
     def encode(self, record: QuestionRecord) -> Iterator[Window]:
         """Yield the windows of a question, from the beginning of its context on."""
         whole = self._joined(record) if self.joins_pairs else self._side_by_side(record)
-        _check_covered(record, whole.spans.tolist())
-        answer, count = _tokens_of_answer(record, whole.spans.tolist()), len(whole.spans)
-        room = self._room(record, whole)
+        ids, segments, spans, first = whole
+        _check_covered(record, spans)
+        answer, count = _tokens_of_answer(record, spans), len(spans)
+        labels = [OUTSIDE] * len(ids)
+        labels[first : first + count] = [0 if b > a else OUTSIDE for a, b in spans]
+        labels[ids.index(self.tokenizer.cls_token_id) if self.has_null_first else -1] = NULL
+        room = self._room(record, len(ids) - count, count)
         # Where the context fits as a whole, it is the only window, whatever two would share.
         for begin in range(0, max(1, count - self.stride), max(1, room - self.stride)):
-            yield _cut(whole, begin, min(begin + room, count), answer)
+            end = min(begin + room, count)
+            left_out = [*range(first, first + begin), *range(first + end, first + count)]
+            window_labels = np.delete(np.array(labels, dtype=np.int8), left_out)
+            places = np.flatnonzero(window_labels == NULL).repeat(2)
+            if answer and begin <= answer[0] and answer[1] < end:
+                places = first - begin + np.array(answer)
+            window_labels[places[0]] += START
+            window_labels[places[1]] += END
+            yield Window(
+                input_ids=np.delete(np.array(ids, dtype=np.int32), left_out),
+                token_type_ids=np.delete(np.array(segments, dtype=np.int8), left_out),
+                labels=window_labels,
+                spans=np.array(spans[begin:end], dtype=np.int32),
+                first=first,
+            )
 
-    def _room(self, record: QuestionRecord, whole: Window) -> int:
-        """Return how many tokens of the context a window has."""
-        others = len(whole.input_ids) - len(whole.spans)
+    def _room(self, record: QuestionRecord, others: int, count: int) -> int:
+        """Return how many of ``count`` tokens of the context a window has beside ``others``."""
         room = self.max_length - others
-        if room < 1 or (room <= self.stride and room < len(whole.spans)):
+        if room < 1 or (room <= self.stride and room < count):
             raise ValueError(
                 f"{record.where}: beside {others} tokens of the question and special tokens "
                 f"records.max_length={self.max_length} has room for {max(room, 0)} of the context, "
@@ -113,37 +138,22 @@ class WindowEncoder:
             )
         return room
 
-    def _joined(self, record: QuestionRecord) -> Window:
+    def _joined(self, record: QuestionRecord) -> _Whole:
         encoded = self._call(record.question, record.context)
         ids, segments = list(encoded["input_ids"]), list(encoded["token_type_ids"])
         of_context = [i for i, text in enumerate(encoded.sequence_ids()) if text == 1]
         begin, end = (of_context[0], of_context[-1] + 1) if of_context else (len(ids), len(ids))
         if not self.has_null_first and end == len(ids):
             ids, segments = [*ids, self._end()], [*segments, segments[-1]]
-        return self._whole(ids, segments, encoded["offset_mapping"][begin:end], begin)
+        return ids, segments, encoded["offset_mapping"][begin:end], begin
 
-    def _side_by_side(self, record: QuestionRecord) -> Window:
+    def _side_by_side(self, record: QuestionRecord) -> _Whole:
         question, context = (
             self._call(text, special=False) for text in (record.question, record.context)
         )
         before = [*question["input_ids"], self._end()]
         ids = [*before, *context["input_ids"], self._end()]
-        return self._whole(ids, [0] * len(ids), context["offset_mapping"], len(before))
-
-    def _whole(
-        self, ids: list[int], segments: list[int], spans: list[tuple[int, int]], first: int
-    ) -> Window:
-        """Return a question with its whole context, without its answer."""
-        labels = np.full(len(ids), OUTSIDE, dtype=np.int8)
-        labels[first : first + len(spans)] = [0 if b > a else OUTSIDE for a, b in spans]
-        labels[ids.index(self.tokenizer.cls_token_id) if self.has_null_first else -1] = NULL
-        return Window(
-            input_ids=np.array(ids, dtype=np.int32),
-            token_type_ids=np.array(segments, dtype=np.int8),
-            labels=labels,
-            spans=np.array(spans, dtype=np.int32),
-            first=first,
-        )
+        return ids, [0] * len(ids), context["offset_mapping"], len(before)
 
     def _end(self) -> int:
         end = self.tokenizer.eos_token_id
@@ -157,25 +167,6 @@ class WindowEncoder:
 
     def _call(self, *texts: str, special: bool = True) -> Any:
         return encode(self.tokenizer, *texts, special=special, return_offsets_mapping=True)
-
-
-def _cut(whole: Window, begin: int, end: int, answer: tuple[int, int] | None) -> Window:
-    """Return a window of some tokens of the context; ``answer``: its first and its last token."""
-    first, context = whole.first, whole.first + np.arange(len(whole.spans))
-    kept = np.delete(np.arange(len(whole.labels)), [*context[:begin], *context[end:]])
-    labels = whole.labels[kept]
-    places = np.flatnonzero(labels == NULL).repeat(2)
-    if answer and begin <= answer[0] and answer[1] < end:
-        places = first - begin + np.array(answer)
-    for place, flag in zip(places, (START, END), strict=True):
-        labels[place] += flag
-    return Window(
-        input_ids=whole.input_ids[kept],
-        token_type_ids=whole.token_type_ids[kept],
-        labels=labels,
-        spans=whole.spans[begin:end],
-        first=first,
-    )
 
 
 def window_encoder(config: Any, tokenizer: Any, max_length: int, stride: int) -> WindowEncoder:
@@ -254,8 +245,6 @@ class QuestionDataset(PaddedSequences):
 
         ``best``: score, first token, last token and null score of each window, in order.
         """
-        if len(best) != len(self.windows):
-            raise ValueError(f"there are {len(self.windows)} windows, got spans of {len(best)}")
         spans: dict[int, list[_Span]] = defaultdict(list)
         for number, window, (score, first, last, null) in zip(
             self.record_of, self.windows, best, strict=True
@@ -285,3 +274,38 @@ def _choose(record: QuestionRecord, spans: Sequence[_Span], *, unanswerable: boo
     text = record.context[begin : window.spans[int(last) - window.first, 1]]
     shift = len(text) - len(text.lstrip())
     return GivenAnswer(text=text.strip(), start=begin + shift, score=score, null_score=null)
+
+
+def window_losses(starts: Tensor, ends: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of both cross-entropies of each window [B] of logits [B, T], in float32."""
+    both = (
+        nn.functional.cross_entropy(
+            _candidates(logits, labels), _has(labels, flag).int().argmax(1), reduction="none"
+        )
+        for logits, flag in ((starts, START), (ends, END))
+    )
+    return sum(both, torch.zeros_like(starts[:, 0], dtype=torch.float32)) / 2
+
+
+def best_spans(starts: Tensor, ends: Tensor, labels: Tensor, longest: int) -> Tensor:
+    """Return score, first token, last token and null score of each window's best span [B, 4]."""
+    starts, ends = _candidates(starts, labels), _candidates(ends, labels)
+    null = _has(labels, NULL)
+    null_score = (starts + ends).masked_fill(~null, 0).sum(1)
+    starts, ends = (logits.masked_fill(null, -torch.inf) for logits in (starts, ends))
+    tokens = torch.arange(labels.shape[1], device=labels.device)
+    length = tokens[None] - tokens[:, None]
+    scores = starts[:, :, None] + ends[:, None]
+    scores = scores.masked_fill((length < 0) | (length >= longest), -torch.inf)
+    best, index = scores.flatten(1).max(1)
+    first, last = index // labels.shape[1], index % labels.shape[1]
+    return torch.stack([best, first.to(best), last.to(best), null_score], dim=1)
+
+
+def _candidates(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return logits in float32, minus infinity where a token can be no answer."""
+    return logits.float().masked_fill(labels == OUTSIDE, -torch.inf)
+
+
+def _has(labels: Tensor, flag: int) -> Tensor:
+    return (labels != OUTSIDE) & (labels & flag != 0)

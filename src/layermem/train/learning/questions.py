@@ -11,11 +11,14 @@ Letters: B windows, T tokens.
 """
 
 import json
+import math
+import re
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, final
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForQuestionAnswering
 
 from layermem.config import Records, Run
@@ -27,19 +30,18 @@ from layermem.data.question_records import (
     f1,
     read_questions,
 )
+from layermem.intervals import proportion
 from layermem.results.files import read_result, to_json
-from layermem.results.solved import Answers, QuestionCounts, Solved
+from layermem.results.solved import Answers, AnswerScore, QuestionCounts, Solved
 from layermem.runs import RunFolder, write_atomically
+from layermem.text_hash import hash_to_unit_interval
 from layermem.train.host_models import load_host_config, load_record_model
-from layermem.train.learning.question_scores import score_all, solved_of
 from layermem.train.learning.question_windows import (
-    END,
-    NULL,
-    OUTSIDE,
-    START,
     GivenAnswer,
     QuestionDataset,
+    best_spans,
     window_encoder,
+    window_losses,
 )
 from layermem.train.learning.record_inputs import (
     check_fits,
@@ -49,12 +51,14 @@ from layermem.train.learning.record_inputs import (
     load_host_tokenizer,
     log_counts,
     path_of,
+    shares_without_steps,
 )
 from layermem.train.model_card import Learnt, head_loading, literal
 from layermem.train.sequences import padding_of
 
 # Training windows by which a tokenizer is checked to know the texts.
 _CHECKED_WINDOWS = 1000
+_WORD = re.compile(r"\S+")
 
 
 @final
@@ -151,7 +155,7 @@ class QuestionLearning:
         asked = [json.dumps([each.id, each.context, each.question, each.gold]) for each in records]
         return solved_of(answers, records, texts), asked
 
-    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+    def describe(self, folder: RunFolder) -> Learnt:
         answers = read_result(Answers, folder.answers)
         scores = {
             "validation questions": answers.all,
@@ -161,16 +165,20 @@ class QuestionLearning:
         }
         with folder.predictions.open(encoding="utf-8") as file:
             first = json.loads(file.readline())
+
+        def shown(share: float, interval: Sequence[float]) -> str:
+            ends = f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
+            return f"{share:.1%}{ends}"
+
         return Learnt(
             task="question-answering",
             data=f"{self.run.records.source}; question-answering of records",
             unit="window",
             results={
-                f"{name}: exact match, F1 of words": f"{score.exact:.1%}"
-                f"{_ends(score.exact_interval)}, {score.f1:.1%}{_ends(score.f1_interval)} of "
-                f"{score.count:,}"
-                for name, score in scores.items()
-                if score is not None
+                f"{name}: exact match, F1 of words": f"{shown(each.exact, each.exact_interval)}, "
+                f"{shown(each.f1, each.f1_interval)} of {each.count:,}"
+                for name, each in scores.items()
+                if each is not None
             },
             usage=_usage(self.run, first["question"], first["context"]),
         )
@@ -198,10 +206,6 @@ context = {literal(context)}
     unanswerable={records.unanswerable},
 )
 print(answer.text)"""
-
-
-def _ends(interval: Sequence[float]) -> str:
-    return f" ({interval[0]:.1%} to {interval[1]:.1%})" if interval else ""
 
 
 def answer_questions(
@@ -248,39 +252,101 @@ def answer_all(
     return data.given(best, unanswerable=unanswerable)
 
 
-def window_losses(starts: Tensor, ends: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of both cross-entropies of each window [B] of logits [B, T], in float32."""
-    both = (
-        nn.functional.cross_entropy(
-            _candidates(logits, labels), _has(labels, flag).int().argmax(1), reduction="none"
-        )
-        for logits, flag in ((starts, START), (ends, END))
+def score(
+    records: Sequence[QuestionRecord], texts: Sequence[str], *, is_guess: bool = False
+) -> AnswerScore:
+    """Return the mean scores of answers, with intervals unless they are guesses."""
+    count, pairs = len(records), list(zip(texts, records, strict=True))
+    exact, overlap = (
+        math.fsum(of(text, record.gold) for text, record in pairs) for of in (exact_match, f1)
     )
-    return sum(both, torch.zeros_like(starts[:, 0], dtype=torch.float32)) / 2
+    return AnswerScore(
+        count=count,
+        exact=exact / count,
+        exact_interval=() if is_guess else proportion(exact, count),
+        f1=overlap / count,
+        f1_interval=() if is_guess else proportion(overlap, count),
+    )
 
 
-def best_spans(starts: Tensor, ends: Tensor, labels: Tensor, longest: int) -> Tensor:
-    """Return score, first token, last token and null score of each window's best span [B, 4]."""
-    starts, ends = _candidates(starts, labels), _candidates(ends, labels)
-    null = _has(labels, NULL)
-    null_score = (starts + ends).masked_fill(~null, 0).sum(1)
-    starts, ends = (logits.masked_fill(null, -torch.inf) for logits in (starts, ends))
-    tokens = torch.arange(labels.shape[1], device=labels.device)
-    length = tokens[None] - tokens[:, None]
-    scores = starts[:, :, None] + ends[:, None]
-    scores = scores.masked_fill((length < 0) | (length >= longest), -torch.inf)
-    best, index = scores.flatten(1).max(1)
-    first, last = index // labels.shape[1], index % labels.shape[1]
-    return torch.stack([best, first.to(best), last.to(best), null_score], dim=1)
+def score_all(
+    records: Sequence[QuestionRecord],
+    texts: Sequence[str],
+    training: Sequence[QuestionRecord],
+    *,
+    run_id: str,
+    counts: QuestionCounts,
+) -> Answers:
+    """Return the scores of a run's answers, and of guesses from what it was trained on."""
+    has_answer, no_answer = (
+        [pair for pair in zip(records, texts, strict=True) if bool(pair[0].answers) is is_answered]
+        for is_answered in (True, False)
+    )
+    return Answers(
+        run_id=run_id,
+        counts=counts,
+        all=score(records, texts),
+        has_answer=score(*zip(*has_answer, strict=True)) if has_answer else None,
+        no_answer=score(*zip(*no_answer, strict=True)) if no_answer else None,
+        guesses=guesses(records, training),
+    )
 
 
-def _candidates(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return logits in float32, minus infinity where a token can be no answer."""
-    return logits.float().masked_fill(labels == OUTSIDE, -torch.inf)
+def guesses(
+    records: Sequence[QuestionRecord], training: Sequence[QuestionRecord]
+) -> dict[str, AnswerScore]:
+    """Return the scores of guesses that need no model, by name."""
+    lengths = [len(record.gold[0].split()) for record in training if record.answers]
+    words = round(statistics.median(lengths)) if lengths else 1
+    texts = {
+        "none": ["" for _ in records],
+        "first words": [_piece(record, words, 0.0) for record in records],
+        "random words": [
+            _piece(record, words, hash_to_unit_interval(record.id)) for record in records
+        ],
+    }
+    return {name: score(records, each, is_guess=True) for name, each in texts.items()}
 
 
-def _has(labels: Tensor, flag: int) -> Tensor:
-    return (labels != OUTSIDE) & (labels & flag != 0)
+def solved_of(answers: Answers, records: Sequence[QuestionRecord], texts: Sequence[str]) -> Solved:
+    """Return the exact matches as shares, for result.json, beside those of the best guess.
+
+    Questions with and without an answer are called as SQuAD 2.0 calls them.
+    """
+    levels = {"HasAns": answers.has_answer, "NoAns": answers.no_answer}
+    shares = {
+        name: shares_without_steps(of.count, of.exact, of.exact_interval)
+        for name, of in {"": answers.all, **levels}.items()
+        if of is not None
+    }
+    faults = Counter(map(_fault, records, texts))
+    faults.pop("", None)
+    return Solved(
+        **vars(shares.pop("")),
+        split="validation",
+        chance=max(each.exact for each in answers.guesses.values()),
+        by={"answer": shares},
+        faults=dict(faults.most_common()),
+    )
+
+
+def _piece(record: QuestionRecord, words: int, where: float) -> str:
+    """Return some words in a row of a context; ``where``: 0 for the first, below 1 for the last."""
+    found = [match.span() for match in _WORD.finditer(record.context)]
+    count = min(words, len(found))
+    begin = int(where * (len(found) - count + 1))
+    return record.context[found[begin][0] : found[begin + count - 1][1]]
+
+
+def _fault(record: QuestionRecord, text: str) -> str:
+    """Return what is wrong with an answer; empty: nothing is."""
+    if exact_match(text, record.gold):
+        return ""
+    if not record.answers:
+        return "an answer where there is none"
+    if not text:
+        return "no answer where there is one"
+    return "a part of the answer, or more" if f1(text, record.gold) else "elsewhere"
 
 
 def _read(records: Records) -> tuple[list[QuestionRecord], list[QuestionRecord], int]:

@@ -1,32 +1,66 @@
-"""Learning text: blocks of tokens, whose loss is on every next token, judged by that loss alone.
+"""Learning tokens: blocks of text, or problems of a task with the loss on their solutions.
 
-What judges a batch of tokens and loads a model of tokens here does so for problems too.
+Of problems with queries the sequence is the prompt, with the loss on the answers alone. The label
+after a query is its answer, whatever token stands there. A validation and the end of a run on a
+task have the model solve problems of their own.
 
 Letters: B sequences, T tokens, V words of the vocabulary.
 """
 
+import json
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
-from layermem.config import Run
+from layermem.config import Run, Task
 from layermem.data.blocks import Blocks
 from layermem.data.preparing import prepare
-from layermem.runs import RunFolder
+from layermem.results.solved import Solved
+from layermem.runs import RunFolder, write_atomically
+from layermem.tasks import registry
+from layermem.tasks.problems import Problem
 from layermem.train.host_models import load_host
 from layermem.train.metrics import validation_row
 from layermem.train.model_card import Learnt, literal
-from layermem.train.sequences import IGNORED
+from layermem.train.sequences import IGNORED, PaddedSequences, padding_of
 from layermem.train.setup import build_model, load_run_tokenizer
+
+# From a model, its tokenizer, a task and the name of a split to the result and every attempt.
+Evaluate: TypeAlias = Callable[[Any, Any, Task, str], tuple[Solved, Sequence[Any]]]
+
+
+def load_token_model(run: Run, tokenizer: Any) -> Any:
+    """Return the model of a run that predicts tokens: of transformers, or a decoder of ours."""
+    return load_host(run) if run.host.model is not None else build_model(run, tokenizer)
+
+
+def judge_tokens(model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
+    """Return the sum of the losses and the number of labels of each sequence [B, 2]."""
+    labels = batch.pop("labels")
+    next_tokens = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    if loss_chunk:
+        output = model(**batch, labels=labels, loss_chunk=loss_chunk, use_cache=False)
+        token_losses = output.token_losses
+    else:
+        # In float32, as in training.
+        logits = model(**batch, use_cache=False).logits.flatten(0, 1).float()
+        token_losses = nn.functional.cross_entropy(
+            logits, next_tokens.flatten(), reduction="none"
+        ).view_as(next_tokens)
+    # A loss is zero where a token has no label.
+    return torch.stack([token_losses.sum(1), (next_tokens != IGNORED).sum(1)], dim=1)
 
 
 @final
 class TextLearning:
-    """What a run on text learns."""
+    """What a run on text learns: every next token of blocks."""
 
     step_loss = save = None
+    judge = staticmethod(judge_tokens)
+    collate = staticmethod(Blocks.collate)
 
     def __init__(self, run: Run) -> None:
         self.run, self.tokenizer = run, load_run_tokenizer(run)
@@ -35,29 +69,134 @@ class TextLearning:
         blocks = partial(Blocks, block_size=size, isolate=isolate)
         self.train_data = blocks(train_tokens)
         self.validation_data = blocks(validation_tokens, at_most=run.eval_blocks)
-        self.collate = Blocks.collate
 
     def load_model(self) -> Any:
         return load_token_model(self.run, self.tokenizer)
 
-    def judge(self, model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
-        return judge_tokens(model, batch, loss_chunk)
-
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         return validation_row(loss)
 
-    def describe(self, model: Any, folder: RunFolder) -> Learnt:
+    def describe(self, folder: RunFolder) -> Learnt:
         data = self.run.data
         names = ", ".join(filter(None, (data.source, data.subset, data.revision)))
         return Learnt(
             task="text-generation",
             data=f"{names}; blocks of {data.block_size} tokens",
             unit="token",
-            usage=usage_of_decoder(self.run, "The"),
+            usage=_usage(self.run, "The"),
         )
 
 
-def usage_of_decoder(run: Run, prompt: str) -> str:
+@final
+class ProblemLearning:
+    """What a run on a task learns: the solutions of its problems."""
+
+    step_loss = None
+    judge = staticmethod(judge_tokens)
+
+    def __init__(self, run: Run, evaluate: Evaluate | None) -> None:
+        self.run, self.tokenizer = run, load_run_tokenizer(run)
+        self.train_data, self.validation_data = build_problem_datasets(run.task, self.tokenizer)
+        self.collate, self.evaluate = self.train_data.collate, evaluate
+        self.save = self._save if evaluate else None
+
+    def load_model(self) -> Any:
+        return load_token_model(self.run, self.tokenizer)
+
+    def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
+        row = validation_row(loss)
+        if self.evaluate is not None:
+            solved, _ = self.evaluate(model, self.tokenizer, self.run.task, "validation")
+            row |= {"val_accuracy": solved.accuracy, "val_steps": solved.steps}
+        return row
+
+    def describe(self, folder: RunFolder) -> Learnt:
+        task, prompt, results = self.run.task, "The", {}
+        if folder.attempts.exists():
+            with folder.attempts.open(encoding="utf-8") as file:
+                prompt = json.loads(file.readline())["prompt"]
+        if folder.result.exists():
+            result = Solved.from_json(folder.result.read_text(encoding="utf-8"))
+            low, high = result.interval
+            results = {
+                "test problems": f"{result.count:,}",
+                "right final answer": f"{result.accuracy:.1%} (95% interval over problems: "
+                f"{low:.1%} to {high:.1%})",
+                "every step right": f"{result.steps:.1%}",
+                "right by chance": f"{result.chance:.1%}",
+            }
+        options = f" ({' '.join(task.options)})" if task.options else ""
+        return Learnt(
+            task="text-generation",
+            data=f"{task.examples:,} problems of the task {task.name}, seed {task.seed}{options}",
+            unit="token",
+            results=results,
+            usage=_usage(self.run, prompt),
+        )
+
+    def _save(self, trainer: Any, folder: RunFolder) -> tuple[Solved, list[str]] | None:
+        """Have the trained model solve the test problems, and write the attempts."""
+        assert self.evaluate is not None
+        solved, attempts = self.evaluate(trainer.model, self.tokenizer, self.run.task, "test")
+        if not trainer.is_world_process_zero():
+            return None
+        rows = [attempt.row() for attempt in attempts]
+        write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
+        return solved, [row["prompt"] for row in rows]
+
+
+@final
+class ProblemDataset(PaddedSequences):
+    """Encoded problems: ``input_ids`` and ``labels`` [T], where T differs between problems."""
+
+    def __init__(self, problems: Sequence[Problem], tokenizer: Any) -> None:
+        if not problems:
+            raise ValueError("a training or validation set needs at least one problem, got none")
+        self.problems, end = problems, tokenizer.eos_token_id
+        prompts, solutions = registry.encode(tokenizer, problems)
+        self._queried = registry.select_queried(problems)
+        items = []
+        for number, (prompt, solution) in enumerate(zip(prompts, solutions, strict=True)):
+            if self._queried:
+                ids, labels = [*prompt, end], [IGNORED] * (len(prompt) + 1)
+                # The token after a query is predicted at the query.
+                for query, answer in zip(self._queried[number].queries, solution, strict=True):
+                    labels[query + 1] = answer
+            else:
+                ids = [*prompt, *solution, end]
+                labels = [*[IGNORED] * len(prompt), *solution, end]
+            items.append({"input_ids": ids, "labels": labels})
+        super().__init__(items, padding_of(tokenizer), has_mask=False)
+
+    def identity(self) -> object:
+        """Return ids and labels of problems with queries, prompts and solutions of others."""
+        if self._queried:
+            return super().identity()
+        lengths = [item["labels"].count(IGNORED) for item in self.items]
+        ids = [item["input_ids"] for item in self.items]
+        return [[each[:n], each[n:]] for each, n in zip(ids, lengths, strict=True)]
+
+
+def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, ProblemDataset]:
+    """Return the training set, with what is repeated in it, and the validation set of a task."""
+    definition = registry.get_task(str(task.name))
+    train, validation = (
+        list(definition.problems(split, count, task.seed, **task.fields()))
+        for split, count in (("train", task.examples), ("validation", task.validation))
+    )
+    # A file of records may have fewer than were asked for.
+    if task.repeated and task.repeated >= len(train):
+        raise ValueError(
+            f"task.repeated ({task.repeated}) must be fewer than the problems of the training set, "
+            f"which are {len(train)}"
+        )
+    train += train[: task.repeated] * (task.repeats - 1)
+    datasets = ProblemDataset(train, tokenizer), ProblemDataset(validation, tokenizer)
+    registry.check_tokenizer(definition, tokenizer, validation)
+    return datasets
+
+
+def _usage(run: Run, prompt: str) -> str:
     """Return code that loads the model and has it continue a prompt."""
     load, imports = "AutoModelForCausalLM.from_pretrained", "AutoModelForCausalLM, AutoTokenizer"
     first = "import layermem  # makes the model known to transformers"
@@ -77,36 +216,3 @@ inputs = tokenizer(
 )
 tokens = model.generate(**inputs, max_new_tokens=64, do_sample=False)
 print(tokenizer.decode(tokens[0]))"""
-
-
-def load_token_model(run: Run, tokenizer: Any) -> Any:
-    """Return the model of a run that predicts tokens: of transformers, or a decoder of ours."""
-    return load_host(run) if run.host.model is not None else build_model(run, tokenizer)
-
-
-def judge_tokens(model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
-    """Return the sum of the losses and the number of labels of each sequence [B, 2]."""
-    labels = batch.pop("labels")
-    if loss_chunk:
-        output = model(**batch, labels=labels, loss_chunk=loss_chunk, use_cache=False)
-        return _sum_by_sequence(output.token_losses, labels)
-    return sequence_losses(model(**batch, use_cache=False).logits, labels)
-
-
-def sequence_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of the losses and the number of labels of each sequence [B, 2].
-
-    ``logits`` [B, T, V] predict the next token; ``labels`` [B, T] are the tokens themselves, with
-    -100 where a token has no loss.
-    """
-    next_tokens = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    # In float32, as in training.
-    token_losses = nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), next_tokens.flatten(), reduction="none"
-    )
-    return _sum_by_sequence(token_losses.view_as(next_tokens), labels)
-
-
-def _sum_by_sequence(token_losses: Tensor, labels: Tensor) -> Tensor:
-    # A loss is zero where a token has no label.
-    return torch.stack([token_losses.sum(1), (labels[:, 1:] != IGNORED).sum(1)], dim=1)

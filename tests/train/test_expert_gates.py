@@ -6,8 +6,8 @@ import transformers as hf
 from layermem.config import Optim
 from layermem.models.routers import learned_routers
 from layermem.retrofit import Host, attach, router_parameters
-from layermem.train.optimizer import parameter_groups
-from layermem.train.variant_of import variant_of
+from layermem.train.metrics import variant_metrics
+from layermem.train.optimizer import overrides_of, parameter_groups
 
 SIZES = {
     "vocab_size": 61,
@@ -40,18 +40,17 @@ def build(name):
 @pytest.mark.parametrize("name", EXPERTS)
 def test_gates_of_experts_are_no_routers(name):
     model = build(name)
-    variant, optim = variant_of(model), Optim(lr=1e-3)
-    groups = parameter_groups(model, variant.overrides, optim)
+    groups = parameter_groups(model, overrides_of(model), Optim(lr=1e-3))
     assert {group["lr"] for group in groups} == {1e-3}
     assert {group["weight_decay"] for group in groups} == {0.0, 0.1}
-    assert variant.metrics(model) == {} and learned_routers(model) == []
+    assert variant_metrics(model) == {} and learned_routers(model) == []
 
 
 @pytest.mark.parametrize("name", EXPERTS)
 def test_attached_routers_alone_have_their_rate(name):
     host = Host(layers="model.layers", attention="self_attn", key="k_proj", value="v_proj")
     model = attach(build(name), host=host)
-    groups = parameter_groups(model, variant_of(model).overrides, Optim(lr=1e-3))
+    groups = parameter_groups(model, overrides_of(model), Optim(lr=1e-3))
     (routers,) = (group for group in groups if group["lr"] == 5e-3)
     assert {id(p) for p in routers["params"]} == {id(p) for p in router_parameters(model)}
     assert routers["weight_decay"] == 0.0

@@ -1,0 +1,40 @@
+"""The runs that one process trains, and two processes as well (processes.py)."""
+
+from dataclasses import replace
+
+from small_run import UNEVEN, a_run, curve
+
+from layermem.config import Regularizer
+from layermem.train.run import train
+
+PENALTY = Regularizer(penalty="seq_vcr", covariance_weight=0.5, width=12)
+
+
+def long_run(folder):
+    """Documents are kept apart, so that not every sequence has as many labels."""
+    isolated = {"isolate_documents": True}
+    return a_run(folder, max_steps=50, eval_every=25, save_every=20, data=isolated)
+
+
+def layout_run(folder):
+    return a_run(folder, keep=9, model={"tie_word_embeddings": True})
+
+
+def penalized_run(folder):
+    return replace(layout_run(folder), regularizer=PENALTY)
+
+
+def train_alone(folder):
+    """Train what two processes are compared with; return the curves in each precision."""
+    curves = {}
+    for precision in ("float32", "bfloat16"):
+        compute = {"precision": precision, "micro_batch": 1}
+        run = a_run(folder, **UNEVEN, compute=compute)
+        curves[precision] = curve(train(run, folder / precision))
+    train(long_run(folder), folder / "long" / "one")
+    train(layout_run(folder), folder / "layouts" / "one")
+    run = penalized_run(folder)
+    train(run, folder / "penalized" / "one")
+    small = replace(run, compute=replace(run.compute, micro_batch=2))
+    train(small, folder / "penalized" / "small")
+    return curves
