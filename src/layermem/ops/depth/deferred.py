@@ -1,48 +1,40 @@
 """Sums and scores whose backward computes the gradient of each stored state once.
 
-A state is read by the mixtures and scores of all later layers. Left to autograd, each would compute
-a gradient as large as the state, and autograd would add them. Here the backward of a reader leaves
-its incoming gradient and its weights with the autograd node that gathers for the state, and this
-node, which autograd runs after all readers, accumulates them in place. Readers read an alias of the
-state, which the node has made (``ops/stored.py``):
+A reader of a state leaves its incoming gradient and its weights with the node of the state
+(``ops/shared_gradient.py``), which accumulates them in place:
 
     d x_j = sum over mixtures m, sums c of weights_m[c, j] d out_mc
           + sum over scores p, c of d scores_p[c, j] vectors_p[c] one product for all scores
           + the gradient of its inverse root mean square, likewise a sum
 
-Nothing is saved but the states themselves, once, and the weights. What readers leave belongs to one
-backward pass, so that partial, repeated and nested passes do not mix. A state without such a
-node gets its gradient from each reader: under re-entrant checkpointing, behind FSDP's wrappers, and
-where a caller does not use ``store``. Under torch.compile, torch.func and
-``create_graph=True`` the equations of naive.py are differentiated.
+Nothing is saved but the states themselves, once, and the weights. Under torch.compile, torch.func
+and ``create_graph=True`` the equations of naive.py are differentiated.
 
 Letters: S states, C sums, B batch, T tokens, D width.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from layermem.ops.depth import naive, products
 from layermem.ops.depth.naive import Weights, column
-from layermem.ops.differentiable import equation_gradients
-from layermem.ops.stored import readable, set_alias
+from layermem.ops.shared_gradient import (
+    Grads,
+    autocast_disabled,
+    equation_gradients,
+    find_node,
+    is_traced,
+    leave,
+    readable,
+    share,
+)
 
-Grads = tuple[Tensor | None, ...]
-
-
-@dataclass
-class _Pending:
-    """What the readers of a state have left for its gradient in one backward pass."""
-
-    # (gradient of a sum [B, T, D], what multiplied the state in it) and (gradient of the state's
-    # scores [B, T, C], vectors [C, D]).
-    sums: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    scores: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+# What a reader leaves: the gradient of a sum [B, T, D] and what multiplied the state in it, or the
+# gradient of the state's scores [B, T, C] and vectors [C, D].
+Part = tuple[Literal["sum", "score"], Tensor, Tensor]
 
 
 class _Buffer:
@@ -80,7 +72,7 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1) -> Tensor:
     ``after`` are the states stored before it in this forward, of ``room`` in all: those that
     follow each other share memory, in which a product reads all of them at once.
     """
-    if not torch.is_grad_enabled() or _traced():
+    if not torch.is_grad_enabled() or is_traced():
         return x
     buffer = None
     if after:
@@ -90,40 +82,42 @@ def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1) -> Tensor:
     if buffer is not None and not buffer.has_room_for(x, len(after)):
         buffer = None
     stored: Tensor = x.view_as(x) if buffer is None else _Append.apply(x, buffer)
-    if stored.requires_grad:
-        set_alias(stored, _Gather.apply(stored, buffer))
+    (alias,) = share(_gather, stored)
+    node = _find_node(alias)
+    if node is not None:
+        node.buffer = buffer
     return stored
 
 
 def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
     """Compute ``naive.mix``."""
-    if _traced():
+    if is_traced():
         return naive.mix(states, weights)
     if torch.is_grad_enabled():
         return list(_Mix.apply(weights, *map(readable, states)))
-    with _autocast_disabled(weights):
+    with autocast_disabled(weights):
         return products.mix(states, weights)
 
 
 def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     """Compute ``naive.score``."""
-    if _traced():
+    if is_traced():
         return naive.score(states, vectors)
     if torch.is_grad_enabled():
         scores: Tensor = _Score.apply(vectors, *map(readable, states))
         return scores
-    with _autocast_disabled(vectors):
+    with autocast_disabled(vectors):
         return products.score(states, vectors)
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """Compute ``naive.inverse_rms``."""
-    if _traced():
+    if is_traced():
         return naive.inverse_rms(x, eps)
     if torch.is_grad_enabled():
         inverse: Tensor = _InverseRms.apply(readable(x), eps)
         return inverse
-    with _autocast_disabled(x):
+    with autocast_disabled(x):
         return products.inverse_rms(x, eps)
 
 
@@ -140,32 +134,12 @@ class _Append(torch.autograd.Function):
         return grad, None
 
 
-class _Gather(torch.autograd.Function):
-    """Return the alias of a stored state; in the backward, add up what readers have left."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, buffer: _Buffer | None) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.dtype, ctx.buffer, ctx.stored = x.dtype, buffer, x.grad_fn
-        ctx.pending = {}
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, direct: Tensor | None) -> tuple[Tensor | None, None]:
-        pending = ctx.pending.pop(torch._C._current_graph_task_id(), None)
-        if pending is None:
-            return direct, None
-        first = (pending.sums or pending.scores)[0][0]
-        with _autocast_disabled(first):
-            return _gather(direct, pending).to(ctx.dtype), None
-
-
 class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Weights, *states: Tensor) -> Grads:
         ctx.save_for_backward(weights, *states)
         ctx.nodes = [_find_node(x) for x in states]
-        with _autocast_disabled(weights):
+        with autocast_disabled(weights):
             return tuple(products.mix(states, weights))
 
     @staticmethod
@@ -176,7 +150,7 @@ class _Mix(torch.autograd.Function):
         needs_weights, *needs = ctx.needs_input_grad
         d_states: list[Tensor | None] = [None] * len(states)
         d_weights = None
-        with _autocast_disabled(weights):
+        with autocast_disabled(weights):
             if needs_weights:
                 d_weights = products.mix_weight_gradient(states, weights, grads)
             wide = weights.to(products.widest(weights.dtype, grads[0].dtype))
@@ -185,7 +159,8 @@ class _Mix(torch.autograd.Function):
                 if not needs[j]:
                     continue
                 if node is not None:
-                    _pending_of(node).sums.extend(terms)
+                    for term in terms:
+                        leave(node, ("sum", *term))
                 else:
                     d_states[j] = products.accumulate(None, terms).to(x.dtype)
         return d_weights, *d_states
@@ -196,7 +171,7 @@ class _Score(torch.autograd.Function):
     def forward(ctx: Any, vectors: Tensor, *states: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, *states)
         ctx.nodes = [_find_node(x) for x in states]
-        with _autocast_disabled(vectors):
+        with autocast_disabled(vectors):
             return products.score(states, vectors)
 
     @staticmethod
@@ -207,7 +182,7 @@ class _Score(torch.autograd.Function):
         needs_vectors, *needs = ctx.needs_input_grad
         d_states: list[Tensor | None] = [None] * len(states)
         d_vectors = None
-        with _autocast_disabled(vectors):
+        with autocast_disabled(vectors):
             if needs_vectors:
                 d_vectors = products.score_vectors_gradient(states, vectors, grads)
             wide = vectors.to(grads.dtype)
@@ -215,7 +190,7 @@ class _Score(torch.autograd.Function):
                 if not needs[j]:
                     continue
                 if node is not None:
-                    _pending_of(node).scores.append((grads[..., j], wide))
+                    leave(node, ("score", grads[..., j], wide))
                 else:
                     d_states[j] = (grads[..., j] @ wide).to(x.dtype)
         return d_vectors, *d_states
@@ -224,7 +199,7 @@ class _Score(torch.autograd.Function):
 class _InverseRms(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        with _autocast_disabled(x):
+        with autocast_disabled(x):
             inverse = products.inverse_rms(x, eps)
         ctx.save_for_backward(x, inverse)
         ctx.eps, ctx.node = eps, _find_node(x)
@@ -241,9 +216,9 @@ class _InverseRms(torch.autograd.Function):
             return (factor[..., None] * x).to(x.dtype), None
         term = x, factor[..., None]
         if ctx.node is not None:
-            _pending_of(ctx.node).sums.append(term)
+            leave(ctx.node, ("sum", *term))
             return None, None
-        with _autocast_disabled(x):
+        with autocast_disabled(x):
             return products.accumulate(None, [term]).to(x.dtype), None
 
 
@@ -251,44 +226,26 @@ def _score_as_list(states: Sequence[Tensor], vectors: Tensor) -> list[Tensor]:
     return [naive.score(states, vectors)]
 
 
-def _gather(direct: Tensor | None, pending: _Pending) -> Tensor:
-    """Return ``direct`` plus what the readers have left."""
-    total = direct
-    if pending.sums:
-        total = products.accumulate(total, pending.sums)
-    if pending.scores:
-        grads = torch.cat([grad for grad, _ in pending.scores], dim=-1)
-        product = grads @ torch.cat([vectors for _, vectors in pending.scores])
-        total = product if total is None else product.add_(total)
-    assert total is not None
-    return total
-
-
-def _pending_of(node: Any) -> _Pending:
-    """Return what readers have left with a node in the running pass; dropped when that ends."""
-    by_pass: dict[int, _Pending] = node.pending
-    pass_id = torch._C._current_graph_task_id()
-    if pass_id not in by_pass:
-        by_pass[pass_id] = _Pending()
-
-        def drop() -> None:
-            by_pass.pop(pass_id, None)
-
-        # A pass may end before it reaches the node.
-        torch.autograd.Variable._execution_engine.queue_callback(drop)
-    return by_pass[pass_id]
-
-
-_GatherNode = _Gather._backward_cls
+def _gather(parts: list[Part], direct: Grads) -> Grads:
+    """Return the direct gradient plus what the readers have left."""
+    if not parts:
+        return direct
+    sums = [(grad, weight) for kind, grad, weight in parts if kind == "sum"]
+    scores = [(grad, vectors) for kind, grad, vectors in parts if kind == "score"]
+    (total,) = direct
+    with autocast_disabled(parts[0][1]):
+        if sums:
+            total = products.accumulate(total, sums)
+        if scores:
+            grads = torch.cat([grad for grad, _ in scores], dim=-1)
+            product = grads @ torch.cat([vectors for _, vectors in scores])
+            total = product if total is None else product.add_(total)
+    # Autograd rounds it to the dtype of the state.
+    return (total,)
 
 
 def _find_node(x: Tensor) -> Any | None:
-    """Return the autograd node that gathers for a state, None if there is none."""
-    return x.grad_fn if isinstance(x.grad_fn, _GatherNode) else None
-
-
-def _traced() -> bool:
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return find_node(x, _gather)
 
 
 def _differentiable_gradients(ctx: Any, equation: Any, grads: Sequence[Tensor]) -> Grads:
@@ -298,12 +255,4 @@ def _differentiable_gradients(ctx: Any, equation: Any, grads: Sequence[Tensor]) 
         outs: list[Tensor] = equation(states, first)
         return outs
 
-    return tuple(equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, grads))
-
-
-def _autocast_disabled(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Return a context without autocast, which would round products to half precision."""
-    kind = tensor.device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    return equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, grads)
