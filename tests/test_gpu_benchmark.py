@@ -10,8 +10,6 @@ import pytest
 import torch
 from tiny import needs_kernels
 
-from layermem.ops import route
-
 ROOT = Path(__file__).parents[1]
 MACHINE = {"device": "NVIDIA Test", "versions": "torch 2", "code": "abc"}
 FIGURES = {"unit": "s", "figures": {"plain": 0.02}, "ratios": {"plain": 1.0}}

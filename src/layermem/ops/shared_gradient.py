@@ -76,7 +76,7 @@ def find_node(x: Tensor, gather: Gather) -> Any | None:
     if torch.compiler.is_compiling():
         return None
     node: Any = x.grad_fn
-    return node if isinstance(node, _Node) and node.gather == gather else None
+    return node if isinstance(x.grad_fn, _Node) and node.gather == gather else None
 
 
 def leave(node: Any, part: Any) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
+from layermem.ops.route.products import as_slot, view_slots
 
 Weights = Sequence[Tensor | None]
 Sources = Sequence[Sequence[int]]
@@ -181,18 +182,6 @@ def _sum_products(
         total = torch.mm(weight, part) if total is None else torch.addmm(total, weight, part)
     assert total is not None, "there is at least one slot"
     return total
-
-
-def as_slot(rows: Tensor, shape: torch.Size) -> Tensor:
-    """Return rows [R, C] as a view [B, R, T, E] like ``shape``, with as many heads as rows."""
-    batch, _, tokens, width = shape
-    return rows.view(-1, batch, tokens, width).transpose(0, 1)
-
-
-def view_slots(matrix: Tensor, shape: torch.Size) -> list[Tensor]:
-    """Return the keys (or values) of a matrix [L R, C] as L views [B, R, T, E] like ``shape``."""
-    batch, heads, tokens, width = shape
-    return list(matrix.view(-1, heads, batch, tokens, width).transpose(1, 2).unbind())
 
 
 def fill_gaps(weights: Weights, sources: Sources) -> dict[int, Tensor]:

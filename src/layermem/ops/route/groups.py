@@ -25,19 +25,24 @@ Letters: L layers, R heads, B batch, T tokens, E head width, C = B T E.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from layermem.ops.route.buffer import SlotBuffer, Sources, Weights, as_slot, view_slots
+from layermem.ops.route.buffer import SlotBuffer, Sources, Weights
 from layermem.ops.route.deferred import pair_up, refuse_second_derivatives
 from layermem.ops.route.naive import Slot
+from layermem.ops.route.products import (
+    add_product,
+    as_slot,
+    runs_of,
+    stack_rows,
+    sum_products,
+    view_slots,
+)
 from layermem.ops.shared_gradient import Grads, add, of_running_pass, share
-
-# Columns of one product, so that what it adds to stays in the processor's cache.
-_TILE = 2048
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ class GroupBuffer(SlotBuffer):
         with torch.no_grad():
             for i, router in routers.items():
                 start = 0
-                for run in _runs(sources[i]):
+                for run in runs_of(sources[i]):
                     columns = router[:, start : start + len(run) * heads]
                     group.block(range(i, i + 1), run).copy_(columns)
                     start += len(run) * heads
@@ -138,37 +143,30 @@ class GroupBuffer(SlotBuffer):
         # Layers from the first to the last that reads older slots.
         self._span = range(readers[0], readers[-1] + 1) if readers else range(0)
         if readers:
-            runs = _runs(group.read(readers, older))
+            runs = runs_of(group.read(readers, older))
             weights = [group.block(self._span, run) for run in runs]
             self._partials = [
-                _sum_products(weights, [matrix[group.rows(run)] for run in runs])
+                sum_products(weights, [matrix[group.rows(run)] for run in runs])
                 for matrix in self._matrices
             ]
 
     def _route(self, layer: int, weight: Tensor) -> Slot:
         if self._tape is None:
             return self._complete_route(layer)
-        group = self._group
-        own = group.read((layer,), range(group.first, layer + 1))
-        # All aliases of the group: its slots get their gradients after all of its routes.
-        tensors = chain(*(self._aliases[j] for j in own))
-        others = (a for j in range(group.first, layer) if j not in own for a in self._aliases[j])
         slot: Slot = _Route.apply(
             partial(self._complete_route, layer),
             self._tape,
-            group,
+            self._group,
             layer,
-            own,
             self._token,
-            *tensors,
-            *others,
+            *chain(*self._aliases[self._group.first :]),
         )
         return slot
 
     def _complete_route(self, layer: int) -> Slot:
         """Add what a layer reads of its own group's slots, and return its route."""
         group, own = self._group, range(layer, layer + 1)
-        runs = _runs(group.read((layer,), range(group.first, layer + 1)))
+        runs = runs_of(group.read((layer,), range(group.first, layer + 1)))
         totals: list[Tensor | None] = [None, None]
         if layer in self._span:
             start = (layer - self._span.start) * group.heads
@@ -178,7 +176,7 @@ class GroupBuffer(SlotBuffer):
             totals = [
                 torch.mm(weight, matrix[rows])
                 if total is None
-                else _add_product(total, weight, matrix[rows])
+                else add_product(total, weight, matrix[rows])
                 for total, matrix in zip(totals, self._matrices, strict=True)
             ]
         key, value = totals
@@ -248,13 +246,13 @@ class _Tape:
         if layer in current.received_by:
             start = (layer - current.received_by.start) * group.heads
             sums = [matrix[start : start + group.heads] for matrix in current.received]
-        for run in _runs(group.readers(own.routed, slot)):
+        for run in runs_of(group.readers(own.routed, slot)):
             weight, rows = group.block(run, slot).t(), group.own(run)
             parts_of_run = [matrix[rows] for matrix in own.matrices]
             if sums is None:
                 sums = [torch.mm(weight, part) for part in parts_of_run]
             else:
-                sums = [_add_product(s, weight, p) for s, p in zip(sums, parts_of_run, strict=True)]
+                sums = [add_product(s, weight, p) for s, p in zip(sums, parts_of_run, strict=True)]
         return direct if sums is None else add([as_slot(s, self.shape) for s in sums], direct)
 
     def _receive(self, current: _Pass, group: _Group) -> None:
@@ -266,12 +264,12 @@ class _Tape:
             if later.first > group.first and gradients is not None:
                 layers = later.readers(gradients.routed, slots)
                 read.update(later.read(layers, slots))
-                senders += [(later, run, gradients) for run in _runs(layers)]
+                senders += [(later, run, gradients) for run in runs_of(layers)]
         if senders:
             by = current.received_by = range(min(read), max(read) + 1)
             weights = [later.block(run, by).t() for later, run, _ in senders]
             current.received = [
-                _sum_products(weights, [g.matrices[i][later.own(run)] for later, run, g in senders])
+                sum_products(weights, [g.matrices[i][later.own(run)] for later, run, g in senders])
                 for i in (0, 1)
             ]
 
@@ -279,17 +277,17 @@ class _Tape:
         """Return the gradients of the routers whose routes the running pass has come by."""
         gradients, heads = self.gradients(group), group.heads
         grads: dict[int, Tensor] = {}
-        for layers in _runs(sorted(gradients.routed)):
+        for layers in runs_of(sorted(gradients.routed)):
             d_keys, d_values = (matrix[group.own(layers)] for matrix in gradients.matrices)
             total = d_keys.new_empty(len(d_keys), group.last * heads)
-            for run in _runs(group.read(layers, range(group.last))):
+            for run in runs_of(group.read(layers, range(group.last))):
                 slots = (gradients.slots[j] for j in run)
-                keys, values = (_stack_rows(part) for part in zip(*slots, strict=True))
+                keys, values = (stack_rows(part) for part in zip(*slots, strict=True))
                 columns = total[:, group.rows(run)]
                 torch.mm(d_keys, keys.t(), out=columns)
-                _add_product(columns, d_values, values.t())
+                add_product(columns, d_values, values.t())
             for layer, rows in zip(layers, total.split(heads), strict=True):
-                blocks = [rows[:, group.rows(run)] for run in _runs(group.sources[layer])]
+                blocks = [rows[:, group.rows(run)] for run in runs_of(group.sources[layer])]
                 grads[layer] = torch.cat(blocks, dim=1)
         return grads
 
@@ -342,7 +340,7 @@ class _Begin(torch.autograd.Function):
 
 class _Route(torch.autograd.Function):
     """The route of one layer; the tensors are the aliases of its group's slots so far, of which
-    the first are those it reads (``own``), and are saved."""
+    those are saved that it reads."""
 
     @staticmethod
     def forward(
@@ -351,13 +349,13 @@ class _Route(torch.autograd.Function):
         tape: _Tape,
         group: _Group,
         layer: int,
-        own: Sequence[int],
         token: Tensor,
         *tensors: Tensor,
     ) -> Slot:
         ctx.set_materialize_grads(False)
-        ctx.tape, ctx.group, ctx.layer, ctx.own = tape, group, layer, own
-        ctx.save_for_backward(*tensors[: 2 * len(own)])
+        ctx.tape, ctx.group, ctx.layer = tape, group, layer
+        ctx.own, slots = group.read((layer,), range(group.first, layer + 1)), pair_up(tensors)
+        ctx.save_for_backward(*chain(*(slots[j - group.first] for j in ctx.own)))
         key, value = compute()
         # Routes of one group share a storage, which each changes in its own rows.
         return key.data, value.data
@@ -369,51 +367,3 @@ class _Route(torch.autograd.Function):
         if any(grad is not None for grad in grads):
             ctx.tape.write(ctx.group, ctx.layer, grads).slots.update(slots)
         return (None,) * len(ctx.needs_input_grad)
-
-
-def _runs(layers: Sequence[int]) -> list[range]:
-    """Return ascending layers as ranges of consecutive ones."""
-    if not layers:
-        return []
-    if layers[-1] - layers[0] == len(layers) - 1:
-        return [range(layers[0], layers[-1] + 1)]
-    ends = [i for i, (a, b) in enumerate(pairwise(layers), 1) if b > a + 1]
-    bounds = pairwise([0, *ends, len(layers)])
-    return [range(layers[a], layers[b - 1] + 1) for a, b in bounds]
-
-
-def _add_product(total: Tensor, weight: Tensor, part: Tensor) -> Tensor:
-    """Add weight @ part to ``total``, in place. Torch counts its FLOPs; not those of ``addmm_``."""
-    return torch.addmm(total, weight, part, out=total)
-
-
-def _sum_products(weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
-    """Sum weights[i] [M, K] @ parts[i] [K, C] over i, one tile of columns after the other."""
-    out = parts[0].new_empty(weights[0].shape[0], parts[0].shape[1])
-    for start in range(0, out.shape[1], _TILE):
-        tile = slice(start, start + _TILE)
-        total = out[:, tile]
-        torch.mm(weights[0], parts[0][:, tile], out=total)
-        for weight, part in zip(weights[1:], parts[1:], strict=True):
-            _add_product(total, weight, part[:, tile])
-    return out
-
-
-def _stack_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Return the keys, or the values, of slots as one matrix [S R, C].
-
-    It is a view where they lie in one storage in this order, as they do unless hooks on saved
-    tensors have returned copies.
-    """
-    first = parts[0].transpose(0, 1)
-    heads, columns = first.shape[0], first[0].numel()
-    start, step = first.data_ptr(), heads * columns * first.element_size()
-    storage = first.untyped_storage().data_ptr()
-    if all(
-        part.transpose(0, 1).is_contiguous()
-        and part.untyped_storage().data_ptr() == storage
-        and part.data_ptr() == start + i * step
-        for i, part in enumerate(parts)
-    ):
-        return first.as_strided((len(parts) * heads, columns), (columns, 1))
-    return torch.cat([part.transpose(0, 1).flatten(1) for part in parts])

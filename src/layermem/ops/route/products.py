@@ -1,0 +1,73 @@
+"""Products and layouts of slots that lie below each other: keys, or values, as one matrix [S R, C].
+
+Letters: S slots, R heads, M rows of a weight, B batch, T tokens, E head width, C = B T E.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+# Columns of one product, so that what it adds to stays in the processor's cache.
+_TILE = 2048
+
+
+def as_slot(rows: Tensor, shape: torch.Size) -> Tensor:
+    """Return rows [R, C] as a view [B, R, T, E] like ``shape``, with as many heads as rows."""
+    batch, _, tokens, width = shape
+    return rows.view(-1, batch, tokens, width).transpose(0, 1)
+
+
+def view_slots(matrix: Tensor, shape: torch.Size) -> list[Tensor]:
+    """Return the keys (or values) of a matrix [L R, C] as L views [B, R, T, E] like ``shape``."""
+    batch, heads, tokens, width = shape
+    return list(matrix.view(-1, heads, batch, tokens, width).transpose(1, 2).unbind())
+
+
+def runs_of(layers: Sequence[int]) -> list[range]:
+    """Return ascending layers as ranges of consecutive ones."""
+    if not layers:
+        return []
+    if layers[-1] - layers[0] == len(layers) - 1:
+        return [range(layers[0], layers[-1] + 1)]
+    ends = [i for i, (a, b) in enumerate(pairwise(layers), 1) if b > a + 1]
+    bounds = pairwise([0, *ends, len(layers)])
+    return [range(layers[a], layers[b - 1] + 1) for a, b in bounds]
+
+
+def add_product(total: Tensor, weight: Tensor, part: Tensor) -> Tensor:
+    """Add weight @ part to ``total``, in place. Torch counts its FLOPs; not those of ``addmm_``."""
+    return torch.addmm(total, weight, part, out=total)
+
+
+def sum_products(weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """Sum weights[i] [M, K] @ parts[i] [K, C] over i, one tile of columns after the other."""
+    out = parts[0].new_empty(weights[0].shape[0], parts[0].shape[1])
+    for start in range(0, out.shape[1], _TILE):
+        tile = slice(start, start + _TILE)
+        total = out[:, tile]
+        torch.mm(weights[0], parts[0][:, tile], out=total)
+        for weight, part in zip(weights[1:], parts[1:], strict=True):
+            add_product(total, weight, part[:, tile])
+    return out
+
+
+def stack_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Return the keys, or the values, of slots as one matrix [S R, C].
+
+    It is a view where they lie in one storage in this order, as they do unless hooks on saved
+    tensors have returned copies.
+    """
+    first = parts[0].transpose(0, 1)
+    heads, columns = first.shape[0], first[0].numel()
+    start, step = first.data_ptr(), heads * columns * first.element_size()
+    storage = first.untyped_storage().data_ptr()
+    if all(
+        part.transpose(0, 1).is_contiguous()
+        and part.untyped_storage().data_ptr() == storage
+        and part.data_ptr() == start + i * step
+        for i, part in enumerate(parts)
+    ):
+        return first.as_strided((len(parts) * heads, columns), (columns, 1))
+    return torch.cat([part.transpose(0, 1).flatten(1) for part in parts])
