@@ -86,8 +86,7 @@ class SmallBuffer(SlotBuffer):
     """Slots without gradients; each route is one product.
 
     A call costs more than its arithmetic here. Slots and routes of all layers are two allocations,
-    whose views are made once for a forward, and keys and values lie side by side. A router whose
-    sources have gaps gets columns of zeros for them.
+    whose views are made once for a forward, and keys and values lie side by side.
     """
 
     def _begin(self, key: Tensor) -> None:
@@ -100,7 +99,6 @@ class SmallBuffer(SlotBuffer):
             for m in (self._matrix, routes)
         )
         self._products = routes.chunk(depth)
-        self._wide = fill_gaps(self._weights, self._sources)
 
     def _keep(self, layer: int, key: Tensor, value: Tensor) -> Slot:
         slot = self._kept[layer]
@@ -109,11 +107,14 @@ class SmallBuffer(SlotBuffer):
         return slot
 
     def _route(self, layer: int, weight: Tensor) -> Slot:
-        weight = self._wide.get(layer, weight)
         if weight.dtype != self._matrix.dtype:
             weight = weight.to(self._matrix.dtype)
-        heads = self._shape[1]
-        rows = self._matrix[self._sources[layer][0] * heads : (layer + 1) * heads]
+        own, heads = self._sources[layer], self._shape[1]
+        if layer - own[0] < len(own):
+            rows = self._matrix[own[0] * heads : (layer + 1) * heads]
+        else:
+            places = _rows_of(tuple(own), heads).to(self._matrix.device)
+            rows = self._matrix.index_select(0, places)
         torch.mm(weight, rows, out=self._products[layer])
         return self._routed[layer]
 
@@ -184,38 +185,7 @@ def _sum_products(
     return total
 
 
-def fill_gaps(weights: Weights, sources: Sources) -> dict[int, Tensor]:
-    """Return {layer: weight} of the routers that skip layers between those they read.
-
-    The weight has columns of zeros for skipped layers. An example with one head: layer 5 reads
-    slots 2, 3 and 5 by [a, b, c], which becomes [a, b, 0, c].
-    """
-    gaps = {
-        layer: weight
-        for layer, (weight, own) in enumerate(zip(weights, sources, strict=True))
-        if weight is not None and own[-1] - own[0] >= len(own)
-    }
-    if not gaps:
-        return {}
-    heads = next(iter(gaps.values())).shape[0]
-    places, total = _places(tuple(tuple(sources[layer]) for layer in gaps), heads)
-    # One copy for all layers: there are many, and each weight is small.
-    flat = torch.cat([weight.flatten() for weight in gaps.values()])
-    copied = flat.new_zeros(total).index_copy_(0, places.to(flat.device), flat)
-    spans = [heads * heads * (sources[layer][-1] - sources[layer][0] + 1) for layer in gaps]
-    parts = copied.split(spans)
-    return {layer: part.view(heads, -1) for layer, part in zip(gaps, parts, strict=True)}
-
-
-@lru_cache(maxsize=8)
-def _places(sources: tuple[tuple[int, ...], ...], heads: int) -> tuple[Tensor, int]:
-    """Return where the entries of narrow weights are among those of wide ones, and their number."""
-    parts, start = [], 0
-    for own in sources:
-        width = (own[-1] - own[0] + 1) * heads
-        chosen = [layer - own[0] for layer in own]
-        columns = torch.arange(width, device="cpu").unflatten(0, (-1, heads))[chosen].flatten()
-        rows = start + width * torch.arange(heads, device="cpu")
-        parts.append((rows[:, None] + columns).flatten())
-        start += heads * width
-    return torch.cat(parts), start
+@lru_cache(maxsize=1024)
+def _rows_of(layers: tuple[int, ...], heads: int) -> Tensor:
+    """Return the rows of layers in a matrix [L R, C]."""
+    return torch.tensor([layer * heads + head for layer in layers for head in range(heads)])
