@@ -143,7 +143,12 @@ class GroupBuffer(SlotBuffer):
         # Layers from the first to the last that reads older slots.
         self._span = range(readers[0], readers[-1] + 1) if readers else range(0)
         if readers:
-            runs = runs_of(group.read(readers, older))
+            # No longer than a group: so is what a tile of the sum reads at a time.
+            runs = [
+                run[i : i + self._group_size]
+                for run in runs_of(group.read(readers, older))
+                for i in range(0, len(run), self._group_size)
+            ]
             weights = [group.block(self._span, run) for run in runs]
             self._partials = [
                 sum_products(weights, [matrix[group.rows(run)] for run in runs])
