@@ -25,6 +25,7 @@ from torch import Tensor
 
 from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
+from layermem.ops.route.products import as_slot, sum_products
 from layermem.ops.shared_gradient import (
     Grads,
     add,
@@ -38,11 +39,11 @@ from layermem.ops.shared_gradient import (
 
 
 class Products:
-    """The products of routing, on concatenated slots. All slots and gradients are [B, R, T, E]."""
+    """The products of routing by torch. All slots and gradients are [B, R, T, E], head major."""
 
     def lay_out(self, x: Tensor) -> Tensor:
         """Return a key or value in the memory layout that is fastest to read."""
-        return x
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
 
     def gather(self, weight: Tensor, parts: Sequence[Slot]) -> Slot:
         """Return weight [M, S * R] @ the S parts, rounded once."""
@@ -170,5 +171,10 @@ def _rows(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _product(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    batch, _, tokens, width = parts[0].shape
-    return (weight @ _rows(parts)).view(-1, batch, tokens, width).transpose(0, 1)
+    first = parts[0]
+    exact = first.dtype in (torch.float32, torch.float64)
+    if exact and first.is_cpu and not torch.compiler.is_compiling():
+        # Faster than one product, and nothing is concatenated.
+        flat = [part.transpose(0, 1).flatten(1) for part in parts]
+        return as_slot(sum_products(weight.split(len(flat[0]), dim=1), flat), first.shape)
+    return as_slot(weight @ _rows(parts), first.shape)
