@@ -46,7 +46,7 @@ def main():
     options.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="tokens of a row")
     args, rows = parse_arguments(options), {}
     for shape in args.shapes:
-        models = build_models(SHAPES[shape][0], args.device, ["functional"])
+        models = build_models(SHAPES[shape][0], args.device, ["deferred"])
         for length in args.lengths:
             torch.compiler.reset()
             ids = torch.randint(256, (max(1, TOKENS // length), length), device=args.device)

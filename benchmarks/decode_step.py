@@ -2,14 +2,17 @@
 
 Eager, one sequence and a batch: a prompt of 64 tokens in one forward, and 16 greedy tokens, one
 forward each. The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and
-LIMe with two implementations of routing; with --variants, plain and the named variants.
+LIMe with two implementations of routing; with --variants, plain and the named variants; with
+--routers, full, windowed and pruned routers.
 """
 
 import torch
 from measure import (
     SHAPES,
+    add_routers_option,
     add_variants_option,
     build_models,
+    build_routers,
     build_variants,
     make_parser,
     parse_arguments,
@@ -49,11 +52,14 @@ def main():
     options = make_parser(__doc__, ("8x384", "64x128"))
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="sequences at once")
     add_variants_option(options)
+    add_routers_option(options)
     args, rows = parse_arguments(options), {}
     for shape in args.shapes:
         fields = SHAPES[shape][0]
         if args.variants:
             models = build_variants(fields, args.device, args.variants)
+        elif args.routers:
+            models = build_routers(fields, args.device)
         else:
             models = build_models(fields, args.device, ["deferred", "grouped"])
         for model, _ in models.values():
@@ -72,7 +78,7 @@ def main():
             tokens = round_seconds(models, decode, args.repeats, args.device, STEPS)
             suffix = f" x{batch}" if batch > 1 else ""
             rows |= {f"{shape} prompt{suffix}": prompts, f"{shape} token{suffix}": tokens}
-    base = "plain" if args.variants else "llama"
+    base = "lime" if args.routers else "plain" if args.variants else "llama"
     print_table(f"a prompt of {PROMPT}; a token", rows, args.device, args.json, base)
 
 

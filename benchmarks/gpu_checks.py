@@ -24,17 +24,6 @@ def list_checks(setup):
 
 def check_kernels(setup, dtype):
     """Compare forward and gradients with naive in float64, and two repetitions bit for bit."""
-    return {
-        "unit": "relative error",
-        "figures": {
-            "triton": _check_routes(setup, dtype),
-            "grouped": _check_groups(setup, dtype),
-        },
-    }
-
-
-def _check_routes(setup, dtype):
-    """Check the kernels of single routes; return the largest relative error."""
     worst = 0.0
     shapes = [(2, 2, 3, 5, 6), (5, 1, 8, 33, 16)]
     if not setup.smoke:
@@ -56,28 +45,7 @@ def _check_routes(setup, dtype):
             if not all(torch.equal(a, b) for a, b in zip(got, again, strict=True)):
                 raise AssertionError(f"two repetitions differ at {shape} in {dtype}")
             worst = _check_errors(got, expected, LIMITS[dtype], f"{shape} in {dtype}", worst)
-    return worst
-
-
-def _check_groups(setup, dtype):
-    """Check the kernels of groups of eight layers, by routes that all read the same slots."""
-    worst = 0.0
-    shapes = [(10, 2, 3, 5, 6)]
-    if not setup.smoke:
-        shapes += [(20, 2, 8, 300, 64), (17, 1, 32, 130, 64), (140, 1, 4, 17, 24)]
-    for shape in shapes:
-        slots, weight, grads = draw_inputs(shape, dtype, setup.device)
-        # Layer l has the first (l + 1) R columns.
-        weights = [weight[:, : (i + 1) * shape[2]] for i in range(shape[0])]
-        exact = [tuple(x.double() for x in slot) for slot in slots]
-        double = [w.double() for w in weights]
-        expected = _groups_and_gradients(list, exact, double, [g.double() for g in grads])
-        got, again = (_groups_and_gradients(_begin_kernels, slots, weights, grads) for _ in "ab")
-        if not all(torch.equal(a, b) for a, b in zip(got, again, strict=True)):
-            raise AssertionError(f"two repetitions of groups differ at {shape} in {dtype}")
-        where = f"groups of {shape} in {dtype}"
-        worst = _check_errors(got, expected, LIMITS[dtype], where, worst)
-    return worst
+    return {"unit": "relative error", "figures": {"triton": worst}}
 
 
 def check_paths(setup):
@@ -135,29 +103,6 @@ def _forward_and_gradients(name, slots, weight, grads, stored):
     return [*out, *torch.autograd.grad(out, [weight, *leaves], grads)]
 
 
-def _begin_kernels(weights):
-    from layermem.ops.route.grouped_kernels import KernelBuffer
-
-    return KernelBuffer(weights, 8)
-
-
-def _groups_and_gradients(begin, slots, weights, grads):
-    """Return all routes and gradients; ``begin`` is ``list`` for naive ones."""
-    leaves = [tuple(x.detach().requires_grad_() for x in slot) for slot in slots]
-    weights = [weight.detach().requires_grad_() for weight in weights]
-    kept, outs = begin(weights) if begin is not list else [], []
-    for slot, weight in zip(leaves, weights, strict=True):
-        if begin is list:
-            kept.append(slot)
-            with using("naive"):
-                outs += route(kept, weight)
-        else:
-            kept.append(*slot)
-            outs += kept.route(weight)
-    wanted = [*weights, *(x for slot in leaves for x in slot)]
-    return [*outs, *torch.autograd.grad(outs, wanted, [*grads] * len(weights))]
-
-
 def list_bandwidths(setup):
     """Measure bytes a second of a copy and of each kernel, by the bytes it has to move at 1B."""
     return {f"{heads} kv heads": partial(measure_bandwidth, setup, heads) for heads in (8, 32)}
@@ -175,15 +120,11 @@ def measure_bandwidth(setup, heads):
     grads = tuple(launches.token_major(grad) for grad in grads)
     columns = weight.unflatten(1, (-1, grads[0].shape[1])).permute(1, 2, 0).contiguous()
     moved = 2 * grads[0].nbytes * (shape[0] + 1)
-    moved_group = 2 * grads[0].nbytes * (shape[0] + 2 * 8)
     works = {
         "copy": (partial(target.copy_, source), 2 * source.nbytes),
         "gather": (partial(launches.gather, weight, slots), moved),
         "spread": (partial(launches.spread, columns, grads), moved),
         "gram": (partial(launches.gram, grads, slots), moved),
-        # A group of eight layers; its sums are in float32.
-        "gather_group": (partial(launches.gather_group, weight.repeat(8, 1), slots), moved_group),
-        "gram_group": (partial(launches.gram_group, [grads] * 8, slots), moved),
     }
     count = 1 if setup.smoke else 10
 

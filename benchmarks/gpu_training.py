@@ -19,8 +19,7 @@ from layermem.efficiency.measuring import read_memory
 from layermem.ops import route
 
 SIZES = ("1B, 8 kv heads", "1B, 32 kv heads", "150M", "30M")
-# Grouped: by kernels in half precision, by products of matrices in float32.
-FAST = ("deferred", "triton", "grouped")
+FAST = ("deferred", "triton")
 
 
 def list_training(setup):
@@ -37,7 +36,7 @@ def list_depths(setup):
 def list_paths(setup):
     """Every implementation of routing, eager and compiled."""
     measure = partial(measure_step, setup, implementations=route.implementations(), peers=["plain"])
-    every = [name for name in route.implementations() if name not in ("naive", "deferred")]
+    every = [name for name in route.implementations() if name != "naive"]
     compiled = partial(measure, implementations=every, options=setup.compile_options())
     return {
         "1B, 8 kv heads, bfloat16": partial(measure, "1B, 8 kv heads"),
@@ -114,9 +113,6 @@ def list_family(setup):
 
 def measure_family(setup, name):
     """Measure a training step of plain and of the family's forms."""
-    if "triton" in setup.refused:
-        # Forms that route would use the kernels.
-        raise RuntimeError(setup.refused["triton"])
     names = "lime,mhc" if setup.smoke else FAMILY
     models = build_variants(setup.shape(name)[0], setup.device, names, torch.bfloat16)
     return measure_columns(setup, models, _make_training_step(setup, name))

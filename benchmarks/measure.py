@@ -82,6 +82,13 @@ def add_variants_option(options):
     )
 
 
+def add_routers_option(options):
+    """Add the option that replaces the columns by routers that read all or some layers."""
+    options.add_argument(
+        "--routers", action="store_true", help="compare full, windowed and pruned routers instead"
+    )
+
+
 def parse_arguments(options):
     """Parse the command line, and set torch to one thread."""
     torch.set_num_threads(1)
@@ -134,12 +141,32 @@ def build_variants(fields, device, names, dtype=torch.float32):
     """Return {column: (model, None)} of plain and the named variants; see ``forcing``."""
     models = {}
     names = FAMILY if names == "family" else names
-    for arm, (variant, options) in parse_arms(f"plain,{names}").items():
+    # Plain may be the only one that is named.
+    arms = ",".join(dict.fromkeys(["plain", *names.split(",")]))
+    for arm, (variant, options) in parse_arms(arms).items():
         torch.manual_seed(0)
         chosen = Model(options=options).variant_fields()
         with torch.device(device):
             model = layermem.build(variant, **complete_fields(fields), **chosen)
         models[arm] = model.to(dtype), None
+    return models
+
+
+def build_routers(fields, device):
+    """Return {column: (model, None)} of plain, LIMe, and LIMe whose routers read fewer layers."""
+    models = {}
+    for column, (variant, chosen) in {
+        "plain": ("plain", {}),
+        "lime": ("lime", {}),
+        "last 4": ("lime", {"router": "last", "router_window": 4}),
+        "first 2": ("lime", {"router": "first", "router_window": 2}),
+        "pruned": ("lime", {}),
+    }.items():
+        torch.manual_seed(0)
+        with torch.device(device):
+            models[column] = layermem.build(variant, **complete_fields(fields), **chosen), None
+    # New routers have about the same weight on every layer: half of the layers are left.
+    models["pruned"][0].prune_routers(0.6)
     return models
 
 

@@ -47,7 +47,7 @@ def build_columns(fields, device, column=None, *, variants=None):
         # Of the family, plain and this one alone.
         return build_variants(fields, device, column or variants)
     # Not naive, which saves a copy of all slots for each layer.
-    names = ["functional", "deferred", "grouped"] if device == "cpu" else None
+    names = ["deferred", "grouped"] if device == "cpu" else None
     return build_models(fields, device, names)
 
 

@@ -1,7 +1,7 @@
 """Time of routing by depth: a forward and backward of all routes of a model, and nothing else.
 
-Width 128, 8 heads, 4 x 256 tokens, float32: the functional, the deferred and the grouped
-implementation, and routers that read the last four layers only. An exponent is the slope of log
+Width 128, 8 heads, 4 x 256 tokens, float32: deferred and grouped, and the latter by routers that
+read the last four layers only. An exponent is the slope of log
 time over log depth between two depths. It tends to 2 where every layer reads all earlier ones, and
 to 1 with a window.
 """
@@ -28,7 +28,8 @@ class Routes(torch.nn.Module):
         )
 
     def forward(self, key, value):
-        buffer = begin_buffer([router.weight for router in self.routers], key)
+        weights = [router.weight for router in self.routers]
+        buffer = begin_buffer(weights, key, [router.sources for router in self.routers])
         slots, total = (), 0.0
         for router in self.routers:
             if buffer is None:
@@ -48,15 +49,14 @@ def main():
     for depth in DEPTHS:
         full, windowed = (Routes(depth, window).to(args.device) for window in (depth, WINDOW))
         models = {
-            "functional": (full, "functional"),
             "deferred": (full, "deferred"),
             "grouped": (full, "grouped"),
-            f"deferred, last-{WINDOW}": (windowed, "deferred"),
+            f"grouped, last-{WINDOW}": (windowed, "grouped"),
         }
         repeats = args.repeats if depth < 64 else max(1, args.repeats // 4)
         seconds = median_seconds(models, lambda m: m(key, value).backward(), repeats, args.device)
         rows[str(depth)] = seconds
-    print_table("routing alone, by depth", rows, args.device, args.json, base="functional")
+    print_table("routing alone, by depth", rows, args.device, args.json, base="deferred")
     for name in rows[str(DEPTHS[0])]:
         for a, b in ((32, 128), (64, 128)):
             ratio = rows[str(b)][name] / rows[str(a)][name]

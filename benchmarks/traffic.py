@@ -8,12 +8,12 @@ routes read a slot from where the projections left it:
     single routes      every route, router's gradient and slot's gradient reads all it sums over
     a fused pull       the gradient of a slot reads the later gradients anyway, and computes with
                        them what the slot adds to the gradients of the routers
-    grouped            layers in groups, as ``ops/route/grouped.py`` has them: what a group reads of
+    grouped            layers in groups, as ``ops/route/groups.py`` has them: what a group reads of
                        older slots, and what later groups send to its slots, is read once for the
                        whole group and kept as partial sums
 
-Kernels for the first and the last exist; nobody has measured them on a GPU. A tensor counts once
-for each launch that is given it.
+Kernels for the first exist; nobody has measured them on a GPU. A tensor counts once for each launch
+that is given it.
 """
 
 import argparse

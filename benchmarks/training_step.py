@@ -2,14 +2,17 @@
 
 The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and LIMe with each
 implementation of routing, eager. With --compile they are the plain decoder and LIMe, both compiled;
-with --variants, plain and the named variants, eager.
+with --variants, plain and the named variants, eager; with --routers, full, windowed and pruned
+routers.
 """
 
 import torch
 from measure import (
     SHAPES,
+    add_routers_option,
     add_variants_option,
     build_models,
+    build_routers,
     build_variants,
     make_parser,
     parse_arguments,
@@ -22,9 +25,10 @@ def main():
     options = make_parser(__doc__)
     options.add_argument("--compile", action="store_true", help="compile plain and LIMe")
     add_variants_option(options)
+    add_routers_option(options)
     args, rows = parse_arguments(options), {}
-    if args.compile and args.variants:
-        options.error("choose one of --compile and --variants")
+    if args.compile + bool(args.variants) + args.routers > 1:
+        options.error("choose one of --compile, --variants and --routers")
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
@@ -35,8 +39,10 @@ def main():
 
         if args.variants:
             models = build_variants(fields, args.device, args.variants)
+        elif args.routers:
+            models = build_routers(fields, args.device)
         else:
-            models = build_models(fields, args.device, ["functional", "deferred", "grouped"])
+            models = build_models(fields, args.device, ["deferred", "grouped"])
         if args.compile:
             models = {
                 name: (torch.compile(models[name][0], fullgraph=True), "grouped")
@@ -44,7 +50,7 @@ def main():
             }
         rows[shape] = round_seconds(models, step, args.repeats, args.device)
     title = "compiled training step" if args.compile else "training step"
-    base = "plain" if args.compile or args.variants else "llama"
+    base = "lime" if args.routers else "plain" if args.compile or args.variants else "llama"
     print_table(title, rows, args.device, args.json, base)
 
 

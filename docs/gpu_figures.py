@@ -32,9 +32,8 @@ NOT_MEASURED = """\
 **Not measured yet.** No GPU has run these kernels: they are checked by triton's interpreter, and
 compiled for Hopper (sm_90) with neither register spills to speak of nor more than 64 kB of shared
 memory a block, by `make test-slow`. `benchmarks/gpu.sh` checks and measures them in one command,
-and `python docs/gpu_figures.py` writes its figures here; until then, "triton where there is a GPU"
-rests on the counts above. (`TRITON_INTERPRET=0 pytest -m gpu` runs the same tests on compiled
-kernels.)"""
+and `python docs/gpu_figures.py` writes its figures here; until then, `triton` runs on request only.
+(`TRITON_INTERPRET=0 pytest -m gpu` runs the same tests on compiled kernels.)"""
 
 Record = Mapping[str, Any]
 

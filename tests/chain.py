@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from layermem.ops.route import naive
-from layermem.ops.route.grouped_matrices import MatrixBuffer
+from layermem.ops.route.groups import GroupBuffer
 
 HEADS = 3
 # Without gradients, tokens enough for groups to be used.
@@ -17,7 +17,7 @@ class Depth(nn.Module):
     ``group_size`` None: by ``naive.route``.
     """
 
-    buffer = MatrixBuffer
+    buffer = GroupBuffer
 
     def __init__(self, depth=7, width=5, heads=HEADS, without=(0,)):
         super().__init__()

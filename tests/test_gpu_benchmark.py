@@ -10,8 +10,6 @@ import pytest
 import torch
 from tiny import needs_kernels
 
-from layermem.ops import route
-
 ROOT = Path(__file__).parents[1]
 MACHINE = {"device": "NVIDIA Test", "versions": "torch 2", "code": "abc"}
 FIGURES = {"unit": "s", "figures": {"plain": 0.02}, "ratios": {"plain": 1.0}}
@@ -67,16 +65,13 @@ def test_a_column_out_of_memory_is_a_result(load):
 @pytest.mark.parametrize(
     ("dtype", "path"),
     [
-        (torch.float32, "MatrixBuffer"),
-        pytest.param(torch.bfloat16, "KernelBuffer", marks=needs_kernels),
+        (torch.float32, "GroupBuffer"),
         (torch.bfloat16, None),
     ],
     ids=str,
 )
-def test_a_column_is_what_its_name_says(load, dtype, path, monkeypatch):
+def test_a_column_is_what_its_name_says(load, dtype, path):
     """Where no buffer is begun, "grouped" would be the time of another implementation."""
-    if path is None:
-        monkeypatch.setattr(route, "_has_triton", lambda: False)
     gpu_setup = load("gpu_setup")
     setup = gpu_setup.Setup(device="cpu", repeats=1, smoke=True)
     row = load("gpu_training").measure_step(setup, "30M", ["grouped"], dtype=dtype, peers=["plain"])

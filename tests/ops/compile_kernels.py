@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from layermem.ops.route import kernels
-from layermem.ops.route.launches import gram_sizes, group_sizes, kernel_sizes
+from layermem.ops.route.launches import kernel_sizes
 
 TARGET = GPUTarget("cuda", 90, 32)
 # Shared memory of one block: less than consumer cards give.
@@ -24,33 +24,21 @@ NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 POINTERS = {"key_out", "value_out", "key_grad", "value_grad"}
 # Not rounded.
 WIDE = {"key_start", "value_start", "pieces"}
-GROUP = 8
 
 
-def kind(kernel, name, dtype, constants):
+def kind(name, dtype, constants):
     """The type of one argument, as triton spells it."""
-    if name in ("parts", "outs", "grads"):
-        of_group = name != "parts" and "OUT_COUNT" in constants
-        # Sums of a group are not rounded.
-        dtype = "fp32" if name == "outs" and of_group else dtype
-        return (f"*{dtype}",) * (2 * constants["OUT_COUNT" if of_group else "COUNT"])
+    if name in ("parts", "outs"):
+        return (f"*{dtype}",) * (2 * constants["COUNT"])
     if name in POINTERS:
         return f"*{dtype}"
-    if name == "weight":
-        return f"*{dtype}" if kernel is kernels.gather_group else "*fp32"
-    return "*fp32" if name in WIDE else "i32"
+    return "*fp32" if name == "weight" or name in WIDE else "i32"
 
 
 def constants_of(kernel, dtype, heads, width, count, starts):
-    """The constants and options of a launch, for groups of eight layers."""
-    part = torch.empty(1, heads, 1, width, dtype=dtype)
-    if kernel is kernels.gather_group:
-        sizes = {"OUT_COUNT": GROUP, "STARTS": starts, **group_sizes(part, GROUP * heads)}
-    elif kernel is kernels.gram_group:
-        sizes = {"OUT_COUNT": GROUP, **gram_sizes(part, GROUP * heads, count * heads)}
-    else:
-        sizes = kernel_sizes(part, heads)
-        sizes |= {"STARTS": starts} if kernel is kernels.gather else {}
+    """The constants of a launch."""
+    sizes = kernel_sizes(torch.empty(1, heads, 1, width, dtype=dtype), heads)
+    sizes |= {"STARTS": starts} if kernel is kernels.gather else {}
     return {"COUNT": count, **sizes}
 
 
@@ -62,25 +50,22 @@ def built(kernel, dtype, heads, width, count, starts):
         if name in constants:
             signature[name], values[i,] = "constexpr", constants[name]
             continue
-        signature[name] = kind(kernel, name, NAMES[dtype], constants)
+        signature[name] = kind(name, NAMES[dtype], constants)
         if isinstance(signature[name], tuple):
             aligned |= {(i, j): [["tt.divisibility", 16]] for j in range(len(signature[name]))}
         elif signature[name].startswith("*"):
             aligned[i,] = [["tt.divisibility", 16]]
-    options = {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
     source = ASTSource(kernel, signature, values, aligned)
-    return compile_kernel(source, target=TARGET, options=options)
+    return compile_kernel(source, target=TARGET)
 
 
 def main():
     failed = False
     shapes = ((8, 64, 16), (32, 64, 16), (6, 20, 2), (8, 64, 128))
     singly = (kernels.gather, kernels.spread, kernels.gram)
-    groups = (kernels.gather_group, kernels.gram_group)
-    # A layer of a group begins with a partial sum.
+    # Of more slots than one launch takes, the second begins with the sum of the first.
     wanted = (
         *itertools.product(singly, NAMES, shapes, [False]),
-        *itertools.product(groups, NAMES, shapes[:2], [False]),
         *itertools.product([kernels.gather], NAMES, shapes[:2], [True]),
     )
     for kernel, dtype, (heads, width, count), starts in wanted:

@@ -7,7 +7,8 @@ from torch import nn
 
 from layermem.ops import route as room
 from layermem.ops.route import SlotBuffer, begin_buffer, route, using
-from layermem.ops.route.traced import TracedBuffer
+from layermem.ops.route.buffer import SmallBuffer, TracedBuffer
+from layermem.ops.route.groups import GroupBuffer
 
 
 def weights_of(depth=3, **options):
@@ -21,7 +22,7 @@ def test_where_a_buffer_is_begun():
     assert isinstance(begin_buffer(weights, like.double()), SlotBuffer)
     with using("grouped"):
         assert isinstance(begin_buffer(weights, like), SlotBuffer)
-    for name in ("naive", "functional", "deferred"):
+    for name in ("naive", "deferred"):
         with using(name):
             assert begin_buffer(weights, like) is None
     assert begin_buffer([None, None], like) is None, "there is nothing to route"
@@ -74,15 +75,28 @@ def test_weights_that_are_not_at_hand_have_no_buffer(change):
     assert begin_buffer([None, first, second], like) is not None
 
 
-SOURCES = [(0,), (1,), (0, 2), (0, 1, 3), (2, 3, 4), (0, 1, 2, 3, 4, 5)]
+def last(window, depth=9):
+    return [range(max(0, layer + 1 - window), layer + 1) for layer in range(depth)]
 
 
-@pytest.mark.parametrize("requires_grad", [True, False])
-@pytest.mark.parametrize("few", [0, 10**6])
-def test_routers_that_read_some_slots_equal_naive(requires_grad, few, monkeypatch):
-    """With zeros for the slots that they do not read."""
+SOURCES = {
+    "chosen": [(0,), (1,), (0, 2), (0, 1, 3), (2, 3, 4), (0, 1, 2, 3, 4, 5)],
+    "with gaps": [(0,), (1,), (2,), (0, 3), (1, 4), (0, 2, 5), (6,), (0, 1, 4, 7), (8,), (3, 8, 9)],
+    "own only": [(layer,) for layer in range(5)],
+    "last 2": last(2),
+    "last 4": last(4),
+    "first 2": [sorted({*range(min(i, 2)), max(0, i - 1), i}) for i in range(9)],
+}
+
+
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("group_size", [1, 2, 3, 8])
+@pytest.mark.parametrize(("requires_grad", "few"), [(True, 0), (False, 0), (False, 10**6)])
+def test_routers_that_read_some_slots_equal_naive(
+    sources, group_size, requires_grad, few, monkeypatch
+):
     monkeypatch.setattr(room, "_FEW", few)
-    monkeypatch.setattr(room, "_GROUP_SIZE", 2)
+    monkeypatch.setattr(room, "_GROUP_SIZE", group_size)
     results = []
     for with_buffer in (True, False):
         noise = torch.Generator().manual_seed(0)
@@ -91,18 +105,19 @@ def test_routers_that_read_some_slots_equal_naive(requires_grad, few, monkeypatc
             return torch.randn(shape, generator=noise, dtype=torch.float64)
 
         x = draw(2, HEADS, 7, 5).requires_grad_(requires_grad)
-        weights = [draw(HEADS, HEADS * len(own)).requires_grad_() for own in SOURCES]
+        weights = [draw(HEADS, HEADS * len(own)).requires_grad_() for own in sources]
         with torch.set_grad_enabled(requires_grad):
-            buffer, slots, out = begin_buffer(weights, x, SOURCES), [], x
-            assert buffer is not None
-            for own, weight in zip(SOURCES, weights, strict=True):
+            buffer, slots, out = begin_buffer(weights, x, sources), [], x
+            assert type(buffer) is (SmallBuffer if few else GroupBuffer)
+            for own, weight in zip(sources, weights, strict=True):
                 slots.append((out.sin(), out * 2))
                 buffer.append(*slots[-1])
                 read = buffer if with_buffer else [slots[j] for j in own]
                 out = out + sum(route(read, weight)).tanh()
             # A weight that was not announced.
-            other = draw(HEADS, HEADS * len(SOURCES[-1]))
-            results.append([out.detach(), *route(buffer if with_buffer else slots, other)])
+            other = draw(HEADS, HEADS * len(sources[-1]))
+            read = buffer if with_buffer else [slots[j] for j in sources[-1]]
+            results.append([out.detach(), *route(read, other)])
         if requires_grad:
             results[-1] = [t.detach() for t in results[-1]]
             results[-1] += torch.autograd.grad(out.square().sum(), [x, *weights])
@@ -110,15 +125,55 @@ def test_routers_that_read_some_slots_equal_naive(requires_grad, few, monkeypatc
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize(("depth", "window"), [(12, 2), (8, 7)], ids=["few", "shallow"])
-def test_routers_that_read_few_slots_have_no_buffer(depth, window):
-    """Nor those of one group, which a buffer makes no faster."""
-    like = torch.randn(2)
-    sources = [range(max(0, layer + 1 - window), layer + 1) for layer in range(depth)]
+def test_a_loss_that_reaches_some_layers_with_gaps():
+    """Slots that no route of a pass has read, and routes that no pass has come by."""
+    sources = SOURCES["with gaps"]
+    for loss_at in range(len(sources)):
+        grads = []
+        for with_buffer in (True, False):
+            noise = torch.Generator().manual_seed(0)
+            x = torch.randn(2, HEADS, 7, 5, generator=noise, dtype=torch.float64).requires_grad_()
+            weights = [
+                torch.randn(HEADS, HEADS * len(own), generator=noise).double().requires_grad_()
+                for own in sources
+            ]
+            buffer, slots, outs = GroupBuffer(weights, 3, sources), [], []
+            for i, (own, weight) in enumerate(zip(sources, weights, strict=True)):
+                # Slots of no relation to each other.
+                slots.append(((i * x).sin(), x * i))
+                buffer.append(*slots[-1])
+                read = buffer if with_buffer else [slots[j] for j in own]
+                outs.append(sum(route(read, weight)).tanh())
+            wanted = [x, *weights]
+            grads.append(torch.autograd.grad(outs[loss_at].sum(), wanted, allow_unused=True))
+        for got, expected in zip(*grads, strict=True):
+            assert (got is None) == (expected is None)
+            if got is not None:
+                torch.testing.assert_close(got, expected)
+
+
+def test_pruned_routers_are_trained_after_an_evaluation():
+    """What inference mode has computed and kept is not saved for a backward."""
+    sources = SOURCES["with gaps"]
+    weights = [torch.randn(HEADS, HEADS * len(own), requires_grad=True) for own in sources]
+    for context in (torch.inference_mode, torch.enable_grad):
+        with context():
+            buffer = begin_buffer(weights, torch.randn(2), sources)
+            for weight in weights:
+                buffer.append(torch.randn(2, HEADS, 7, 5), torch.randn(2, HEADS, 7, 5))
+                key, _ = buffer.route(weight)
+    assert torch.autograd.grad(key.sum(), weights[-1])[0].isfinite().all()
+
+
+def test_compiled_routers_that_read_some_slots_have_no_buffer():
+    sources = SOURCES["last 2"]
     weights = [torch.randn(HEADS, HEADS * len(own)) for own in sources]
-    assert begin_buffer(weights, like, sources) is None
-    with torch.no_grad():
-        assert begin_buffer(weights, like, sources) is None
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def run(x):
+        return x + (begin_buffer(weights, x, sources) is None)
+
+    assert torch.equal(run(torch.zeros(2)), torch.ones(2))
 
 
 def test_freed_weights_have_no_buffer():

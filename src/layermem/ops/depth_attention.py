@@ -8,12 +8,9 @@ Each of the first two is the other's gradient. Only their arguments are saved fo
 nothing as large as all keys is made: sources are added one after the other.
 
 The gradient of a key or value is a sum over its readers of weight[..., s] * x, where x is the query
-of a score or the gradient of a mixture. A reader leaves the two factors with the autograd node that
-gathers for the tensor, and this node, which autograd runs after all readers, adds the products in
-place. Readers read an alias of the tensor, which the node has made (``ops/stored.py``). A tensor
-without such a node (under re-entrant checkpointing, behind FSDP's wrappers, where a caller does not
-use ``store``) gets its gradient from each reader. Under torch.compile and torch.func the equations
-are differentiated as written.
+of a score or the gradient of a mixture. A reader leaves the two factors with the node of a stored
+tensor, which adds the products in place (``ops/shared_gradient.py``). Under torch.compile and
+torch.func the equations are differentiated as written.
 
 Letters: B batch, G heads, T tokens, E head width, S sources.
 """
@@ -24,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layermem.ops.stored import readable, set_alias
+from layermem.ops.shared_gradient import Grads, add, find_node, is_traced, leave, readable, share
 
 
 def score(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
@@ -32,7 +29,7 @@ def score(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
 
     They are computed in float32 at least. In memory the last dimension comes first.
     """
-    return score_naive(query, keys) if _is_traced() else _Score.apply(query, *map(readable, keys))
+    return score_naive(query, keys) if is_traced() else _Score.apply(query, *map(readable, keys))
 
 
 def mix(weight: Tensor, values: Sequence[Tensor]) -> Tensor:
@@ -40,16 +37,15 @@ def mix(weight: Tensor, values: Sequence[Tensor]) -> Tensor:
 
     It is computed in float32 at least and rounded to the values' dtype once.
     """
-    return mix_naive(weight, values) if _is_traced() else _Mix.apply(weight, *map(readable, values))
+    return mix_naive(weight, values) if is_traced() else _Mix.apply(weight, *map(readable, values))
 
 
 def store(x: Tensor) -> Tensor:
     """Return the same key or value, whose gradient is computed once for all its readers."""
-    if not torch.is_grad_enabled() or _is_traced():
+    if not torch.is_grad_enabled() or is_traced():
         return x
     stored = x.view_as(x)
-    if stored.requires_grad:
-        set_alias(stored, _Gather.apply(stored))
+    share(_gather, stored)
     return stored
 
 
@@ -69,41 +65,22 @@ def mix_naive(weight: Tensor, values: Sequence[Tensor]) -> Tensor:
     return total.to(dtype)
 
 
-class _Gather(torch.autograd.Function):
-    """Return the alias of a stored tensor; in the backward, sum what the readers have left."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)
-        # What readers leave: (id of the backward pass, column of weights, x).
-        ctx.pending = []
-        ctx.stored = x.grad_fn
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, direct: Tensor | None) -> Tensor | None:
-        current_pass = torch._C._current_graph_task_id()
-        # An earlier pass that ended before it reached this node has left products of its own.
-        pending = [(w, x) for pass_id, w, x in ctx.pending if pass_id == current_pass]
-        ctx.pending = []
-        if not pending:
-            return direct
-        like = pending[0][1]
-        total = torch.zeros_like(like, dtype=_wide(like))
-        for w, x in pending:
-            total.addcmul_(x.to(total.dtype), w.to(total.dtype))
-        total = total.to(like.dtype)
-        return total if direct is None else direct + total
-
-
-_GatherNode = _Gather._backward_cls
+def _gather(parts: list[tuple[Tensor, Tensor]], direct: Grads) -> Grads:
+    """Add the products of weights and x that readers have left."""
+    if not parts:
+        return direct
+    like = parts[0][1]
+    total = torch.zeros_like(like, dtype=_wide(like))
+    for w, x in parts:
+        total.addcmul_(x.to(total.dtype), w.to(total.dtype))
+    return add((total.to(like.dtype),), direct)
 
 
 class _Score(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, *keys: Tensor) -> Tensor:
         ctx.save_for_backward(query, *keys)
-        ctx.nodes = [_find_node(key) for key in keys]
+        ctx.nodes = [find_node(key, _gather) for key in keys]
         batch, heads, tokens, width = query.shape
         query = query.transpose(1, 2).to(_wide(query))
         out = query.new_empty(len(keys), batch * tokens * heads)
@@ -117,7 +94,7 @@ class _Score(torch.autograd.Function):
         return out.view(len(keys), batch, tokens, heads).movedim(0, -1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Grads:
         query, *keys = ctx.saved_tensors
         needs_query, *needs = ctx.needs_input_grad
         d_query = mix(grad, keys).to(query.dtype) if needs_query else None
@@ -128,7 +105,7 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, *values: Tensor) -> Tensor:
         ctx.save_for_backward(weight, *values)
-        ctx.nodes = [_find_node(value) for value in values]
+        ctx.nodes = [find_node(value, _gather) for value in values]
         wide = _wide(values[0])
         out = torch.zeros_like(values[0], dtype=wide)
         for w, value in zip(_columns(weight.to(wide)), values, strict=True):
@@ -136,7 +113,7 @@ class _Mix(torch.autograd.Function):
         return out.to(values[0].dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Grads:
         weight, *values = ctx.saved_tensors
         needs_weight, *needs = ctx.needs_input_grad
         d_weight = score(grad, values).to(weight.dtype) if needs_weight else None
@@ -151,20 +128,14 @@ def _hand_back(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Return the gradient weight[..., s] * x of each source; of one with a node, leave it there."""
-    pass_id = torch._C._current_graph_task_id()
     gradients: list[Tensor | None] = []
     for w, source, node, is_needed in zip(_columns(weight), sources, nodes, needs, strict=True):
         # A second derivative sees only gradients that pass through autograd.
         if is_needed and node is not None and not torch.is_grad_enabled():
-            node.pending.append((pass_id, w, x))
+            leave(node, (w, x))
             is_needed = False
         gradients.append((w * x).to(source.dtype) if is_needed else None)
     return gradients
-
-
-def _find_node(x: Tensor) -> Any | None:
-    """Return the autograd node that gathers for a tensor; None if there is none."""
-    return x.grad_fn if isinstance(x.grad_fn, _GatherNode) else None
 
 
 def _columns(weight: Tensor) -> list[Tensor]:
@@ -174,8 +145,3 @@ def _columns(weight: Tensor) -> list[Tensor]:
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _is_traced() -> bool:
-    """Whether a compiler or a transform of functions runs, which differentiate by themselves."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layermem.ops.differentiable import equation_gradients
+from layermem.ops.shared_gradient import equation_gradients, is_traced
 
 # In which torch's norm on a CPU computes the formula bit for bit.
 _EQUAL_TO_TORCH = (torch.float32, torch.float64)
@@ -25,8 +25,7 @@ _EQUAL_TO_TORCH = (torch.float32, torch.float64)
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale x [..., D] to unit mean square, times the weight [D]."""
-    # torch.compile and torch.func differentiate the formula; a compiler saves what is best itself.
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    traced = is_traced()
     if torch.is_grad_enabled() and not traced:
         return _RMSNorm.apply(x, weight, eps)
     if not traced and x.is_cpu and x.dtype == weight.dtype and x.dtype in _EQUAL_TO_TORCH:

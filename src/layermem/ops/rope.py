@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layermem.ops.shared_gradient import is_traced
+
 # Up to this many numbers a call costs more than its arithmetic.
 _FEW = 16384
 
@@ -32,10 +34,7 @@ def rotate_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
 
 
 def _saves_tensors() -> bool:
-    """Whether autograd saves tensors now: torch.compile and torch.func differentiate the formula,
-    and a compiler saves what is best itself."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return torch.is_grad_enabled() and not traced
+    return torch.is_grad_enabled() and not is_traced()
 
 
 def _formula(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,10 +5,262 @@
     inverse_rms   1 / sqrt(mean(x^2) + eps) of each token of one state
     store         marks a state that several of these will read
 
-A state is [B, T, D]. Without ``store`` the results are the same; its gradient is then accumulated
-reader by reader.
+A reader of a stored state leaves its incoming gradient and its weights with the node of the state
+(``ops/shared_gradient.py``), which accumulates them in place:
+
+    d x_j = sum over mixtures m, sums c of weights_m[c, j] d out_mc
+          + sum over scores p, c of d scores_p[c, j] vectors_p[c] one product for all scores
+          + the gradient of its inverse root mean square, likewise a sum
+
+Nothing is saved but the states themselves, once, and the weights. Under torch.compile, torch.func
+and ``create_graph=True`` the equations of naive.py are differentiated.
+
+Letters: S states, C sums, B batch, T tokens, D width.
 """
 
-from layermem.ops.depth.deferred import inverse_rms, mix, score, store
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from layermem.ops.depth import naive, products
+from layermem.ops.depth.naive import Weights, column
+from layermem.ops.shared_gradient import (
+    Grads,
+    autocast_disabled,
+    equation_gradients,
+    find_node,
+    is_traced,
+    leave,
+    readable,
+    share,
+)
+
+# What a reader leaves: the gradient of a sum [B, T, D] and what multiplied the state in it, or the
+# gradient of the state's scores [B, T, C] and vectors [C, D].
+Part = tuple[Literal["sum", "score"], Tensor, Tensor]
+
+
+class _Buffer:
+    """The memory [B T, room, D] of the states of one forward, token after token."""
+
+    def __init__(self, x: Tensor, room: int) -> None:
+        self.tensor = x.new_empty(x.shape[0] * x.shape[1], room, x.shape[2])
+        self.shape, self.used = x.shape, 0
+
+    def append(self, x: Tensor) -> Tensor:
+        """Copy a state into the next row; return the row [B, T, D]."""
+        batch, tokens, width = x.shape
+        stride = self.tensor.stride(0)
+        # Not a view of the buffer, whose rows would share a count of changes in place.
+        row = self.tensor.new_empty(0)
+        row.set_(
+            self.tensor.untyped_storage(),
+            self.used * width,
+            x.shape,
+            (tokens * stride, stride, 1),
+        )
+        self.used += 1
+        return row.copy_(x)
+
+    def has_room_for(self, x: Tensor, position: int) -> bool:
+        """Whether ``x`` may be the state of this position: none has been stored there."""
+        tensor = self.tensor
+        free = position == self.used < tensor.shape[1]
+        return free and (x.shape, x.dtype, x.device) == (self.shape, tensor.dtype, tensor.device)
+
+
+def store(x: Tensor, after: Sequence[Tensor] = (), room: int = 1) -> Tensor:
+    """Return the same state, whose gradient is computed once for all its readers.
+
+    ``after`` are the states stored before it in this forward, of ``room`` in all: those that
+    follow each other share memory, in which a product reads all of them at once.
+    """
+    if not torch.is_grad_enabled() or is_traced():
+        return x
+    buffer = None
+    if after:
+        buffer = getattr(_find_node(readable(after[-1])), "buffer", None)
+    elif room > 1 and x.requires_grad and type(x) is Tensor:
+        buffer = _Buffer(x, room)
+    if buffer is not None and not buffer.has_room_for(x, len(after)):
+        buffer = None
+    stored: Tensor = x.view_as(x) if buffer is None else _Append.apply(x, buffer)
+    (alias,) = share(_gather, stored)
+    node = _find_node(alias)
+    if node is not None:
+        node.buffer = buffer
+    return stored
+
+
+def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
+    """Compute ``naive.mix``."""
+    if is_traced():
+        return naive.mix(states, weights)
+    if torch.is_grad_enabled():
+        return list(_Mix.apply(weights, *map(readable, states)))
+    with autocast_disabled(weights):
+        return products.mix(states, weights)
+
+
+def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
+    """Compute ``naive.score``."""
+    if is_traced():
+        return naive.score(states, vectors)
+    if torch.is_grad_enabled():
+        scores: Tensor = _Score.apply(vectors, *map(readable, states))
+        return scores
+    with autocast_disabled(vectors):
+        return products.score(states, vectors)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Compute ``naive.inverse_rms``."""
+    if is_traced():
+        return naive.inverse_rms(x, eps)
+    if torch.is_grad_enabled():
+        inverse: Tensor = _InverseRms.apply(readable(x), eps)
+        return inverse
+    with autocast_disabled(x):
+        return products.inverse_rms(x, eps)
+
+
+class _Append(torch.autograd.Function):
+    """Copy a state into a buffer; in the backward, the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, buffer: _Buffer) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return buffer.append(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        return grad, None
+
+
+class _Mix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Weights, *states: Tensor) -> Grads:
+        ctx.save_for_backward(weights, *states)
+        ctx.nodes = [_find_node(x) for x in states]
+        with autocast_disabled(weights):
+            return tuple(products.mix(states, weights))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Grads:
+        if torch.is_grad_enabled():
+            return _differentiable_gradients(ctx, naive.mix, grads)
+        weights, *states = ctx.saved_tensors
+        needs_weights, *needs = ctx.needs_input_grad
+        d_states: list[Tensor | None] = [None] * len(states)
+        d_weights = None
+        with autocast_disabled(weights):
+            if needs_weights:
+                d_weights = products.mix_weight_gradient(states, weights, grads)
+            wide = weights.to(products.widest(weights.dtype, grads[0].dtype))
+            for j, (x, node) in enumerate(zip(states, ctx.nodes, strict=True)):
+                terms = [(grad, column(wide, c, j)) for c, grad in enumerate(grads)]
+                if not needs[j]:
+                    continue
+                if node is not None:
+                    for term in terms:
+                        leave(node, ("sum", *term))
+                else:
+                    d_states[j] = products.accumulate(None, terms).to(x.dtype)
+        return d_weights, *d_states
+
+
+class _Score(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, *states: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors, *states)
+        ctx.nodes = [_find_node(x) for x in states]
+        with autocast_disabled(vectors):
+            return products.score(states, vectors)
+
+    @staticmethod
+    def backward(ctx: Any, grads: Tensor) -> Grads:
+        if torch.is_grad_enabled():
+            return _differentiable_gradients(ctx, _score_as_list, (grads,))
+        vectors, *states = ctx.saved_tensors
+        needs_vectors, *needs = ctx.needs_input_grad
+        d_states: list[Tensor | None] = [None] * len(states)
+        d_vectors = None
+        with autocast_disabled(vectors):
+            if needs_vectors:
+                d_vectors = products.score_vectors_gradient(states, vectors, grads)
+            wide = vectors.to(grads.dtype)
+            for j, (x, node) in enumerate(zip(states, ctx.nodes, strict=True)):
+                if not needs[j]:
+                    continue
+                if node is not None:
+                    leave(node, ("score", grads[..., j], wide))
+                else:
+                    d_states[j] = (grads[..., j] @ wide).to(x.dtype)
+        return d_vectors, *d_states
+
+
+class _InverseRms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        with autocast_disabled(x):
+            inverse = products.inverse_rms(x, eps)
+        ctx.save_for_backward(x, inverse)
+        ctx.eps, ctx.node = eps, _find_node(x)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        x, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # Under create_graph=True: an expression that can itself be differentiated.
+            inverse = naive.inverse_rms(x, ctx.eps)
+        factor = grad * inverse.pow(3) * (-1 / x.shape[-1])
+        if torch.is_grad_enabled():
+            return (factor[..., None] * x).to(x.dtype), None
+        term = x, factor[..., None]
+        if ctx.node is not None:
+            leave(ctx.node, ("sum", *term))
+            return None, None
+        with autocast_disabled(x):
+            return products.accumulate(None, [term]).to(x.dtype), None
+
+
+def _score_as_list(states: Sequence[Tensor], vectors: Tensor) -> list[Tensor]:
+    return [naive.score(states, vectors)]
+
+
+def _gather(parts: list[Part], direct: Grads) -> Grads:
+    """Return the direct gradient plus what the readers have left."""
+    if not parts:
+        return direct
+    sums = [(grad, weight) for kind, grad, weight in parts if kind == "sum"]
+    scores = [(grad, vectors) for kind, grad, vectors in parts if kind == "score"]
+    (total,) = direct
+    with autocast_disabled(parts[0][1]):
+        if sums:
+            total = products.accumulate(total, sums)
+        if scores:
+            grads = torch.cat([grad for grad, _ in scores], dim=-1)
+            product = grads @ torch.cat([vectors for _, vectors in scores])
+            total = product if total is None else product.add_(total)
+    # Autograd rounds it to the dtype of the state.
+    return (total,)
+
+
+def _find_node(x: Tensor) -> Any | None:
+    return find_node(x, _gather)
+
+
+def _differentiable_gradients(ctx: Any, equation: Any, grads: Sequence[Tensor]) -> Grads:
+    """Return gradients that can themselves be differentiated (``create_graph=True``)."""
+
+    def of_all(first: Tensor, *states: Tensor) -> list[Tensor]:
+        outs: list[Tensor] = equation(states, first)
+        return outs
+
+    return equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, grads)
+
 
 __all__ = ["inverse_rms", "mix", "score", "store"]

@@ -1,41 +1,39 @@
-"""``SlotBuffer``: the slots of one forward, which its layers share; an interface.
+"""``SlotBuffer``: the slots of one forward, which its layers share, and its two plain kinds.
 
-``GroupedBuffer`` computes and differentiates routes in groups of layers (``MatrixBuffer`` on a CPU,
-``KernelBuffer`` by kernels for a GPU), ``SmallBuffer`` is for the few tokens of a decoding step,
-and ``TracedBuffer`` for code that torch.compile traces.
+``SmallBuffer`` is for few tokens without gradients, as at decoding; ``TracedBuffer`` for code that
+torch.compile traces. ``groups.py`` has the one for training and prompts.
 
-Letters: B batch, T tokens, R heads, E head width.
+Letters: L layers, R heads, B batch, T tokens, E head width, C = B T E.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import overload
+from functools import lru_cache
+from typing import final, overload
 
+import torch
 from torch import Tensor
 
 from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
-from layermem.ops.route.widening import Sources
+from layermem.ops.route.products import as_slot, view_slots
+
+Weights = Sequence[Tensor | None]
+Sources = Sequence[Sequence[int]]
 
 
 class SlotBuffer(Sequence[Slot]):
     """The slots of one forward and their routes; as a sequence, the slots so far.
 
-    ``weights[l]`` [R, (l + 1) * R] is the router of layer l, None if it has none. Layer after layer
-    calls ``append`` with its slot and then, if it has a router, ``route``.
+    ``weights[l]`` [R, S * R] is the router of layer l, None if it has none; ``sources[l]`` are the
+    S layers that it reads, ascending, its own last (all so far, if they are not given). Layer after
+    layer calls ``append`` with its slot and then, if it has a router, ``route``.
     """
 
-    def __init__(self, weights: Sequence[Tensor | None]) -> None:
+    def __init__(self, weights: Weights, sources: Sources | None = None) -> None:
         self._weights = weights
+        self._sources = sources or [range(layer + 1) for layer in range(len(weights))]
         self._slots: list[Slot] = []
-        self.announce(weights, [range(layer + 1) for layer in range(len(weights))])
-
-    def announce(self, weights: Sequence[Tensor | None], sources: Sources) -> None:
-        """Say by which weights layers will call ``route``, and which slots each reads.
-
-        They are those that the buffer has, or narrower ones, without the columns of other slots.
-        """
-        self._announced, self._sources = weights, sources
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -65,11 +63,10 @@ class SlotBuffer(Sequence[Slot]):
     def route(self, weight: Tensor) -> Slot:
         """Compute ``naive.route`` of the sources of the last slot's layer, with its router."""
         layer = len(self._slots) - 1
-        wide = self._weights[layer]
-        if wide is None or weight is not self._announced[layer]:
-            # Another weight than was announced when the forward began.
-            return naive.route([self._slots[j] for j in self._sources[layer]], weight)
-        return self._route(layer, wide)
+        if weight is self._weights[layer]:
+            return self._route(layer, weight)
+        # Another weight than was announced when the forward began.
+        return naive.route([self._slots[j] for j in self._sources[layer]], weight)
 
     @abstractmethod
     def _begin(self, key: Tensor) -> None:
@@ -82,3 +79,113 @@ class SlotBuffer(Sequence[Slot]):
     @abstractmethod
     def _route(self, layer: int, weight: Tensor) -> Slot:
         """Compute the route of a layer, whose slot is the last that was kept."""
+
+
+@final
+class SmallBuffer(SlotBuffer):
+    """Slots without gradients; each route is one product.
+
+    A call costs more than its arithmetic here. Slots and routes of all layers are two allocations,
+    whose views are made once for a forward, and keys and values lie side by side.
+    """
+
+    def _begin(self, key: Tensor) -> None:
+        depth, columns = len(self._weights), key.numel() // key.shape[1]
+        sizes = (depth * key.shape[1], 2 * columns)
+        # Row (l, r) has head r of layer l: its key, then its value.
+        self._matrix, routes = key.new_empty(sizes), key.new_empty(sizes)
+        self._kept, self._routed = (
+            list(zip(*(view_slots(part, key.shape) for part in m.split(columns, 1)), strict=True))
+            for m in (self._matrix, routes)
+        )
+        self._products = routes.chunk(depth)
+
+    def _keep(self, layer: int, key: Tensor, value: Tensor) -> Slot:
+        slot = self._kept[layer]
+        slot[0].copy_(key)
+        slot[1].copy_(value)
+        return slot
+
+    def _route(self, layer: int, weight: Tensor) -> Slot:
+        if weight.dtype != self._matrix.dtype:
+            weight = weight.to(self._matrix.dtype)
+        own, heads = self._sources[layer], self._shape[1]
+        if layer - own[0] < len(own):
+            rows = self._matrix[own[0] * heads : (layer + 1) * heads]
+        else:
+            places = _rows_of(tuple(own), heads).to(self._matrix.device)
+            rows = self._matrix.index_select(0, places)
+        torch.mm(weight, rows, out=self._products[layer])
+        return self._routed[layer]
+
+
+@final
+class TracedBuffer(SlotBuffer):
+    """Slots with routes in groups of layers and autograd's ordinary gradients, for torch.compile.
+
+    A graph in which every layer reads every earlier slot by an operation of its own has as many
+    nodes as there are pairs of layers. Here a layer reads the slots of its own group singly, and
+    what the layers of a group read of an older group is one product, so that a layer of a deep
+    model has hardly more nodes than one of a shallow model. Every layer reads all slots so far:
+
+        X_g                 [slot_a; ...; slot_(b-1)], the slots of group g below each other
+        the group begins    P = sum over older groups g of W[:, X_g] @ X_g     for all its layers
+        layer l             out_l = P_l + sum over own slots j <= l of W_l[:, j] @ slot_j
+
+    Autograd saves a slot twice, singly and in X_g, unless the compiler computes X_g again.
+    """
+
+    def __init__(self, weights: Weights, group_size: int) -> None:
+        super().__init__(weights)
+        self._group_size = group_size
+        # Slots of the running group, [R, 2 C] each; older groups, [group_size * R, 2 C].
+        self._own: list[Tensor] = []
+        self._older: list[Tensor] = []
+        self._partials: dict[int, Tensor] = {}
+
+    def _begin(self, key: Tensor) -> None:
+        """Nothing is allocated before it is computed."""
+
+    def _keep(self, layer: int, key: Tensor, value: Tensor) -> Slot:
+        if layer and layer % self._group_size == 0:
+            self._older.append(torch.cat(self._own))
+            self._own = []
+            self._begin_group(layer)
+        parts = [part.transpose(0, 1).flatten(1) for part in (key, value)]
+        self._own.append(torch.cat(parts, dim=1))
+        return key, value
+
+    def _begin_group(self, first: int) -> None:
+        """Compute what the layers of a group read of older groups."""
+        heads = self._shape[1]
+        group = range(first, min(first + self._group_size, len(self._weights)))
+        weights = {i: w for i in group if (w := self._weights[i]) is not None}
+        if not weights:
+            return
+        dtype = self._older[0].dtype
+        older = torch.cat([w[:, : first * heads].to(dtype) for w in weights.values()])
+        partials = _sum_products(older.split(self._group_size * heads, dim=1), self._older)
+        self._partials = dict(zip(weights, partials.split(heads), strict=True))
+
+    def _route(self, layer: int, weight: Tensor) -> Slot:
+        heads = self._shape[1]
+        own = weight[:, -len(self._own) * heads :].to(self._own[0].dtype)
+        out = _sum_products(own.split(heads, dim=1), self._own, self._partials.get(layer))
+        key, value = out.chunk(2, dim=1)
+        return as_slot(key, self._shape), as_slot(value, self._shape)
+
+
+def _sum_products(
+    weights: Sequence[Tensor], parts: Sequence[Tensor], total: Tensor | None = None
+) -> Tensor:
+    """Return the total, if there is one, plus the sum of weights[i] @ parts[i]."""
+    for weight, part in zip(weights, parts, strict=True):
+        total = torch.mm(weight, part) if total is None else torch.addmm(total, weight, part)
+    assert total is not None, "there is at least one slot"
+    return total
+
+
+@lru_cache(maxsize=1024)
+def _rows_of(layers: tuple[int, ...], heads: int) -> Tensor:
+    """Return the rows of layers in a matrix [L R, C]."""
+    return torch.tensor([layer * heads + head for layer in layers for head in range(heads)])

@@ -2,8 +2,7 @@
 
 Slots are token major: [N, R, E] with a row for each token. A tile holds some rows of one slot as a
 matrix [heads, rows * width], whose sizes are padded to what tensor cores multiply; a mask keeps the
-padding from being read or written. The kernels of a group of layers (``gather_group``,
-``gram_group``) have the heads of several slots below each other in one tile.
+padding from being read or written.
 
 An example: R = 6 heads of E = 20 numbers. Heads are padded to 16 and the width to 32, so that a
 tile of BLOCK = 2 rows is a matrix [16, 64]. Its column 33 is number 1 of the second row.
@@ -130,95 +129,3 @@ def gram(
     m, r = tl.arange(0, M_PADDED)[:, None], tl.arange(0, R_PADDED)[None, :]
     at = (((is_value * tl.num_programs(1) + piece) * M + m) * n_parts + i) * R + r
     tl.store(pieces + at, total, mask=(m < M) & (r < R))
-
-
-@triton.jit
-def _columns(
-    first, n_rows, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    WIDTH_PADDED: tl.constexpr,
-):  # fmt: skip
-    """Return offsets and mask [1, rows * width] of one head's numbers from row ``first`` on."""
-    column = tl.arange(0, BLOCK * WIDTH_PADDED)
-    row, place = first + column // WIDTH_PADDED, column % WIDTH_PADDED
-    offsets = row.to(tl.int64) * (HEADS * WIDTH) + place
-    return offsets[None, :], ((row < n_rows) & (place < WIDTH))[None, :]
-
-
-@triton.jit
-def _stacked_heads(
-    pointers, m, is_value, dtype: tl.constexpr, COUNT: tl.constexpr, HEADS: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Return pointers [m, 1] to heads of tensors that are thought below each other: ``m`` is head
-    m % HEADS of tensor m // HEADS."""
-    pointer = _pick(pointers, is_value * COUNT + m // HEADS, dtype, 2 * COUNT)
-    return (pointer + m % HEADS * WIDTH)[:, None]
-
-
-@triton.jit
-def gather_group(
-    parts, outs, weight, stride_m, stride_r, stride_part, n_parts, n_rows, n_out,
-    COUNT: tl.constexpr, OUT_COUNT: tl.constexpr, M_PADDED: tl.constexpr, R: tl.constexpr,
-    R_PADDED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, BLOCK: tl.constexpr,
-    STARTS: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr,
-    DOT: tl.constexpr, SUM: tl.constexpr,
-):  # fmt: skip
-    """outs[l][h] += sum_{i, r} weight[l * R + h, i, r] * parts[i][r], for keys or for values.
-
-    A program computes M_PADDED of the ``n_out`` rows (l, h). Programs for other rows of the same
-    tile follow each other in the grid, so that they run at the same time.
-    """
-    n_blocks, is_value = tl.cdiv(n_out, M_PADDED), tl.program_id(1)
-    m = tl.program_id(0) % n_blocks * M_PADDED + tl.arange(0, M_PADDED)
-    first = tl.program_id(0) // n_blocks * BLOCK
-    offsets, mask = _tile(first, n_rows, R, R_PADDED, WIDTH, BLOCK, WIDTH_PADDED)
-    out_at, out_mask = _columns(first, n_rows, R, WIDTH, BLOCK, WIDTH_PADDED)
-    out_at = _stacked_heads(outs, m, is_value, SUM, OUT_COUNT, R, WIDTH) + out_at
-    out_mask = (m < n_out)[:, None] & out_mask
-    total = tl.zeros([M_PADDED, BLOCK * WIDTH_PADDED], SUM)
-    if STARTS:
-        total = tl.load(out_at, mask=out_mask, other=0.0)
-    r = tl.arange(0, R_PADDED)[None, :]
-    weight_at = weight + m[:, None] * stride_m + r * stride_r
-    weight_mask = (m < n_out)[:, None] & (r < R)
-    for i in range(n_parts):
-        part = _pick(parts, is_value * COUNT + i, dtype, 2 * COUNT)
-        x = tl.load(part + offsets, mask=mask, other=0.0)
-        w = tl.load(weight_at + i * stride_part, mask=weight_mask, other=0.0)
-        total = tl.dot(
-            w.to(dtype).to(DOT), x.to(DOT), total, input_precision=PRECISION, out_dtype=SUM
-        )
-    tl.store(out_at, total, mask=out_mask)
-
-
-@triton.jit
-def gram_group(
-    grads, parts, pieces, n_out, n_columns, n_rows, rows_per_piece,
-    OUT_COUNT: tl.constexpr, COUNT: tl.constexpr, M_PADDED: tl.constexpr, K_PADDED: tl.constexpr,
-    R: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr, dtype: tl.constexpr, DOT: tl.constexpr, SUM: tl.constexpr,
-):  # fmt: skip
-    """pieces[p, (l, h), (i, r)] = grads[l][h] * parts[i][r], summed over piece p and the width.
-
-    A program computes a block of the ``n_out`` rows (l, h) and the ``n_columns`` columns (i, r);
-    programs for the other blocks of a piece follow each other in the grid.
-    """
-    n_blocks, piece, is_value = tl.cdiv(n_out, M_PADDED), tl.program_id(1), tl.program_id(2)
-    m = tl.program_id(0) % n_blocks * M_PADDED + tl.arange(0, M_PADDED)
-    k = tl.program_id(0) // n_blocks * K_PADDED + tl.arange(0, K_PADDED)
-    grad = _stacked_heads(grads, m, is_value, dtype, OUT_COUNT, R, WIDTH)
-    part = _stacked_heads(parts, k, is_value, dtype, COUNT, R, WIDTH)
-    m_mask, k_mask = (m < n_out)[:, None], (k < n_columns)[:, None]
-    total = tl.zeros([M_PADDED, K_PADDED], SUM)
-    first = piece * rows_per_piece
-    last = tl.minimum(first + rows_per_piece, n_rows)
-    for row in range(first, last, BLOCK):
-        offsets, mask = _columns(row, last, R, WIDTH, BLOCK, WIDTH_PADDED)
-        g = tl.load(grad + offsets, mask=m_mask & mask, other=0.0)
-        x = tl.load(part + offsets, mask=k_mask & mask, other=0.0)
-        total = tl.dot(
-            g.to(DOT), tl.trans(x.to(DOT)), total, input_precision=PRECISION, out_dtype=SUM
-        )
-    row = (is_value * tl.num_programs(1) + piece) * n_out + m
-    at = row[:, None] * n_columns + k[None, :]
-    tl.store(pieces + at, total, mask=m_mask & (k < n_columns)[None, :])

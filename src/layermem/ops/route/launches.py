@@ -1,46 +1,46 @@
-"""Launches of the Triton kernels: slots and gradients in, tensors out.
+"""Routing by Triton kernels: their launches, and a route as one operator for torch.compile.
 
-Keys and values are computed in one launch. All tensors [B, R, T, E] that a launch reads or returns
-are token major: their memory has the order [B, T, R, E], as projections make it.
+The kernels read slots through pointers, so that a slot stays in the layout of the projections,
+token major [B T, R, E]: storing copies nothing and nothing is concatenated. The result is token
+major too, as attention takes it. There are three kernels, each for keys and values in one launch:
+
+    gather   out[m] = sum_{i, r} weight_i[m, r] * part_i[r]    a route; the gradient of a slot
+    spread   out_i[r] = sum_m weight_i[r, m] * grad[m]         gradients of slots without a node
+    gram     out[m, (i, r)] = sum_{n, e} grad[m] * part_i[r]   the gradient of a router's weight
+
+Sums are in float32 (of float64 in float64) and rounded once. ``gram`` sums the rows in pieces,
+which are added in a fixed order: the same inputs give the same bits. Nobody has measured them on a
+GPU: they run on request.
 
 Letters: S slots, R heads, M output heads, B batch, T tokens, E head width, N = B T rows.
 """
 
-import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from layermem.ops.route import kernels
+from layermem.ops.route import deferred, kernels
+from layermem.ops.route.deferred import Products
 from layermem.ops.route.naive import Slot
 
 # Slots of one launch: their pointers are kernel arguments, two for each slot.
 _MAX_SLOTS = 128
 # Pieces in which ``gram`` sums the rows, at most.
 _MAX_PIECES = 64
-# Programs of ``gram_group`` that are enough for a GPU.
-_PROGRAMS = 1024
-# Layers of one launch for a group: two pointers more for each.
-_MAX_GROUP = 32
 # Bytes of a tile.
 _TILE_BYTES = 16384
-# Numbers that a program of ``gather_group`` sums at most.
-_ACCUMULATORS = 16384
 
 
-def gather(weight: Tensor, parts: Sequence[Slot], start: Slot | None = None) -> Slot:
-    """Launch ``gather``: weight [M, S * R] over S parts, added to ``start``, rounded once.
-
-    ``start`` has the dtype of the sums, token major.
-    """
+def gather(weight: Tensor, parts: Sequence[Slot]) -> Slot:
+    """Launch ``gather``: weight [M, S * R] over S parts, rounded once."""
     key = parts[0][0]
     batch, heads, tokens, width = key.shape
     shape = (batch, tokens, weight.shape[0], width)
-    totals: Sequence[Tensor] = start or ()
+    totals: Sequence[Tensor] = ()
     for first in range(0, len(parts), _MAX_SLOTS):
         chunk = parts[first : first + _MAX_SLOTS]
         # Between launches the totals stay in float32.
@@ -66,45 +66,6 @@ def gather(weight: Tensor, parts: Sequence[Slot], start: Slot | None = None) -> 
         )
         totals = outs
     return totals[0].transpose(1, 2), totals[1].transpose(1, 2)
-
-
-def gather_group(weight: Tensor, parts: Sequence[Slot]) -> list[Slot]:
-    """Launch ``gather_group``: weight [L * R, S * R] over S parts; return L sums, not rounded.
-
-    Each part is read once for each block of rows of the weight: see ``group_sizes``.
-    """
-    key = parts[0][0]
-    batch, heads, tokens, width = key.shape
-    shape, dtype = (batch, tokens, heads, width), sum_dtype(key.dtype)
-    # One allocation for each, which is freed as soon as its layer has used it.
-    outs = [
-        (key.new_empty(shape, dtype=dtype), key.new_empty(shape, dtype=dtype))
-        for _ in range(weight.shape[0] // heads)
-    ]
-    for layer, first in itertools.product(
-        range(0, len(outs), _MAX_GROUP), range(0, len(parts), _MAX_SLOTS)
-    ):
-        block = weight[layer * heads : (layer + _MAX_GROUP) * heads, first * heads :]
-        pointers, count = _pointers(parts[first : first + _MAX_SLOTS], key)
-        out_pointers, out_count = _pointers(outs[layer : layer + _MAX_GROUP], outs[0][0])
-        sizes = group_sizes(key, block.shape[0])
-        blocks = triton.cdiv(block.shape[0], sizes["M_PADDED"])
-        kernels.gather_group[blocks * triton.cdiv(batch * tokens, sizes["BLOCK"]), 2](
-            pointers,
-            out_pointers,
-            block,
-            block.stride(0),
-            block.stride(1),
-            heads * block.stride(1),
-            min(_MAX_SLOTS, len(parts) - first),
-            batch * tokens,
-            block.shape[0],
-            COUNT=count,
-            OUT_COUNT=out_count,
-            STARTS=first > 0,
-            **sizes,
-        )
-    return [(key.transpose(1, 2), value.transpose(1, 2)) for key, value in outs]
 
 
 def spread(columns: Tensor, grads: Slot) -> list[Slot]:
@@ -146,99 +107,23 @@ def gram(grads: Slot, parts: Sequence[Slot]) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
 
 
-def gram_group(grads: Sequence[Slot], parts: Sequence[Slot]) -> Tensor:
-    """Launch ``gram_group``: return [L * R, S * R] of L gradients and S parts, not rounded."""
-    batch, heads, tokens, _ = parts[0][0].shape
-    rows, blocks = batch * tokens, []
-    for layer, first in itertools.product(
-        range(0, len(grads), _MAX_GROUP), range(0, len(parts), _MAX_SLOTS)
-    ):
-        some_grads, some = grads[layer : layer + _MAX_GROUP], parts[first : first + _MAX_SLOTS]
-        n_out, n_columns = len(some_grads) * heads, len(some) * heads
-        grad_pointers, out_count = _pointers(some_grads, grads[0][0])
-        pointers, count = _pointers(some, parts[0][0])
-        sizes = gram_sizes(parts[0][0], n_out, n_columns)
-        tiles = triton.cdiv(n_out, sizes["M_PADDED"]) * triton.cdiv(n_columns, sizes["K_PADDED"])
-        # Of many tiles few pieces are enough for all multiprocessors.
-        most = max(1, min(_MAX_PIECES, _PROGRAMS // (2 * tiles)))
-        per_piece = triton.cdiv(triton.cdiv(rows, most), sizes["BLOCK"]) * sizes["BLOCK"]
-        n_pieces = triton.cdiv(rows, per_piece)
-        shape = (2 * n_pieces, n_out, n_columns)
-        pieces = grads[0][0].new_empty(shape, dtype=sum_dtype(grads[0][0].dtype))
-        kernels.gram_group[tiles, n_pieces, 2](
-            grad_pointers,
-            pointers,
-            pieces,
-            n_out,
-            n_columns,
-            rows,
-            per_piece,
-            OUT_COUNT=out_count,
-            COUNT=count,
-            **sizes,
-        )
-        blocks.append(pieces.sum(0))
-    if len(blocks) == 1:
-        return blocks[0]
-    per_row = triton.cdiv(len(parts), _MAX_SLOTS)
-    return torch.cat(
-        [torch.cat(blocks[i : i + per_row], dim=1) for i in range(0, len(blocks), per_row)]
-    )
-
-
 def kernel_sizes(part: Tensor, heads_out: int, heads: int | None = None) -> dict[str, Any]:
     """Return the constants that a kernel is compiled for, by the names of its arguments."""
-    heads = heads or part.shape[1]
+    heads, width = heads or part.shape[1], part.shape[3]
     padded = {"M_PADDED": _padded(heads_out), "R_PADDED": _padded(heads)}
-    columns = _TILE_BYTES // part.element_size() // max(padded.values())
-    return {"M": heads_out, "R": heads, **padded, **_shared_sizes(part, columns)}
-
-
-def group_sizes(part: Tensor, rows: int) -> dict[str, Any]:
-    """Return the constants of ``kernels.gather_group`` for so many rows of the weight.
-
-    In half precision a block has up to 256 rows: of 8 layers with 32 heads, or 32 layers with 8,
-    each part is read once. In float32, which tensor cores do not multiply, it has up to 64.
-    """
-    is_half = part.element_size() == 2
-    rows = min(_padded(rows), 256 if is_half else 64)
-    columns = min(128 if is_half else 32, _ACCUMULATORS // rows)
-    sizes = _shared_sizes(part, columns)
-    is_large = rows * sizes["BLOCK"] * sizes["WIDTH_PADDED"] >= _ACCUMULATORS
-    return {
-        "M_PADDED": rows,
-        "R": part.shape[1],
-        "R_PADDED": _padded(part.shape[1]),
-        **sizes,
-        # Registers of more threads. Without tensor cores a product needs many, too.
-        "num_warps": 8 if is_large or not is_half else 4,
-    }
-
-
-def gram_sizes(part: Tensor, rows: int, columns: int) -> dict[str, Any]:
-    """Return the constants of ``kernels.gram_group`` for so many rows and columns of its result.
-
-    A gradient is read once for each block of columns, a part once for each block of rows: in half
-    precision a block has 128 of each.
-    """
-    most = 128 if part.element_size() == 2 else 64
-    padded = {"M_PADDED": min(_padded(rows), most), "K_PADDED": min(_padded(columns), most)}
-    return {**padded, "R": part.shape[1], **_shared_sizes(part, 64), "num_stages": 2}
-
-
-def _shared_sizes(part: Tensor, columns: int) -> dict[str, Any]:
-    """Return the constants that all kernels have, for tiles of about so many columns."""
-    width = part.shape[3]
     width_padded = triton.next_power_of_2(width)
+    columns = _TILE_BYTES // part.element_size() // max(padded.values())
     dtype = _DTYPES[part.dtype]
-    interpreted = is_interpreted()
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    interpreted = bool(triton.knobs.runtime.interpret)
     return {
+        "M": heads_out,
+        "R": heads,
+        **padded,
         "WIDTH": width,
         "WIDTH_PADDED": width_padded,
         # Tensor cores multiply sixteen columns at least.
         "BLOCK": max(16, width_padded, columns) // width_padded,
-        "PRECISION": "tf32" if tf32 else "ieee",
+        "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
         "dtype": dtype,
         "SUM": tl.float64 if part.dtype == torch.float64 else tl.float32,
         # The interpreter would multiply the bits of bfloat16 as integers.
@@ -288,13 +173,99 @@ def token_major(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def readable(x: Tensor) -> Tensor:
-    """Return x [B, R, T, E] as kernels read it: token major, in memory aligned to 16 bytes."""
-    x = token_major(x)
-    # A view into a larger tensor may begin anywhere.
-    return x if x.data_ptr() % 16 == 0 else x.transpose(1, 2).clone().transpose(1, 2)
+def _all_token_major(parts: Sequence[Slot]) -> list[Slot]:
+    return [(token_major(key), token_major(value)) for key, value in parts]
 
 
-def is_interpreted() -> bool:
-    """Whether kernels run in triton's interpreter, on the CPU."""
-    return bool(triton.knobs.runtime.interpret)
+@final
+class Kernels(Products):
+    """The products of routing by kernels, which take and return token major tensors."""
+
+    def lay_out(self, x: Tensor) -> Tensor:
+        return token_major(x)
+
+    def gather(self, weight: Tensor, parts: Sequence[Slot]) -> Slot:
+        return gather(weight, _all_token_major(parts))
+
+    def spread(self, columns: Tensor, grads: Slot) -> list[Slot]:
+        return spread(columns, grads)
+
+    def gram(self, grads: Slot, parts: Sequence[Slot]) -> Tensor:
+        return gram(grads, _all_token_major(parts))
+
+
+_kernels = Kernels()
+
+
+def store(key: Tensor, value: Tensor) -> Slot:
+    """Return a slot token major, whose gradient is computed once for all readers."""
+    return deferred.store(_kernels, key, value)
+
+
+def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
+    """Compute ``naive.route`` with Triton kernels."""
+    if torch.compiler.is_compiling():
+        keys, values = zip(*slots, strict=True)
+        return _compiled_route(list(keys), list(values), weight)
+    return deferred.route(_kernels, slots, weight)
+
+
+@torch.library.custom_op("layermem::route", mutates_args=())
+def _compiled_route(
+    keys: list[Tensor], values: list[Tensor], weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute a route as one operator, which torch.compile does not look into."""
+    return _kernels.gather(weight, list(zip(keys, values, strict=True)))
+
+
+@_compiled_route.register_fake
+def _(keys: list[Tensor], values: list[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
+    return _empty_token_major(keys[0], weight.shape[0]), _empty_token_major(
+        keys[0], weight.shape[0]
+    )
+
+
+@torch.library.custom_op("layermem::route_backward", mutates_args=())
+def _compiled_backward(
+    keys: list[Tensor], values: list[Tensor], weight: Tensor, d_key: Tensor, d_value: Tensor
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Return the gradients of keys, values and weight of one route."""
+    slots = list(zip(keys, values, strict=True))
+    grads = token_major(d_key), token_major(d_value)
+    heads = keys[0].shape[1]
+    columns = weight.to(d_key.dtype).unflatten(1, (-1, heads)).permute(1, 2, 0)
+    d_keys, d_values = zip(*spread(columns, grads), strict=True)
+    return list(d_keys), list(d_values), _kernels.gram(grads, slots).to(weight.dtype)
+
+
+@_compiled_backward.register_fake
+def _(
+    keys: list[Tensor], values: list[Tensor], weight: Tensor, d_key: Tensor, d_value: Tensor
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    heads = keys[0].shape[1]
+    return (
+        [_empty_token_major(d_key, heads) for _ in keys],
+        [_empty_token_major(d_value, heads) for _ in values],
+        torch.empty_like(weight),
+    )
+
+
+def _save_inputs(ctx: Any, inputs: tuple[list[Tensor], list[Tensor], Tensor], output: Any) -> None:
+    keys, values, weight = inputs
+    ctx.count = len(keys)
+    ctx.save_for_backward(*keys, *values, weight)
+
+
+def _route_gradients(ctx: Any, d_key: Tensor, d_value: Tensor) -> tuple[Any, ...]:
+    *tensors, weight = ctx.saved_tensors
+    keys, values = list(tensors[: ctx.count]), list(tensors[ctx.count :])
+    return _compiled_backward(keys, values, weight, d_key, d_value)
+
+
+_compiled_route.register_autograd(_route_gradients, setup_context=_save_inputs)
+
+
+def _empty_token_major(x: Tensor, heads: int) -> Tensor:
+    """Return an empty tensor [B, heads, T, E], token major, as the kernels make them."""
+    batch, _, tokens, width = x.shape
+    return x.new_empty(batch, tokens, heads, width).transpose(1, 2)

@@ -1,15 +1,39 @@
-"""Matrix products and layouts of slots that lie below each other: keys, or values, as [S R, C].
+"""Products and layouts of slots that lie below each other: keys, or values, as one matrix [S R, C].
 
 Letters: S slots, R heads, M rows of a weight, B batch, T tokens, E head width, C = B T E.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 # Columns of one product, so that what it adds to stays in the processor's cache.
 _TILE = 2048
+
+
+def as_slot(rows: Tensor, shape: torch.Size) -> Tensor:
+    """Return rows [R, C] as a view [B, R, T, E] like ``shape``, with as many heads as rows."""
+    batch, _, tokens, width = shape
+    return rows.view(-1, batch, tokens, width).transpose(0, 1)
+
+
+def view_slots(matrix: Tensor, shape: torch.Size) -> list[Tensor]:
+    """Return the keys (or values) of a matrix [L R, C] as L views [B, R, T, E] like ``shape``."""
+    batch, heads, tokens, width = shape
+    return list(matrix.view(-1, heads, batch, tokens, width).transpose(1, 2).unbind())
+
+
+def runs_of(layers: Sequence[int]) -> list[range]:
+    """Return ascending layers as ranges of consecutive ones."""
+    if not layers:
+        return []
+    if layers[-1] - layers[0] == len(layers) - 1:
+        return [range(layers[0], layers[-1] + 1)]
+    ends = [i for i, (a, b) in enumerate(pairwise(layers), 1) if b > a + 1]
+    bounds = pairwise([0, *ends, len(layers)])
+    return [range(layers[a], layers[b - 1] + 1) for a, b in bounds]
 
 
 def add_product(total: Tensor, weight: Tensor, part: Tensor) -> Tensor:
@@ -47,15 +71,3 @@ def stack_rows(parts: Sequence[Tensor]) -> Tensor:
     ):
         return first.as_strided((len(parts) * heads, columns), (columns, 1))
     return torch.cat([part.transpose(0, 1).flatten(1) for part in parts])
-
-
-def unflatten(rows: Tensor, shape: torch.Size) -> Tensor:
-    """Return rows [R, C] as a view [B, R, T, E] like ``shape``."""
-    batch, heads, tokens, width = shape
-    return rows.view(heads, batch, tokens, width).transpose(0, 1)
-
-
-def view_slots(matrix: Tensor, shape: torch.Size) -> list[Tensor]:
-    """Return the keys (or values) of a matrix [S R, C] as S views [B, R, T, E] like ``shape``."""
-    batch, heads, tokens, width = shape
-    return list(matrix.view(-1, heads, batch, tokens, width).transpose(1, 2).unbind())

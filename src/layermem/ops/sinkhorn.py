@@ -1,4 +1,4 @@
-"""Sinkhorn's iteration on two vectors, with a backward that saves the logits alone.
+"""Matrices whose rows and columns sum to one, by Sinkhorn's iteration, and its short backward.
 
 After every round the matrix is diag(u) K diag(v), K = exp(logits), where from u = 1
 
@@ -6,24 +6,40 @@ After every round the matrix is diag(u) K diag(v), K = exp(logits), where from u
     u = 1 / (K v)          rows sum to one
 
 so that a round multiplies with K and keeps two vectors in place of two matrices. Autograd would
-save two matrices a round, 40 for 20 rounds. The backward computes the vectors again; with
-``create_graph=True`` the gradient is that of ``naive``.
+save two matrices a round, 40 for 20 rounds. The backward saves the logits alone and computes the
+vectors again; with ``create_graph=True`` the gradient is that of the formula.
 
-Tensors are [n, n, N], the matrices last: sums over n are sums of long rows then.
+Inside ``_Sinkhorn`` tensors are [n, n, N], the matrices last: sums over n are sums of long rows.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from layermem.ops.differentiable import equation_gradients
-from layermem.ops.sinkhorn import naive
+from layermem.ops.shared_gradient import equation_gradients, is_traced
 
 
-class Sinkhorn(torch.autograd.Function):
-    """``naive.sinkhorn``."""
+def sinkhorn(logits: Tensor, rounds: int) -> Tensor:
+    """Compute ``naive``, with a backward that saves the logits alone."""
+    if torch.is_grad_enabled() and not is_traced():
+        result: Tensor = _Sinkhorn.apply(logits, rounds)
+        return result
+    return naive(logits, rounds)
 
+
+def naive(logits: Tensor, rounds: int) -> Tensor:
+    """Return exp(logits) [N, n, n]; each round divides columns, then rows, by their sums."""
+    # Without effect: the first division takes a factor of a column away.
+    matrix = (logits - logits.amax(-2, keepdim=True)).exp()
+    for _ in range(rounds):
+        matrix = matrix / matrix.sum(-2, keepdim=True)
+        matrix = matrix / matrix.sum(-1, keepdim=True)
+    return matrix
+
+
+class _Sinkhorn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, rounds: int) -> Tensor:
         ctx.save_for_backward(logits)
@@ -33,15 +49,11 @@ class Sinkhorn(torch.autograd.Function):
         return kernel.mul_(rows[-1][:, None]).mul_(columns[-1]).permute(2, 0, 1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (logits,) = ctx.saved_tensors
         if torch.is_grad_enabled():
-
-            def formula(logits: Tensor) -> Tensor:
-                return naive.sinkhorn(logits, ctx.rounds)
-
-            (d_logits,) = equation_gradients(formula, (logits,), (True,), (grad,))
-            return d_logits, None
+            formula = partial(naive, rounds=ctx.rounds)
+            return *equation_gradients(formula, (logits,), (True,), (grad,)), None
         kernel = _kernel(logits)
         rows, columns = _iterate(kernel, ctx.rounds)
         u, v = rows[-1], columns[-1]

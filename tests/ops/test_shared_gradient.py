@@ -11,7 +11,7 @@ from tiny import needs_kernels
 from layermem.ops import depth, depth_attention, route, streams
 from layermem.ops.depth import naive as depth_naive
 from layermem.ops.route import naive
-from layermem.ops.route.grouped_matrices import MatrixBuffer
+from layermem.ops.route.groups import GroupBuffer
 from layermem.ops.streams import naive as streams_naive
 from layermem.variants.lime import LimeRouter
 
@@ -64,12 +64,6 @@ def by_buffer(make_buffer):
         return loss, [tensor for slot in buffer for tensor in slot], [x, *weights]
 
     return run
-
-
-def by_kernel_buffer():
-    from layermem.ops.route.grouped_kernels import KernelBuffer
-
-    return by_buffer(lambda weights: KernelBuffer(weights, 2))()
 
 
 def by_router():
@@ -132,9 +126,9 @@ def by_streams(ops):
 
 # How a loss is computed on stored tensors, and the same without storing.
 PAIRS = {
-    **{name: (by_route(name), by_route("naive")) for name in ("functional", "deferred", "grouped")},
+    **{name: (by_route(name), by_route("naive")) for name in ("deferred", "grouped")},
     "router": (by_router, by_route("naive")),
-    "buffer of matrices": (by_buffer(lambda w: MatrixBuffer(w, 2)), by_route("naive")),
+    "buffer": (by_buffer(lambda w: GroupBuffer(w, 2)), by_route("naive")),
     "depth": (by_depth(depth, 1), by_depth(depth_naive, 1)),
     "depth in shared memory": (by_depth(depth, LAYERS), by_depth(depth_naive, 1)),
     "depth attention": (by_depth_attention(True), by_depth_attention(False)),
@@ -142,7 +136,6 @@ PAIRS = {
 }
 WITH_KERNELS = {
     "triton": (by_route("triton"), by_route("naive")),
-    "buffer of kernels": (by_kernel_buffer, by_route("naive")),
 }
 
 
@@ -202,8 +195,9 @@ def test_retained_gradients_and_hooks(pair):
     assert_same(*results)
 
 
-def test_second_derivatives_with_respect_to_stored_tensors(pair):
-    grads = []
+@pytest.mark.parametrize("name", ["depth", "depth in shared memory", "depth attention", "streams"])
+def test_second_derivatives_with_respect_to_stored_tensors(name):
+    pair, grads = PAIRS[name], []
     for run in pair:
         loss, stored, inputs = run()
         first = torch.autograd.grad(loss, stored, create_graph=True)

@@ -1,0 +1,374 @@
+"""``GroupBuffer``: the slots of one forward, routed and differentiated in groups of layers.
+
+A router's product is thin: it has R rows. Routers are known when a forward begins, so that what
+several layers read of several slots is one fat product. Slots lie below each other,
+X = [slot_0; slot_1; ...], [L R, C], for keys and one for values; so do the gradients of a group's
+routes, D = [d out_a; ...; d out_(b-1)] for the layers a to b - 1; W has the group's routers below
+each other, with zeros for slots that a router does not read.
+
+    the group begins    P = W[:, :a] @ X[:a]                     what its layers read of older slots
+    layer l             out_l = P_l + W_l[:, a:l+1] @ X[a:l+1]
+    backward, routes    only keep their incoming gradients, as rows of D
+    backward, begin     d W = D @ X[:b]^T                         after all routes of the group
+    backward, slot j    d X_j = sum over later groups g of (W_g[:, a:b]^T @ D_g)_j + W[:, j]^T @ D
+
+What later groups send is computed for a whole group at once, when the first of its slots asks.
+All products leave out the layers that nobody reads, as windows and pruned routers have them.
+
+Autograd keeps the order: the begin of a group is an input of its routes (by a *token*, a tensor
+without content), and all slots so far are inputs of the begins and routes, by aliases
+(``ops/shared_gradient.py``). D belongs to one backward pass.
+
+Letters: L layers, R heads, B batch, T tokens, E head width, C = B T E.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from layermem.ops.route.buffer import SlotBuffer, Sources, Weights
+from layermem.ops.route.deferred import pair_up, refuse_second_derivatives
+from layermem.ops.route.naive import Slot
+from layermem.ops.route.products import (
+    add_product,
+    as_slot,
+    runs_of,
+    stack_rows,
+    sum_products,
+    view_slots,
+)
+from layermem.ops.shared_gradient import Grads, add, of_running_pass, share
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The layers ``first`` to ``last`` - 1, what each reads, and their routers."""
+
+    first: int
+    last: int
+    heads: int
+    # By layer with a router: all of its sources.
+    sources: dict[int, Sequence[int]]
+    # [(last - first) * R, last * R]
+    weight: Tensor
+
+    def block(self, layers: range, slots: range) -> Tensor:
+        """Return the weights by which ``layers`` read ``slots``."""
+        rows = range(layers.start - self.first, layers.stop - self.first)
+        return self.weight[self.rows(rows), self.rows(slots)]
+
+    def rows(self, layers: range) -> slice:
+        """Return the rows of layers in a matrix that begins with layer 0."""
+        return slice(layers.start * self.heads, layers.stop * self.heads)
+
+    def own(self, layers: range) -> slice:
+        """Return the rows of layers of the group in a matrix that begins with its first layer."""
+        return slice(
+            (layers.start - self.first) * self.heads, (layers.stop - self.first) * self.heads
+        )
+
+    def read(self, layers: Iterable[int], slots: range) -> list[int]:
+        """Return which of ``slots`` some of ``layers`` read, ascending."""
+        return sorted(set(slots) & set[int]().union(*(self.sources[i] for i in layers)))
+
+    def readers(self, layers: Iterable[int], slots: range) -> list[int]:
+        """Return which of ``layers`` read some of ``slots``, ascending."""
+        return [i for i in sorted(layers) if not set(slots).isdisjoint(self.sources[i])]
+
+
+@final
+class GroupBuffer(SlotBuffer):
+    """Slots with routes and gradients in groups of ``group_size`` layers."""
+
+    def __init__(self, weights: Weights, group_size: int, sources: Sources | None = None) -> None:
+        super().__init__(weights, sources)
+        self._group_size = group_size
+        # What routes read of the slots where there are gradients.
+        self._aliases: list[Slot] = []
+
+    def _begin(self, key: Tensor) -> None:
+        self._tape = _Tape(key.shape) if torch.is_grad_enabled() else None
+        heads, columns = key.shape[1], key.numel() // key.shape[1]
+        # Two allocations: autograd saves the routed values, and routed keys only after rope.
+        self._matrices = [key.new_empty(len(self._weights) * heads, columns) for _ in range(2)]
+        keys, values = (view_slots(matrix, key.shape) for matrix in self._matrices)
+        self._kept = list(zip(keys, values, strict=True))
+
+    def _keep(self, layer: int, key: Tensor, value: Tensor) -> Slot:
+        if layer % self._group_size == 0:
+            self._begin_group(layer)
+        if self._tape is None:
+            return self._place(layer, key, value)
+        slot: Slot = _Append.apply(partial(self._place, layer), key, value)
+        gather = partial(self._tape.slot_gradient, self._group, layer)
+        alias_of_key, alias_of_value = share(gather, *slot)
+        self._aliases.append((alias_of_key, alias_of_value))
+        return slot
+
+    def _place(self, layer: int, key: Tensor, value: Tensor) -> Slot:
+        kept = self._kept[layer]
+        # All slots share one storage. Of ``data`` each has its own version counter, so that writing
+        # a later slot does not count as a change of those that autograd has saved. Of views torch
+        # refuses changes in place, which the backward would miss.
+        return kept[0].data.copy_(key)[:], kept[1].data.copy_(value)[:]
+
+    def _begin_group(self, first: int) -> None:
+        """Begin the group of layer ``first``: compute what its layers read of older slots."""
+        last, heads = min(first + self._group_size, len(self._weights)), self._shape[1]
+        routers = {i: w for i in range(first, last) if (w := self._weights[i]) is not None}
+        sources = {i: self._sources[i] for i in routers}
+        weight = self._matrices[0].new_zeros((last - first) * heads, last * heads)
+        self._group = group = _Group(first, last, heads, sources, weight)
+        with torch.no_grad():
+            for i, router in routers.items():
+                start = 0
+                for run in runs_of(sources[i]):
+                    columns = router[:, start : start + len(run) * heads]
+                    group.block(range(i, i + 1), run).copy_(columns)
+                    start += len(run) * heads
+        if self._tape is not None and routers:
+            self._tape.groups.append(group)
+            older = self._aliases[:first]
+            self._token = _Begin.apply(self._tape, group, *routers.values(), *chain(*older))
+        self._sum_older(group)
+
+    def _sum_older(self, group: _Group) -> None:
+        older = range(group.first)
+        readers = group.readers(group.sources, older)
+        # Layers from the first to the last that reads older slots.
+        self._span = range(readers[0], readers[-1] + 1) if readers else range(0)
+        if readers:
+            # No longer than a group: so is what a tile of the sum reads at a time.
+            runs = [
+                run[i : i + self._group_size]
+                for run in runs_of(group.read(readers, older))
+                for i in range(0, len(run), self._group_size)
+            ]
+            weights = [group.block(self._span, run) for run in runs]
+            self._partials = [
+                sum_products(weights, [matrix[group.rows(run)] for run in runs])
+                for matrix in self._matrices
+            ]
+
+    def _route(self, layer: int, weight: Tensor) -> Slot:
+        if self._tape is None:
+            return self._complete_route(layer)
+        slot: Slot = _Route.apply(
+            partial(self._complete_route, layer),
+            self._tape,
+            self._group,
+            layer,
+            self._token,
+            *chain(*self._aliases[self._group.first :]),
+        )
+        return slot
+
+    def _complete_route(self, layer: int) -> Slot:
+        """Add what a layer reads of its own group's slots, and return its route."""
+        group, own = self._group, range(layer, layer + 1)
+        runs = runs_of(group.read((layer,), range(group.first, layer + 1)))
+        totals: list[Tensor | None] = [None, None]
+        if layer in self._span:
+            start = (layer - self._span.start) * group.heads
+            totals = [matrix[start : start + group.heads] for matrix in self._partials]
+        for run in runs:
+            weight, rows = group.block(own, run), group.rows(run)
+            totals = [
+                torch.mm(weight, matrix[rows])
+                if total is None
+                else add_product(total, weight, matrix[rows])
+                for total, matrix in zip(totals, self._matrices, strict=True)
+            ]
+        key, value = totals
+        assert key is not None and value is not None, "a layer reads its own slot"
+        return as_slot(key, self._shape), as_slot(value, self._shape)
+
+
+@dataclass
+class _GroupGradients:
+    """The gradients of a group's routes in one backward pass, for keys and for values."""
+
+    # [(last - first) * R, C] each, allocated when the first gradient comes.
+    matrices: list[Tensor] = field(default_factory=list)
+    # The layers whose gradients have come, and slots that the group's routers have read.
+    routed: set[int] = field(default_factory=set)
+    slots: dict[int, Slot] = field(default_factory=dict)
+
+
+@dataclass
+class _Pass:
+    """What the nodes of one forward leave for each other in one backward pass."""
+
+    # By the first layer of a group.
+    gradients: dict[int, _GroupGradients] = field(default_factory=dict)
+    # The group whose slots are receiving their gradients, its slots that later groups have read,
+    # and what these sent.
+    receiver: int = -1
+    received_by: range = range(0)
+    received: list[Tensor] = field(default_factory=list)
+
+
+class _Tape:
+    """What the autograd nodes of one forward share; ``shape`` is that of a key, [B, R, T, E]."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.shape = shape
+        self.groups: list[_Group] = []
+        self._passes: dict[int, _Pass] = {}
+
+    def gradients(self, group: _Group) -> _GroupGradients:
+        """Return the gradients of a group's routes in the running backward pass."""
+        current = of_running_pass(self._passes, _Pass)
+        return current.gradients.setdefault(group.first, _GroupGradients())
+
+    def write(self, group: _Group, layer: int, grads: Grads) -> _GroupGradients:
+        """Copy the gradient of a route into its rows; one of key and value may be None, zero."""
+        gradients = self.gradients(group)
+        if not gradients.matrices:
+            like = next(grad for grad in grads if grad is not None)
+            sizes = (group.last - group.first) * group.heads, self.shape.numel() // group.heads
+            gradients.matrices = [like.new_empty(sizes) for _ in range(2)]
+        for matrix, grad in zip(gradients.matrices, grads, strict=True):
+            rows = as_slot(matrix[group.own(range(layer, layer + 1))], self.shape)
+            rows.zero_() if grad is None else rows.copy_(grad)
+        gradients.routed.add(layer)
+        return gradients
+
+    def slot_gradient(
+        self, group: _Group, layer: int, parts: Sequence[None], direct: Grads
+    ) -> Grads:
+        """Return the gradient of a slot from all routes that have read it in the running pass."""
+        refuse_second_derivatives()
+        current, own = of_running_pass(self._passes, _Pass), self.gradients(group)
+        if current.receiver != group.first:
+            self._receive(current, group)
+        slot, sums = range(layer, layer + 1), None
+        if layer in current.received_by:
+            start = (layer - current.received_by.start) * group.heads
+            sums = [matrix[start : start + group.heads] for matrix in current.received]
+        for run in runs_of(group.readers(own.routed, slot)):
+            weight, rows = group.block(run, slot).t(), group.own(run)
+            parts_of_run = [matrix[rows] for matrix in own.matrices]
+            if sums is None:
+                sums = [torch.mm(weight, part) for part in parts_of_run]
+            else:
+                sums = [add_product(s, weight, p) for s, p in zip(sums, parts_of_run, strict=True)]
+        return direct if sums is None else add([as_slot(s, self.shape) for s in sums], direct)
+
+    def _receive(self, current: _Pass, group: _Group) -> None:
+        """Compute what the slots of a group receive from later groups, and keep it."""
+        current.receiver, current.received_by, current.received = group.first, range(0), []
+        slots, read, senders = range(group.first, group.last), set[int](), []
+        for later in self.groups:
+            gradients = current.gradients.get(later.first)
+            if later.first > group.first and gradients is not None:
+                layers = later.readers(gradients.routed, slots)
+                read.update(later.read(layers, slots))
+                senders += [(later, run, gradients) for run in runs_of(layers)]
+        if senders:
+            by = current.received_by = range(min(read), max(read) + 1)
+            weights = [later.block(run, by).t() for later, run, _ in senders]
+            current.received = [
+                sum_products(weights, [g.matrices[i][later.own(run)] for later, run, g in senders])
+                for i in (0, 1)
+            ]
+
+    def router_gradients(self, group: _Group) -> dict[int, Tensor]:
+        """Return the gradients of the routers whose routes the running pass has come by."""
+        gradients, heads = self.gradients(group), group.heads
+        grads: dict[int, Tensor] = {}
+        for layers in runs_of(sorted(gradients.routed)):
+            d_keys, d_values = (matrix[group.own(layers)] for matrix in gradients.matrices)
+            total = d_keys.new_empty(len(d_keys), group.last * heads)
+            for run in runs_of(group.read(layers, range(group.last))):
+                slots = (gradients.slots[j] for j in run)
+                keys, values = (stack_rows(part) for part in zip(*slots, strict=True))
+                columns = total[:, group.rows(run)]
+                torch.mm(d_keys, keys.t(), out=columns)
+                add_product(columns, d_values, values.t())
+            for layer, rows in zip(layers, total.split(heads), strict=True):
+                blocks = [rows[:, group.rows(run)] for run in runs_of(group.sources[layer])]
+                grads[layer] = torch.cat(blocks, dim=1)
+        return grads
+
+
+class _Append(torch.autograd.Function):
+    """Keep a slot; in the backward, the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, place: Callable[..., Slot], key: Tensor, value: Tensor) -> Slot:
+        ctx.set_materialize_grads(False)
+        return place(key, value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Grads:
+        return None, *grads
+
+
+class _Begin(torch.autograd.Function):
+    """Make the token of a group's routes; in the backward, the gradients of its routers.
+
+    The tensors are the routers and the aliases of all older slots, of which those are saved that
+    the group reads.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tape: _Tape, group: _Group, *tensors: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.tape, ctx.group, count = tape, group, len(group.sources)
+        ctx.older = group.read(group.sources, range(group.first))
+        slots = pair_up(tensors[count:])
+        ctx.save_for_backward(*tensors[:count], *chain(*(slots[j] for j in ctx.older)))
+        return group.weight.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None) -> Grads:
+        refuse_second_derivatives()
+        group, count, saved = ctx.group, len(ctx.group.sources), ctx.saved_tensors
+        d_weights: list[Tensor | None] = [None] * count
+        needs = ctx.needs_input_grad[2 : 2 + count]
+        if any(needs):
+            slots = ctx.tape.gradients(group).slots
+            slots.update(zip(ctx.older, pair_up(saved[count:]), strict=True))
+            grads = ctx.tape.router_gradients(group)
+            d_weights = [
+                grads[layer].to(weight.dtype) if need and layer in grads else None
+                for layer, weight, need in zip(group.sources, saved[:count], needs, strict=True)
+            ]
+        return None, None, *d_weights, *(None for _ in ctx.needs_input_grad[2 + count :])
+
+
+class _Route(torch.autograd.Function):
+    """The route of one layer; the tensors are the aliases of its group's slots so far, of which
+    those are saved that it reads."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[[], Slot],
+        tape: _Tape,
+        group: _Group,
+        layer: int,
+        token: Tensor,
+        *tensors: Tensor,
+    ) -> Slot:
+        ctx.set_materialize_grads(False)
+        ctx.tape, ctx.group, ctx.layer = tape, group, layer
+        ctx.own, slots = group.read((layer,), range(group.first, layer + 1)), pair_up(tensors)
+        ctx.save_for_backward(*chain(*(slots[j - group.first] for j in ctx.own)))
+        key, value = compute()
+        # Routes of one group share a storage, which each changes in its own rows.
+        return key.data, value.data
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Grads:
+        refuse_second_derivatives()
+        slots = zip(ctx.own, pair_up(ctx.saved_tensors), strict=True)
+        if any(grad is not None for grad in grads):
+            ctx.tape.write(ctx.group, ctx.layer, grads).slots.update(slots)
+        return (None,) * len(ctx.needs_input_grad)
