@@ -1,5 +1,7 @@
 """Sums over depth equal their equations, forward and every gradient, however backward is run."""
 
+import gc
+
 import pytest
 import torch
 from tiny import live_tensors
@@ -268,6 +270,7 @@ def test_a_backward_leaves_nothing():
     model, x = Chain(), an_input(2, 300)
 
     def count():
+        gc.collect()
         storages = (tensor.untyped_storage() for tensor in live_tensors())
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

@@ -1,5 +1,7 @@
 """Routing in groups, on a buffer that layers share, against the naive one: every circumstance."""
 
+import gc
+
 import pytest
 import torch
 from chain import HEADS, MANY, Depth, an_input, assert_same, outcome, tensors_of
@@ -226,6 +228,7 @@ def test_a_backward_leaves_nothing():
     model, x = Depth(), an_input(2, MANY)
 
     def count():
+        gc.collect()
         storages = (tensor.untyped_storage() for tensor in live_tensors())
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
