@@ -16,10 +16,12 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 # Two workers of one thread each: what a small machine runs fastest, and the same everywhere. Each begins at
 # another end of the tests, so that what a file makes once is made once, and helps the other at the end.
 PYTEST_FLAGS ?= -n 2 --dist worksteal
+CORE_TESTS = tests/ops tests/literal tests/models tests/variants tests/retrofit tests/convert tests/generation \
+	tests/test_contract.py tests/test_auto_classes.py
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test lint types pytest test-slow test-oldest test-newest serve-test docs wheel clean
+.PHONY: quickstart test test-core lint types pytest test-slow test-oldest test-newest serve-test docs wheel clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m layermem quickstart
@@ -37,13 +39,17 @@ types: $(VENV)/.installed
 pytest: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not network"
 
+# Of the package `layermem` alone.
+test-core: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "not slow and not gpu and not network" $(CORE_TESTS)
+
 # What takes long: many kills, long curves, kernels compiled for a GPU that need not be there.
 test-slow: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "slow and not gpu and not network"
 
 # What depends on the release of transformers: models, attached models, generation and a training.
 RANGE_TESTS = -m "not slow and not gpu and not network" tests/test_contract.py tests/models tests/variants \
-	tests/convert tests/retrofit tests/serving/test_generate.py \
+	tests/convert tests/retrofit tests/generation/test_generate.py \
 	tests/train/test_run.py tests/train/test_run_config.py tests/train/test_interruptions.py
 
 # At the older end of the supported range of transformers.
@@ -68,7 +74,7 @@ $(NEWEST)/.made:
 # vLLM's server with our checkpoints, on loopback. Not a part of `make test`: vLLM wants packages of
 # its own, and each of the seven servers takes half a minute to start.
 serve-test: $(SERVE)/.installed
-	$(SERVE)/bin/python -m pytest --noconftest --override-ini filterwarnings=default tests/serving/test_server.py
+	$(SERVE)/bin/python -m pytest --noconftest --override-ini filterwarnings=default tests/generation/test_server.py
 
 # The site, into site/. Broken links and missing anchors are errors (with --quiet they would not be);
 # nothing is fetched.

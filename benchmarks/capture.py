@@ -12,11 +12,11 @@ import time
 import torch
 
 import layermem
-from layermem import presets
-from layermem.analysis.analyze import DiskRows
-from layermem.analysis.capture import capture, sequences_at_once
-from layermem.analysis.entropy import Standardiser, matrix_entropy
-from layermem.efficiency.measuring import describe_machine, read_memory
+from layermem_bench import presets
+from layermem_bench.analysis.analyze import DiskRows
+from layermem_bench.analysis.capture import capture, sequences_at_once
+from layermem_bench.analysis.entropy import Standardiser, matrix_entropy
+from layermem_bench.efficiency.measuring import describe_machine, read_memory
 
 TOKENS = 128
 KINDS = ("hidden", "routed")

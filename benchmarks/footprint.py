@@ -14,9 +14,9 @@ what is sent.
 import argparse
 from dataclasses import dataclass
 
-from layermem import presets
-from layermem.counting import count_parameters
+from layermem.models.counting import count_parameters
 from layermem.models.registry import lookup
+from layermem_bench import presets
 
 SIZES_7B = {
     "vocab_size": 32_000,

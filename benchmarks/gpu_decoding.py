@@ -7,8 +7,8 @@ from gpu_setup import build_columns, describe_error, free_memory, measure_column
 from measure import forcing
 from transformers import StaticCache
 
-from layermem.efficiency.measuring import read_clock
 from layermem.models.keywords import CACHE
+from layermem_bench.efficiency.measuring import read_clock
 
 PROMPT = 256
 SIZES = ("64 layers", "1B, 8 kv heads")

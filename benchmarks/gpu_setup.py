@@ -8,8 +8,8 @@ from unittest import mock
 import torch
 from measure import build_models, forcing, round_seconds, summarize
 
-from layermem.efficiency.measuring import read_clock
 from layermem.models import memories
+from layermem_bench.efficiency.measuring import read_clock
 
 SIZES_1B = {
     "vocab_size": 50257,

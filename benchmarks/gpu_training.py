@@ -15,8 +15,8 @@ from gpu_setup import (
 )
 from measure import FAMILY, build_variants
 
-from layermem.efficiency.measuring import read_memory
 from layermem.ops import route
+from layermem_bench.efficiency.measuring import read_memory
 
 SIZES = ("1B, 8 kv heads", "1B, 32 kv heads", "150M", "30M")
 FAST = ("deferred", "triton")

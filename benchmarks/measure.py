@@ -19,10 +19,10 @@ from concatenating import build_concatenating
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import layermem
-from layermem.config import Model
-from layermem.efficiency import measuring
 from layermem.ops import route
-from layermem.study.boards import parse_arms
+from layermem_bench.config.run import Model
+from layermem_bench.efficiency import measuring
+from layermem_bench.study.boards import parse_arms
 
 # name: (config fields, batch, tokens). The mlp is four times as wide as the model, as in the paper.
 SHAPES = {

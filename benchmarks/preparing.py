@@ -20,11 +20,11 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from layermem.config import Data
-from layermem.data import preparing
-from layermem.data.sources import open_source
-from layermem.data.tokenizers import END, load_tokenizer
-from layermem.efficiency.measuring import describe_machine
+from layermem_bench.config.run import Data
+from layermem_bench.data import preparing
+from layermem_bench.data.sources import open_source
+from layermem_bench.data.tokenizers import END, load_tokenizer
+from layermem_bench.efficiency.measuring import describe_machine
 
 
 def trained_tokenizer(texts):

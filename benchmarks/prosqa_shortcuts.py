@@ -24,8 +24,8 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from layermem.tasks import prosqa
-from layermem.tasks.prosqa_records import SHORTCUTS
+from layermem_bench.tasks import prosqa
+from layermem_bench.tasks.prosqa_records import SHORTCUTS
 
 TINY = {"steps": 3, "nodes": 12, "statements": 15}
 DRAWN = {

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from layermem.efficiency.model_sizes import model_sizes
-from layermem.efficiency.variant_facts import PRESET, find_facts, markdown_table, write_facts
-from layermem.presets import get_preset
+from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.efficiency.variant_facts import PRESET, find_facts, markdown_table, write_facts
+from layermem_bench.presets import get_preset
 
 PAGE = Path(__file__).parent / "family.md"
 RECORDS = Path(__file__).parents[1] / "benchmarks" / "results"

@@ -28,23 +28,23 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from layermem.intervals import adjusted_p_values, interval, paired
-from layermem.paper import get_artefact, names
-from layermem.paper.artefact import SEEDS
-from layermem.report.eval import over_seeds
-from layermem.report.numbers import format_interval, format_p
-from layermem.report.page import Table
-from layermem.report.paper_tables import claim_numbers, claims_table, numbers_table
-from layermem.report.study_tables import (
+from layermem_bench.paper import get_artefact, names
+from layermem_bench.paper.artefact import SEEDS
+from layermem_bench.report.eval import over_seeds
+from layermem_bench.report.numbers import format_interval, format_p
+from layermem_bench.report.page import Table
+from layermem_bench.report.paper_tables import claim_numbers, claims_table, numbers_table
+from layermem_bench.report.study_tables import (
     TITLES,
     arms_table,
     levels_tables,
     shapes_tables,
 )
-from layermem.results.comparing import Verdict, judge
-from layermem.results.eval import EvalResult
-from layermem.results.files import read_result
-from layermem.results.study import BY_LEVEL, LOSS, StudyResult
+from layermem_bench.results.comparing import Verdict, judge
+from layermem_bench.results.eval import EvalResult
+from layermem_bench.results.files import read_result
+from layermem_bench.results.intervals import adjusted_p_values, interval, paired
+from layermem_bench.results.study import BY_LEVEL, LOSS, StudyResult
 
 PAGE = Path(__file__).parent / "results.md"
 RECORDS = Path(__file__).parent / "records"

@@ -23,9 +23,9 @@ from transformers import (
 )
 
 import layermem
-from layermem.config import Optim
-from layermem.data.tokenizers import load_tokenizer
-from layermem.train.optimizer import parameter_groups
+from layermem_bench.config.run import Optim
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.train.optimizer import parameter_groups
 
 
 def tiny_llama(vocab_size: int) -> LlamaForCausalLM:

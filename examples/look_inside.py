@@ -16,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import layermem
-from layermem.analysis.capture import capture
-from layermem.analysis.entropy import matrix_entropy, standardise
-from layermem.analysis.routing import mean_heatmap
-from layermem.data.tokenizers import load_tokenizer
+from layermem_bench.analysis.capture import capture
+from layermem_bench.analysis.entropy import matrix_entropy, standardise
+from layermem_bench.analysis.routing import mean_heatmap
+from layermem_bench.data.tokenizers import load_tokenizer
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from layermem import presets
-from layermem.evals.solving import evaluate
-from layermem.train.run import train
+from layermem_bench import presets
+from layermem_bench.evals.solving import evaluate
+from layermem_bench.train.run import train
 
 
 def solve_with_each(variant: str, seeds: int, steps: int, problems: int, out: Path) -> list[float]:

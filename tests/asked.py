@@ -8,9 +8,9 @@ from labelled import write_rows
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from layermem import cli
-from layermem.data.tokenizers import load_tokenizer, train_word_pieces
-from layermem.runs import RunFolder
+from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer, train_word_pieces
+from layermem_bench.results.run_folder import RunFolder
 
 KINDS = {
     "colour": ["red", "blue", "green", "black"],

@@ -7,7 +7,7 @@ apostrophes, letters beyond ASCII.
 import random
 import re
 
-from layermem.evals.task_catalog import TASKS
+from layermem_bench.evals.task_catalog import TASKS
 
 TEXT = """the river's stone [title] [edge] “old”  café said "no" it's a über-long  wooden bridge
 near seven small houses where people sell bread and salt"""

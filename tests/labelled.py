@@ -5,9 +5,9 @@ import random
 
 from host_models import make_host
 
-from layermem import cli
-from layermem.data.tokenizers import load_tokenizer
-from layermem.runs import RunFolder
+from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.results.run_folder import RunFolder
 
 SIZES = {"vocab_size": 257, "pad_token_id": 256, "max_position_embeddings": 300}
 TOKENS = {**SIZES, "bos_token_id": 256, "eos_token_id": 256}

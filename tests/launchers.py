@@ -7,10 +7,10 @@ import traceback
 
 from recorded import record
 
-from layermem.evals.solving import evaluate
-from layermem.study import carrying_out
-from layermem.study.records import ERRORS
-from layermem.train.run import train
+from layermem_bench.evals.solving import evaluate
+from layermem_bench.study import carrying_out
+from layermem_bench.study.records import ERRORS
+from layermem_bench.train.run import train
 
 
 class InThisProcess:

@@ -2,10 +2,10 @@
 
 from recorded import SIZES
 
-from layermem.config import Run
-from layermem.paper.artefact import Artefact, board
-from layermem.paper.observing import losses
-from layermem.results.study import (
+from layermem_bench.config.run import Run
+from layermem_bench.paper.artefact import Artefact, board
+from layermem_bench.paper.observing import losses
+from layermem_bench.results.study import (
     METRICS,
     Arm,
     Board,

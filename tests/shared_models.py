@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.distributed import DistributedConfig
 
-from layermem.config import Optim
 from layermem.models.registry import lookup
-from layermem.train.optimizer import parameter_groups
+from layermem_bench.config.run import Optim
+from layermem_bench.train.optimizer import parameter_groups
 
 # Older transformers share no vocabulary that the number of processes does not divide.
 SIZES = {**TINY, "vocab_size": 64}

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from small_run import UNEVEN, a_run, curve
 
-from layermem.config import Regularizer
-from layermem.train.run import train
+from layermem_bench.config.run import Regularizer
+from layermem_bench.train.run import train
 
 PENALTY = Regularizer(penalty="seq_vcr", covariance_weight=0.5, width=12)
 

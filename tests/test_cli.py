@@ -15,14 +15,15 @@ from small_run import Interrupted, a_run
 from tiny import TINY
 
 import layermem
-from layermem import PlainConfig, cli, presets
-from layermem.cli import screen
-from layermem.config import Run, Task, to_dict
-from layermem.data.tokenizers import load_tokenizer
-from layermem.report.page import Table
-from layermem.runs import RunFolder
-from layermem.tasks import prosqa
-from layermem.train.run_config import load_run
+from layermem import PlainConfig
+from layermem_bench import cli, presets
+from layermem_bench.cli import screen
+from layermem_bench.config.run import Run, Task, to_dict
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.report.page import Table
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.tasks import prosqa
+from layermem_bench.train.run_config import load_run
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_a_run_from_a_config_with_options_on_top(config, tmp_path):
 def test_options_are_added_to_the_presets(monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "layermem.train.run.train",
+        "layermem_bench.train.run.train",
         lambda run, out, **_: seen.append(run) or RunFolder(out),
     )
     asked = ["train", "aet-6", "--variant", "lime", "--model.options", "router_init=identity"]
@@ -90,7 +91,7 @@ def solved(monkeypatch):
     def stop(*_, **__):
         raise Interrupted
 
-    monkeypatch.setattr("layermem.evals.solving.solve", stop)
+    monkeypatch.setattr("layermem_bench.evals.solving.solve", stop)
 
 
 def test_problems_of_a_file_that_the_model_learnt_from_are_refused(tmp_path, ended, solved):
@@ -188,7 +189,7 @@ def test_options_without_what_they_are_for_are_refused():
 def test_a_preset_by_name(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(
-        "layermem.train.run.train",
+        "layermem_bench.train.run.train",
         lambda run, out, resume, **_: seen.append((run, str(out), resume)) or RunFolder(out),
     )
     cli.main(["train", "tiny-lm", "--variant", "plain", "--seed", "2", "--resume"])
@@ -323,7 +324,7 @@ def test_one_of_several_processes_ends_at_once():
     code = """
 import atexit, sys
 from torch import distributed
-from layermem import cli
+from layermem_bench import cli
 
 class Late:
     def __del__(self):

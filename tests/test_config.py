@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 
-from layermem import config, host_config, records_config, task_config
-from layermem.config import Data, Model, Optim, Run, Task, run_from_dict, to_dict
-from layermem.tasks.registry import get_task
+from layermem_bench.config import host as host_config
+from layermem_bench.config import records as records_config
+from layermem_bench.config import run as config
+from layermem_bench.config import task as task_config
+from layermem_bench.config.run import Data, Model, Optim, Run, Task, run_from_dict, to_dict
+from layermem_bench.tasks.registry import get_task
 
 
 def classes(cls=Run):

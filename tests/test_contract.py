@@ -13,12 +13,12 @@ from tiny import CASES, SLOW, TINY, is_own, make, needs_compiler
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin
 
-from layermem import counting
-from layermem.config import Optim
+from layermem.models import counting
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
 from layermem.ops.route import using
-from layermem.train.optimizer import parameter_groups
+from layermem_bench.config.run import Optim
+from layermem_bench.train.optimizer import parameter_groups
 
 # Plain arithmetic in two orders: rounding of float32 and no more.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

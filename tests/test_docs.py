@@ -13,7 +13,7 @@ import pytest
 import tyro
 import yaml
 
-from layermem import cli
+from layermem_bench import cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -161,12 +161,20 @@ def test_links_lead_somewhere(page):
     [
         ("docs", "tasks.md#prosqa", "tasks.md#prosqa"),
         ("docs", "../CHANGELOG.md", "changelog.md"),
-        ("docs", "../src/layermem/runs.py", "files.md#src/layermem/runs.py"),
+        (
+            "docs",
+            "../src/layermem_bench/results/run_folder.py",
+            "files.md#src/layermem_bench/results/run_folder.py",
+        ),
         ("", "docs/tasks.md#prosqa", "tasks.md#prosqa"),
         ("docs/log", "../tasks.md#prosqa", "../tasks.md#prosqa"),
         ("docs/log", "index.md", "index.md"),
         ("docs/log", "../../CHANGELOG.md", "../changelog.md"),
-        ("docs/log", "../../src/layermem/runs.py", "../files.md#src/layermem/runs.py"),
+        (
+            "docs/log",
+            "../../src/layermem_bench/results/run_folder.py",
+            "../files.md#src/layermem_bench/results/run_folder.py",
+        ),
         ("", "docs/log/index.md", "log/index.md"),
         ("", "docs/file_map.py", "files.md#docs/file_map.py"),
         ("", "https://arxiv.org/abs/2502.09245", "https://arxiv.org/abs/2502.09245"),
@@ -285,7 +293,7 @@ def test_the_variants_shown_pass_the_contract(environment):
 def test_the_variants_shown_train_and_are_counted(environment, tmp_path):
     code = f"""
 import more_variants
-from layermem.cli import main
+from layermem_bench.cli import main
 for name in {list(map(declared_name, SHOWN))}:
     main(["train", "tiny-aet-4", "--variant", name, "--out", name, "--max-steps", "2",
           "--task.examples", "200", "--task.validation", "4", "--task.test", "4"])

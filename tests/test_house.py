@@ -12,27 +12,35 @@ import layermem
 from layermem.models.registry import lookup
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ROOT / "src" / "layermem"
+SOURCES = ROOT / "src"
+# Rooms of the two packages, from the ground up.
 FLOORS = [
-    {"number_ranges"},
-    {"auto_classes", "host_config", "named_options", "records_config", "typed_dicts"},
-    {"intervals", "run_identity", "task_config"},
-    {"config", "counting", "processor", "results", "runs", "text_hash"},
-    {"ops", "data", "lineage", "recorded_config", "tasks"},
-    {"models"},
-    {"variants"},
-    {"convert", "retrofit"},
-    {"analysis"},
-    {"train", "evals", "efficiency", "serving", "presets"},
-    {"report"},
-    {"study"},
-    {"paper"},
-    {"cli"},
-    {"__main__"},
+    {"layermem.auto_classes"},
+    {"layermem.ops"},
+    {"layermem.models"},
+    {"layermem.variants"},
+    {"layermem.convert", "layermem.generation", "layermem.retrofit"},
+    {"layermem_bench.config"},
+    {"layermem_bench.results"},
+    {"layermem_bench.data", "layermem_bench.tasks"},
+    {"layermem_bench.analysis"},
+    {f"layermem_bench.{room}" for room in ("train", "evals", "efficiency", "presets")},
+    {"layermem_bench.report"},
+    {"layermem_bench.study"},
+    {"layermem_bench.paper"},
+    {"layermem_bench.cli"},
+    {"layermem.__main__"},
 ]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
-# What the core may import beside itself and the standard library.
-CORE = {"torch", "transformers", "huggingface_hub"}
+# What the core may import beside itself and the standard library: what it requires, and what
+# transformers requires; and, in single files, what is there whenever they are imported.
+CORE = {"torch", "transformers", "safetensors", "huggingface_hub", "numpy", "tokenizers"}
+WHERE_ASKED_FOR = {
+    "kernels.py": {"triton"},
+    "launches.py": {"triton"},
+    "peft_adapters.py": {"peft"},
+    "vllm.py": {"vllm"},
+}
 
 
 def imports(path, package):
@@ -47,51 +55,109 @@ def imports(path, package):
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
+def room_of(name):
+    """Return the room of a module: its first two names."""
+    return ".".join(name.split(".")[:2])
+
+
 def misplaced(path, root=SOURCES):
-    """Return the imports of a file that go up or sideways."""
+    """Return the rooms that a file imports from, up or sideways."""
     parts = path.relative_to(root).with_suffix("").parts
-    room, package = parts[0], ["layermem", *parts[:-1]]
-    if room == "__init__":
+    room = room_of(".".join(parts))
+    if parts[1] == "__init__":
         return []
-    targets = [
-        name.split(".")[1]
-        for name in imports(path, package)
-        if name.startswith("layermem.") and name.split(".")[1] in FLOOR
-    ]
-    return [to for to in targets if to != room and FLOOR[to] >= FLOOR[room]]
+    targets = [room_of(name) for name in imports(path, list(parts[:-1]))]
+    return [to for to in targets if to in FLOOR and to != room and FLOOR[to] >= FLOOR[room]]
 
 
 @pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.py")), ids=lambda p: str(p.name))
 def test_imports_point_downwards(path):
-    assert path.parent == SOURCES or path.relative_to(SOURCES).parts[0] in FLOOR, "no such room"
+    parts = path.relative_to(SOURCES).with_suffix("").parts
+    assert parts[1] == "__init__" or room_of(".".join(parts)) in FLOOR, "no such room"
     assert misplaced(path) == []
 
 
 @pytest.mark.parametrize(
     ("room", "line", "found"),
     [
-        ("ops", "from layermem.models.layers import MLP", ["models"]),
-        ("ops", "import layermem.variants.lime", ["variants"]),
-        ("ops", "from ..models import layers", ["models"]),
-        ("train", "from layermem import evals", ["evals"]),
-        ("models", "from layermem.ops import route", []),
-        ("models", "from layermem.models import layers", []),
+        ("layermem/ops", "from layermem.models.layers import MLP", ["layermem.models"]),
+        ("layermem/ops", "import layermem.variants.lime", ["layermem.variants"]),
+        ("layermem/ops", "from ..models import layers", ["layermem.models"]),
+        ("layermem/ops", "from layermem_bench.config import run", ["layermem_bench.config"]),
+        ("layermem_bench/train", "from layermem_bench import evals", ["layermem_bench.evals"]),
+        ("layermem_bench/train", "from layermem.models import layers", []),
+        ("layermem/models", "from layermem.ops import route", []),
+        ("layermem/models", "from layermem.models import layers", []),
     ],
 )
 def test_the_floor_plan_would_be_noticed(room, line, found, tmp_path):
-    (tmp_path / room).mkdir()
+    (tmp_path / room).mkdir(parents=True)
     path = tmp_path / room / "x.py"
     path.write_text(line)
     assert misplaced(path, tmp_path) == found
 
 
-def test_the_core_needs_torch_and_transformers_alone():
-    for room in ("ops", "models", "variants"):
-        for path in (SOURCES / room).rglob("*.py"):
-            tops = {name.split(".")[0] for name in imports(path, ["layermem"])}
-            # Imported where a GPU asks for it, never before.
-            allowed = CORE | ({"triton"} if path.name in ("kernels.py", "launches.py") else set())
-            assert tops - {"layermem"} - sys.stdlib_module_names <= allowed, path
+def test_the_core_imports_what_it_requires():
+    for path in (SOURCES / "layermem").rglob("*.py"):
+        tops = {name.split(".")[0] for name in imports(path, ["layermem"])}
+        allowed = CORE | WHERE_ASKED_FOR.get(path.name, set())
+        allowed |= {"layermem_bench"} if path.name == "__main__.py" else set()
+        assert tops - {"layermem"} - sys.stdlib_module_names <= allowed, path
+
+
+WITHOUT_THE_BENCH = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+# filelock and jinja2 are requirements of torch and transformers too.
+BENCH = [
+    *("accelerate", "datasets", "layermem_bench", "matplotlib", "rich", "scipy", "sklearn"),
+    *("tyro", "zstandard"),
+]
+
+
+def test_the_core_works_without_what_the_bench_requires(tmp_path):
+    code = f"""{WITHOUT_THE_BENCH.format(absent=BENCH)}
+import torch, layermem
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+sizes = dict(vocab_size=32, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+ids = torch.arange(8)[None]
+for name in layermem.variants():
+    layermem.build(name, **sizes)(ids, labels=ids).loss.backward()
+model = layermem.build("lime", **sizes)
+model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False)
+model.save_pretrained({str(tmp_path / "native")!r})
+assert type(AutoModelForCausalLM.from_pretrained({str(tmp_path / "native")!r})) is type(model)
+host = LlamaForCausalLM(LlamaConfig(intermediate_size=16, **sizes))
+layermem.attach(host)
+host.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False)
+host.save_pretrained({str(tmp_path / "attached")!r})
+assert layermem.router_parameters(
+    AutoModelForCausalLM.from_pretrained({str(tmp_path / "attached")!r})
+)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+
+
+def test_the_command_without_the_bench_says_what_to_install():
+    code = """
+from importlib import util
+found = util.find_spec
+util.find_spec = lambda name: None if name == "tyro" else found(name)
+from layermem.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "layermem[bench]" in done.stderr
 
 
 def modules_after(code):
@@ -142,7 +208,7 @@ def seconds_of_torch():
 )
 def test_what_trains_nothing_answers_without_the_training_stack(command, most, seconds_of_torch):
     code = f"""
-from layermem import cli
+from layermem_bench import cli
 try:
     cli.main({command.split()})
 except SystemExit as left:
@@ -167,7 +233,7 @@ except SystemExit as left:
 )
 def test_options_of_a_command_are_shown_without_the_training_stack(command):
     code = f"""
-from layermem import cli
+from layermem_bench import cli
 try:
     cli.main([*{command!r}.split(), "--help"])
 except SystemExit as left:
@@ -178,7 +244,7 @@ except SystemExit as left:
 
 def test_a_variant_has_the_name_of_its_file():
     """`layermem list presets` lists the files, so that it need not import them."""
-    files = {path.stem for path in (SOURCES / "variants").glob("*.py")} - {"__init__"}
+    files = {path.stem for path in (SOURCES / "layermem" / "variants").glob("*.py")} - {"__init__"}
     assert set(layermem.variants()) >= files
     for name in files:
         assert lookup(name).config.__module__ == f"layermem.variants.{name}"

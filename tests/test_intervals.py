@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-import layermem.intervals
-from layermem.intervals import (
+import layermem_bench.results.intervals
+from layermem_bench.results.intervals import (
     Interval,
     adjusted_p_values,
     further_looks,
@@ -104,7 +104,9 @@ def test_importing_it_is_cheap():
         "assert not {'scipy', 'numpy'} & sys.modules.keys()\n"
         "assert 12.7 < module.interval([0.0, 2.0]).half < 12.71 and 'scipy' in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code, layermem.intervals.__file__], check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, layermem_bench.results.intervals.__file__], check=True
+    )
 
 
 def test_what_is_not_finite_is_refused():

@@ -7,11 +7,14 @@ import pytest
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
-from layermem import config, host_config, records_config, task_config
-from layermem.cli import COMMANDS, main
+from layermem.generation.prompts import GenerationSettings
+from layermem.models.number_ranges import Range, check_numbers, number_types, ranges
 from layermem.models.registry import lookup, variants
-from layermem.number_ranges import Range, check_numbers, number_types, ranges
-from layermem.serving.prompts import GenerationSettings
+from layermem_bench.cli import COMMANDS, main
+from layermem_bench.config import host as host_config
+from layermem_bench.config import records as records_config
+from layermem_bench.config import run as config
+from layermem_bench.config import task as task_config
 
 CONFIGS = [
     *(config.Model, config.Data, config.Optim, config.Regularizer, config.Compute, config.Run),

@@ -42,13 +42,13 @@ def run(folder, code, *arguments, **variables):
 
 
 def command(folder, *arguments, **variables):
-    code = "import sys; from layermem.cli import main; main(sys.argv[1:])"
+    code = "import sys; from layermem_bench.cli import main; main(sys.argv[1:])"
     return run(folder, code, *arguments, **variables)
 
 
 def commands(folder, *lines):
     """Run several commands in one process, and return what they print."""
-    code = f"from layermem.cli import main\nfor line in {lines!r}:\n    main(line)"
+    code = f"from layermem_bench.cli import main\nfor line in {lines!r}:\n    main(line)"
     status, shown, errors = run(folder, code)
     assert status == 0, errors[-3000:]
     return shown
@@ -120,7 +120,7 @@ def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path):
     (metadata / "entry_points.txt").write_text("[layermem.plugins]\nmine = parts_of_mine\n")
     (site / "parts_of_mine.py").write_text(TASK)
     code = "import sys; sys.path.insert(0, sys.argv.pop(1))\n"
-    code += "from layermem.cli import main; main(sys.argv[1:])"
+    code += "from layermem_bench.cli import main; main(sys.argv[1:])"
     status, shown, errors = run(empty, code, str(site), "list", "tasks")
     assert status == 0, errors
     assert "letters=5" in shown
@@ -133,13 +133,13 @@ def test_an_installed_plugin_is_found_by_its_entry_point(tmp_path):
         ("import no_such_module\n", "no_such_module", "wrong.py, line 1"),
         ("def f(:\n", "SyntaxError", "wrong.py, line 1"),
         (
-            "from layermem.tasks.registry import add_task, get_task\n"
+            "from layermem_bench.tasks.registry import add_task, get_task\n"
             "add_task('mqar', get_task('mqar'))\n",
             "'mqar'",
             "wrong.py, line 2",
         ),
         (
-            "from layermem.presets import get_preset, preset\n"
+            "from layermem_bench.presets import get_preset, preset\n"
             "@preset\ndef tiny_lm():\n    return get_preset('tiny-aet-4')\n",
             "'tiny-lm'",
             "wrong.py, line 2",
@@ -186,16 +186,19 @@ import multiprocessing
 import subprocess
 import sys
 
-from layermem.config import Task
-from layermem.plugins import add_plugins
-from layermem.tasks.registry import vocabulary_and_length
+from layermem_bench.config.run import Task
+from layermem.models.plugins import add_plugins
+from layermem_bench.tasks.registry import vocabulary_and_length
 
 if __name__ == "__main__":
     add_plugins(["task.py"])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         size, _ = pool.apply(vocabulary_and_length, (Task(name="reversal", examples=5),))
     assert size == 3 + 1 + 26
-    asked = "from layermem.tasks.registry import get_task; print(get_task('reversal').options())"
+    asked = (
+        "from layermem_bench.tasks.registry import get_task\n"
+        "print(get_task('reversal').options())"
+    )
     # In another folder, as a process of a run may be.
     subprocess.run([sys.executable, "-c", asked], check=True, cwd="/")
 """

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from made_up import a_comparison, a_result
 
-from layermem.intervals import p_value, paired
-from layermem.paper import names
-from layermem.results.eval import EvalOptions, EvalResult, Part, Row, Score
-from layermem.results.eval import Table as EvalTable
-from layermem.results.files import to_json
-from layermem.results.study import (
+from layermem_bench.paper import names
+from layermem_bench.results.eval import EvalOptions, EvalResult, Part, Row, Score
+from layermem_bench.results.eval import Table as EvalTable
+from layermem_bench.results.files import to_json
+from layermem_bench.results.intervals import p_value, paired
+from layermem_bench.results.study import (
     MeasuredMemory,
     MeasuredSteps,
     Metric,

@@ -6,11 +6,17 @@ from typing import Literal
 
 import pytest
 
-from layermem.config import Compute, Data, Model, Optim, Regularizer, Run, Task
-from layermem.host_config import Host
-from layermem.records_config import Records
-from layermem.run_identity import DECIDES, DECIDES_WHERE, DOES_NOT_DECIDE, differences, identity
-from layermem.train.checkpoints import config_changes
+from layermem_bench.config.host import Host
+from layermem_bench.config.records import Records
+from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Run, Task
+from layermem_bench.config.run_identity import (
+    DECIDES,
+    DECIDES_WHERE,
+    DOES_NOT_DECIDE,
+    differences,
+    identity,
+)
+from layermem_bench.train.checkpoints import config_changes
 
 DECIDING = {f"{part}.{name}" if part else name for part, names in DECIDES.items() for name in names}
 HOST = {"variant": "host", "host": Host(model="m")}

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from layermem.runs import RunFolder, check_complete, unique_names, write_atomically
+from layermem.models.files import write_atomically
+from layermem_bench.results.run_folder import RunFolder, check_complete, unique_names
 
 
 def a_folder(tmp_path):
@@ -144,7 +145,7 @@ def test_two_writers_of_one_file_leave_the_text_of_one(tmp_path):
 
 LOCKING = """
 import sys
-from layermem.runs import RunFolder
+from layermem_bench.results.run_folder import RunFolder
 with RunFolder(sys.argv[1]).locked():
     print("locked", flush=True)
     sys.stdin.read()
@@ -174,7 +175,7 @@ def test_a_lock_is_of_the_folder_by_any_name_and_goes_with_a_killed_process(tmp_
 def test_two_processes_cannot_write_one_run(tmp_path):
     folder = a_folder(tmp_path)
     code = (
-        "import sys; from layermem.runs import RunFolder\n"
+        "import sys; from layermem_bench.results.run_folder import RunFolder\n"
         "with RunFolder(sys.argv[1]).locked(): print('got it')"
     )
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from layermem.typed_dicts import from_dict, to_dict
+from layermem_bench.config.typed_dicts import from_dict, to_dict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,11 @@
     models     one LLaMA-shaped decoder with two seams, and the registry
     variants   one file for each architecture that fills the seams
     retrofit   layer memory for models we do not own
+    convert    checkpoints of other layouts
+    generation text from a model, in batches; vLLM
+
+What trains, evaluates and compares is the package ``layermem_bench`` (extra ``bench``), and so is
+the command.
     convert    saved models of other layouts become saved models of ours
 
 Importing this package makes its models known to transformers' Auto classes, whichever of the two
@@ -57,7 +62,7 @@ __all__ = [
     "variants",
 ]
 
-_PACKAGES = ("models", "ops", "retrofit", "variants")
+_PACKAGES = ("convert", "generation", "models", "ops", "retrofit", "variants")
 _MODULE_OF = {
     "LimeConfig": "variants.lime",
     "LimeForCausalLM": "variants.lime",

@@ -1,5 +1,28 @@
-"""``python -m layermem`` is the command line: torchrun and Slurm start it so."""
+"""The command: `layermem`, and ``python -m layermem``, as torchrun and Slurm start it."""
 
-from layermem.cli import main
+import sys
+from importlib.util import find_spec
 
-main()
+# What the command requires, by the names of their modules: the extra `bench`.
+_REQUIRED = (
+    *("accelerate", "datasets", "filelock", "jinja2", "matplotlib", "rich", "scipy", "sklearn"),
+    *("tyro", "zstandard"),
+)
+
+
+def main() -> None:
+    """Run a command, or say what it takes."""
+    missing = [name for name in _REQUIRED if find_spec(name) is None]
+    if missing:
+        sys.stderr.write(
+            "layermem: the command needs what trains and measures models "
+            f"(missing: {', '.join(missing)}): pip install 'layermem[bench]'\n"
+        )
+        raise SystemExit(2)
+    from layermem_bench.cli import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

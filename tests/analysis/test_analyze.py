@@ -12,18 +12,18 @@ from small_run import a_run
 from tiny import TINY, make
 
 import layermem
-from layermem import cli
-from layermem.analysis.analyze import DiskRows, _analyze_routing, analyze
-from layermem.analysis.checkpoints import open_checkpoints
-from layermem.analysis.entropy import matrix_entropy, standardise
-from layermem.config import Task
-from layermem.data.tokenizers import load_tokenizer
 from layermem.models.registry import lookup
 from layermem.models.seams import DependsOnInput, Memory
-from layermem.results.analysis import Analysis, AnalysisOptions
-from layermem.results.files import read_result
-from layermem.train.run import train
 from layermem.variants.lime import LimeRouter
+from layermem_bench import cli
+from layermem_bench.analysis.analyze import DiskRows, _analyze_routing, analyze
+from layermem_bench.analysis.checkpoints import open_checkpoints
+from layermem_bench.analysis.entropy import matrix_entropy, standardise
+from layermem_bench.config.run import Task
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.results.analysis import Analysis, AnalysisOptions
+from layermem_bench.results.files import read_result
+from layermem_bench.train.run import train
 
 SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
 

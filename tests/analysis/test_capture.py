@@ -10,9 +10,9 @@ from host_models import DECODERS, make_host
 from tiny import CASES, TINY, make
 
 import layermem
-from layermem.analysis.capture import capture, decoder_layers, sequences_at_once
 from layermem.models.registry import lookup, variants
 from layermem.models.seams import OwnLayerMemory, WeightsUnknown
+from layermem_bench.analysis.capture import capture, decoder_layers, sequences_at_once
 
 HF_MODELS = {
     "llama": (transformers.LlamaConfig, TINY),

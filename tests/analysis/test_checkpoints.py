@@ -9,12 +9,12 @@ from small_run import a_run
 from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem import cli
-from layermem.analysis.checkpoints import Checkpoint, load_model
-from layermem.data.tokenizers import load_tokenizer
 from layermem.retrofit import attach
-from layermem.tasks.registry import get_task
-from layermem.train.run import train
+from layermem_bench import cli
+from layermem_bench.analysis.checkpoints import Checkpoint, load_model
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.tasks.registry import get_task
+from layermem_bench.train.run import train
 
 SMALL = ["--sequences", "6", "--length", "24", "--each", "6", "--words", "w1", "w2", "w3"]
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from tiny import TINY, make
 
-from layermem.analysis.depth_weights import recording
 from layermem.models.registry import lookup
 from layermem.models.seams import DepthWeights
+from layermem_bench.analysis.depth_weights import recording
 
 
 def a_model(name, **fields):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from layermem.analysis.entropy import (
+from layermem_bench.analysis.entropy import (
     Standardiser,
     matrix_entropy,
     standardise,

@@ -7,9 +7,9 @@ from host_models import make_host, shake_routers
 from tiny import TINY, make
 
 import layermem
-from layermem.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem.models.registry import lookup
 from layermem.retrofit.attachment import attachment_of
+from layermem_bench.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 
 
 def a_model(name="lime", **fields):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from layermem.analysis.separability import embed, separability
+from layermem_bench.analysis.separability import embed, separability
 
 
 def clouds(distance, n=200, features=12, classes=4):

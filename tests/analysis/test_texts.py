@@ -13,11 +13,11 @@ from recorded import record
 from tiny import TINY
 from tokenizers import processors
 
-from layermem import cli
-from layermem.analysis import analyze as analysis
-from layermem.analysis import texts as texts_module
-from layermem.analysis.checkpoints import Checkpoint
-from layermem.analysis.texts import (
+from layermem_bench import cli
+from layermem_bench.analysis import analyze as analysis
+from layermem_bench.analysis import texts as texts_module
+from layermem_bench.analysis.checkpoints import Checkpoint
+from layermem_bench.analysis.texts import (
     Occurrence,
     check_frequency,
     check_words_have_tokens,
@@ -29,11 +29,11 @@ from layermem.analysis.texts import (
     read_problems,
     split_documents,
 )
-from layermem.config import Task
-from layermem.data.tokenizers import load_tokenizer
-from layermem.results.analysis import AnalysisOptions
-from layermem.tasks import prosqa
-from layermem.tasks.registry import all_tasks, get_task
+from layermem_bench.config.run import Task
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.results.analysis import AnalysisOptions
+from layermem_bench.tasks import prosqa
+from layermem_bench.tasks.registry import all_tasks, get_task
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "tokenizer" / "gpt2"
 TEXTS = ["What was is.", "This is his; it was, and they were.", "were they? was it? is it?"]

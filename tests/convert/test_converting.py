@@ -9,11 +9,11 @@ import torch
 from tiny import TINY
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from layermem.cli import main
 from layermem.convert.converting import as_llama, convert, find_source
 from layermem.convert.new_folder import new_folder
 from layermem.models.registry import lookup
 from layermem.retrofit import attach
+from layermem_bench.cli import main
 
 CONVERT = ("models", "convert")
 

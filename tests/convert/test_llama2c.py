@@ -12,9 +12,9 @@ from stories import FOLDER, needs_stories, stories_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from layermem import LimeForCausalLM
-from layermem.cli import main
 from layermem.convert.converting import convert
 from layermem.convert.llama2c import load_llama2c, load_tokenizer
+from layermem_bench.cli import main
 
 STORIES = FOLDER / "stories260K.bin"
 SIZES = {"width": 16, "mlp": 24, "layers": 2, "heads": 4, "kv_heads": 2, "longest": 12}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from layermem.data.question_records import exact_match, f1, normalized
+from layermem_bench.data.question_records import exact_match, f1, normalized
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from layermem.data.blocks import Blocks, Prepared
+from layermem_bench.data.blocks import Blocks, Prepared
 
 END = 256
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from layermem.data.labelled_records import (
+from layermem_bench.data.labelled_records import (
     LabelledRecord,
     check_labels,
     find_classes,

@@ -14,10 +14,10 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from layermem.config import Data
-from layermem.data import preparing, sources
-from layermem.data.preparing import prepare
-from layermem.data.tokenizers import load_tokenizer
+from layermem_bench.config.run import Data
+from layermem_bench.data import preparing, sources
+from layermem_bench.data.preparing import prepare
+from layermem_bench.data.tokenizers import load_tokenizer
 
 END = 256
 # Digests of prepared files, recorded before bytes were encoded without a tokenizer.
@@ -332,8 +332,8 @@ MEASURED = """
 import sys
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from layermem.config import Data
-from layermem.data.preparing import prepare
+from layermem_bench.config.run import Data
+from layermem_bench.data.preparing import prepare
 
 def peak():
     status = open("/proc/self/status").read()

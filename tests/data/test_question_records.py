@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from layermem.data.question_records import Answer, QuestionFields, read_questions
+from layermem_bench.data.question_records import Answer, QuestionFields, read_questions
 
 ROW = {
     "id": "q1",

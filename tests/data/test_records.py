@@ -7,11 +7,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from layermem.data.labelled_records import read_records
-from layermem.data.question_records import QuestionFields, read_questions
-from layermem.data.records import KINDS, file_records
-from layermem.evals.task_catalog import TASKS
-from layermem.evals.task_records import read_docs
+from layermem_bench.data.labelled_records import read_records
+from layermem_bench.data.question_records import QuestionFields, read_questions
+from layermem_bench.data.records import KINDS, file_records
+from layermem_bench.evals.task_catalog import TASKS
+from layermem_bench.evals.task_records import read_docs
 
 ROWS = [
     {"question": 'Who is "he"?', "sentence": "2020-01-01", "label": "01"},

@@ -12,8 +12,8 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from layermem.data import sources
-from layermem.data.sources import open_source
+from layermem_bench.data import sources
+from layermem_bench.data.sources import open_source
 
 PACKED = {
     ".xz": lzma.compress,

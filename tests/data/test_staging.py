@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from layermem.config import Data
-from layermem.data import preparing, staging
-from layermem.data.preparing import prepare
-from layermem.data.tokenizers import load_tokenizer
+from layermem_bench.config.run import Data
+from layermem_bench.data import preparing, staging
+from layermem_bench.data.preparing import prepare
+from layermem_bench.data.tokenizers import load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -155,9 +155,9 @@ def test_who_listens_for_sigterm_goes_on_listening(tmp_path, tokenizer, asked, m
 
 STUCK = """
 import json, sys, threading, time
-from layermem.config import run_from_dict
-from layermem.data import preparing
-from layermem.data.tokenizers import load_tokenizer
+from layermem_bench.config.run import run_from_dict
+from layermem_bench.data import preparing
+from layermem_bench.data.tokenizers import load_tokenizer
 
 def stuck(self, ids):
     self.file.flush()

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from layermem.data.tokenizers import (
+from layermem_bench.data.tokenizers import (
     BYTE_VOCABULARY_SIZE,
     END,
     batch_encoder,

@@ -6,9 +6,9 @@ from tiny import TINY
 from torch.utils.flop_counter import FlopCounterMode
 
 import layermem
-from layermem import presets
-from layermem.efficiency.costs import cost
 from layermem.models.registry import lookup, variants
+from layermem_bench import presets
+from layermem_bench.efficiency.costs import cost
 
 
 def cost_of(name, fields, tokens, counting="honest"):

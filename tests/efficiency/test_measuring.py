@@ -9,9 +9,15 @@ import pytest
 import torch
 from tiny import TINY
 
-from layermem import processor, variants
-from layermem.efficiency import measuring
-from layermem.efficiency.measuring import Shape, measure, measure_peak_memory, time_interleaved
+from layermem import variants
+from layermem_bench.efficiency import measuring
+from layermem_bench.efficiency.measuring import (
+    Shape,
+    measure,
+    measure_peak_memory,
+    time_interleaved,
+)
+from layermem_bench.results import processor
 
 
 def test_rounds_take_each_in_turn_and_leave_the_warm_up_out():
@@ -111,7 +117,7 @@ def test_the_peak_holds_weights_gradients_and_the_optimisers_two_moments():
 FREED_BLOCKS = """
 import sys
 import torch
-from layermem.efficiency.measuring import give_back_freed_memory, read_memory
+from layermem_bench.efficiency.measuring import give_back_freed_memory, read_memory
 
 if sys.argv[1] == "give back":
     give_back_freed_memory()

@@ -2,13 +2,13 @@
 
 import pytest
 
-from layermem import cli, presets
-from layermem.efficiency import measuring
-from layermem.efficiency.costs import cost
-from layermem.efficiency.measuring import Measurement
-from layermem.efficiency.model_sizes import model_sizes
-from layermem.efficiency.run_costs import measure_runs, run_cost
 from layermem.models.registry import lookup
+from layermem_bench import cli, presets
+from layermem_bench.efficiency import measuring
+from layermem_bench.efficiency.costs import cost
+from layermem_bench.efficiency.measuring import Measurement
+from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.efficiency.run_costs import measure_runs, run_cost
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import layermem
-from layermem import cli
-from layermem.efficiency.model_sizes import model_sizes
-from layermem.efficiency.variant_facts import PRESET, find_facts, markdown_table, read_facts
 from layermem.models.registry import lookup
-from layermem.presets import get_preset
+from layermem_bench import cli
+from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.efficiency.variant_facts import PRESET, find_facts, markdown_table, read_facts
+from layermem_bench.presets import get_preset
 
 ROOT = Path(__file__).parents[2]
 HOW = "run python docs/family_table.py"

@@ -15,15 +15,15 @@ from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import layermem
-from layermem import cli
-from layermem.data.tokenizers import load_tokenizer
-from layermem.evals import benchmarks
-from layermem.evals.benchmarks import MEAN, RIGHT, RIGHT_NORM
-from layermem.evals.prepared_tasks import local_definition
-from layermem.evals.task_catalog import TASKS
-from layermem.evals.task_records import expected_file
-from layermem.results.eval import EvalResult
-from layermem.results.files import read_result
+from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.evals import benchmarks
+from layermem_bench.evals.benchmarks import MEAN, RIGHT, RIGHT_NORM
+from layermem_bench.evals.prepared_tasks import local_definition
+from layermem_bench.evals.task_catalog import TASKS
+from layermem_bench.evals.task_records import expected_file
+from layermem_bench.results.eval import EvalResult
+from layermem_bench.results.files import read_result
 
 needs_lm_eval = pytest.mark.skipif(
     importlib.util.find_spec("lm_eval") is None, reason="lm-eval (the extra eval) is not installed"
@@ -148,7 +148,7 @@ def test_long_prompts_are_refused_or_cut_and_counted(tmp_path, monkeypatch):
     short = save_llama(tmp_path / "short", max_position_embeddings=400)
     records = write_records(tmp_path / "records", ["qnli"], count=6, train=False)
     asked = ("--tasks", "qnli", "--records", records, "--seeds", "1")
-    from layermem.evals import harness
+    from layermem_bench.evals import harness
 
     seen = []
     call = harness.CountingModel._model_call

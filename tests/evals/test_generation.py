@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny import TINY, make
 
-from layermem.evals.generation import GreedySettings, greedy
 from layermem.models.registry import lookup
+from layermem_bench.evals.generation import GreedySettings, greedy
 
 SETTINGS = GreedySettings(end=1, padding=0, max_new_tokens=12, batch_size=4)
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from tiny import TINY, make
 
-from layermem.analysis.separability import FOLDS, separability
-from layermem.data.tokenizers import load_tokenizer
-from layermem.evals.grammar import distinct_pairs, probe_pairs, sentence_vectors
-from layermem.evals.minimal_pairs import Pair
 from layermem.models.registry import lookup
+from layermem_bench.analysis.separability import FOLDS, separability
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.evals.grammar import distinct_pairs, probe_pairs, sentence_vectors
+from layermem_bench.evals.minimal_pairs import Pair
 
 
 def our_model():
@@ -58,7 +58,7 @@ def test_no_group_is_split_and_labels_are_shuffled_within_groups(monkeypatch):
         seen.append((set(features[:, 0]), set(unseen[:, 0]), labels.mean()))
         return np.zeros(len(unseen), dtype=int)
 
-    monkeypatch.setattr("layermem.analysis.separability._predict_by_paper_probe", watch)
+    monkeypatch.setattr("layermem_bench.analysis.separability._predict_by_paper_probe", watch)
     features = np.stack([groups, generator.random(120)], axis=1)
     separability(features, labels, groups=groups)
     assert len(seen) == 10

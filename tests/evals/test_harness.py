@@ -20,20 +20,20 @@ def sample(choices, target):
     ],
 )
 def test_chance_and_the_most_frequent_answer(samples, expected):
-    from layermem.evals.harness import baselines
+    from layermem_bench.evals.harness import baselines
 
     assert baselines([sample(*each) for each in samples]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("target", [-1, 2, "c", None])
 def test_an_answer_that_is_no_choice_is_refused(target):
-    from layermem.evals.harness import baselines
+    from layermem_bench.evals.harness import baselines
 
     with pytest.raises(ValueError, match=f"item 5 has the answer {target!r}, which is none of its"):
         baselines([{**sample(["a", "b"], target), "doc_id": 5}])
 
 
 def test_one_answer_after_two_contexts_is_not_the_most_frequent():
-    from layermem.evals.harness import baselines
+    from layermem_bench.evals.harness import baselines
 
     assert baselines([sample(["x", "x"], place) for place in (0, 1, 1)]) == (1 / 2, 2 / 3)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from eval_fixtures import docs
 
-from layermem.evals.prepared_tasks import local_definition, write_docs
-from layermem.evals.task_catalog import DEFINITIONS, TASKS
-from layermem.evals.task_records import find_records, read_docs
+from layermem_bench.evals.prepared_tasks import local_definition, write_docs
+from layermem_bench.evals.task_catalog import DEFINITIONS, TASKS
+from layermem_bench.evals.task_records import find_records, read_docs
 
 lm_eval = pytest.importorskip("lm_eval")
 datasets = pytest.importorskip("datasets")
@@ -46,7 +46,7 @@ def own(manager, task, of_splits, monkeypatch):
 
 
 def ours(task, of_splits, folder):
-    from layermem.evals.harness import load_task
+    from layermem_bench.evals.harness import load_task
 
     return load_task(local_definition(task, write_docs(of_splits, task, folder)))
 

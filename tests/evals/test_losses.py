@@ -15,12 +15,12 @@ from small_run import a_run
 from tiny import TINY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from layermem import cli
-from layermem.data.tokenizers import load_tokenizer
-from layermem.evals.perplexity import perplexity
-from layermem.results.eval import EvalResult
-from layermem.results.files import read_result
-from layermem.train.run import train
+from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.evals.perplexity import perplexity
+from layermem_bench.results.eval import EvalResult
+from layermem_bench.results.files import read_result
+from layermem_bench.train.run import train
 
 
 @pytest.fixture(scope="module")

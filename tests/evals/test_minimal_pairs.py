@@ -12,14 +12,14 @@ import transformers
 from stories import needs_stories, stories_model, stories_tokenizer
 from tiny import TINY, make
 
-from layermem import cli
-from layermem.data.tokenizers import load_tokenizer
-from layermem.evals.grammar import RIGHT_PAIRS, right_rows
-from layermem.evals.minimal_pairs import Pair, judge_pairs, read_pairs, score_sentences
-from layermem.intervals import mcnemar, proportion
 from layermem.models.registry import lookup
-from layermem.results.eval import EvalResult
-from layermem.results.files import read_result
+from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.evals.grammar import RIGHT_PAIRS, right_rows
+from layermem_bench.evals.minimal_pairs import Pair, judge_pairs, read_pairs, score_sentences
+from layermem_bench.results.eval import EvalResult
+from layermem_bench.results.files import read_result
+from layermem_bench.results.intervals import mcnemar, proportion
 
 RECORDS = Path(__file__).parents[3] / "shared" / "data" / "evals" / "blimp.jsonl.xz"
 needs_records = pytest.mark.skipif(not RECORDS.is_file(), reason="BLiMP is not on this machine")

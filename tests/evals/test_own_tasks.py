@@ -8,12 +8,12 @@ import torch
 import transformers
 from tiny import TINY
 
-from layermem import cli
-from layermem.data.tokenizers import load_tokenizer
-from layermem.evals.benchmarks import RIGHT, RIGHT_NORM
-from layermem.evals.task_catalog import examples_split, own_task
-from layermem.results.eval import EvalResult
-from layermem.results.files import read_result
+from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.evals.benchmarks import RIGHT, RIGHT_NORM
+from layermem_bench.evals.task_catalog import examples_split, own_task
+from layermem_bench.results.eval import EvalResult
+from layermem_bench.results.files import read_result
 
 lm_eval = pytest.importorskip("lm_eval")
 
@@ -115,7 +115,7 @@ def test_examples_are_other_items_than_the_one_that_is_asked(folder, monkeypatch
     """lm-eval leaves the item out only where ``test_split`` names the split of the examples."""
     (folder / "piqa.yaml").write_text(f"{PIQA}{line}\n")
     seen = []
-    from layermem.evals import harness
+    from layermem_bench.evals import harness
 
     answer = harness.answer_task
 

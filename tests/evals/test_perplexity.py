@@ -14,10 +14,10 @@ from stories import needs_stories, stories_model, stories_tokenizer
 from tiny import TINY, make
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from layermem.data import sources
-from layermem.data.tokenizers import BYTE_VOCABULARY_SIZE, load_tokenizer
-from layermem.evals.perplexity import cut_windows, perplexity
 from layermem.models.registry import lookup
+from layermem_bench.data import sources
+from layermem_bench.data.tokenizers import BYTE_VOCABULARY_SIZE, load_tokenizer
+from layermem_bench.evals.perplexity import cut_windows, perplexity
 
 TEXTS = ["a", "Zwölf Boxkämpfer jagen Viktor quer.", "", "layers read layers, " * 2]
 STORIES = ["Once upon a time there was a girl.\nShe had a dog – Spot.", "The end."]
@@ -283,7 +283,7 @@ _MEASURE = """
 import resource, sys
 from tokenizers import Tokenizer, models, pre_tokenizers
 import torch, transformers, layermem
-from layermem.evals.perplexity import perplexity
+from layermem_bench.evals.perplexity import perplexity
 raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["?", "ninechars", "tencharsss"])},
     unk_token="?"))
 raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

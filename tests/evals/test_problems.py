@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 from small_run import a_run
 
-from layermem import cli
-from layermem.analysis.checkpoints import load_final, open_checkpoints
-from layermem.config import Task
-from layermem.evals import solving
-from layermem.evals.evaluating import evaluate_checkpoints
-from layermem.results.eval import EvalOptions, EvalResult
-from layermem.results.files import read_result
-from layermem.results.solved import Shares, Solved
-from layermem.runs import RunFolder
-from layermem.train.run import train
+from layermem_bench import cli
+from layermem_bench.analysis.checkpoints import load_final, open_checkpoints
+from layermem_bench.config.run import Task
+from layermem_bench.evals import solving
+from layermem_bench.evals.evaluating import evaluate_checkpoints
+from layermem_bench.results.eval import EvalOptions, EvalResult
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.solved import Shares, Solved
+from layermem_bench.train.run import train
 
 TASK = Task(name="arithmetic", options=("operands=2",), examples=60, validation=10, test=10, seed=3)
 
@@ -63,7 +63,7 @@ def test_answers_and_steps_are_not_mixed_up_and_models_may_have_other_levels(
         by = {"operands": {str(level): of_level}}
         return Solved(**shares, steps_interval=(0.2, 0.4), chance=0.1 + low, by=by)
 
-    monkeypatch.setattr("layermem.evals.solving.solve", solve)
+    monkeypatch.setattr("layermem_bench.evals.solving.solve", solve)
     result = evaluate(tmp_path / "out", run, other, "--tasks", "arithmetic")
     answers, steps = (
         result.of(f"arithmetic, {what}") for what in ("right answers", "every step right")
@@ -96,7 +96,7 @@ def test_other_problems_are_drawn_by_options_split_and_seed(run, tmp_path):
 
 
 def test_what_is_refused_before_a_model_is_loaded(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("layermem.evals.solving.solve", None)
+    monkeypatch.setattr("layermem_bench.evals.solving.solve", None)
     with pytest.raises(SystemExit, match="lime was trained on arithmetic, and is asked prosqa"):
         evaluate(tmp_path, run, "--tasks", "prosqa")
     with pytest.raises(SystemExit, match="is no run folder; only models of runs on arithmetic"):
@@ -115,7 +115,7 @@ def test_kinds_of_tasks_are_parts_of_one_result(run, tmp_path):
 
 def test_a_kind_that_fails_takes_no_other_with_it(run, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("w1 w2 w3", encoding="utf-8")
-    monkeypatch.setattr("layermem.evals.solving.solve", None)
+    monkeypatch.setattr("layermem_bench.evals.solving.solve", None)
     asked = ["--tasks", "arithmetic", f"ppl={tmp_path / 'text.txt'}", "--context", "8"]
     with pytest.raises(SystemExit):
         evaluate(tmp_path, run, *asked)

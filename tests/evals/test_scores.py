@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from scipy import stats
 
-from layermem.evals.benchmarks import compare_answers, score_answers
-from layermem.results.eval import TaskAnswers
+from layermem_bench.evals.benchmarks import compare_answers, score_answers
+from layermem_bench.results.eval import TaskAnswers
 
 
 def answers(right, norm=None, prompts="p", seed=0):

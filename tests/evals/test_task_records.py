@@ -7,8 +7,8 @@ import re
 import pytest
 from eval_fixtures import docs
 
-from layermem.evals.task_catalog import TASKS, chosen_tasks, find_task
-from layermem.evals.task_records import expected_file, find_records, read_docs
+from layermem_bench.evals.task_catalog import TASKS, chosen_tasks, find_task
+from layermem_bench.evals.task_records import expected_file, find_records, read_docs
 
 COLOURS = "bigbench_reasoning_about_colored_objects_multiple_choice"
 

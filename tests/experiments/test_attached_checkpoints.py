@@ -11,16 +11,16 @@ from safetensors.torch import load_file, save_file
 from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from layermem import cli
-from layermem.analysis.analyze import _analyze_routing
-from layermem.analysis.checkpoints import load_model, open_checkpoints
-from layermem.analysis.routing import mean_heatmap
-from layermem.data.tokenizers import load_tokenizer
-from layermem.evals.benchmarks import checkpoint_digest
-from layermem.evals.perplexity import perplexity
-from layermem.results.eval import EvalResult
-from layermem.results.files import read_result
 from layermem.retrofit import attach, router_parameters, save_routers
+from layermem_bench import cli
+from layermem_bench.analysis.analyze import _analyze_routing
+from layermem_bench.analysis.checkpoints import load_model, open_checkpoints
+from layermem_bench.analysis.routing import mean_heatmap
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.evals.benchmarks import checkpoint_digest
+from layermem_bench.evals.perplexity import perplexity
+from layermem_bench.results.eval import EvalResult
+from layermem_bench.results.files import read_result
 
 TEXTS = ["w1 w2 w3 " * 8, "w4 w5 w6 w7"]
 

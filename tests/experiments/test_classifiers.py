@@ -15,17 +15,17 @@ from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from layermem import cli
-from layermem.data.tokenizers import load_tokenizer
-from layermem.intervals import proportion
-from layermem.results.files import read_result
-from layermem.results.solved import RecordCounts
-from layermem.results.study import StudyResult
 from layermem.retrofit import load_attached
 from layermem.retrofit.loading import is_attached
-from layermem.runs import RunFolder
-from layermem.train.learning.record_inputs import forward_all
-from layermem.train.trainer import Trainer
+from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.results.files import read_result
+from layermem_bench.results.intervals import proportion
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.solved import RecordCounts
+from layermem_bench.results.study import StudyResult
+from layermem_bench.train.learning.record_inputs import forward_all
+from layermem_bench.train.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_a_signal_while_records_are_judged_leaves_a_run_that_goes_on(
         yield from forward_all(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr("layermem.train.learning.labels.forward_all", stopped)
+        patch.setattr("layermem_bench.train.learning.labels.forward_all", stopped)
         part = finetuned(folder, tmp_path / "part")
     assert not part.final.exists() and not part.result.exists()
     # It is judged without being trained again.

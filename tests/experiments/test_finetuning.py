@@ -11,18 +11,18 @@ from safetensors.torch import load_file
 from small_run import Interrupted, assert_same_end, interrupt, stop_at
 from transformers import AutoModelForCausalLM
 
-from layermem import cli
-from layermem.cli.train_host import TrainHost, to_run
-from layermem.config import Data, Host, Run, run_from_dict
-from layermem.data.tokenizers import load_tokenizer
-from layermem.results.eval import EvalResult
-from layermem.results.files import read_result
-from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.adapter import CARD
-from layermem.runs import RunFolder
-from layermem.train.host_models import load_host
-from layermem.train.run_config import load_run, recorded_run
+from layermem_bench import cli
+from layermem_bench.cli.train_host import TrainHost, to_run
+from layermem_bench.config.run import Data, Host, Run, run_from_dict
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.results.eval import EvalResult
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import StudyResult
+from layermem_bench.train.host_models import load_host
+from layermem_bench.train.run_config import load_run, recorded_run
 
 BASES = ("llama", "gpt2", "gpt_neox", "bert")
 

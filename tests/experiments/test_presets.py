@@ -5,8 +5,8 @@ import torch
 from tiny import MOST_SLOW
 
 import layermem
-from layermem import presets
-from layermem.config import run_from_dict, to_dict
+from layermem_bench import presets
+from layermem_bench.config.run import run_from_dict, to_dict
 
 
 @pytest.mark.parametrize("name", presets.names())

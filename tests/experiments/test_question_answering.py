@@ -19,15 +19,15 @@ from transformers import (
     AutoTokenizer,
 )
 
-from layermem import cli
-from layermem.data.question_records import exact_match, f1
-from layermem.results.files import read_result
-from layermem.results.solved import Answers
-from layermem.results.study import StudyResult
 from layermem.retrofit import attach, load_attached
 from layermem.retrofit.loading import is_attached
-from layermem.runs import RunFolder
-from layermem.train.learning.questions import answer_questions
+from layermem_bench import cli
+from layermem_bench.data.question_records import exact_match, f1
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.solved import Answers
+from layermem_bench.results.study import StudyResult
+from layermem_bench.train.learning.questions import answer_questions
 
 # Those of the table of hosts that transformers has such a head on.
 HOSTS = (
@@ -286,7 +286,7 @@ def test_the_final_model_answers_alike_in_a_fresh_process(decoder, tmp_path):
     code = f"""
 import json
 from layermem.retrofit import load_attached
-from layermem.train.learning.questions import answer_questions
+from layermem_bench.train.learning.questions import answer_questions
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 rows = [json.loads(line) for line in open({str(decoder.predictions)!r})]
 model = load_attached({str(decoder.final)!r}, auto_class=AutoModelForQuestionAnswering)

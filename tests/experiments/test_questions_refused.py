@@ -5,9 +5,9 @@ from asked import asked, put_base, put_questions, question_rows
 from labelled import write_rows
 from safetensors.torch import load_file, save_file
 
-from layermem import cli
-from layermem.cli.train_host import TrainHost, to_run
-from layermem.config import run_from_dict
+from layermem_bench import cli
+from layermem_bench.cli.train_host import TrainHost, to_run
+from layermem_bench.config.run import run_from_dict
 
 QUESTIONS = ["--kind", "question-answering"]
 

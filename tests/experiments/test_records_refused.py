@@ -4,11 +4,11 @@ import pytest
 from host_models import make_host, shake_routers
 from labelled import SIZES, TOKENS, fill, finetuned, rows_of, write_rows
 
-from layermem import cli
-from layermem.cli.train_host import TrainHost, to_run
-from layermem.config import Records, run_from_dict
-from layermem.data.tokenizers import load_tokenizer
 from layermem.retrofit import attach
+from layermem_bench import cli
+from layermem_bench.cli.train_host import TrainHost, to_run
+from layermem_bench.config.run import Records, run_from_dict
+from layermem_bench.data.tokenizers import load_tokenizer
 
 
 @pytest.fixture(scope="module")

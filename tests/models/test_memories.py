@@ -9,13 +9,13 @@ import torch
 from tiny import TINY, make
 
 from layermem import LimeConfig, LimeForCausalLM
-from layermem.analysis.capture import capture
-from layermem.analysis.routing import head_heatmaps, mean_heatmap
-from layermem.config import Optim
 from layermem.models.memories import active_memories, unadapted_memories
 from layermem.models.seams import WeightsUnknown
-from layermem.train.optimizer import parameter_groups
 from layermem.variants.lime import Lime, LimeRouter
+from layermem_bench.analysis.capture import capture
+from layermem_bench.analysis.routing import head_heatmaps, mean_heatmap
+from layermem_bench.config.run import Optim
+from layermem_bench.train.optimizer import parameter_groups
 
 peft = pytest.importorskip("peft")
 

@@ -13,7 +13,7 @@ from tiny import TINY, is_own
 import layermem
 from layermem.models.registry import lookup
 from layermem.models.seams import filled_seams
-from layermem.study.boards import parse_arms
+from layermem_bench.study.boards import parse_arms
 
 PAIR = "lime+hyper_connections"
 

@@ -13,7 +13,7 @@ import torch
 from shared_models import a_model, descend, in_processes, load, some_ids, whole
 from torch import distributed
 
-from layermem.analysis.capture import capture
+from layermem_bench.analysis.capture import capture
 
 pytestmark = [
     pytest.mark.slow,

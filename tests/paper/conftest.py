@@ -7,9 +7,9 @@ import pytest
 from launchers import InThisProcess
 from recorded import record
 
-from layermem.evals.solving import evaluate
-from layermem.study.records import ERRORS
-from layermem.train.run import train
+from layermem_bench.evals.solving import evaluate
+from layermem_bench.study.records import ERRORS
+from layermem_bench.train.run import train
 
 
 @pytest.fixture

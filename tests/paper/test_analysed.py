@@ -10,13 +10,13 @@ from recorded import an_analysis
 from tiny import TINY
 
 import layermem
-from layermem.paper import get_artefact, inspecting, reasoning, trained
-from layermem.presets import get_preset
-from layermem.report import drawings
-from layermem.report.study import build
-from layermem.results.study import Picture, Row, RunRecord
-from layermem.study.definition import Observed, Trained
-from layermem.study.gathering import _metrics_of_rows
+from layermem_bench.paper import get_artefact, inspecting, reasoning, trained
+from layermem_bench.presets import get_preset
+from layermem_bench.report import drawings
+from layermem_bench.report.study import build
+from layermem_bench.results.study import Picture, Row, RunRecord
+from layermem_bench.study.definition import Observed, Trained
+from layermem_bench.study.gathering import _metrics_of_rows
 
 SEEDS = (0, 1)
 

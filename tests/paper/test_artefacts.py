@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from layermem.efficiency import model_sizes
-from layermem.efficiency.run_costs import run_cost
 from layermem.models.registry import lookup
-from layermem.paper import costs, get_artefact, names
-from layermem.paper.artefact import SCALES, Observing
-from layermem.presets import get_preset
-from layermem.results.costs import Measurement
-from layermem.study import estimates
-from layermem.study.boards import open_boards, parse_arms
-from layermem.study.planning import counting_runs, stages, trials
-from layermem.study.records import RecordedRuns
+from layermem_bench.efficiency import model_sizes
+from layermem_bench.efficiency.run_costs import run_cost
+from layermem_bench.paper import costs, get_artefact, names
+from layermem_bench.paper.artefact import SCALES, Observing
+from layermem_bench.presets import get_preset
+from layermem_bench.results.costs import Measurement
+from layermem_bench.study import estimates
+from layermem_bench.study.boards import open_boards, parse_arms
+from layermem_bench.study.planning import counting_runs, stages, trials
+from layermem_bench.study.records import RecordedRuns
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "lime_paper.txt"
 # It draws problems, the same ones for many artefacts.

@@ -7,13 +7,13 @@ import pytest
 from made_up import a_study, made_up
 from recorded import record
 
-import layermem.paper
-from layermem import cli
-from layermem.cli.study import OfPaper
-from layermem.presets import get_preset
-from layermem.results.files import read_result
-from layermem.results.study import StudyResult
-from layermem.study import estimates
+import layermem_bench.paper
+from layermem_bench import cli
+from layermem_bench.cli.study import OfPaper
+from layermem_bench.presets import get_preset
+from layermem_bench.results.files import read_result
+from layermem_bench.results.study import StudyResult
+from layermem_bench.study import estimates
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,9 @@ def test_what_is_too_large_here_is_extrapolated(monkeypatch):
 
 
 def test_what_is_not_whole_fails_after_its_page_is_written(tmp_path, begun, monkeypatch, capsys):
-    monkeypatch.setattr(layermem.paper, "get_artefact", lambda name: made_up(missing="a disk"))
+    monkeypatch.setattr(
+        layermem_bench.paper, "get_artefact", lambda name: made_up(missing="a disk")
+    )
     with pytest.raises(SystemExit, match="a disk"):
         cli.main(["study", "paper/table7", "--seeds", "2", "--out", str(tmp_path)])
     folder = tmp_path / "studies" / "paper" / "table7-tiny"

@@ -9,15 +9,15 @@ import pytest
 from eval_fixtures import docs
 from small_run import a_run
 
-from layermem.evals.benchmarks import RIGHT
-from layermem.evals.task_catalog import TASKS
-from layermem.paper import evaluated, get_artefact
-from layermem.paper.artefact import Observing
-from layermem.paper.trained import grouped_queries
-from layermem.results.eval import EvalResult, Row
-from layermem.results.files import read_result
-from layermem.study.records import read_record
-from layermem.train.run import train
+from layermem_bench.evals.benchmarks import RIGHT
+from layermem_bench.evals.task_catalog import TASKS
+from layermem_bench.paper import evaluated, get_artefact
+from layermem_bench.paper.artefact import Observing
+from layermem_bench.paper.trained import grouped_queries
+from layermem_bench.results.eval import EvalResult, Row
+from layermem_bench.results.files import read_result
+from layermem_bench.study.records import read_record
+from layermem_bench.train.run import train
 
 needs_lm_eval = pytest.mark.skipif(
     importlib.util.find_spec("lm_eval") is None, reason="lm-eval (the extra eval) is not installed"

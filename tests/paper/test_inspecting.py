@@ -8,14 +8,14 @@ import pytest
 from small_run import a_run
 
 import layermem
-from layermem.analysis import analyze
-from layermem.paper import inspecting, observing
-from layermem.paper.artefact import Observing
-from layermem.results.analysis import Analysis, AnalysisOptions, Layout
-from layermem.results.files import read_result
-from layermem.results.study import RunRecord, Validation
-from layermem.study.records import read_record
-from layermem.train.run import train
+from layermem_bench.analysis import analyze
+from layermem_bench.paper import inspecting, observing
+from layermem_bench.paper.artefact import Observing
+from layermem_bench.results.analysis import Analysis, AnalysisOptions, Layout
+from layermem_bench.results.files import read_result
+from layermem_bench.results.study import RunRecord, Validation
+from layermem_bench.study.records import read_record
+from layermem_bench.train.run import train
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import pytest
 from made_up import BASE, a_study, made_up
 from recorded import record
 
-from layermem.paper import get_artefact, standing
-from layermem.study.carrying_out import carry_out
+from layermem_bench.paper import get_artefact, standing
+from layermem_bench.study.carrying_out import carry_out
 
 
 @pytest.fixture

@@ -12,21 +12,21 @@ from made_up import BASE, a_study
 from recorded import record
 from small_run import a_run
 
-from layermem import cli
-from layermem.efficiency import measuring
-from layermem.paper import costs, get_artefact, reasoning, trained
-from layermem.presets import get_preset
-from layermem.report.page import Figure
-from layermem.report.paper_tables import claims_table
-from layermem.report.study import build
-from layermem.results.analysis import AnalysisOptions
-from layermem.results.comparing import judge
-from layermem.results.files import read_result
-from layermem.results.study import StudyResult
-from layermem.runs import RunFolder
-from layermem.study.carrying_out import carry_out
-from layermem.study.estimates import planned_states
-from layermem.study.records import RecordedRuns
+from layermem_bench import cli
+from layermem_bench.efficiency import measuring
+from layermem_bench.paper import costs, get_artefact, reasoning, trained
+from layermem_bench.presets import get_preset
+from layermem_bench.report.page import Figure
+from layermem_bench.report.paper_tables import claims_table
+from layermem_bench.report.study import build
+from layermem_bench.results.analysis import AnalysisOptions
+from layermem_bench.results.comparing import judge
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import StudyResult
+from layermem_bench.study.carrying_out import carry_out
+from layermem_bench.study.estimates import planned_states
+from layermem_bench.study.records import RecordedRuns
 
 RATES = (1e-3, 1e-2)
 
@@ -235,7 +235,7 @@ def test_arithmetic_with_its_analyses_at_shrunken_size(tmp_path, trained_here, m
     assert 0 < result.metrics[quantity].chance < 0.5
     solved = json.loads((tmp_path / "tiny-aet-6" / "lime-s0" / "result.json").read_text())
     assert result.computed(quantity)["lime"][0] == solved["accuracy"]
-    monkeypatch.setattr("layermem.analysis.analyze.analyze", None)
+    monkeypatch.setattr("layermem_bench.analysis.analyze.analyze", None)
     assert carry_out(study, tmp_path)[0].rows == result.rows
     (kept, *_) = (tmp_path / "studies" / "paper" / "analyses").glob("*/analysis.json")
     kept.write_text(kept.read_text().replace('"each": 10', '"each": 11'))

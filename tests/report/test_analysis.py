@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from recorded import an_analysis, record
 
-from layermem import cli
-from layermem.report import analysis, figures
-from layermem.report.page import Link
-from layermem.results.analysis import DepthMixture
-from layermem.results.files import to_json
+from layermem_bench import cli
+from layermem_bench.report import analysis, figures
+from layermem_bench.report.page import Link
+from layermem_bench.results.analysis import DepthMixture
+from layermem_bench.results.files import to_json
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from recorded import an_analysis, record
 
-from layermem.report import figures, page, study
-from layermem.report.study import given_sections
-from layermem.results.files import to_json
-from layermem.study.run_folders import compare_runs
+from layermem_bench.report import figures, page, study
+from layermem_bench.report.study import given_sections
+from layermem_bench.results.files import to_json
+from layermem_bench.study.run_folders import compare_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 # What the test adds: errors are gathered from the start, switches are used at the end.

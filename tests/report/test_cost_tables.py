@@ -6,9 +6,9 @@ import pytest
 from matplotlib.figure import Figure
 from recorded import a_point as point
 
-from layermem.report import cost_tables, figures
-from layermem.report.numbers import in_bytes, with_unit
-from layermem.results.costs import Costs, Measurement
+from layermem_bench.report import cost_tables, figures
+from layermem_bench.report.numbers import in_bytes, with_unit
+from layermem_bench.results.costs import Costs, Measurement
 
 
 def lines(points):

@@ -5,9 +5,9 @@ import math
 import pytest
 import yaml
 
-from layermem.report.curves import curves_of_arms, draw_curves
-from layermem.results.study import Validation
-from layermem.runs import RunFolder
+from layermem_bench.report.curves import curves_of_arms, draw_curves
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import Validation
 
 
 def a_folder(path, variant="lime", rows=20, validates=True):

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from layermem.report.depth import mixtures_section, tabulate
-from layermem.results.analysis import DepthMixture
+from layermem_bench.report.depth import mixtures_section, tabulate
+from layermem_bench.results.analysis import DepthMixture
 
 
 def a_mixture(place, sources, readers=("query", "key"), spread=0.5):

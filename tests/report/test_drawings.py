@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 import pytest
 from made_up import a_result
 
-from layermem.paper import get_artefact, names
-from layermem.report import drawings, figures
-from layermem.report.study import build
-from layermem.results.files import read_result
-from layermem.results.study import (
+from layermem_bench.paper import get_artefact, names
+from layermem_bench.report import drawings, figures
+from layermem_bench.report.study import build
+from layermem_bench.results.files import read_result
+from layermem_bench.results.study import (
     BY_LAYER,
     Arm,
     Board,

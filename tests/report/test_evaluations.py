@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from recorded import record
 
-from layermem import cli
-from layermem.intervals import holm, p_value, paired
-from layermem.report.eval import build, over_seeds, sentence, tables
-from layermem.results.eval import Difference, EvalOptions, EvalResult, Part, Row, Score, Table
-from layermem.results.files import to_json
+from layermem_bench import cli
+from layermem_bench.report.eval import build, over_seeds, sentence, tables
+from layermem_bench.results.eval import Difference, EvalOptions, EvalResult, Part, Row, Score, Table
+from layermem_bench.results.files import to_json
+from layermem_bench.results.intervals import holm, p_value, paired
 
 ARMS = {"plain": ("a0", "a1", "a2"), "lime": ("b0", "b1", "b2")}
 SHARES = {"a0": 0.5, "a1": 0.6, "a2": 0.7, "b0": 0.6, "b1": 0.7, "b2": 0.8}

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from layermem.intervals import Interval
-from layermem.report.numbers import (
+from layermem_bench.report.numbers import (
     format_counted,
     format_duration,
     format_interval,
@@ -14,6 +13,7 @@ from layermem.report.numbers import (
     format_pairs,
     looks_note,
 )
+from layermem_bench.results.intervals import Interval
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 
-from layermem.cli.screen import show
-from layermem.report import figures, page
+from layermem_bench.cli.screen import show
+from layermem_bench.report import figures, page
 
 EVIL = "<script>alert(1)</script> & co"
 

@@ -10,20 +10,20 @@ import pytest
 from made_up import BASE, a_comparison
 from recorded import a_point, an_analysis, record
 
-from layermem import cli
-from layermem.config import Data, Optim
-from layermem.report import study as report
-from layermem.report.page import write_page
-from layermem.report.study import given_sections
-from layermem.report.study_tables import arms_table, rates_table, runs_table, shapes_tables
-from layermem.results.costs import Costs
-from layermem.results.files import to_json
-from layermem.results.study import (
+from layermem_bench import cli
+from layermem_bench.config.run import Data, Optim
+from layermem_bench.report import study as report
+from layermem_bench.report.page import write_page
+from layermem_bench.report.study import given_sections
+from layermem_bench.report.study_tables import arms_table, rates_table, runs_table, shapes_tables
+from layermem_bench.results.costs import Costs
+from layermem_bench.results.files import to_json
+from layermem_bench.results.study import (
     MeasuredMemory,
     MeasuredSteps,
     TriedRates,
 )
-from layermem.study.run_folders import compare_runs
+from layermem_bench.study.run_folders import compare_runs
 
 
 def compared(tmp_path, *runs, **more):

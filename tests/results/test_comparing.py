@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from made_up import a_result
 
-from layermem.intervals import interval, p_value, paired, price_of_looks
-from layermem.paper import get_artefact
-from layermem.results.comparing import compare, judge, lines_of
-from layermem.results.study import Arm, Board, Condition, Metric, PaperNumber, RunRecord
-from layermem.study.carrying_out import carry_out
+from layermem_bench.paper import get_artefact
+from layermem_bench.results.comparing import compare, judge, lines_of
+from layermem_bench.results.intervals import interval, p_value, paired, price_of_looks
+from layermem_bench.results.study import Arm, Board, Condition, Metric, PaperNumber, RunRecord
+from layermem_bench.study.carrying_out import carry_out
 
 UNSAID = "cannot be said at this scale"
 HIGHER = {"quantity": "q", "direction": "higher"}

@@ -9,9 +9,9 @@ from pkgutil import iter_modules
 
 import pytest
 
-from layermem import results
-from layermem.results.costs import Cost, CostPoint, Costs, Measurement
-from layermem.results.files import from_json, read_result, to_json
+from layermem_bench import results
+from layermem_bench.results.costs import Cost, CostPoint, Costs, Measurement
+from layermem_bench.results.files import from_json, read_result, to_json
 
 COST = Cost(parameters=10, forward=2.0, training=6.0)
 POINT = CostPoint(
@@ -72,7 +72,9 @@ def test_what_is_not_finite_is_not_written():
 
 def kinds():
     """Return every class of the room that has a kind of its own."""
-    modules = [import_module(f"layermem.results.{m.name}") for m in iter_modules(results.__path__)]
+    modules = [
+        import_module(f"layermem_bench.results.{m.name}") for m in iter_modules(results.__path__)
+    ]
     found = [cls for module in modules for cls in vars(module).values() if isinstance(cls, type)]
     return {cls for cls in found if isinstance(vars(cls).get("KIND"), str)}
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from layermem.intervals import p_values_to
-from layermem.results.comparing import compare
+from layermem_bench.results.comparing import compare
+from layermem_bench.results.intervals import p_values_to
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])

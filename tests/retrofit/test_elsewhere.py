@@ -14,10 +14,10 @@ from host_models import GEMMA, HOSTS, make_attached, make_host, make_ids, shake_
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
-from layermem import cli
-from layermem.data.tokenizers import load_tokenizer
 from layermem.retrofit import Host, attach, detach, load_attached, router_parameters, save_routers
 from layermem.retrofit.attaching import attachment_of
+from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer
 
 AUTO = {
     "bert": hf.AutoModelForMaskedLM,

@@ -6,9 +6,9 @@ import pytest
 from launchers import MadeUp
 from recorded import SIZES
 
-from layermem.config import Run
-from layermem.study import steps
-from layermem.study.boards import board_of, study_of_variants
+from layermem_bench.config.run import Run
+from layermem_bench.study import steps
+from layermem_bench.study.boards import board_of, study_of_variants
 
 SECONDS = {"plain": [1.0, 2.0, 4.0], "lime": [1.1, 2.6, 5.0], "hyper_connections": [0.9, 1.8, 3.6]}
 # One that the system could not measure.

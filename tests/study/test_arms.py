@@ -7,13 +7,13 @@ import pytest
 from launchers import MadeUp
 from recorded import SIZES
 
-from layermem.config import Run
-from layermem.data.tokenizers import load_tokenizer
 from layermem.models.registry import variants
-from layermem.study.boards import arms_of_variants, board_of, parse_arms, study_of_variants
-from layermem.study.carrying_out import carry_out
-from layermem.study.definition import Arm, Board, Study
-from layermem.study.planning import counting_runs, trials
+from layermem_bench.config.run import Run
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.study.boards import arms_of_variants, board_of, parse_arms, study_of_variants
+from layermem_bench.study.carrying_out import carry_out
+from layermem_bench.study.definition import Arm, Board, Study
+from layermem_bench.study.planning import counting_runs, trials
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 

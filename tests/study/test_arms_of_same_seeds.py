@@ -5,9 +5,9 @@ import logging
 import pytest
 from recorded import record
 
-from layermem.runs import RunFolder
-from layermem.study.run_folders import arms_of_same_seeds
-from layermem.train.run_config import recorded_run
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.study.run_folders import arms_of_same_seeds
+from layermem_bench.train.run_config import recorded_run
 
 
 def arms_of(opened):

@@ -8,16 +8,16 @@ import pytest
 from launchers import MadeUp
 from recorded import SIZES, record
 
-from layermem.report import study as report
-from layermem.report.study_tables import shapes_tables
-from layermem.results.comparing import lines_of
-from layermem.results.files import read_result
-from layermem.results.study import LOSS, RIGHT_ANSWERS, StudyResult
-from layermem.study import boards as study_boards
-from layermem.study import steps
-from layermem.study.boards import board_of, open_boards, study_of_variants
-from layermem.study.carrying_out import carry_out, result_folder
-from layermem.study.definition import CHOOSING_SEED
+from layermem_bench.report import study as report
+from layermem_bench.report.study_tables import shapes_tables
+from layermem_bench.results.comparing import lines_of
+from layermem_bench.results.files import read_result
+from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, StudyResult
+from layermem_bench.study import boards as study_boards
+from layermem_bench.study import steps
+from layermem_bench.study.boards import board_of, open_boards, study_of_variants
+from layermem_bench.study.carrying_out import carry_out, result_folder
+from layermem_bench.study.definition import CHOOSING_SEED
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -7,12 +7,12 @@ import pytest
 from launchers import MadeUp
 from recorded import SIZES, record
 
-from layermem.config import Optim, Run
-from layermem.results.study import TriedRates
-from layermem.study.boards import board_of, study_of_variants
-from layermem.study.carrying_out import carry_out
-from layermem.study.planning import Tried, choices_of, tried_rates
-from layermem.train.run_config import load_run
+from layermem_bench.config.run import Optim, Run
+from layermem_bench.results.study import TriedRates
+from layermem_bench.study.boards import board_of, study_of_variants
+from layermem_bench.study.carrying_out import carry_out
+from layermem_bench.study.planning import Tried, choices_of, tried_rates
+from layermem_bench.train.run_config import load_run
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 

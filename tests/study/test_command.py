@@ -9,13 +9,13 @@ import yaml
 from launchers import InThisProcess, use
 from small_run import a_run
 
-from layermem import cli
-from layermem.config import to_dict
-from layermem.intervals import interval
-from layermem.report.numbers import format_interval
-from layermem.results.files import read_result
-from layermem.results.study import LOSS, StudyResult
-from layermem.runs import RunFolder
+from layermem_bench import cli
+from layermem_bench.config.run import to_dict
+from layermem_bench.report.numbers import format_interval
+from layermem_bench.results.files import read_result
+from layermem_bench.results.intervals import interval
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import LOSS, StudyResult
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

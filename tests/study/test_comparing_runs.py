@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 from recorded import SIZES, record
 
-from layermem import presets
-from layermem.config import Compute, Data, Model, Optim, Regularizer, Task
-from layermem.efficiency.costs import cost
-from layermem.host_config import VARIANT, Host
 from layermem.models.registry import lookup
-from layermem.records_config import Records
-from layermem.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
-from layermem.study.run_folders import compare_runs
-from layermem.tasks.registry import get_task
+from layermem_bench import presets
+from layermem_bench.config.host import VARIANT, Host
+from layermem_bench.config.records import Records
+from layermem_bench.config.run import Compute, Data, Model, Optim, Regularizer, Task
+from layermem_bench.efficiency.costs import cost
+from layermem_bench.results.study import EVERY_STEP_RIGHT, LOSS, RIGHT_ANSWERS
+from layermem_bench.study.run_folders import compare_runs
+from layermem_bench.tasks.registry import get_task
 
 
 def compared(tmp_path, *runs, **more):

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from recorded import SIZES
 
-from layermem.config import Host, Model, Run
-from layermem.host_config import VARIANT
 from layermem.models.registry import variants
-from layermem.presets import get_preset
-from layermem.study.boards import open_boards
-from layermem.study.planning import (
+from layermem_bench.config.host import VARIANT
+from layermem_bench.config.run import Host, Model, Run
+from layermem_bench.presets import get_preset
+from layermem_bench.study.boards import open_boards
+from layermem_bench.study.planning import (
     at_equal_parameters,
     at_equal_time,
     parameters,

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from layermem import cli, presets
-from layermem.cli.costs import Costs
-from layermem.data.tokenizers import load_tokenizer
-from layermem.efficiency import measuring
-from layermem.efficiency.model_sizes import model_sizes, resized
-from layermem.report import cost_tables
-from layermem.results.costs import Costs as CostsResult
-from layermem.results.files import read_result
-from layermem.study.costs import count_costs
+from layermem_bench import cli, presets
+from layermem_bench.cli.costs import Costs
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.efficiency import measuring
+from layermem_bench.efficiency.model_sizes import model_sizes, resized
+from layermem_bench.report import cost_tables
+from layermem_bench.results.costs import Costs as CostsResult
+from layermem_bench.results.files import read_result
+from layermem_bench.study.costs import count_costs
 
 FIELDS = {
     "hidden_size": 64,

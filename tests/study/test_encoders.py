@@ -9,16 +9,16 @@ import pytest
 from labelled import rows_of, write_rows
 from launchers import InThisProcess, MadeUp, use
 
-from layermem import cli
-from layermem.config import Optim, Records
-from layermem.results.files import read_result
-from layermem.results.study import RIGHT_ANSWERS, StudyResult
-from layermem.runs import RunFolder
-from layermem.study import hosts
-from layermem.study.hosts import EncoderSizes, study_of_encoders
-from layermem.study.launching import command_of
-from layermem.train.learning import prepare_learning
-from layermem.train.run_config import load_run, recorded_run
+from layermem_bench import cli
+from layermem_bench.config.run import Optim, Records
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import RIGHT_ANSWERS, StudyResult
+from layermem_bench.study import hosts
+from layermem_bench.study.hosts import EncoderSizes, study_of_encoders
+from layermem_bench.study.launching import command_of
+from layermem_bench.train.learning import prepare_learning
+from layermem_bench.train.run_config import load_run, recorded_run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

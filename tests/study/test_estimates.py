@@ -6,15 +6,15 @@ import pytest
 from launchers import MadeUp
 from recorded import SIZES, record
 
-from layermem.config import Data, Host, Model, Run
-from layermem.host_config import VARIANT
-from layermem.results.study import RunRecord
-from layermem.study import estimates
-from layermem.study.boards import board_of, study_of_variants
-from layermem.study.carrying_out import carry_out
-from layermem.study.definition import Arm, Board
-from layermem.study.estimates import estimate, is_recorded, planned_states
-from layermem.study.records import RecordedRuns
+from layermem_bench.config.host import VARIANT
+from layermem_bench.config.run import Data, Host, Model, Run
+from layermem_bench.results.study import RunRecord
+from layermem_bench.study import estimates
+from layermem_bench.study.boards import board_of, study_of_variants
+from layermem_bench.study.carrying_out import carry_out
+from layermem_bench.study.definition import Arm, Board
+from layermem_bench.study.estimates import estimate, is_recorded, planned_states
+from layermem_bench.study.records import RecordedRuns
 
 # Seconds of a run: its start, and 40 steps of an arm's shortest made-up step.
 OF_ALL_ARMS = 3 * 8 + 40 * (1.0 + 1.1 + 0.9)

@@ -17,14 +17,14 @@ from launchers import InThisProcess, MadeUp
 from recorded import SIZES, record
 from small_run import a_run, curve, rewound
 
-from layermem.config import Compute, Run, to_dict
-from layermem.runs import RunFolder
-from layermem.study import launching, many_runs
-from layermem.study.launching import LocalProcesses
-from layermem.study.many_runs import train_missing
-from layermem.study.records import read_divergence, recorded_about
-from layermem.train.run import train
-from layermem.train.run_config import load_run
+from layermem_bench.config.run import Compute, Run, to_dict
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.study import launching, many_runs
+from layermem_bench.study.launching import LocalProcesses
+from layermem_bench.study.many_runs import train_missing
+from layermem_bench.study.records import read_divergence, recorded_about
+from layermem_bench.train.run import train
+from layermem_bench.train.run_config import load_run
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 
@@ -76,9 +76,9 @@ def test_a_command_asked_to_stop_stops_its_runs(tmp_path):
     config.write_text(yaml.safe_dump(to_dict(run)))
     code = (
         "import sys; from pathlib import Path\n"
-        "from layermem.study.launching import LocalProcesses\n"
-        "from layermem.study.many_runs import train_missing\n"
-        "from layermem.train.run_config import load_run\n"
+        "from layermem_bench.study.launching import LocalProcesses\n"
+        "from layermem_bench.study.many_runs import train_missing\n"
+        "from layermem_bench.train.run_config import load_run\n"
         "train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]), LocalProcesses())\n"
     )
     process = subprocess.Popen(

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from launchers import InThisProcess, use
 
-from layermem import cli
-from layermem.results.eval import EvalResult
-from layermem.results.files import read_result
-from layermem.results.study import StudyResult
-from layermem.runs import RunFolder
-from layermem.study import quickstart
+from layermem_bench import cli
+from layermem_bench.results.eval import EvalResult
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import StudyResult
+from layermem_bench.study import quickstart
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_attempts_at_one_problem_stand_side_by_side(done, result, tmp_path):
 
 
 def test_the_last_lines_say_how_to_go_on(monkeypatch, tmp_path):
-    from layermem.cli.quickstart import how_to_call
+    from layermem_bench.cli.quickstart import how_to_call
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))

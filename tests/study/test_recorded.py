@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from recorded import SIZES, record
 
-from layermem.config import Compute, Data, Optim, Run
-from layermem.study.records import RecordedRuns
+from layermem_bench.config.run import Compute, Data, Optim, Run
+from layermem_bench.study.records import RecordedRuns
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 

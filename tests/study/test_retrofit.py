@@ -9,21 +9,21 @@ import pytest
 from host_models import make_host
 from launchers import InThisProcess, MadeUp, use
 
-from layermem import cli
-from layermem.config import Host, Model, Run
-from layermem.data.tokenizers import load_tokenizer
-from layermem.efficiency.measuring import time_interleaved
-from layermem.host_config import VARIANT
-from layermem.report import study as report
-from layermem.results.comparing import lines_of
-from layermem.results.files import read_result
-from layermem.results.study import LOSS, StudyResult
-from layermem.runs import RunFolder
-from layermem.study import steps
-from layermem.study.carrying_out import carry_out
-from layermem.study.hosts import WAYS, study_of_retrofit
-from layermem.study.planning import trials
-from layermem.train.run_config import recorded_run
+from layermem_bench import cli
+from layermem_bench.config.host import VARIANT
+from layermem_bench.config.run import Host, Model, Run
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.efficiency.measuring import time_interleaved
+from layermem_bench.report import study as report
+from layermem_bench.results.comparing import lines_of
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import LOSS, StudyResult
+from layermem_bench.study import steps
+from layermem_bench.study.carrying_out import carry_out
+from layermem_bench.study.hosts import WAYS, study_of_retrofit
+from layermem_bench.study.planning import trials
+from layermem_bench.train.run_config import recorded_run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

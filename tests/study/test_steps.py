@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from recorded import SIZES
 
-from layermem.config import Compute, Records, Run
-from layermem.study import steps
-from layermem.study.steps import base_of_step, measured_memory, measured_steps, shape_of
+from layermem_bench.config.run import Compute, Records, Run
+from layermem_bench.study import steps
+from layermem_bench.study.steps import base_of_step, measured_memory, measured_steps, shape_of
 
 BASE = Run(preset="made-up", max_steps=40, model=SIZES)
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layermem.tasks.arithmetic import OPERANDS, describe, generate, grade, overlap
-from layermem.tasks.expressions import parse, solve, write
-from layermem.tasks.problems import Grade
-from layermem.tasks.registry import get_task
+from layermem_bench.tasks.arithmetic import OPERANDS, describe, generate, grade, overlap
+from layermem_bench.tasks.expressions import parse, solve, write
+from layermem_bench.tasks.problems import Grade
+from layermem_bench.tasks.registry import get_task
 
 RIGHT = Grade(answer=True, steps=True)
 SPLITS = ("train", "validation", "test")

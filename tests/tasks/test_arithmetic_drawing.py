@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from layermem.tasks.arithmetic_drawing import (
+from layermem_bench.tasks.arithmetic_drawing import (
     Rules,
     count_shapes,
     draw_form,
@@ -13,7 +13,7 @@ from layermem.tasks.arithmetic_drawing import (
     fitting_numbers,
     is_written,
 )
-from layermem.tasks.expressions import evaluate
+from layermem_bench.tasks.expressions import evaluate
 
 RULES = Rules(
     operators="+-*/",

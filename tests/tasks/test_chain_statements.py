@@ -2,8 +2,8 @@
 
 import pytest
 
-from layermem.tasks.chain_statements import FOR_SIGNS, FOR_VALUES, try_shortcut
-from layermem.tasks.chains import generate
+from layermem_bench.tasks.chain_statements import FOR_SIGNS, FOR_VALUES, try_shortcut
+from layermem_bench.tasks.chains import generate
 
 
 def shares(name, problems):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from layermem.tasks import chains
-from layermem.tasks.chain_statements import asked_variables, read_statements, solve
-from layermem.tasks.chains import generate, grade
-from layermem.tasks.problems import Grade
+from layermem_bench.tasks import chains
+from layermem_bench.tasks.chain_statements import asked_variables, read_statements, solve
+from layermem_bench.tasks.chains import generate, grade
+from layermem_bench.tasks.problems import Grade
 
 SPLITS = ("train", "validation", "test")
 

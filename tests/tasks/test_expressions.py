@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layermem.tasks.expressions import (
+from layermem_bench.tasks.expressions import (
     choose_mirror,
     deciding_key,
     evaluate,

@@ -5,10 +5,10 @@ from dataclasses import asdict
 
 import pytest
 
-from layermem.config import Task
-from layermem.tasks import prosqa
-from layermem.tasks.registry import get_task
-from layermem.train.learning.text import build_problem_datasets
+from layermem_bench.config.run import Task
+from layermem_bench.tasks import prosqa
+from layermem_bench.tasks.registry import get_task
+from layermem_bench.train.learning.text import build_problem_datasets
 
 RECORDS = prosqa.generate(12, 0)
 

@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from layermem.tasks import mad
-from layermem.tasks.mad import SHORTCUTS, Kind, generate, grade, try_shortcut
-from layermem.tasks.problems import Grade
+from layermem_bench.tasks import mad
+from layermem_bench.tasks.mad import SHORTCUTS, Kind, generate, grade, try_shortcut
+from layermem_bench.tasks.problems import Grade
 
 SPLITS = ("train", "validation", "test")
 KINDS = get_args(Kind)

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from layermem.tasks import mqar
-from layermem.tasks.mqar import SHORTCUTS, generate, grade
-from layermem.tasks.problems import Grade
+from layermem_bench.tasks import mqar
+from layermem_bench.tasks.mqar import SHORTCUTS, generate, grade
+from layermem_bench.tasks.problems import Grade
 
 SPLITS = ("train", "validation", "test")
 

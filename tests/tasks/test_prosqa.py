@@ -13,13 +13,13 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from layermem.tasks import prosqa, prosqa_crossed
-from layermem.tasks.problems import Grade
-from layermem.tasks.prosqa import CONCEPTS, NAMES, generate, grade, load
-from layermem.tasks.prosqa_crossed import UndirectedPairs
-from layermem.tasks.prosqa_graphs import distances, draw_sizes, shortest_path
-from layermem.tasks.prosqa_records import SHORTCUTS, farther_from_others
-from layermem.tasks.registry import get_task
+from layermem_bench.tasks import prosqa, prosqa_crossed
+from layermem_bench.tasks.problems import Grade
+from layermem_bench.tasks.prosqa import CONCEPTS, NAMES, generate, grade, load
+from layermem_bench.tasks.prosqa_crossed import UndirectedPairs
+from layermem_bench.tasks.prosqa_graphs import distances, draw_sizes, shortest_path
+from layermem_bench.tasks.prosqa_records import SHORTCUTS, farther_from_others
+from layermem_bench.tasks.registry import get_task
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "prosqa"
 RIGHT = Grade(answer=True, steps=True)

@@ -11,7 +11,7 @@ import pytest
 from single_runs import train_alone
 from small_run import a_run
 
-from layermem.train.run import train
+from layermem_bench.train.run import train
 
 
 @pytest.fixture(scope="session")

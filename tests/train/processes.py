@@ -17,15 +17,15 @@ from tiny import TINY, make
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from layermem.config import Task
-from layermem.evals.generation import GreedySettings, greedy, shared_greedy
-from layermem.evals.solving import attempt, evaluate
 from layermem.models import registry as registry_of_models
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.tasks import registry
-from layermem.train.run import train
-from layermem.train.sharded import ShardedTrainer
-from layermem.train.trainer import Trainer
+from layermem_bench.config.run import Task
+from layermem_bench.evals.generation import GreedySettings, greedy, shared_greedy
+from layermem_bench.evals.solving import attempt, evaluate
+from layermem_bench.tasks import registry
+from layermem_bench.train.run import train
+from layermem_bench.train.sharded import ShardedTrainer
+from layermem_bench.train.trainer import Trainer
 
 TASK = Task(
     name="arithmetic",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from layermem.train.setup import uses_bfloat16
+from layermem_bench.train.setup import uses_bfloat16
 
 
 @pytest.mark.parametrize("native", [True, False])

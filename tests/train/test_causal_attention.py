@@ -5,7 +5,7 @@ import torch
 from attention_calls import AttentionCall, recording_backend
 from small_run import a_run
 
-from layermem.train.run import train
+from layermem_bench.train.run import train
 
 
 @pytest.mark.parametrize("isolate", [False, True], ids=["joined", "isolated"])

@@ -6,11 +6,11 @@ from small_run import UNEVEN, a_run, curve
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from layermem.config import Task
 from layermem.models.causal_lm import DecoderForCausalLM
-from layermem.train import setup
-from layermem.train.run import train
-from layermem.train.setup import choose_loss_chunk
+from layermem_bench.config.run import Task
+from layermem_bench.train import setup
+from layermem_bench.train.run import train
+from layermem_bench.train.setup import choose_loss_chunk
 
 # Of a micro-batch of four sequences of 24 tokens, over bytes and an end token.
 LOGITS = 4 * 24 * 257

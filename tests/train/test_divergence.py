@@ -5,10 +5,10 @@ import torch
 from safetensors.torch import load_file
 from small_run import a_run, rewound
 
-from layermem.runs import RunFolder
-from layermem.train.run import train
-from layermem.train.stopping import NotFiniteError
-from layermem.train.trainer import Trainer
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
+from layermem_bench.train.stopping import NotFiniteError
+from layermem_bench.train.trainer import Trainer
 
 
 def assert_nothing_bad_was_written(folder):
@@ -98,6 +98,6 @@ def test_a_checkpoint_that_holds_nan_is_not_gone_on_from(run, whole, tmp_path, m
     state = torch.load(path, weights_only=True)
     state["state"][0]["exp_avg"].fill_(torch.nan)
     torch.save(state, path)
-    monkeypatch.setattr("layermem.runs.check_complete", lambda checkpoint: None)
+    monkeypatch.setattr("layermem_bench.results.run_folder.check_complete", lambda checkpoint: None)
     with pytest.raises(NotFiniteError, match="not finite after step 4"):
         train(run, folder.path, resume=True)

@@ -10,15 +10,16 @@ from recorded import record
 from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from layermem.config import Data, Model, Run, Task
 from layermem.convert.converting import convert
-from layermem.host_config import VARIANT, Host
-from layermem.lineage import FIELD, Lineage, read_lineage, stage_of, write_lineage
-from layermem.records_config import Records
 from layermem.retrofit import attach, load_attached, save_routers
-from layermem.runs import RunFolder
-from layermem.train.earlier_stages import check_earlier_stages, content_of
-from layermem.train.run import train
+from layermem.retrofit.lineage import FIELD
+from layermem_bench.config.host import VARIANT, Host
+from layermem_bench.config.records import Records
+from layermem_bench.config.run import Data, Model, Run, Task
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.earlier_stages import check_earlier_stages, content_of
+from layermem_bench.train.lineage import Lineage, read_lineage, stage_of, write_lineage
+from layermem_bench.train.run import train
 
 TEXT = Run(preset="p", data=Data(source="books.jsonl", validation_share=0.1))
 SUMS = Run(preset="p", task=Task(name="arithmetic", options=("operands=3", "held_out=strict")))

@@ -3,11 +3,11 @@
 import pytest
 import transformers as hf
 
-from layermem.config import Optim
 from layermem.models.routers import learned_routers
 from layermem.retrofit import Host, attach, router_parameters
-from layermem.train.metrics import variant_metrics
-from layermem.train.optimizer import overrides_of, parameter_groups
+from layermem_bench.config.run import Optim
+from layermem_bench.train.metrics import variant_metrics
+from layermem_bench.train.optimizer import overrides_of, parameter_groups
 
 SIZES = {
     "vocab_size": 61,

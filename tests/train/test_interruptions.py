@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from small_run import Interrupted, a_run, assert_same_end, interrupt, rewound, stop_at
 
-from layermem.runs import RunFolder
-from layermem.train.run import train
-from layermem.train.stopping import NotFiniteError
-from layermem.train.trainer import Trainer
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
+from layermem_bench.train.stopping import NotFiniteError
+from layermem_bench.train.trainer import Trainer
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 8])

@@ -14,9 +14,9 @@ import yaml
 from safetensors.torch import load_file
 from small_run import a_run, curve
 
-from layermem.config import to_dict
-from layermem.runs import RunFolder
-from layermem.train.run import train
+from layermem_bench.config.run import to_dict
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
 
 MOMENTS = 20
 

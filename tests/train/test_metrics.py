@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from layermem.train.metrics import peak_flops
+from layermem_bench.train.metrics import peak_flops
 
 
 @pytest.mark.parametrize(

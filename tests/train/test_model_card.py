@@ -12,11 +12,11 @@ from small_run import a_run, rewound
 from transformers import AutoModelForCausalLM
 
 import layermem
-from layermem.config import Task
-from layermem.evals.solving import evaluate
-from layermem.runs import RunFolder
-from layermem.train.model_card import Learnt, model_card
-from layermem.train.run import train
+from layermem_bench.config.run import Task
+from layermem_bench.evals.solving import evaluate
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.model_card import Learnt, model_card
+from layermem_bench.train.run import train
 
 TASK = Task(
     name="arithmetic",
@@ -145,7 +145,7 @@ def test_damaged_records_cost_the_card_and_not_the_model(tmp_path, monkeypatch, 
     def damaged(*_):
         raise ValueError("metrics.jsonl, line 3 is not a JSON row")
 
-    monkeypatch.setattr("layermem.train.model_card.model_card", damaged)
+    monkeypatch.setattr("layermem_bench.train.model_card.model_card", damaged)
     folder = train(a_run(tmp_path, max_steps=2), tmp_path / "run")
     assert (folder.final / "model.safetensors").exists()
     # What the model is stays said.

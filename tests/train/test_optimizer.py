@@ -9,8 +9,8 @@ from tiny import TINY
 from torch.nn.utils import parametrize
 
 import layermem
-from layermem.config import Optim
-from layermem.train.optimizer import build_optimizer, build_schedule, parameter_groups
+from layermem_bench.config.run import Optim
+from layermem_bench.train.optimizer import build_optimizer, build_schedule, parameter_groups
 
 
 def groups_of(variant, optim=None, **fields):

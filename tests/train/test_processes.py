@@ -10,8 +10,8 @@ import pytest
 import torch
 from small_run import a_run, curve, weights
 
-from layermem.runs import RunFolder
-from layermem.train.setup import training_arguments
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.setup import training_arguments
 
 ROOT = Path(__file__).parents[2]
 

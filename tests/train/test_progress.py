@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from layermem.train import progress
-from layermem.train.progress import RunProgress, RunsProgress
+from layermem_bench.train import progress
+from layermem_bench.train.progress import RunProgress, RunsProgress
 
 ROW = {"loss": 1.25, "lr": 1e-3, "grad_norm": 0.5, "tokens_per_second": 2048.0}
 VALIDATION = {"val_loss": 0.5, "val_perplexity": 1.65, "val_accuracy": 0.75, "tokens": 4096}

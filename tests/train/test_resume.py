@@ -11,10 +11,10 @@ import yaml
 from safetensors.torch import load_file, save_file
 from small_run import a_run, curve, rewound
 
-from layermem.runs import RunFolder
-from layermem.train.run import train
-from layermem.train.run_config import load_run, recorded_run
-from layermem.train.trainer import Trainer
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
+from layermem_bench.train.run_config import load_run, recorded_run
+from layermem_bench.train.trainer import Trainer
 
 
 def assert_alike(folder, expected, *, sharded):
@@ -94,7 +94,7 @@ def test_a_checkpoint_that_lost_its_optimizer_or_schedule(
 ):
     folder = rewound(whole.path, tmp_path / "damaged")
     damage(folder.latest_checkpoint())
-    monkeypatch.setattr("layermem.runs.check_complete", lambda checkpoint: None)
+    monkeypatch.setattr("layermem_bench.results.run_folder.check_complete", lambda checkpoint: None)
     with pytest.raises(ValueError, match=message):
         train(run, folder.path, resume=True)
 
@@ -167,7 +167,7 @@ def test_dropout_goes_on_only_as_it_was_begun(place, tmp_path):
 
 def test_a_save_longer_than_torchrun_waits_is_said(place, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setattr("layermem.train.stopping._SHUTDOWN_SECONDS", 0.0)
+    monkeypatch.setattr("layermem_bench.train.stopping._SHUTDOWN_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING):
         train(a_run(place, max_steps=2), tmp_path / "slow")
     assert "torchrun kills its processes 0 seconds after SIGTERM" in caplog.text

@@ -10,12 +10,12 @@ import torch
 from small_run import a_run, curve, rewound
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from layermem.config import Task
-from layermem.data.tokenizers import load_tokenizer
-from layermem.runs import RunFolder
-from layermem.tasks import registry
-from layermem.train import processes
-from layermem.train.run import train
+from layermem_bench.config.run import Task
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.tasks import registry
+from layermem_bench.train import processes
+from layermem_bench.train.run import train
 
 
 def test_other_data_is_refused(tmp_path):

@@ -11,11 +11,11 @@ import yaml
 from small_run import Interrupted, a_run, interrupt, stop_at
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 
-from layermem.runs import RunFolder
-from layermem.train.run import train
-from layermem.train.run_config import load_run
-from layermem.train.setup import training_arguments
-from layermem.train.trainer import Trainer
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
+from layermem_bench.train.run_config import load_run
+from layermem_bench.train.setup import training_arguments
+from layermem_bench.train.trainer import Trainer
 
 
 def test_what_a_run_leaves(run, whole):
@@ -98,7 +98,7 @@ def test_the_speed_is_that_of_training_steps_alone(log_every, tmp_path, monkeypa
         monkeypatch.setattr(Trainer, method.__name__, slow)
 
     clock = SimpleNamespace(perf_counter=lambda: seconds[0])
-    monkeypatch.setattr("layermem.train.metrics.time", clock)
+    monkeypatch.setattr("layermem_bench.train.metrics.time", clock)
     # A step is two micro-batches.
     taking(Trainer.training_step, 0.5)
     taking(Trainer.evaluation_loop, 100.0)
@@ -204,7 +204,7 @@ def test_a_tracker_gets_the_same_rows(place, tmp_path):
 def test_options_that_no_model_has_are_refused_before_the_data_are_read(
     options, message, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("layermem.train.run.prepare_learning", None)
+    monkeypatch.setattr("layermem_bench.train.run.prepare_learning", None)
     run = a_run(tmp_path, variant="lime", model={"options": options})
     with pytest.raises((TypeError, ValueError), match=message):
         train(run, tmp_path / "run")
@@ -225,7 +225,7 @@ def test_options_that_no_model_has_are_refused_before_the_data_are_read(
 def test_a_router_rate_that_no_parameter_has_is_refused_before_the_data_are_read(
     variant, options, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("layermem.train.run.prepare_learning", None)
+    monkeypatch.setattr("layermem_bench.train.run.prepare_learning", None)
     optim = {"router_lr": 0.5}
     run = a_run(tmp_path, variant=variant, model={"options": options}, optim=optim)
     name = re.escape(":".join((variant, *options)))

@@ -6,10 +6,10 @@ import pytest
 import yaml
 from small_run import Interrupted, a_run, curve, interrupt, rewound, stop_at
 
-from layermem.config import Run
-from layermem.runs import RunFolder
-from layermem.train.run import train
-from layermem.train.run_config import describe_environment, load_run
+from layermem_bench.config.run import Run
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
+from layermem_bench.train.run_config import describe_environment, load_run
 
 
 def about(folder):
@@ -84,7 +84,7 @@ def test_the_commit_is_that_of_the_package(tmp_path, monkeypatch):
     package.mkdir()
     for name in ("__init__.py", "more.py"):
         (package / name).write_text("")
-    monkeypatch.setattr("layermem.train.run_config._PACKAGE_FOLDER", package)
+    monkeypatch.setattr("layermem_bench.train.run_config._PACKAGE_FOLDER", package)
     git("init", "-q")
     git("commit", "-q", "--allow-empty", "-m", "before")
     assert describe_environment()["commit"] == "not a git checkout"

@@ -11,15 +11,15 @@ from small_run import a_run, assert_same_end, curve, rewound
 from tiny import needs_compiler
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from layermem import config
-from layermem.config import Task
 from layermem.models.seams import forked_generator
 from layermem.ops.seq_vcr import variance_and_covariance
-from layermem.runs import RunFolder
-from layermem.train.checkpoints import check_micro_batches
-from layermem.train.run import train
-from layermem.train.seq_vcr import reached
-from layermem.train.trainer import Trainer
+from layermem_bench.config import run as config
+from layermem_bench.config.run import Task
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.checkpoints import check_micro_batches
+from layermem_bench.train.run import train
+from layermem_bench.train.seq_vcr import reached
+from layermem_bench.train.trainer import Trainer
 
 TERMS = "seq_vcr_variance", "seq_vcr_covariance"
 
@@ -215,7 +215,7 @@ def test_a_micro_batch_of_one_sequence_is_refused(part, tmp_path):
 
 
 def test_the_projection_starts_as_torchs_linear_does():
-    from layermem.train.seq_vcr import SeqVCR
+    from layermem_bench.train.seq_vcr import SeqVCR
 
     torch.manual_seed(0)
     weight = SeqVCR(16, PENALTY).weight

@@ -3,11 +3,11 @@
 import yaml
 from small_run import a_run
 
-from layermem.config import Task
-from layermem.tasks import registry
-from layermem.train.learning.text import build_problem_datasets
-from layermem.train.run import train
-from layermem.train.sequences import DataOrder, data_digest, prompts_digest
+from layermem_bench.config.run import Task
+from layermem_bench.tasks import registry
+from layermem_bench.train.learning.text import build_problem_datasets
+from layermem_bench.train.run import train
+from layermem_bench.train.sequences import DataOrder, data_digest, prompts_digest
 
 
 def about(folder):

@@ -8,10 +8,10 @@ import yaml
 from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from layermem.config import Task
-from layermem.data.tokenizers import load_tokenizer
-from layermem.train.run import train
-from layermem.train.sequences import weights_digest
+from layermem_bench.config.run import Task
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.train.run import train
+from layermem_bench.train.sequences import weights_digest
 
 
 @pytest.fixture

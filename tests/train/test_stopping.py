@@ -12,9 +12,9 @@ import pytest
 import yaml
 from small_run import a_run, curve
 
-from layermem.config import to_dict
-from layermem.runs import RunFolder
-from layermem.train.run import train
+from layermem_bench.config.run import to_dict
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
 
 
 def test_a_job_about_to_end_saves_and_ends_well(tmp_path):
@@ -89,13 +89,13 @@ def test_a_final_model_that_cannot_be_written_costs_no_training(
     run, out = a_run(place, save_every=0), tmp_path / "full"
     with monkeypatch.context() as patch:
         # The last that is done before the final model is written.
-        patch.setattr("layermem.train.run.merge_lora", lambda _: small_disk(20_000))
+        patch.setattr("layermem_bench.train.run.merge_lora", lambda _: small_disk(20_000))
         what = "the final model, .*final, could not be written"
         with pytest.raises(OSError, match=f"{what} .*make room, and --resume"):
             train(run, out)
     small_disk(resource.RLIM_INFINITY)
     assert not (out / ".final").exists() and not (out / "final").exists()
-    monkeypatch.setattr("layermem.train.trainer.Trainer.training_step", None)
+    monkeypatch.setattr("layermem_bench.train.trainer.Trainer.training_step", None)
     folder = train(run, out, resume=True)
     assert folder.final.exists() and curve(folder) == curve(whole)
     assert not folder.complete_checkpoints()

@@ -7,8 +7,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from small_run import a_run
 
-from layermem.runs import RunFolder
-from layermem.train.run import train
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.run import train
 
 
 class Wandb(ModuleType):

@@ -8,8 +8,8 @@ import torch
 from small_run import a_run
 
 from layermem.models.registry import lookup
-from layermem.train.run import train
-from layermem.train.trainer import Trainer
+from layermem_bench.train.run import train
+from layermem_bench.train.trainer import Trainer
 
 
 def letters(path, letter):

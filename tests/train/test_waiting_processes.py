@@ -9,8 +9,8 @@ import pytest
 import yaml
 from small_run import a_run
 
-from layermem.config import to_dict
-from layermem.runs import RunFolder
+from layermem_bench.config.run import to_dict
+from layermem_bench.results.run_folder import RunFolder
 
 # A group whose collectives end after two seconds; what a process does is in its own words.
 BEGIN = """
@@ -18,7 +18,7 @@ import os, sys, time
 from datetime import timedelta
 from pathlib import Path
 from torch import distributed
-from layermem.train.processes import wait_for_all
+from layermem_bench.train.processes import wait_for_all
 
 folder = Path(sys.argv[1])
 rank = int(os.environ["RANK"])
@@ -40,10 +40,10 @@ with wait_for_all():
         raise ValueError("the first process refuses")
 """
 TRAINING = """
-from layermem.config import run_from_dict
-from layermem.data import preparing
-from layermem.train.run import train
-from layermem.train.run_config import load_run
+from layermem_bench.config.run import run_from_dict
+from layermem_bench.data import preparing
+from layermem_bench.train.run import train
+from layermem_bench.train.run_config import load_run
 
 build = preparing._build
 

@@ -6,9 +6,9 @@ from huggingface_hub.errors import StrictDataclassError
 from tiny import TINY
 
 import layermem
-from layermem.config import Optim
-from layermem.train.optimizer import parameter_groups
 from layermem.variants.hyper_connections import HyperConnectionsConfig
+from layermem_bench.config.run import Optim
+from layermem_bench.train.optimizer import parameter_groups
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from layermem.number_ranges import at_least, below, between, check_numbers, number
+from layermem.models.number_ranges import at_least, below, between, check_numbers, number
 
 # Types of fields that may be given as None and are filled in by ``__post_init__``. Type checkers
 # see Any, so that readers of the fields need not check for None.

@@ -32,9 +32,9 @@ from layermem.auto_classes import PREFIX
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.decoder import Decoder
+from layermem.models.plugins import load_plugins
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Variant
-from layermem.plugins import load_plugins
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
+from layermem.models.number_ranges import FINITE, at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -53,7 +54,6 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.number_ranges import FINITE, at_least, number
 from layermem.ops.depth import inverse_rms, mix, score, store
 
 _SUB_LAYERS: tuple[SubLayer, ...] = ("attention", "mlp")

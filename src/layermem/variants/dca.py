@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
+from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -48,7 +49,6 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.number_ranges import at_least, number
 from layermem.ops.depth import mix, score, store
 
 _WAYS = ("query", "key", "value")

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
+from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -33,7 +34,6 @@ from layermem.models.seams import (
     SubLayer,
     Variant,
 )
-from layermem.number_ranges import at_least, number
 from layermem.ops.depth import mix, store
 
 

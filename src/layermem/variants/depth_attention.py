@@ -37,6 +37,7 @@ from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
 from layermem.models.layers import RotaryEmbedding
+from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     DependsOnInput,
@@ -47,7 +48,6 @@ from layermem.models.seams import (
     ParameterOverride,
     Variant,
 )
-from layermem.number_ranges import at_least, number
 from layermem.ops.depth_attention import mix, score, store
 from layermem.ops.route import Slot
 

@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
+from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import Connection, ParameterOverride, Stream, SubLayer, Variant
 from layermem.models.streams import (
@@ -51,7 +52,6 @@ from layermem.models.streams import (
     StreamsConnection,
     StreamWeights,
 )
-from layermem.number_ranges import at_least, number
 
 _EXPONENTS = {"none": 0.0, "-1/2": -0.5, "+1/2": 0.5}
 

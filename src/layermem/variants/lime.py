@@ -30,6 +30,7 @@ from transformers import initialization
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import LOCAL_HEADS, DecoderConfig
 from layermem.models.decoder import Decoder
+from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.routers import (
     RouterMethods,
@@ -39,7 +40,6 @@ from layermem.models.routers import (
 )
 from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
 from layermem.models.sharded_routers import SOURCE_HEADS
-from layermem.number_ranges import at_least, number
 from layermem.ops.route import Slot, route, store
 
 RouterInit = Literal["paper", "identity", "average"]

@@ -51,6 +51,7 @@ from torch import Tensor, nn
 from transformers import initialization
 
 from layermem.models.configuration import DecoderConfig
+from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.seams import (
     Connection,
@@ -66,7 +67,6 @@ from layermem.models.streams import (
     StreamsConnection,
     StreamWeights,
 )
-from layermem.number_ranges import at_least, number
 from layermem.ops.sinkhorn import sinkhorn
 
 _STD = 0.02

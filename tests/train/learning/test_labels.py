@@ -5,10 +5,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from layermem.data.labelled_records import LabelledRecord
-from layermem.data.tokenizers import load_tokenizer
-from layermem.train.learning.labels import RecordDataset, RecordEncoder
-from layermem.train.sequences import padding_of
+from layermem_bench.data.labelled_records import LabelledRecord
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.train.learning.labels import RecordDataset, RecordEncoder
+from layermem_bench.train.sequences import padding_of
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import torch
 from small_run import a_run, curve, rewound
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from layermem.config import Task
-from layermem.evals.solving import attempt, evaluate
-from layermem.runs import RunFolder, step_of
-from layermem.tasks.registry import get_task, vocabulary_and_length
-from layermem.train.learning.text import ProblemDataset, build_problem_datasets
-from layermem.train.run import train
-from layermem.train.trainer import Trainer
+from layermem_bench.config.run import Task
+from layermem_bench.evals.solving import attempt, evaluate
+from layermem_bench.results.run_folder import RunFolder, step_of
+from layermem_bench.tasks.registry import get_task, vocabulary_and_length
+from layermem_bench.train.learning.text import ProblemDataset, build_problem_datasets
+from layermem_bench.train.run import train
+from layermem_bench.train.trainer import Trainer
 
 TASK = Task(
     name="arithmetic",

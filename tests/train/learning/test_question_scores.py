@@ -2,10 +2,10 @@
 
 import pytest
 
-from layermem.data.question_records import Answer, QuestionRecord
-from layermem.intervals import proportion
-from layermem.results.solved import QuestionCounts
-from layermem.train.learning.questions import guesses, score, score_all, solved_of
+from layermem_bench.data.question_records import Answer, QuestionRecord
+from layermem_bench.results.intervals import proportion
+from layermem_bench.results.solved import QuestionCounts
+from layermem_bench.train.learning.questions import guesses, score, score_all, solved_of
 
 CONTEXT = "In 1889 the tower of Paris was built by Eiffel and his men."
 

@@ -7,9 +7,9 @@ from asked import pieces_tokenizer, words_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from layermem.data.question_records import Answer, QuestionRecord
-from layermem.data.tokenizers import load_tokenizer
-from layermem.train.learning.question_windows import END, NULL, OUTSIDE, START, WindowEncoder
+from layermem_bench.data.question_records import Answer, QuestionRecord
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.train.learning.question_windows import END, NULL, OUTSIDE, START, WindowEncoder
 
 BOTH = START + END
 

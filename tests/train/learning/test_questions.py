@@ -7,8 +7,8 @@ import pytest
 import torch
 from asked import KINDS, pieces_tokenizer, question_rows, words_tokenizer
 
-from layermem.data.question_records import Answer, QuestionRecord
-from layermem.train.learning.question_windows import (
+from layermem_bench.data.question_records import Answer, QuestionRecord
+from layermem_bench.train.learning.question_windows import (
     NULL,
     OUTSIDE,
     QuestionDataset,

@@ -1,0 +1,160 @@
+"""``TextGenerator``: continue prompts in batches of about one length, with transformers' generate.
+
+Prompts are padded on the left. The longest come first, so that memory that does not suffice is
+noticed in the first batch.
+
+Letters: B prompts of a batch, T tokens.
+"""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    CompileConfig,
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from layermem.generation.decoding import Continuation, Decoder, TextStream, processors
+from layermem.generation.prompts import GenerationSettings, Prompt
+
+# Fields of transformers' generation config whose work processors of ours do, and the whole length.
+_OURS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_length")
+
+
+@dataclass(kw_only=True)
+class Speed:
+    """Tokens and seconds of all batches so far."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    first_token: list[float] = field(default_factory=list)
+    """Seconds of each batch to its first token."""
+
+    def describe(self) -> str:
+        """Return tokens per second and the time to the first token as a sentence."""
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        first = statistics.median(self.first_token) if self.first_token else 0.0
+        of_batches = "" if len(self.first_token) < 2 else " (median of batches)"
+        return (
+            f"{self.tokens:,} tokens in {self.seconds:.1f} s, {rate:.1f} tokens/s; first token "
+            f"after {first:.3f} s{of_batches}"
+        )
+
+
+class TextGenerator:
+    """Continues prompts with one model and one way to choose tokens."""
+
+    def __init__(self, model: Any, tokenizer: Any, settings: GenerationSettings) -> None:
+        self.model, self.settings, self.speed = model.eval(), settings, Speed()
+        self.own = model.generation_config
+        self.config = _generation_config(model, tokenizer, settings)
+        self.decoder = Decoder(tokenizer, settings.stop, self.config.eos_token_id or ())
+
+    @torch.inference_mode()
+    def continue_batch(
+        self, batch: Sequence[Prompt], write: Callable[[str], None] | None = None
+    ) -> list[Continuation]:
+        """Return the continuations of a batch.
+
+        ``write`` is called with the text of a single prompt's as it comes, where there are no
+        beams.
+        """
+        ids, mask = _pad_left(
+            [prompt.ids for prompt in batch], self.config.pad_token_id, self.model.device
+        )
+        watch = _Watch(self.decoder, batch, ids.shape[1])
+        extra: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([watch])}
+        if write is not None and len(batch) == 1 and self.settings.num_beams == 1:
+            extra["streamer"] = TextStream(self.decoder, batch[0].ids, write)
+        indices = [prompt.index for prompt in batch]
+        extra["logits_processor"] = processors(self.settings, self.own, indices, mask)
+        start = time.perf_counter()
+        # transformers fills fields that are None from the model's own config.
+        self.model.generation_config = self.config
+        try:
+            out = self.model.generate(ids, attention_mask=mask, **extra)
+        finally:
+            self.model.generation_config = self.own
+        rows = out[:, ids.shape[1] :].tolist()
+        end = time.perf_counter()
+        done = [self.decoder.cut(p.ids, row) for p, row in zip(batch, rows, strict=True)]
+        self.speed.tokens += sum(each.tokens + (each.reason == "eos") for each in done)
+        self.speed.seconds += end - start
+        self.speed.first_token.append((watch.first or end) - start)
+        return done
+
+
+def batches(prompts: Iterable[Prompt], size: int) -> list[list[Prompt]]:
+    """Return prompts in batches, the longest first."""
+    ordered = sorted(prompts, key=lambda prompt: (-len(prompt.ids), prompt.index))
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+class _Watch(StoppingCriteria):
+    """Ends rows with a stop text, and notes when the first token came."""
+
+    def __init__(self, decoder: Decoder, batch: Sequence[Prompt], width: int) -> None:
+        self.decoder, self.batch, self.width = decoder, batch, width
+        self.first: float | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Return which rows [B] have ended; of a beam search there are several for a prompt."""
+        self.first = self.first or time.perf_counter()
+        ended = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        if self.decoder.stop:
+            beams = len(input_ids) // len(self.batch)
+            for row, ids in enumerate(input_ids[:, self.width :].tolist()):
+                ended[row] = self.decoder.stops(self.batch[row // beams].ids, ids)
+        return ended
+
+
+def _generation_config(
+    model: Any, tokenizer: Any, settings: GenerationSettings
+) -> GenerationConfig:
+    """Return the model's own generation config with the settings in place.
+
+    Draws and penalties are made by processors of ours: transformers' own search is greedy.
+    """
+    config = copy.deepcopy(model.generation_config)
+    ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    padding = tokenizer.pad_token_id
+    changes = {
+        **dict.fromkeys(_OURS),
+        "do_sample": False,
+        "eos_token_id": ends or None,
+        # A masked position: any id will do.
+        "pad_token_id": padding if padding is not None else ends[0] if ends else 0,
+        "max_new_tokens": settings.max_new_tokens,
+        "num_beams": settings.num_beams,
+        "num_return_sequences": 1,
+        "return_dict_in_generate": False,
+        "cache_implementation": "static" if settings.cache == "static" else None,
+        "use_cache": True,
+        # The compiled forward of a token is used with a static cache, if at all.
+        "disable_compile": not settings.compile,
+    }
+    for name, value in changes.items():
+        setattr(config, name, value)
+    if settings.compile:
+        config.compile_config = CompileConfig()
+        config.compile_config._compile_all_devices = True
+    return config
+
+
+def _pad_left(
+    prompts: Sequence[Sequence[int]], padding: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return ids and mask [B, T], padded on the left."""
+    longest = max(map(len, prompts))
+    ids = [[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

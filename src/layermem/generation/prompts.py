@@ -1,0 +1,197 @@
+"""Prompts and how they are continued: ``GenerationSettings``, texts and JSON lines to token ids.
+
+It imports neither torch nor transformers, so that the command's options are shown at once.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from layermem.models.number_ranges import above, at_least, between, check_numbers, number
+
+Messages: TypeAlias = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """How prompts are continued, under transformers' names."""
+
+    max_new_tokens: int = number(128, at_least(1))
+    """Most tokens of a continuation."""
+    do_sample: bool = False
+    """Draw tokens at random; otherwise each is the most probable one, whatever the model's
+    generation_config.json says."""
+    temperature: float | None = number(None, above(0))
+    """With --do-sample: divides the logits; None: what generation_config.json says, else 1."""
+    top_p: float | None = number(None, between(0, 1))
+    """With --do-sample: draw from the fewest tokens of this probability together; None: what
+    generation_config.json says, else all."""
+    top_k: int | None = number(None, at_least(1))
+    """With --do-sample: draw from so many of the most probable tokens; None: what
+    generation_config.json says, else all."""
+    num_beams: int = number(1, at_least(1))
+    """Beams of a beam search; 1: none."""
+    repetition_penalty: float | None = number(None, above(0))
+    """Divides the scores of tokens that occurred; None: what generation_config.json says, or 1."""
+    seed: int = number(0, at_least(0))
+    """Seed of --do-sample. Each prompt has draws of its own, by this seed and its number."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a continuation, which does not include them."""
+    chat: bool = False
+    """Take a prompt for a user's message, and write it as the tokenizer's chat template does."""
+    batch_size: int = number(16, at_least(1))
+    """Prompts continued at once, of about one length."""
+    cache: Literal["dynamic", "static"] = "dynamic"
+    """transformers' cache: one that grows, or one of a fixed size."""
+    compile: bool = False
+    """Compile the forward of one token; needs --cache static, and compiles for each batch size."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if self.top_p == 0:
+            raise ValueError("top_p must be above 0, got 0")
+        for text in self.stop:
+            if not text:
+                raise ValueError("a stop text must not be empty")
+            check_text(text, "a stop text")
+        drawing = ("temperature", "top_p", "top_k")
+        given = [name for name in drawing if getattr(self, name) is not None]
+        if given and not self.do_sample:
+            raise ValueError(
+                f"{', '.join(given)} change nothing unless tokens are drawn: add --do-sample, or "
+                "leave them out"
+            )
+        if self.do_sample and self.num_beams > 1:
+            raise ValueError(
+                f"--do-sample and --num-beams {self.num_beams} together are not supported: draws "
+                "of one prompt would depend on its batch; leave one of them out"
+            )
+        if self.compile and self.cache != "static":
+            raise ValueError(
+                "--compile needs --cache static: with a cache that grows, every token would be "
+                "compiled anew"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A prompt."""
+
+    index: int
+    """Its number, from 0, in the order in which prompts were given."""
+    content: str | Messages
+    """Its text, or the messages of a chat."""
+    where: str
+    """Where it was given, for errors."""
+    ids: tuple[int, ...] = ()
+    """Its tokens; none before ``encode_prompts``."""
+
+    def __post_init__(self) -> None:
+        content = self.content
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        check_text(text, self.where)
+
+
+def prompts_of_texts(texts: Sequence[str], name: str = "prompt") -> list[Prompt]:
+    """Return prompts that were given as texts."""
+    return [Prompt(index=i, content=text, where=f"{name} {i + 1}") for i, text in enumerate(texts)]
+
+
+def check_text(text: str, name: str) -> None:
+    """Raise, calling the text ``name``, if it has no UTF-8: tokenizers read nothing else.
+
+    JSON can hold half a surrogate pair; in an argument one stands for a byte that is not UTF-8.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} holds half a surrogate pair, {text[error.start]!a}, at character "
+            f"{error.start}; correct it or leave it out"
+        ) from error
+
+
+def check_messages(messages: Sequence[Any], where: str) -> None:
+    for message in messages:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            raise ValueError(
+                f"{where} must be a text or messages with role and content, got {message!r:.60}"
+            )
+    if not messages:
+        raise ValueError(f"{where} has no message")
+
+
+def encode_prompts(tokenizer: Any, prompts: Sequence[Prompt], *, chat: bool) -> list[Prompt]:
+    """Return prompts with their tokens.
+
+    An end token that the tokenizer adds is left out. A prompt without any token begins with the
+    tokenizer's BOS token, or EOS where it has no BOS.
+    """
+    if chat and not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            "the tokenizer has no chat template; leave --chat out, or set tokenizer.chat_template "
+            "and save it"
+        )
+    encode = _encode_chat if chat else _encode_text
+    return [replace(prompt, ids=tuple(encode(tokenizer, prompt))) for prompt in prompts]
+
+
+def _encode_chat(tokenizer: Any, prompt: Prompt) -> list[int]:
+    content = prompt.content
+    messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+    try:
+        return list(
+            tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        )
+    except Exception as error:
+        raise ValueError(f"{prompt.where} does not fit the chat template: {error}") from error
+
+
+def _encode_text(tokenizer: Any, prompt: Prompt) -> list[int]:
+    if not isinstance(prompt.content, str):
+        raise ValueError(f"{prompt.where} holds messages of a chat; add --chat")
+    ids = list(tokenizer(prompt.content, verbose=False)["input_ids"])
+    own = tokenizer(prompt.content, add_special_tokens=False, verbose=False)["input_ids"]
+    end = tokenizer.eos_token_id
+    if len(ids) > len(own) and ids[-1] == end and list(own[-1:]) != [end]:
+        ids.pop()
+    if ids:
+        return ids
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else end
+    if start is None:
+        raise ValueError(
+            f"{prompt.where} is empty, and the tokenizer has no BOS or EOS token to begin with; "
+            "give it a text"
+        )
+    return [start]
+
+
+def check_prompts(prompts: Sequence[Prompt], config: Any, max_new_tokens: int) -> None:
+    """Raise if a prompt has tokens that a model has not, or is too long for it.
+
+    ``config``: of the model's text, which need not say how long a sequence it reads.
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    for prompt in prompts:
+        if max(prompt.ids) >= config.vocab_size:
+            raise ValueError(
+                f"{prompt.where} has token {max(prompt.ids)}, and the model has embeddings of "
+                f"{config.vocab_size}: the tokenizer is another model's"
+            )
+        if isinstance(longest, int) and 0 < longest < len(prompt.ids) + max_new_tokens:
+            raise ValueError(
+                f"{prompt.where} has {len(prompt.ids)} tokens, of which "
+                f"{max(longest - max_new_tokens, 0)} fit: the model reads {longest}, and "
+                f"--max-new-tokens asks for {max_new_tokens} more; shorten the prompt or ask for "
+                "fewer"
+            )
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """Return a text that changes when any prompt or its tokens do."""
+    summed = hashlib.sha256()
+    for prompt in prompts:
+        summed.update(json.dumps([prompt.content, prompt.ids]).encode())
+    return summed.hexdigest()

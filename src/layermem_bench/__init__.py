@@ -1,0 +1,1 @@
+"""layermem_bench: what trains, evaluates and compares the models of layermem."""

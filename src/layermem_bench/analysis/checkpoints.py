@@ -1,0 +1,186 @@
+"""Open the checkpoints of a command, and refuse two that cannot be compared token by token.
+
+Opening reads a config and a tokenizer; weights are read by ``load_model``, after all other checks.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from layermem.retrofit.loading import (
+    check_causal,
+    find_base,
+    is_attached,
+    load_attached,
+    load_reporting,
+    stray_routers,
+)
+from layermem_bench.config.run import Run
+from layermem_bench.results.recorded_config import recorded_run
+from layermem_bench.results.run_folder import RunFolder, unique_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose weights are not loaded yet."""
+
+    name: str
+    """Its name in the result: the end of its path, as long as needed to differ from the other's."""
+    location: Path | str
+    """Folder of the saved model or of an adapter, or its name on the hub."""
+    tokenizer: Any
+    """Its tokenizer."""
+    run: Run | None
+    """The run that trained it; None: it is no run's."""
+    folder: RunFolder | None = None
+    """Folder of that run."""
+    base: Path | str | None = None
+    """Of the folder of an adapter: the model that it belongs to; None: it is a whole checkpoint."""
+    revision: str | None = None
+    """Revision of that model on the hub."""
+
+    def load_config(self) -> Any:
+        """Return the config of the model."""
+        location = self.location if self.base is None else self.base
+        return AutoConfig.from_pretrained(location, revision=self.revision or "main")
+
+
+def open_checkpoints(paths: Sequence[str], *, one_vocabulary: bool = True) -> list[Checkpoint]:
+    """Open checkpoints; no weights are read.
+
+    With ``one_vocabulary``, two that have different vocabularies are refused.
+    """
+    # A path that does not exist is a name on the hub.
+    parts = [Path(path).resolve().parts if Path(path).exists() else (path,) for path in paths]
+    if len(set(parts)) < len(parts):
+        raise ValueError(f"{' and '.join(paths)} are one checkpoint; give different ones")
+    names = unique_names(parts)
+    checkpoints = [_open_checkpoint(path, name) for path, name in zip(paths, names, strict=True)]
+    if one_vocabulary and len(checkpoints) == 2:
+        _check_same_vocabulary(*checkpoints)
+    return checkpoints
+
+
+def load_model(
+    checkpoint: Checkpoint, *, with_head: bool = False, dtype: torch.dtype | str = torch.float32
+) -> Any:
+    """Load the model, in float32, to a GPU if there is one; raise if it lacks any weights.
+
+    With ``with_head`` it is to predict the next token, so that an encoder is refused. Without it
+    the head may be missing: nothing is predicted.
+    """
+    if is_attached(checkpoint.location):
+        model, names = load_reporting(checkpoint.location, dtype=dtype)
+    else:
+        model, names = _load_bare(checkpoint.location, dtype)
+    # Any other missing weight would be measured at its random start.
+    prefix = "" if with_head else f"{model.base_model_prefix}."
+    if missing := sorted(name for name in names if name.startswith(prefix)):
+        raise ValueError(
+            f"{checkpoint.location} lacks {len(missing)} of the model's weights, such as "
+            f"{missing[0]}: it is damaged, or of another architecture than its config.json says; "
+            "save it again"
+        )
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    if with_head:
+        check_causal(model)
+    return model
+
+
+def load_final(location: Path) -> Any:
+    """Return the final model of a run, attached or not, as it was saved."""
+    return load_attached(location) if is_attached(location) else _load_bare(location, "auto")[0]
+
+
+def _load_bare(location: Path | str, dtype: torch.dtype | str) -> tuple[Any, list[str]]:
+    """Return a model without attached memory, and the names of its missing weights."""
+    with _explain_missing_model(location):
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            location, dtype=dtype, output_loading_info=True
+        )
+    if routers := stray_routers(loading["unexpected_keys"]):
+        raise ValueError(
+            f"{location} has routers of layer memory, such as {routers[0]}, and its config.json is "
+            "of a model without: put the file back that was saved with them, or save it again"
+        )
+    return model, list(loading["missing_keys"])
+
+
+def check_same_tokens(first: Checkpoint, second: Checkpoint, texts: Sequence[str]) -> None:
+    """Raise if one vocabulary is used in two ways, so that words are at different tokens."""
+    for text in texts:
+        first_ids, second_ids = (
+            checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
+            for checkpoint in (first, second)
+        )
+        if first_ids != second_ids:
+            raise ValueError(
+                f"the tokenizers of {first.name} and {second.name} have the same vocabulary, but "
+                "split the same text into different tokens, so the models cannot be compared token "
+                "by token; analyze them one at a time"
+            )
+
+
+def _open_checkpoint(path: str, name: str) -> Checkpoint:
+    """Open the final model of a run, a saved model, or a model on the hub."""
+    folder = RunFolder(path)
+    is_run = folder.config.exists()
+    if is_run and not folder.final.exists():
+        raise ValueError(
+            f"{path} is a run that has not ended; let it end, or name one of its checkpoints"
+        )
+    if Path(path).is_absolute() and not Path(path).exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    location = folder.final if is_run else path
+    base, revision = find_base(location) if is_attached(location) else (location, None)
+    with _explain_missing_model(base):
+        AutoConfig.from_pretrained(base, revision=revision or "main")
+    has_tokenizer = (Path(location) / "tokenizer_config.json").exists()
+    return Checkpoint(
+        name=name,
+        location=location,
+        tokenizer=_load_tokenizer(location if has_tokenizer else base),
+        run=recorded_run(folder) if is_run else None,
+        folder=folder if is_run else None,
+        base=None if base == location else base,
+        revision=revision,
+    )
+
+
+def _load_tokenizer(location: Path | str) -> Any:
+    """Return the tokenizer of a checkpoint; raise if there is none."""
+    mend = "save the one that it was trained with beside it (tokenizer.save_pretrained)"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"the model {location} has no tokenizer ({reason}); {mend}") from error
+    # Of some families transformers makes one without words where there are no files.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        raise ValueError(f"the model {location} has no tokenizer; {mend}")
+    return tokenizer
+
+
+@contextmanager
+def _explain_missing_model(path: Path | str) -> Iterator[None]:
+    """Turn what transformers raises about a model that it cannot find into a plain sentence."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"no model at {path}: expected a run folder, a saved model, or a name on the hub that "
+            f"can be reached ({error})"
+        ) from error
+
+
+def _check_same_vocabulary(first: Checkpoint, second: Checkpoint) -> None:
+    if first.tokenizer.get_vocab() != second.tokenizer.get_vocab():
+        raise ValueError(
+            f"{first.name} and {second.name} have different tokenizers, so the models cannot be "
+            "compared token by token; analyze them one at a time"
+        )

@@ -1,0 +1,116 @@
+"""Record the weights with which a model mixes states or slots of different depths.
+
+Forward hooks on the model's ``DepthWeights`` modules keep, for each reader and source, the mean and
+the standard deviation over the tokens seen, and nothing else: memory does not grow with the text.
+Padding is left out. Weights that are the same for all tokens have a deviation of 0.
+
+Letters: B batch, T tokens, C readers, S sources.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from layermem.models.seams import DepthWeights
+from layermem_bench.results.analysis import DepthMixture
+
+_PARTS = {"attn_connection": "attention", "mlp_connection": "mlp", "memory": "memory"}
+
+
+class _Moments:
+    """Count, mean and sum of squared deviations of weights [C, S]."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: np.ndarray = np.zeros(())
+        self.squares: np.ndarray = np.zeros(())
+
+    def add(self, weights: np.ndarray) -> None:
+        """Add weights [tokens, C, S]."""
+        if not len(weights):
+            return
+        mean = weights.mean(0)
+        squares = np.square(weights - mean).sum(0)
+        # The moments of two sets together, without the cancellation of sums of squares.
+        total = self.count + len(weights)
+        apart = mean - self.mean
+        self.squares = self.squares + squares + apart**2 * (self.count * len(weights) / total)
+        self.mean = self.mean + apart * (len(weights) / total)
+        self.count = total
+
+
+class DepthRecorder:
+    """The weights that ``recording`` has seen."""
+
+    def __init__(self) -> None:
+        self._modules: dict[str, DepthWeights] = {}
+        self._moments: dict[str, _Moments] = {}
+        self._mask: Tensor | None = None
+
+    def mixtures(self) -> tuple[DepthMixture, ...]:
+        """Return what each place has read, in the order of the model's modules."""
+        return tuple(
+            DepthMixture(
+                place=_name_place(path),
+                readers=tuple(module.readers),
+                sources=tuple(module.sources),
+                mean=_to_rows(self._moments[path].mean),
+                deviation=_to_rows(
+                    np.sqrt(self._moments[path].squares / self._moments[path].count)
+                ),
+            )
+            for path, module in self._modules.items()
+            if self._moments[path].count
+        )
+
+    def watch(self, model: nn.Module) -> Iterator[Any]:
+        """Register the hooks on a model; yield their handles."""
+        for path, module in model.named_modules():
+            if isinstance(module, DepthWeights):
+                self._modules[path], self._moments[path] = module, _Moments()
+                yield module.register_forward_hook(self._hook(path))
+
+    def note_mask(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Keep the attention mask of the forward that begins."""
+        self._mask = kwargs.get("attention_mask")
+
+    def _hook(self, path: str) -> Any:
+        def record(module: nn.Module, args: Any, weights: Tensor) -> None:
+            mask = self._mask
+            if weights.dim() == 4 and mask is not None and mask.shape == weights.shape[:2]:
+                weights = weights[mask.bool()]
+            array = weights.detach().to("cpu", torch.float64).numpy()
+            self._moments[path].add(array.reshape(-1, *array.shape[-2:]))
+
+        return record
+
+
+@contextmanager
+def recording(model: nn.Module) -> Iterator[DepthRecorder]:
+    """Record the weights over depth of every forward of ``model.base_model`` inside the block."""
+    recorder = DepthRecorder()
+    with ExitStack() as hooks:
+        for handle in recorder.watch(model):
+            hooks.callback(handle.remove)
+        base: Any = getattr(model, "base_model", model)
+        handle = base.register_forward_pre_hook(recorder.note_mask, with_kwargs=True)
+        hooks.callback(handle.remove)
+        yield recorder
+
+
+def _name_place(path: str) -> str:
+    """Return where a module stands: ``layer 3, attention`` for a path through layers.3."""
+    layer = re.search(r"\blayers\.(\d+)\.", path)
+    if layer is None:
+        return "final norm" if re.search(r"\bstream\b", path) else path
+    part = next((_PARTS[part] for part in path.split(".") if part in _PARTS), path)
+    return f"layer {layer[1]}, {part}"
+
+
+def _to_rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, matrix.tolist()))

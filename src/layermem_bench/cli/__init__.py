@@ -1,0 +1,194 @@
+"""The command line: one tyro application, a file for each command, errors as one line.
+
+    layermem COMMAND [options]      options are the fields of the command's dataclass
+
+Options are read before anything heavy is imported: a command's file imports torch and transformers,
+and what needs them, in the function that carries the command out.
+"""
+
+import difflib
+import logging
+import os
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+import layermem
+from layermem.models.number_ranges import check_numbers
+from layermem.models.plugins import add_plugins, load_plugins
+from layermem_bench.cli import listing, models, study, train
+from layermem_bench.cli.analyze import Analyze, analyze
+from layermem_bench.cli.costs import Costs, costs
+from layermem_bench.cli.eval import Eval, evaluate
+from layermem_bench.cli.quickstart import Quickstart, quickstart
+from layermem_bench.cli.report import Report, report
+
+HELP = """\
+usage: layermem [--plugin MODULE] COMMAND [options]
+       layermem COMMAND --help
+
+Train, compare and look inside transformers whose attention reads earlier layers.
+
+  quickstart  a plain decoder and LIMe learn arithmetic side by side, in minutes
+  train       train one model: PRESET; --host MODEL goes on with one of
+              transformers
+  study       compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME,
+              retrofit MODEL, encoders FILE
+  eval        measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
+  analyze     what goes on inside a checkpoint: entropy, probes, layouts, routers
+  report      one page about recorded runs, or their curves: --figure FILE
+  list        presets, variants, tasks, evals, studies
+  costs       parameters, FLOPs, time and memory of variants
+  models      convert, generate, card
+
+--plugin MODULE (a module, or a .py file) adds variants, tasks, presets and
+studies of your own. --version prints the version.
+"""
+"""What ``layermem --help`` prints."""
+COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
+    "quickstart": (Quickstart, quickstart),
+    "train": (train.Train, train.train),
+    "study": (study.AnyStudy, study.study),
+    "eval": (Eval, evaluate),
+    "analyze": (Analyze, analyze),
+    "report": (Report, report),
+    "list": (listing.ListAny, listing.list_),
+    "costs": (Costs, costs),
+    "models": (models.AnyModels, models.models),
+}
+"""Name of each command to its options and what it does, given them and the command as typed."""
+# Commands whose options depend on what comes first.
+_PARSERS: dict[str, Callable[[Sequence[str]], Any]] = {
+    "train": train.parse,
+    "study": study.parse,
+    "list": listing.parse,
+    "models": models.parse,
+}
+FORMER = {
+    "finetune": "train --host MODEL ...",
+    "sweep": "study PRESET ...",
+    "arena": "study BOARD,BOARD ...",
+    "reproduce": "study paper/NAME ..., and list studies",
+    "retrofit": "study retrofit MODEL ...",
+    "encoders": "study encoders RECORDS ...",
+    "perplexity": "eval CHECKPOINT ... --tasks ppl=FILE",
+    "blimp": "eval CHECKPOINT ... --tasks blimp=DIR",
+    "solve": "eval RUN ... --tasks TASK",
+    "curves": "report RUN ... --figure FILE",
+    "presets": "list presets",
+    "variants": "list variants",
+    "tasks": "list tasks [NAME]",
+    "convert": "models convert ...",
+    "generate": "models generate ...",
+}
+"""What commands are called that had names of their own."""
+_PLUGIN = "--plugin"
+# Errors whose message says what is wrong; of others the kind and the place are needed too.
+_TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, TypeError, OSError, RuntimeError)
+# Characters of an error's line: a model that does not fit its weights names every one of them.
+_LONGEST_LINE = 2000
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command; errors are one line, whoever raises them."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    typed = shlex.join(["layermem", *args])
+    args, plugins = _without_plugins(args)
+    if not args or args[0] in ("help", "--help", "-h"):
+        sys.stdout.write(HELP)
+        return
+    if args[0] == "--version":
+        sys.stdout.write(f"layermem {layermem.__version__}\n")
+        return
+    _check_command(args[0])
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for noisy in ("httpx", "filelock", "fsspec", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        if plugins:
+            add_plugins(plugins)
+        options = parse(args)
+        # Those of installed packages: a saved model of theirs opens once they are imported.
+        load_plugins()
+        check_numbers(options, "--")
+        _, execute = COMMANDS[args[0]]
+        execute(options, typed)
+    except BrokenPipeError:
+        # Whoever read the output has gone (| head): the rest of it has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        if os.environ.get("LAYERMEM_DEBUG"):
+            raise
+        sys.exit(f"layermem: {_in_one_line(error)} (LAYERMEM_DEBUG=1 shows where)")
+    except KeyboardInterrupt:
+        sys.stderr.write("layermem: interrupted\n")
+        # What shells expect of a program that Ctrl-C has ended.
+        sys.exit(128 + signal.SIGINT)
+    # A command that has not imported torch has not joined other processes.
+    if "torch" in sys.modules:
+        from layermem_bench.train.processes import exit_if_distributed
+
+        exit_if_distributed()
+
+
+def _check_command(name: str) -> None:
+    """Exit where there is no command of a name, with the nearest one or the one it became."""
+    if name in FORMER:
+        sys.exit(f"layermem: {name} is now: layermem {FORMER[name]}")
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(COMMANDS)}"
+        sys.exit(f"layermem: unknown command {name!r}; {hint}")
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return what an error says, without line breaks, and cut where it is very long."""
+    of_configs = _model_config_errors()
+    # The message of a config's own check is the cause of the error that is raised.
+    cause = error.__cause__ if isinstance(error, of_configs) else None
+    text = " ".join(line.strip() for line in str(cause or error).splitlines() if line.strip())
+    if not text or not isinstance(error, _TOLD_ERRORS + of_configs):
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        kind = type(error).__name__ + ": " * bool(text)
+        text = f"{kind}{text} in {Path(place.filename).name}, line {place.lineno}"
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
+
+
+def _model_config_errors() -> tuple[type[Exception], ...]:
+    """Return the error of a model's config that is invalid; none where nothing can have raised it.
+
+    Its module takes long to import, and every --help ends in an exception.
+    """
+    errors = sys.modules.get("huggingface_hub.errors")
+    return (errors.StrictDataclassError,) if errors is not None else ()
+
+
+def _without_plugins(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a command without --plugin MODULE, wherever it stands, and the modules."""
+    rest, plugins, given = list[str](), list[str](), iter(args)
+    for arg in given:
+        if arg == _PLUGIN:
+            plugins.append(next(given, ""))
+        elif arg.startswith(f"{_PLUGIN}="):
+            plugins.append(arg.partition("=")[2])
+        else:
+            rest.append(arg)
+    if "" in plugins:
+        sys.exit("layermem: --plugin needs the name of a module, or the path of its .py file")
+    return rest, plugins
+
+
+def parse(args: Sequence[str]) -> Any:
+    """Return the options of a command, an instance of its dataclass."""
+    # A parser of its own, so that an error names the command's help and no other's options.
+    command, rest = args[0], list(args[1:])
+    if command in _PARSERS:
+        return _PARSERS[command](rest)
+    return tyro.cli(COMMANDS[command][0], prog=f"layermem {command}", args=rest)

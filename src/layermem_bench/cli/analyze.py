@@ -1,0 +1,46 @@
+"""`layermem analyze`: what goes on inside a checkpoint, or two side by side."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import tyro
+
+from layermem_bench.cli.screen import show, write
+from layermem_bench.results.analysis import AnalysisOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyze(AnalysisOptions):
+    """Analyze a checkpoint, ours or any Hugging Face decoder, or two side by side."""
+
+    checkpoint: tyro.conf.Positional[str]
+    """Run folder, folder of a saved model, or hub name."""
+    against: str | None = None
+    """A second one, shown beside it; its tokenizer must be the same."""
+    out: Path = Path("analysis")
+    """Folder for analysis.json and the page."""
+    figure: Path | None = None
+    """File (svg, png, pdf) for one figure of it all, beside the page."""
+
+    def analysis_options(self) -> AnalysisOptions:
+        """Return the options that are recorded with the result."""
+        return AnalysisOptions(**{f.name: getattr(self, f.name) for f in fields(AnalysisOptions)})
+
+
+def analyze(options: Analyze, command: str) -> None:
+    """Analyze checkpoints, print a table, and write a page; ``command`` is shown on it."""
+    from transformers.utils import logging as transformers_logging
+
+    from layermem_bench.analysis.analyze import analyze as analyze_checkpoints
+    from layermem_bench.report import analysis as report
+    from layermem_bench.report import figures
+
+    if options.figure is not None:
+        figures.check(options.figure)
+    transformers_logging.disable_progress_bar()
+    checkpoints = [path for path in (options.checkpoint, options.against) if path is not None]
+    analysis = analyze_checkpoints(checkpoints, options.analysis_options(), options.out, command)
+    show(report.table(analysis))
+    if options.figure is not None:
+        report.draw(analysis, options.figure)
+    write(report.build(analysis), options.out)

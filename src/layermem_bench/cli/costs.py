@@ -1,0 +1,71 @@
+"""`layermem costs`: parameters and FLOPs, time and memory of variants side by side."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import tyro
+
+from layermem.models.number_ranges import at_least, number
+from layermem_bench.cli.screen import show
+from layermem_bench.results.costs import MeasuringOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs(MeasuringOptions):
+    """Count what variants cost, in closed form; --measure: the time and memory of a step too."""
+
+    presets: tyro.conf.Positional[tuple[str, ...]] = ("paper-1b-gqa", "paper-1b-full")
+    """Presets whose sizes are taken."""
+    variants: str = "plain,lime"
+    """Variants; the first is what the others are compared with."""
+    tokens: int | None = number(None, at_least(1))
+    """Tokens of a sequence; None: the preset's."""
+    layers: tuple[int, ...] = number((), at_least(1))
+    """Depths in place of the preset's."""
+    widths: tuple[int, ...] = number((), at_least(1))
+    """Widths in place of the preset's; heads keep their width, the mlp its ratio."""
+    measure: bool = False
+    """Whether training steps are run: on a GPU if there is one, else one thread of the CPU."""
+    out: Path | None = None
+    """File for the figures, as JSON; layermem report reads it."""
+    figure: Path | None = None
+    """File (svg, png, pdf) for curves along --layers or --widths."""
+
+    def __post_init__(self) -> None:
+        if not self.presets or not self.modes:
+            raise ValueError("name at least one preset and one of --modes")
+        if self.figure and max(len(set(self.layers)), len(set(self.widths))) < 2:
+            raise ValueError("a figure needs two sizes: --layers 4 8 16, or --widths 64 128")
+
+
+def costs(options: Costs, command: str) -> None:
+    """Print what variants cost."""
+    from layermem.models.files import write_atomically
+    from layermem_bench.report import cost_tables, figures
+    from layermem_bench.results.files import to_json
+    from layermem_bench.study.boards import parse_arms
+    from layermem_bench.study.costs import count_costs
+
+    if options.figure is not None:
+        figures.check(options.figure)
+        if len(parse_arms(options.variants)) < 2:
+            raise ValueError("a figure needs two --variants: it shows how much more one costs")
+    names = [field.name for field in fields(MeasuringOptions)]
+    measuring = MeasuringOptions(**{name: getattr(options, name) for name in names})
+    result = count_costs(
+        options.presets,
+        options.variants,
+        tokens=options.tokens,
+        layers=options.layers,
+        widths=options.widths,
+        measuring=measuring if options.measure else None,
+        command=command,
+    )
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(options.out, to_json(result))
+    show(cost_tables.counted_table(result.points))
+    if options.measure:
+        show(cost_tables.measured_table(result))
+    if options.figure is not None:
+        cost_tables.draw(result, options.figure)

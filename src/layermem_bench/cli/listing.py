@@ -1,0 +1,275 @@
+"""`layermem list`: presets, variants, tasks, evaluation tasks, studies, those of plugins too."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from layermem.models.number_ranges import at_least, between, number
+from layermem_bench.cli.screen import format_plainly, screen, show
+
+if TYPE_CHECKING:
+    from layermem_bench.efficiency.run_costs import RunCost
+    from layermem_bench.report.page import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListAny:
+    """Show what there is: presets, variants, tasks, evals (evaluation tasks) or studies, those of
+    plugins too. `layermem list tasks arithmetic` shows problems of a task."""
+
+    kind: tyro.conf.Positional[Literal["presets", "variants", "tasks", "evals", "studies"]]
+    """What is shown; each has options of its own: layermem list presets --help."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListPresets:
+    """List presets with what they cost as the plain decoder."""
+
+    measure: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Measure training steps of every preset that this machine can train, plain and LIMe, on a GPU
+    if there is one, else on one thread of the CPU; takes minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListVariants:
+    """List the variants with what they add to the plain decoder at the shape of paper-1b-gqa."""
+
+    json: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print JSON in place of a table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListTasks:
+    """List the tasks, or show problems of one and what they are like."""
+
+    name: tyro.conf.Positional[str | None] = None
+    """The task; none: all are listed with their options."""
+    count: int = number(1000, at_least(1))
+    """Problems to describe."""
+    show: int = number(3, at_least(0))
+    """Problems to print."""
+    seed: int = number(0, at_least(0))
+    """Seed of the problems."""
+    split: Literal["train", "validation", "test"] = "train"
+    """Split they are of."""
+    task_options: tuple[str, ...] = ()
+    """What the task is made of, each NAME=VALUE; `layermem list tasks` alone shows which there
+    are."""
+    against: int = number(0, at_least(0))
+    """Training problems, of the same seed, that the problems are compared with: what they share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListEvals:
+    """List the evaluation tasks of `layermem eval`: which have records, which need the hub."""
+
+    records: tuple[str, ...] = ()
+    """Folders of records, and files as TASK=FILE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListStudies:
+    """List the studies: the paper's artefacts with where they stand, and those of plugins."""
+
+    seeds: int | None = number(None, between(1, 1000))
+    """Seeds; None: 5 (tiny), 3 (small) or 1 (paper)."""
+    runs: tuple[Path, ...] = ()
+    """Further folders whose runs are used where they are the same."""
+    out: Path = Path("runs")
+    """Folder of runs and results."""
+
+
+def parse(args: Sequence[str]) -> Any:
+    """Return the options of a list, an instance of its dataclass."""
+    kinds: dict[str, type[Any]] = {
+        "presets": ListPresets,
+        "variants": ListVariants,
+        "tasks": ListTasks,
+        "evals": ListEvals,
+        "studies": ListStudies,
+    }
+    if not args or args[0] not in kinds:
+        return tyro.cli(ListAny, prog="layermem list", args=list(args))
+    return tyro.cli(kinds[args[0]], prog=f"layermem list {args[0]}", args=list(args[1:]))
+
+
+def list_(options: Any, command: str) -> None:
+    """Print a list."""
+    shown: dict[type[Any], Callable[[Any], None]] = {
+        ListPresets: _presets,
+        ListVariants: _variants,
+        ListTasks: _tasks,
+        ListEvals: _evals,
+        ListStudies: _studies,
+    }
+    shown[type(options)](options)
+
+
+def _presets(options: ListPresets) -> None:
+    from layermem_bench import presets
+    from layermem_bench.efficiency.run_costs import run_cost
+    from layermem_bench.report.numbers import with_unit
+    from layermem_bench.report.page import Table
+
+    costs = {name: run_cost(presets.get_preset(name)) for name in presets.names()}
+    rows = [
+        [
+            name,
+            with_unit(cost.parameters, 3),
+            with_unit(cost.tokens, 3),
+            f"{cost.flops:.1e}",
+            presets.description(name),
+        ]
+        for name, cost in costs.items()
+    ]
+    header = ["preset", "parameters", "tokens", "FLOPs", "what it is"]
+    caption = f"Parameters and FLOPs: of plain. Variants: {', '.join(_variant_names())}"
+    show(Table(header=header, rows=rows, caption=caption))
+    if options.measure:
+        show(_measured_presets(costs))
+
+
+def _variant_names() -> list[str]:
+    """Return the names of the variants, as recorded where nobody has imported them yet."""
+    from layermem_bench.efficiency.variant_facts import read_facts
+
+    registry = sys.modules.get("layermem.models.registry")
+    return [row.name for row in read_facts()] if registry is None else registry.variants()
+
+
+def _measured_presets(costs: Mapping[str, "RunCost"]) -> "Table":
+    """Return a table of the time and memory of each preset, measured while a bar shows progress."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from layermem_bench.efficiency.measuring import describe_machine, device_and_precision
+    from layermem_bench.efficiency.run_costs import measure_runs
+    from layermem_bench.report.numbers import format_duration, in_bytes
+    from layermem_bench.report.page import Table
+
+    rows = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("measuring", total=len(costs))
+        for (name, cost), measured in zip(
+            costs.items(), measure_runs([*costs.values()]), strict=True
+        ):
+            progress.advance(bar)
+            if measured is None:
+                rows.append([name, "too large for this machine", "", "", ""])
+                continue
+            micro_batches = cost.sequences / cost.micro_batch
+            steps = [measured[arm] for arm in ("plain", "lime")]
+            times = [format_duration(step.seconds * micro_batches) for step in steps]
+            peaks = [step.peak for step in steps]
+            memory = ["unknown" if peak is None else in_bytes(peak, 3) for peak in peaks]
+            rows.append([name, *times, *memory])
+    device, precision = device_and_precision()
+    return Table(
+        header=["preset", "time: plain", "LIMe", "memory: plain", "LIMe"],
+        rows=rows,
+        caption=f"{describe_machine(device)}, {precision}, eager; time of the whole run, from the "
+        "median of three micro-batches (forward, backward, AdamW), without validation; peak memory "
+        "of model, optimizer and one micro-batch",
+    )
+
+
+def _variants(options: ListVariants) -> None:
+    from layermem_bench.efficiency.variant_facts import COLUMNS, PRESET, find_facts, read_facts
+    from layermem_bench.report.page import Table
+
+    facts = read_facts()
+    if others := sorted({*_variant_names()} - {row.name for row in facts}):
+        from layermem_bench.efficiency.model_sizes import model_sizes
+        from layermem_bench.presets import get_preset
+
+        facts += find_facts(model_sizes(get_preset(PRESET))[0], others)
+    if options.json:
+        sys.stdout.write(json.dumps([asdict(row) for row in facts], indent=1) + "\n")
+        return
+    caption = (
+        f"At the shape of the preset {PRESET}, default fields: parameters and forward FLOPs a "
+        "token beyond the plain decoder's; bytes in bfloat16 that a layer hands to later ones, and "
+        "that the cache holds, for one token; starts plain: with which fields, exactly. Two "
+        "variants of different seams make a pair: lime+hyper_connections"
+    )
+    show(Table(header=COLUMNS, rows=[row.row() for row in facts], caption=caption))
+
+
+def _tasks(options: ListTasks) -> None:
+    if options.name is not None:
+        _show_task(options.name, options)
+        return
+    if options != ListTasks():
+        raise ValueError("name the task that the options are of: layermem list tasks NAME ...")
+    from layermem_bench.report.page import Table
+    from layermem_bench.tasks.registry import all_tasks
+
+    rows = [
+        [name, " ".join(f"{k}={v}" for k, v in task.options().items())]
+        for name, task in all_tasks().items()
+    ]
+    show(Table(header=["task", "options, with their defaults"], rows=rows))
+
+
+def _show_task(name: str, options: ListTasks) -> None:
+    from layermem_bench.config.run import Task
+    from layermem_bench.report.page import Table
+    from layermem_bench.tasks.registry import all_tasks, get_task
+
+    task, fields = get_task(name), Task(options=options.task_options).fields()
+    if options.against and (task.overlap is None or options.split == "train"):
+        comparable = (name for name, task in all_tasks().items() if task.overlap is not None)
+        raise ValueError(
+            f"--against compares problems of {', '.join(comparable)}, of --split test or "
+            f"validation, with training problems; got {name}, split {options.split}"
+        )
+    console = screen()
+    problems = task.problems(options.split, options.count, options.seed, **fields)
+    for problem in problems[: options.show]:
+        console.print(f"{problem.prompt}\n{problem.solution}\n", markup=False, highlight=False)
+    rows = [[what, format_plainly(value)] for what, value in task.describe(problems).items()]
+    if options.against and task.overlap is not None:
+        trained_on = task.problems("train", options.against, options.seed, **fields)
+        shares = task.overlap(problems, trained_on)
+        rows += [[f"share with {shared}", f"{share:.2%}"] for shared, share in shares.items()]
+    all_options = {**task.options(), **fields}
+    caption = f"options: {' '.join(f'{k}={v}' for k, v in all_options.items())}"
+    show(Table(header=["what", "value"], rows=rows, caption=caption))
+
+
+def _evals(options: ListEvals) -> None:
+    from layermem_bench.report.eval import list_tasks
+
+    show(list_tasks(options.records))
+
+
+def _studies(options: ListStudies) -> None:
+    from layermem_bench.paper.standing import standings
+    from layermem_bench.report.page import Table
+    from layermem_bench.study import definition
+
+    needs: dict[str, int] = {}
+    rows, before = [], ""
+    for at in standings(options.out, options.runs, options.seeds):
+        mark = f" [{needs.setdefault(at.needs, len(needs) + 1)}]" if at.needs else ""
+        first = at.name != before
+        name = f"paper/{at.name}"
+        rows.append([name * first, at.title * first, at.scale, f"{at.state}{mark}"])
+        before = at.name
+    for name in definition.names():
+        rows.append([name, definition.description(name), "", ""])
+    told = " ".join(f"[{place}] needs or lacks: {need}." for need, place in needs.items())
+    show(
+        Table(
+            header=["study", "title", "scale", "state"],
+            rows=rows,
+            caption=f"{told} layermem study NAME --scale SCALE carries one out. Presets are boards "
+            "of studies too: layermem study tiny-lm,aet-4; of a model: layermem study retrofit "
+            "MODEL; of records: layermem study encoders FILE.",
+        )
+    )

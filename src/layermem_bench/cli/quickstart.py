@@ -1,0 +1,72 @@
+"""`layermem quickstart`: the effect in minutes, as a table and a page."""
+
+import logging
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from layermem.models.number_ranges import SEED, at_least, number
+from layermem_bench.cli.screen import show, write
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quickstart:
+    """Train a plain decoder and LIMe on arithmetic side by side, and write a page about it."""
+
+    seed: int = number(0, SEED)
+    """Seed of weights and order of the data, the same for both; 0 was not searched for."""
+    epochs: int = number(6, at_least(1))
+    """Passes over the expressions."""
+    examples: int = number(20_000, at_least(1))
+    """Expressions in the training set."""
+    test: int = number(2_000, at_least(1))
+    """Expressions in the test set."""
+    out: Path | None = None
+    """Folder of runs and page; default: runs/quickstart-sSEED."""
+    jobs: int = number(2, at_least(1))
+    """Runs at once."""
+
+
+def quickstart(options: Quickstart, command: str) -> None:
+    """Show the mechanism at work."""
+    from transformers.utils import logging as transformers_logging
+
+    from layermem_bench.study import quickstart as page
+    from layermem_bench.study.carrying_out import carry_out
+
+    out = options.out or Path("runs") / f"quickstart-s{options.seed}"
+    logger.info(
+        "training both on %s expressions of 4 operands, %d epochs; some minutes on two cores",
+        f"{options.examples:,}",
+        options.epochs,
+    )
+    transformers_logging.disable_progress_bar()
+    study = page.study_of_quickstart(
+        seed=options.seed, epochs=options.epochs, examples=options.examples, test=options.test
+    )
+    result, failure = carry_out(study, out, jobs=options.jobs, command=command)
+    if failure:
+        raise RuntimeError(failure)
+    show(page.table(result))
+    logger.info("\n%s\n", page.sentence(result))
+    write(page.build(result), out)
+    program, activate = how_to_call(), Path(sys.executable).with_name("activate")
+    logger.info("to go on: %s", page.FURTHER[0].replace("layermem", program, 1))
+    if program != "layermem" and activate.exists():
+        logger.info("after `source %s` the command is layermem", _from_here(activate))
+
+
+def how_to_call() -> str:
+    """Return what calls this program from the shell: its path, where the name is not found."""
+    if shutil.which("layermem"):
+        return "layermem"
+    program = Path(sys.executable).with_name("layermem")
+    return _from_here(program) if program.exists() else f"{sys.executable} -m layermem"
+
+
+def _from_here(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

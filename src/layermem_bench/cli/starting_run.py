@@ -1,0 +1,94 @@
+"""The run that `layermem train` and `layermem study` start from: a preset's or a config's.
+
+layermem train tiny-lm --seed 2             the preset's options are the defaults
+layermem train --config DIR/config.yaml     the config's options are the defaults
+layermem train DIR --resume                 so are those of a run, which goes on
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from layermem_bench import presets
+from layermem_bench.config.run import Run, merged
+from layermem_bench.results.run_folder import RunFolder
+
+_T = TypeVar("_T", bound="StartingRun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingRun(Run):
+    """Options of a command that starts from a preset or a config."""
+
+    preset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="PRESET")] = ""
+    """Preset to start from: a name that `layermem list presets` shows; or the folder of a run,
+    whose config is taken. It comes first."""
+    config: Path | None = None
+    """Config to start from, in place of a preset: the config.yaml of a run."""
+
+
+def with_base_run(kind: type[_T], command: str, args: Sequence[str]) -> _T:
+    """Return a command's options with the defaults of the preset or the config in its arguments.
+
+    The preset is the first argument, or the config follows --config.
+    """
+    config = _config_argument(args)
+    if args and is_run_folder(args[0]):
+        run = _load(RunFolder(args[0]).config)
+        return kind(**_fields(run) | {"preset": args[0]})
+    if args and not args[0].startswith("-"):
+        return kind(**_fields(presets.get_preset(args[0])) | {"preset": args[0]})
+    if config is not None:
+        return kind(**_fields(_load(Path(config))) | {"preset": ""})
+    if "--help" in args or "-h" in args:
+        return kind()
+    raise ValueError(
+        f"name a preset first (layermem {command} PRESET [--option ...]) or give --config; "
+        f"presets: {', '.join(presets.names())}"
+    )
+
+
+def resolve_run(options: StartingRun) -> Run:
+    """Return the run of these options; options of the model or the task are added to the base's."""
+    if options.config is not None and options.preset:
+        raise ValueError(
+            f"give a preset or --config, got {options.preset} and --config {options.config}"
+        )
+    if is_run_folder(options.preset):
+        base = _load(RunFolder(options.preset).config)
+    elif options.config is None:
+        base = presets.get_preset(options.preset)
+    else:
+        base = _load(options.config)
+    run = Run(**_fields(options) | {"preset": base.preset})
+    model = replace(run.model, options=merged(base.model.options, run.model.options))
+    task = replace(run.task, options=merged(base.task.options, run.task.options))
+    return replace(run, model=model, task=task)
+
+
+def is_run_folder(name: str) -> bool:
+    """Return whether a name is the folder of a run."""
+    return bool(name) and RunFolder(name).config.exists()
+
+
+def _config_argument(args: Sequence[str]) -> str | None:
+    """Return what follows --config, as ``--config FILE`` or ``--config=FILE``."""
+    configs = [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
+    configs += [value for arg, value in pairwise(args) if arg == "--config"]
+    if len(configs) > 1:
+        raise ValueError(f"give one --config, got {' and '.join(configs)}")
+    return configs[0] if configs else None
+
+
+def _load(config: Path) -> Run:
+    from layermem_bench.train.run_config import load_run
+
+    return load_run(config)
+
+
+def _fields(run: Run) -> dict[str, Any]:
+    return {field.name: getattr(run, field.name) for field in fields(Run)}

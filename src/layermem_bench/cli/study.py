@@ -1,0 +1,360 @@
+"""`layermem study`: arms side by side, seed by seed, as a table and a page.
+
+layermem study tiny-lm --variants plain,lime                  variants on a preset
+layermem study tiny-lm,aet-4,tiny-lm@16x64                    on several boards, on equal terms
+layermem study paper/fig6 --scale tiny                        a table or figure of the paper
+layermem study retrofit MODEL --text FILE                     four ways of going on training
+layermem study encoders FILE.tsv                              small encoders on records
+layermem study NAME                                           a study of a plugin
+
+`layermem train PRESET --seeds 0-2` is a study too: of one arm.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from layermem.models.number_ranges import SHARE, above, at_least, between, number
+from layermem_bench.cli.screen import screen, show_estimates, show_result
+from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
+from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
+from layermem_bench.results.study import Scale
+from layermem_bench.study.hosts import EncoderSizes
+
+if TYPE_CHECKING:
+    from layermem_bench.config.run import Run
+    from layermem_bench.study.definition import Study
+
+Conditions = tuple[Literal["tokens", "time", "parameters"], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carrying:
+    """How any study is carried out."""
+
+    seeds: int | None = number(None, between(1, 1000))
+    """Seeds, the same for every arm; None: 5 (of the paper at scale small 3, at scale paper 1)."""
+    conditions: Conditions = ()
+    """What is equal between the arms: tokens, time (an arm whose steps are faster gets more of
+    them, a slower one fewer), parameters (arms with more have a narrower mlp). None given: tokens;
+    of several boards all three, of retrofit tokens and time."""
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print which runs there are, which are recorded, and how long the others would take here;
+    train nothing but some timed steps."""
+    launcher: Literal["local"] = "local"
+    """Where runs are trained: processes on this machine."""
+    jobs: int = number(1, at_least(1))
+    """Runs at once."""
+    runs: tuple[Path, ...] = ()
+    """Further folders whose runs are used where they are the same."""
+    out: Path = Path("runs")
+    """Folder of new runs, OUT/BOARD/RUN, and of the result, OUT/studies/STUDY. Runs that it holds
+    are used, whatever their folders are called."""
+
+    def range_of_seeds(self, first: int = 0) -> range:
+        """Return the seeds."""
+        return range(first, first + (self.seeds or 5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arms(Carrying):
+    """Arms of variants and what they try."""
+
+    variants: str = "plain,lime"
+    """Variants, the first is what the others are compared with; options of one follow colons
+    (lime:router=last:router_window=4). all: every variant, the plain decoder first."""
+    rates: tuple[float, ...] = number((), above(0))
+    """Learning rates to try with every arm on a seed kept for that; each then takes its best by
+    validation loss. None given: all take the board's."""
+    decays: tuple[float, ...] = number((), at_least(0))
+    """Weight decays to try with every rate of --rates; each arm takes the best of all pairs. None
+    given: all take the board's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPreset(StartingRun, Arms):
+    """Compare variants on a preset, or on the config of a run, seed by seed; ended runs are not run
+    again, begun ones are resumed.
+
+    Every other option is a field of the runs' config, as in `layermem train`.
+    """
+
+    variant: tyro.conf.Suppress[str] = "lime"
+
+    def study(self) -> "Study":
+        """Return the study."""
+        from layermem_bench.study.boards import board_of, study_of_variants
+
+        run = resolve_run(self)
+        board = board_of(run, self.variants, self.rates, self.decays)
+        seeds = self.range_of_seeds(run.seed)
+        return study_of_variants([board], seeds, self.conditions or ("tokens",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfBoards(Arms):
+    """Rank variants on several boards at equal tokens, equal training time and equal parameters;
+    ended runs are not run again, begun ones are resumed."""
+
+    boards: tyro.conf.Positional[str]
+    """Boards, separated by commas: presets as `layermem train` takes them; recall is tiny-mqar.
+    PRESET@LAYERSxWIDTH is a preset in another shape (tiny-lm@16x64,tiny-lm@64x32): those of one
+    preset have equally many parameters, and are ranked together too."""
+
+    rates: tuple[float, ...] = number((1e-3, 3e-3, 1e-2, 3e-2), above(0))
+    """Learning rates to try with every arm on a seed kept for that, at equal tokens."""
+
+    def study(self) -> "Study":
+        """Return the study."""
+        from layermem_bench.study.boards import open_boards, study_of_variants
+        from layermem_bench.study.definition import ALL_CONDITIONS
+
+        names = [name.strip() for name in self.boards.split(",") if name.strip()]
+        boards = open_boards(names, self.variants, self.rates, self.decays)
+        seeds = self.range_of_seeds()
+        return study_of_variants(boards, seeds, self.conditions or ALL_CONDITIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPaper(Carrying):
+    """Reproduce a table or figure of the paper; recorded runs are not run again. `layermem list
+    studies` shows where all of them stand."""
+
+    name: tyro.conf.Positional[str]
+    """paper/ and its fixed name (paper/table7, paper/fig4, paper/prosqa)."""
+    scale: Scale = "tiny"
+    """Size of the runs: "tiny" for CPUs, "small" for one GPU, "paper" exactly as in the paper."""
+    records: tuple[str, ...] = ()
+    """Records of evaluation tasks (tables 1 and 4 to 6), as for layermem eval; a task without any
+    is fetched from the hub."""
+    without: tuple[str, ...] = ()
+    """Evaluation tasks that are left out, as where there are no records of them (MultiRC, WiC);
+    averages, the paper's too, are those of the other tasks then."""
+
+    def study(self) -> "Study":
+        """Return the study."""
+        from layermem_bench.paper import get_artefact
+        from layermem_bench.paper.evaluated import check_artefact, leave_out
+
+        if self.conditions:
+            raise ValueError("--conditions: an artefact of the paper has its own; leave them out")
+        name = self.name.removeprefix("paper/")
+        artefact = leave_out(get_artefact(name), self.without)
+        study = artefact.study(name, self.scale, self.seeds, self.records)
+        check_artefact(name, artefact, self.scale, self.records, dry_run=self.dry_run)
+        return study
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRetrofit(HostOptions, Carrying):
+    """Does layer memory pay on a model? Go on training it in four ways on the same data: plainly,
+    with LoRA, with routers alone, with memory and all weights; each at its best learning rate.
+    Ended runs are not run again, begun ones are resumed."""
+
+    model: tyro.conf.Positional[str]
+    """Folder or hub name of a model of transformers."""
+    memory: Literal["full", "last", "first"] = "full"
+    """Earlier layers that a layer reads, in the ways with memory."""
+    rates: tuple[float, ...] = number((5e-5, 2e-4, 1e-3), above(0))
+    """Learning rates that every way tries, but routers alone."""
+    router_rates: tuple[float, ...] = number((1e-3, 5e-3, 2e-2), above(0))
+    """Learning rates that routers alone try."""
+
+    def study(self) -> "Study":
+        """Return the study."""
+        given = {field.name: getattr(self, field.name) for field in fields(HostOptions)}
+        log_every = max(1, self.max_steps // 50)
+        base = to_run(
+            TrainHost(
+                host=self.model, memory=self.memory, train="all", log_every=log_every, **given
+            )
+        )
+        from layermem_bench.study.hosts import study_of_retrofit
+
+        seeds, conditions = self.range_of_seeds(), self.conditions or ("tokens", "time")
+        return study_of_retrofit(base, self.rates, self.router_rates, seeds, conditions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfEncoders(EncoderSizes, Carrying):
+    """Compare small encoders with random weights on labelled records, with layer memory and
+    without; ended runs are not run again, begun ones are resumed."""
+
+    records: tyro.conf.Positional[str]
+    """Records, as in `layermem train --host MODEL --records`."""
+    validation: str | None = None
+    """File of the validation records; None: a share of the records."""
+    validation_share: float = number(0.2, SHARE)
+    """Share of the records held out for validation, without --validation."""
+    fields: tuple[str, ...] = ()
+    """Names of the one or two fields that hold a record's texts; none: found by the usual names."""
+    label: str | None = None
+    """Name of the field that holds a record's label; None: label."""
+    max_length: int = number(64, at_least(4))
+    """Most tokens of a record."""
+    arms: tuple[str, ...] = ("none", "full")
+    """Memories: none, full, last:WINDOW, first:WINDOW; the others are compared with the first."""
+    rates: tuple[float, ...] = number((5e-4, 1e-3, 2e-3), above(0))
+    """Learning rates that every arm tries on a seed kept for that; it takes the one with most right
+    classes at the end."""
+    router_lr: float = number(1e-2, at_least(0))
+    """Learning rate of routers, which have no weight decay."""
+    weight_decay: float = number(0.01, at_least(0))
+    """Weight decay of weight matrices."""
+    batch_size: int = number(32, at_least(1))
+    """Records in one step."""
+    max_steps: int = number(400, at_least(1))
+    """Training steps."""
+
+    def __post_init__(self) -> None:
+        """Check nothing yet: errors are one line where the study is made."""
+
+    def study(self) -> "Study":
+        """Return the study."""
+        from layermem_bench.config.run import Optim, Records
+        from layermem_bench.study.hosts import study_of_encoders
+
+        if self.conditions not in ((), ("tokens",)):
+            raise ValueError("--conditions: encoders on records meet at equal tokens alone")
+        of_records = ("validation", "validation_share", "fields", "label", "max_length")
+        sizes = {field.name: getattr(self, field.name) for field in fields(EncoderSizes)}
+        return study_of_encoders(
+            Records(source=self.records, **{name: getattr(self, name) for name in of_records}),
+            EncoderSizes(**sizes),
+            Optim(
+                router_lr=self.router_lr,
+                weight_decay=self.weight_decay,
+                batch_size=self.batch_size,
+            ),
+            self.max_steps,
+            self.out,
+            arms=self.arms,
+            rates=self.rates,
+            seeds=self.range_of_seeds(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPlugin(Carrying):
+    """Carry out a study of a plugin; ended runs are not run again, begun ones are resumed."""
+
+    name: tyro.conf.Positional[str]
+    """Its name: `layermem list studies` shows them."""
+
+    def study(self) -> "Study":
+        """Return the study, with the seeds and conditions that were asked for."""
+        from layermem_bench.study.definition import get_study
+
+        study = get_study(self.name)
+        if self.seeds is not None:
+            first = study.seeds[0]
+            study = replace(study, seeds=tuple(range(first, first + self.seeds)))
+        return replace(study, conditions=self.conditions) if self.conditions else study
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyStudy(Carrying):
+    """Compare arms, seed by seed; ended runs are not run again, begun ones are resumed.
+
+    What is compared comes first. PRESET: variants on a preset, or on the config of a run.
+
+    BOARD,BOARD or PRESET@LAYERSxWIDTH: variants on several boards, on equal terms.
+
+    paper/NAME: a table or figure of the paper. NAME: a study of a plugin.
+
+    retrofit MODEL: four ways of going on training a model. encoders FILE: small encoders on
+    records.
+
+    Each has options of its own: layermem study retrofit --help.
+    """
+
+
+_OF_HOSTS: dict[str, type[Any]] = {"retrofit": OfRetrofit, "encoders": OfEncoders}
+
+
+def parse(args: Sequence[str]) -> Any:
+    """Return the options of a study, an instance of its dataclass."""
+    name = args[0] if args and not args[0].startswith("-") else ""
+    if name in _OF_HOSTS:
+        return tyro.cli(_OF_HOSTS[name], prog=f"layermem study {name}", args=args[1:])
+    kind = _kind(name, args)
+    if kind is OfPreset:
+        default = with_base_run(OfPreset, "study", args)
+        return tyro.cli(OfPreset, prog="layermem study", args=args, default=default)
+    return tyro.cli(kind, prog="layermem study", args=args)
+
+
+def _kind(name: str, args: Sequence[str]) -> type[Any]:
+    """Return the options of a study by its name; raise where it is nearly that of another."""
+    from layermem_bench.presets import names as presets
+    from layermem_bench.study.definition import names as studies
+
+    if name.startswith("paper/"):
+        return OfPaper
+    if "," in name or "@" in name:
+        return OfBoards
+    if name in studies():
+        return OfPlugin
+    if not name and {"--help", "-h"} & {*args}:
+        return AnyStudy
+    known = {*presets(), *(preset.removeprefix("tiny-") for preset in presets())}
+    close = difflib.get_close_matches(name, [*studies(), *_OF_HOSTS], n=1, cutoff=0.8)
+    if close and name not in known and not is_run_folder(name):
+        raise ValueError(f"unknown study {name!r}; did you mean {close[0]}?")
+    return OfPreset
+
+
+def study(options: Any, command: str) -> None:
+    """Carry out a study, or say what it would take."""
+    carry_out_and_show(options.study(), options, command)
+
+
+def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) -> None:
+    """Train a run with several seeds (FIRST-LAST), one after the other: a study of one arm."""
+    from layermem.models.registry import lookup
+    from layermem_bench.study.boards import board_of_one, study_of_variants
+
+    if run.host.model is None:
+        lookup(run.variant)
+    named = re.fullmatch(r"(\d+)(?:-(\d+))?", seeds)
+    of = range(int(named[1]), int(named[2] or named[1]) + 1) if named else range(0)
+    if not of:
+        raise ValueError(f"--seeds must be FIRST-LAST, such as 0-2, got {seeds}")
+    asked = study_of_variants([board_of_one(run)], of, ("tokens",))
+    # A name of its own: the study of the preset's variants keeps its result.
+    asked = replace(asked, name=f"{asked.name}-{run.variant}")
+    carry_out_and_show(asked, Carrying(out=out, dry_run=dry_run), command)
+
+
+def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
+    """Train what is missing, print the tables of results, and write the page about them."""
+    if options.dry_run:
+        _estimate(asked, options)
+        return
+    from layermem_bench.study.carrying_out import carry_out, result_folder
+
+    result, failure = carry_out(asked, options.out, options.runs, options.jobs, command)
+    show_result(result, result_folder(asked, options.out))
+    if failure:
+        raise RuntimeError(failure)
+    if result.missing:
+        raise RuntimeError(f"{asked.name} is not whole: {result.missing}")
+
+
+def _estimate(asked: "Study", options: Carrying) -> None:
+    from layermem_bench.report.numbers import format_duration
+    from layermem_bench.study.estimates import estimate
+
+    boards = estimate(asked, options.out, options.runs)
+    show_estimates(boards)
+    runs = sum(each.trials + each.counting for each in boards)
+    seconds = 3600 * sum(each.hours for each in boards)
+    screen().print(f"{runs} runs, about {format_duration(seconds)} to come")
+    if asked.tasks:
+        tasks = f"{len(asked.tasks)} evaluation tasks ({', '.join(asked.tasks)})"
+        screen().print(f"Then each model is asked {tasks}, for which no time is estimated.")

@@ -1,0 +1,84 @@
+"""`layermem train`: one run, from a preset or a config with options on top.
+
+layermem train tiny-lm --variant lime           a decoder of ours
+layermem train runs/x --resume                  a run goes on
+layermem train --host MODEL --text stdlib       a model of transformers goes on training
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from layermem_bench.cli.screen import show_estimate
+from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
+from layermem_bench.cli.study import train_seeds
+from layermem_bench.cli.train_host import TrainHost, default_folder, to_run
+
+logger = logging.getLogger(__name__)
+_HOST = "--host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(StartingRun):
+    """Train one model: a preset, or the config of a run, with options on top. With --host MODEL a
+    model of transformers goes on training, with options of its own: layermem train --host MODEL
+    --help.
+
+    Every option but --out, --seeds, --resume and --dry-run is a field of the run's config.
+    """
+
+    out: Path | None = None
+    """Folder of the run; default: runs/PRESET-VARIANT-sSEED."""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on from the newest checkpoint in the folder, which may stand in place of a preset."""
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Print how long the run would take here; train nothing but some timed steps."""
+    seeds: str | None = None
+    """Several seeds in place of --seed: FIRST-LAST (0-2), one after the other into OUT/PRESET
+    (OUT: runs), with their mean at the end. Ended runs are not run again, begun ones go on."""
+
+
+def parse(args: Sequence[str]) -> Any:
+    """Return the options of a run, an instance of its dataclass."""
+    if any(arg == _HOST or arg.startswith(f"{_HOST}=") for arg in args):
+        return tyro.cli(TrainHost, prog="layermem train", args=list(args))
+    default = with_base_run(Train, "train", args)
+    return tyro.cli(Train, prog="layermem train", args=list(args), default=default)
+
+
+def train(options: Train | TrainHost, command: str) -> None:
+    """Train a run and print its folder."""
+    if isinstance(options, TrainHost):
+        run = to_run(options)
+        out = default_folder(run)
+    else:
+        run = resolve_run(options)
+        if options.seeds is not None:
+            if options.resume:
+                raise ValueError(
+                    "--resume goes on with one run; --seeds go on anyway: leave it out"
+                )
+            train_seeds(run, options.seeds, options.out or Path("runs"), options.dry_run, command)
+            return
+        out = Path("runs") / f"{run.preset}-{run.variant}-s{run.seed}"
+        if is_run_folder(options.preset):
+            out = Path(options.preset)
+    if options.dry_run:
+        show_estimate(run)
+        return
+    from transformers.utils import logging as transformers_logging
+
+    from layermem.models.registry import lookup
+    from layermem_bench.evals.solving import evaluate
+    from layermem_bench.train.run import train as train_run
+
+    if run.host.model is None:
+        lookup(run.variant)
+    # One progress display is enough.
+    transformers_logging.disable_progress_bar()
+    folder = train_run(run, options.out or out, resume=options.resume, evaluate=evaluate)
+    logger.info("%s", folder.path)

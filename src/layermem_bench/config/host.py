@@ -1,0 +1,89 @@
+"""``Host``: the part of a run's config that names a model of transformers to go on training."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from layermem.models.number_ranges import at_least, check_numbers, number
+
+VARIANT = "host"
+"""What stands for the variant of a run that trains a model of transformers."""
+# Fields that a run of a model of transformers leaves at their defaults, by part; none named: all.
+_OF_OURS: dict[str, tuple[str, ...]] = {
+    "model": (),
+    "regularizer": (),
+    "data": ("tokenizer", "isolate_documents"),
+    "task": ("tokenizer",),
+    "compute": ("shard", "loss_chunk"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A pretrained model of transformers that a run goes on training, with attached layer memory
+    or without; see `layermem train --host MODEL`."""
+
+    model: str | None = None
+    """Folder or hub name of the model; None: the run trains a decoder of ours."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub; None: the newest."""
+    memory: Literal["full", "last", "first", "none"] = "full"
+    """Earlier layers that a layer reads, as in `layermem.attach`; "none": no memory is attached."""
+    window: int | None = number(None, at_least(1))
+    """Number of layers that are read, the layer's own counted; with memory=last or first."""
+    train: Literal["routers", "all", "lora"] = "routers"
+    """What is trained: "routers" alone; "all" weights; or "lora" (PEFT) on keys and values without
+    memory, of the smallest rank that has at least as many parameters as routers of memory=full."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "host.")
+        if self.model is None:
+            for other in fields(self):
+                if getattr(self, other.name) != other.default:
+                    raise ValueError(
+                        f"host.{other.name}={getattr(self, other.name)} is for a run that trains a "
+                        "model of transformers, and host.model is not given: add it (layermem "
+                        f"train --host MODEL), or leave {other.name} out"
+                    )
+        if (self.memory in ("last", "first")) != (self.window is not None):
+            raise ValueError(
+                f"host.memory={self.memory} and host.window={self.window} do not go together: "
+                "memory=last and memory=first have a window, full and none have none"
+            )
+        self._check_trained()
+
+    def _check_trained(self) -> None:
+        if self.model is not None and self.train == "routers" and self.memory == "none":
+            raise ValueError(
+                "host.train=routers has nothing to train with host.memory=none: choose train=all "
+                "(plain continued training) or lora, or a memory"
+            )
+        if self.train == "lora" and self.memory != "none":
+            raise ValueError(
+                f"host.train=lora is the control without memory, got host.memory={self.memory}: "
+                "add memory=none"
+            )
+
+
+def check_run(run: Any) -> None:
+    """Raise where a field of a run would have no effect on a model of transformers."""
+    if (run.host.model is not None) != (run.variant == VARIANT):
+        raise ValueError(
+            f"variant={run.variant} and host.model={run.host.model} do not go together: "
+            f"variant={VARIANT} stands for a model of transformers (layermem train --host MODEL)"
+        )
+    if run.host.model is None:
+        return
+    for part, names in _OF_OURS.items():
+        config = getattr(run, part)
+        for other in fields(config):
+            value = getattr(config, other.name)
+            if value != other.default and other.name in (names or (other.name,)):
+                raise ValueError(
+                    f"{part}.{other.name}={value} is for decoders of ours, and this run trains "
+                    f"{run.host.model}: leave it out"
+                )
+    if run.host.memory == "none" and run.optim.router_lr is not None:
+        raise ValueError(
+            f"optim.router_lr={run.optim.router_lr:g} has no effect with host.memory=none, which "
+            "has no routers: leave it out, or attach a memory"
+        )

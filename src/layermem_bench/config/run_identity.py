@@ -1,0 +1,112 @@
+"""Which fields of a run make it the run that it is: what the run id and every look-up compare.
+
+Two runs are one where their trained weights and what is recorded of them are the same but for
+rounding. The rule, field by field:
+
+* What names data, model, loss, optimizer or seed decides, and so does what a validation or a test
+  is made of: the numbers of another are not comparable.
+* When something is logged, validated, saved or shown does not: a validation changes no weight and
+  draws no random number that training would have drawn, and the last step always has one.
+* Where files are kept does not. Data and models are named by their place, which decides: nothing
+  else is known of them before they are read. What lay there is compared by its digests.
+* Sums in another order do not: micro-batches (but for a penalty over each), processes, sharding,
+  compilation, layers computed twice, chunks of the loss. The number format does decide, as the
+  config asks for it: bfloat16 moves a loss by more than another order of sums. "auto" is a format
+  of its own; what it came to is recorded, and runs of two formats are not compared. With dropout,
+  micro-batches and processes decide which numbers are drawn, as a second seed would, and a resumed
+  run keeps them (``train.checkpoints``).
+* A field that another one turns off (the text of a run on a task) decides all the same: a run that
+  is not found costs time, one that is found by mistake costs the result.
+
+A field of a run is declared in exactly one of the three tables; a test holds this.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from layermem_bench.config.named_options import parse_options
+from layermem_bench.config.typed_dicts import to_dict
+
+DECIDES: Mapping[str, tuple[str, ...]] = {
+    "": ("variant", "seed", "max_steps", "eval_blocks"),
+    "model": (
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "vocab_size", "pretrained", "tie_word_embeddings", "options"),
+    ),
+    "data": (
+        *("source", "validation", "validation_share", "subset", "revision", "text_field"),
+        *("streaming", "max_documents", "tokenizer", "block_size", "isolate_documents"),
+    ),
+    "task": (
+        *("name", "examples", "repeated", "repeats", "validation", "test", "seed", "tokenizer"),
+        "options",
+    ),
+    "optim": (
+        *("lr", "schedule", "min_lr", "warmup_steps", "router_lr", "weight_decay", "beta1"),
+        *("beta2", "eps", "clip", "batch_size"),
+    ),
+    "regularizer": ("penalty", "variance_weight", "covariance_weight", "width"),
+    "host": ("model", "revision", "memory", "window", "train"),
+    "records": (
+        *("source", "kind", "validation", "validation_share", "fields", "label", "max_length"),
+        *("from_config", "stride", "longest_answer", "unanswerable", "id_field"),
+    ),
+    "compute": ("precision",),
+}
+"""Fields that decide, by the part of the run that holds them; "": the run itself."""
+DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
+    # A penalty is computed over the sequences that a process computes at once.
+    "compute.micro_batch": lambda run: run.regularizer.penalty is not None,
+}
+"""Fields that decide in some runs alone, and in which."""
+DOES_NOT_DECIDE: Mapping[str, str] = {
+    "preset": "the name of where the other fields come from",
+    "log_every": "how often rows are written",
+    "eval_every": "how often the model is validated between the first and the last step",
+    "save_every": "how often checkpoints are written",
+    "keep": "how many checkpoints are kept",
+    "track": "who is sent the rows",
+    "data.cache": "where prepared text is kept",
+    "compute.compile": "rounding",
+    "compute.checkpoint_activations": "memory for time; the same numbers are computed again",
+    "compute.shard": "rounding",
+    "compute.keep_whole": "memory for time, and rounding",
+    "compute.loss_chunk": "rounding",
+    "compute.ddp_timeout": "how long processes wait for each other",
+}
+"""Fields that do not decide, each with the reason."""
+# Lists of NAME=VALUE, whose order says nothing.
+_OPTIONS = ("model.options", "task.options")
+
+
+def identity(run: Any) -> dict[str, Any]:
+    """Return the fields that make a run what it is, by dotted name, as JSON would hold them."""
+    values, found = to_dict(run), {}
+    for part, names in DECIDES.items():
+        for name in names:
+            path = f"{part}.{name}" if part else name
+            found[path] = values[part][name] if part else values[name]
+    for path, decides in DECIDES_WHERE.items():
+        part, _, name = path.rpartition(".")
+        if decides(run):
+            found[path] = values[part][name] if part else values[name]
+    return found | {path: parse_options(found[path]) for path in _OPTIONS}
+
+
+def run_id(run: Any) -> str:
+    """Return twelve hexadecimal digits: two runs have the same ones where they are one run."""
+    text = json.dumps(identity(run), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def differences(before: Any, now: Any) -> list[tuple[str, Any, Any]]:
+    """Return name, old and new value of every field by which two runs are not one."""
+    old, new = identity(before), identity(now)
+    return [
+        (name, old.get(name), new.get(name))
+        for name in {**new, **old}
+        # As text, since True equals 1 and a number that is none does not equal itself.
+        if json.dumps(old.get(name), sort_keys=True) != json.dumps(new.get(name), sort_keys=True)
+    ]

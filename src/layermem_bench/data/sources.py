@@ -1,0 +1,293 @@
+"""Sources of documents: local files, the standard library, or a Hugging Face dataset.
+
+A source yields one text at a time. No text is longer than ``MAX_CHARACTERS``: a longer document is
+cut into parts, at ends of lines where it has any, and a plain file while it is read (``datasets``
+would hold it whole, and write its ends of lines otherwise). The fingerprint of a source depends on
+its documents alone, not on where they are stored.
+"""
+
+import codecs
+import glob
+import hashlib
+import json
+import re
+import sysconfig
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from layermem_bench.data.records import JSON_LINES, Record, file_records, kind_of, open_decompressed
+
+# Characters of a text: a tokenizer's own bookkeeping takes some hundred bytes for each.
+MAX_CHARACTERS = 1_000_000
+# The part of a file that is one document; of other files, all of it is.
+_UNITS = {**dict.fromkeys(JSON_LINES, "line"), ".parquet": "row"}
+_SUFFIXES = (*_UNITS, ".txt", ".md", ".py")
+# Bytes of a plain file read at once.
+_CHUNK = 2**20
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class Source(ABC):
+    """Documents, and a fingerprint that distinguishes them from others."""
+
+    single_document = False
+    """Whether the source is one document, so that only its parts can be divided into splits."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield one text after the other, none longer than ``MAX_CHARACTERS``."""
+        return (text for text, _ in self.parts())
+
+    def parts(self) -> Iterator[tuple[str, str]]:
+        """Yield each text with the first part of its document, by which parts stay together.
+
+        A document of the parts A, B and C yields (A, A), (B, A) and (C, A). The parts of a single
+        document need not stay together and yield (A, A), (B, B) and (C, C).
+        """
+        for document in self._documents():
+            first: str | None = None
+            for text in document:
+                first = text if first is None or self.single_document else first
+                yield text, first
+
+    @abstractmethod
+    def _documents(self) -> Iterator[Iterable[str]]:
+        """Yield the parts of each document."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a digest that changes when a text does."""
+
+
+def open_source(
+    source: str,
+    *,
+    text_field: str = "text",
+    subset: str | None = None,
+    revision: str | None = None,
+    streaming: bool = False,
+) -> Source:
+    """Return the documents of "stdlib", a file, a folder, or a dataset (NAME or NAME:SPLIT)."""
+    local = (
+        LocalFiles(standard_library(), text_field)
+        if source == "stdlib"
+        else open_path(Path(source).expanduser(), text_field)
+    )
+    if local and revision:
+        raise ValueError(
+            f"{source} is on this machine and has no revision {revision!r}: leave data.revision out"
+        )
+    if local:
+        return local
+    name, split = hub_name(source)
+    if name.startswith(("/", ".", "~")) or Path(name).suffix or name.count("/") > 1:
+        raise FileNotFoundError(
+            f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset "
+            '(NAME or NAME:SPLIT), or "stdlib"'
+        )
+    return HubDataset(
+        name=name,
+        subset=subset,
+        text_field=text_field,
+        split=split,
+        streaming=streaming,
+        revision=revision,
+    )
+
+
+def hub_name(source: str) -> tuple[str, str]:
+    """Return the name of a Hugging Face dataset, and its split."""
+    name, _, split = source.partition(":")
+    return name, split or "train"
+
+
+@final
+class LocalFiles(Source):
+    """Files of which each line (JSON), each row (Parquet) or else each file is a document."""
+
+    def __init__(self, paths: list[Path], text_field: str) -> None:
+        self.paths, self.text_field = paths, text_field
+        self.single_document = [_document_unit(path) for path in paths] == ["file"]
+
+    def _documents(self) -> Iterator[Iterable[str]]:
+        for path in self.paths:
+            if _document_unit(path) == "file":
+                yield _plain_parts(path)
+            else:
+                for record in file_records(path, only=self.text_field):
+                    yield cut_document(record.document(self.text_field))
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.text_field.encode())
+        for path in self.paths:
+            digest.update(_document_unit(path).encode())
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+
+@final
+@dataclass(kw_only=True)
+class HubDataset(Source):
+    """A split of a Hugging Face dataset."""
+
+    name: str
+    subset: str | None
+    text_field: str
+    split: str
+    streaming: bool
+    revision: str | None
+    _loaded: Any = None
+
+    def _documents(self) -> Iterator[Iterable[str]]:
+        for number, record in enumerate(self._load()):
+            where = f"{self.name}, record {number}"
+            yield cut_document(Record(record, where).document(self.text_field))
+
+    def fingerprint(self) -> str:
+        if self.streaming:
+            # Its text has not been read: only a commit distinguishes it from an earlier version.
+            self._pin_commit()
+            content = self.revision
+        else:
+            data = self._load()
+            content = f"{self.revision} {data.info.version} {data._fingerprint}"
+        fields = self.name, self.subset, self.split, self.text_field, self.streaming, content
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+
+    def _pin_commit(self) -> None:
+        """Find the commit that the name stands for now, and read no other from here on."""
+        if _COMMIT.fullmatch(self.revision or ""):
+            return
+        import huggingface_hub
+
+        try:
+            commit = huggingface_hub.HfApi().dataset_info(self.name, revision=self.revision).sha
+            if not _COMMIT.fullmatch(commit or ""):
+                raise ValueError(f"the hub must name a commit of {self.name}, got {commit!r}")
+        except Exception as error:
+            raise ValueError(
+                f"the commit of the streamed dataset {self.name}, by which its prepared text is "
+                f"found again, cannot be determined ({error}); name it (--data.revision, 40 "
+                "hexadecimal digits), or leave out --data.streaming"
+            ) from error
+        self.revision, self._loaded = commit, None
+
+    def _load(self) -> Any:
+        if self._loaded is None:
+            # Imported where a dataset is read: it takes longer than all the rest.
+            import datasets
+
+            try:
+                self._loaded = datasets.load_dataset(
+                    self.name,
+                    self.subset,
+                    split=self.split,
+                    streaming=self.streaming,
+                    revision=self.revision,
+                )
+            except Exception as error:
+                raise ValueError(
+                    f"{self.name} is neither a local path nor a dataset that can be loaded: {error}"
+                ) from error
+        return self._loaded
+
+
+def cut_document(text: str) -> Iterator[str]:
+    """Yield the parts of a text, each of at most ``MAX_CHARACTERS``; all but the last end a line.
+
+    Where the second half of a part has no end of a line, the part ends before a space, and without
+    a space anywhere. The end depends only on the text before it, so a file is cut while it is read.
+    """
+    start = 0
+    while len(text) - start > MAX_CHARACTERS:
+        window = start + MAX_CHARACTERS // 2, start + MAX_CHARACTERS
+        after_line = text.rfind("\n", *window) + 1
+        before_space = max(text.rfind(" ", *window), 0)
+        end = after_line or before_space or window[1]
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def open_path(path: Path, text_field: str) -> LocalFiles | None:
+    """Return the documents of a file or folder, or None where there is neither."""
+    if not path.exists():
+        return None
+    if path.is_file() and kind_of(path) == ".tar":
+        raise ValueError(f"{path} is an archive; unpack it, and name the folder")
+    paths = sorted(find_files(path)) if path.is_dir() else [path]
+    if not paths:
+        raise ValueError(f"the folder {path} holds no file of a kind {', '.join(_SUFFIXES)}")
+    return LocalFiles(paths, text_field)
+
+
+def find_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder that hold text, behind links too, except hidden ones."""
+    folders = {folder.resolve()}
+    for name in glob.iglob("**", root_dir=folder, recursive=True):
+        path = folder / name
+        if path.is_dir():
+            if path.resolve() in folders:
+                raise ValueError(
+                    f"{path} leads to a folder that is in {folder} already; delete the link"
+                )
+            folders.add(path.resolve())
+        elif kind_of(path) in _SUFFIXES:
+            if path.is_symlink() and not path.exists():
+                raise FileNotFoundError(
+                    f"{path} leads to {path.readlink()}, which does not exist; delete the link"
+                )
+            if path.is_file():
+                yield path
+
+
+def standard_library() -> list[Path]:
+    """Return the source files of this Python's standard library, without its tests."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    # The library's tests hold files that are invalid on purpose.
+    excluded = {"site-packages", "dist-packages", "__pycache__", "test"}
+    return sorted(
+        path
+        for path in root.rglob("*.py")
+        if not excluded & set(path.relative_to(root).parts) and _is_text(path)
+    )
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        return bool(path.read_text(encoding="utf-8").strip())
+    except UnicodeDecodeError:
+        return False
+
+
+def _document_unit(path: Path) -> str:
+    return _UNITS.get(kind_of(path), "file")
+
+
+def _plain_parts(path: Path) -> Iterator[str]:
+    """Yield a file's text, cut while it is read."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    text, read, ended = "", 0, False
+    with open_decompressed(path) as file:
+        while not ended:
+            chunk = file.read(_CHUNK)
+            # The decoder still holds the bytes of a character that the last chunk cut in two.
+            begin, ended = read - len(decoder.getstate()[0]), not chunk
+            try:
+                decoded = decoder.decode(chunk, final=ended)
+            except UnicodeDecodeError as error:
+                problem = f"{path} is not UTF-8 at byte {begin + error.start}; convert it first"
+                raise ValueError(problem) from error
+            if "\0" in decoded:
+                raise ValueError(
+                    f"{path} holds a NUL at byte {read + chunk.index(0)}: it is damaged, or not "
+                    "UTF-8 (UTF-16?); convert it first"
+                )
+            read += len(chunk)
+            text += decoded
+            *complete, text = cut_document(text)
+            yield from complete
+    yield text

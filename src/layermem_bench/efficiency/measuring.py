@@ -1,0 +1,282 @@
+"""Measurements of a training step's time and peak memory, comparable also on a shared machine.
+
+The models run in one process, one step of each in every round; the first rounds are a warm-up, and
+the median of the others counts. On a CPU the time is the CPU time of the process on one thread,
+which does not depend on other processes; on a GPU it is wall time. The peak memory of each model is
+measured in a new process.
+"""
+
+import ctypes
+import gc
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from layermem.models.counting import count_parameters
+from layermem.models.number_ranges import at_least, check_numbers
+from layermem.models.registry import build, lookup
+from layermem_bench.results.costs import Measurement, Mode, Precision
+from layermem_bench.results.processor import processor_name
+
+# mallopt's number for the size from which on a block is mapped, and unmapped when it is freed.
+_MMAP_THRESHOLD = -3
+# Of the compiled code of one model: with and without gradients, another length.
+_VERSIONS_OF_A_MODEL = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The input of a training step, and how the step is computed."""
+
+    batch: int = field(metadata=at_least(1))
+    """Number of sequences."""
+    tokens: int = field(metadata=at_least(1))
+    """Tokens of each sequence."""
+    device: str = "cpu"
+    """Device of the model."""
+    precision: Precision = "float32"
+    """Precision of the computation; parameters are float32 in both."""
+    mode: Mode = "eager"
+    """Eager, or the mode of torch.compile."""
+    checkpoint_activations: bool = False
+    """Whether layers are computed again in the backward pass."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        for name, choices in (("precision", get_args(Precision)), ("mode", get_args(Mode))):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
+                )
+
+    @property
+    def warm_up(self) -> int:
+        """Steps that are not timed: the first ones of a compiled model compile it."""
+        return 1 if self.mode == "eager" else 3
+
+
+ModelSpec = tuple[str, Mapping[str, Any]]
+"""A variant's name and the fields of its config."""
+MakeStep = Callable[[Shape], Callable[[], None]]
+"""Makes a model, and returns a function that takes one training step of it."""
+
+
+def measure(
+    models: Mapping[str, ModelSpec], shape: Shape, repeats: int = 9
+) -> dict[str, Measurement]:
+    """Measure training steps (forward, backward, AdamW) of newly built models."""
+    if repeats < 2:
+        raise ValueError(f"repeats must be at least 2, got {repeats}: quartiles need several")
+    _check_memory(models, shape.device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        steps = {name: make_training_step(model, shape) for name, model in models.items()}
+        seconds = time_interleaved(steps, repeats, shape.device, warm_up=shape.warm_up)
+    finally:
+        torch.set_num_threads(threads)
+    del steps
+    release_memory(shape.device)
+    measurements = {}
+    for name, model in models.items():
+        low, middle, high = statistics.quantiles(seconds[name], n=4, method="inclusive")
+        peak = measure_peak_memory(model, shape)
+        measurements[name] = Measurement(seconds=middle, low=low, high=high, peak=peak)
+    return measurements
+
+
+def _check_memory(models: Mapping[str, ModelSpec], device: str) -> None:
+    """Raise ``ValueError`` if all models with gradients and AdamW's two moments do not fit."""
+    needed = 0
+    for variant, fields in models.values():
+        entry = lookup(variant)
+        needed += 16 * count_parameters(entry.config(**fields), entry.variant)
+    free = _free_memory(device)
+    if free is not None and needed > free:
+        raise ValueError(
+            f"weights, gradients and optimiser states of {', '.join(models)} need "
+            f"{needed / 1e9:.3g} GB, but {free / 1e9:.3g} GB are free; choose a smaller preset or "
+            "fewer --layers, or a machine with more memory"
+        )
+
+
+def _free_memory(device: str) -> int | None:
+    """Return the number of free bytes; None where the system does not report it."""
+    if device != "cpu":
+        return int(torch.cuda.mem_get_info()[0])
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    lines = meminfo.read_text(encoding="ascii").splitlines()
+    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * kilobytes[0] if kilobytes else None
+
+
+def make_training_step(spec: ModelSpec, shape: Shape) -> Callable[[], None]:
+    """Build a model and return a function that takes one training step of it."""
+    variant, fields = spec
+    torch.manual_seed(0)
+    return step_of(build(variant, **fields), shape)
+
+
+def step_of(model: Any, shape: Shape) -> Callable[[], None]:
+    """Return a function that takes one training step of a model, of what has gradients in it."""
+    model.to(shape.device).train()
+    if shape.checkpoint_activations:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(vocabulary, (shape.batch, shape.tokens), device=shape.device)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=1e-4)
+    forward: Any = model if shape.mode == "eager" else torch.compile(model, mode=shape.mode)
+    kind = torch.device(shape.device).type
+
+    def step() -> None:
+        half = shape.precision == "bfloat16"
+        with torch.autocast(kind, torch.bfloat16) if half else nullcontext():
+            loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
+def time_interleaved(
+    steps: Mapping[str, Callable[[], None]], repeats: int, device: str, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Run each step once in every round; return the seconds of the rounds after the warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    with _room_to_compile(len(steps)):
+        for _ in range(repeats + warm_up):
+            for name, step in steps.items():
+                start = read_clock(device)
+                step()
+                seconds[name].append(read_clock(device) - start)
+    return {name: values[warm_up:] for name, values in seconds.items()}
+
+
+@contextmanager
+def _room_to_compile(models: int) -> Iterator[None]:
+    """Let each of so many models be compiled, in place of what was compiled before.
+
+    All models are of one code. Of one code torch.compile keeps eight versions, and runs what comes
+    after them uncompiled, with a warning in the log: an arm would look slow. What still does not
+    fit is an error.
+    """
+    # It is imported where anything is to be compiled.
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    from torch._dynamo import config
+
+    torch.compiler.reset()
+    versions = max(config.recompile_limit, _VERSIONS_OF_A_MODEL * models)
+    with config.patch(
+        recompile_limit=versions,
+        accumulated_recompile_limit=max(config.accumulated_recompile_limit, 32 * versions),
+        fail_on_recompile_limit_hit=True,
+    ):
+        yield
+
+
+def read_clock(device: str) -> float:
+    """Return seconds: CPU time of the process, or on a GPU wall time after its work is done."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def release_memory(device: str) -> None:
+    """Release what models held that nothing refers to, for processes that measure peaks."""
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.empty_cache()
+
+
+def measure_peak_memory(model: ModelSpec, shape: Shape) -> int | None:
+    """Return the peak bytes of a new model, its optimiser and a step; see ``measure_peak_of``."""
+    return measure_peak_of(partial(make_training_step, model), shape)
+
+
+def measure_peak_of(make_step: MakeStep, shape: Shape) -> int | None:
+    """Return the peak bytes of a model, its optimiser and its second step, in a new process.
+
+    ``make_step``: what can be pickled, and is called there. The first step creates the optimiser's
+    state. None where the system does not report a peak.
+    """
+    if shape.device == "cpu" and not _can_measure_peak():
+        return None
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_peak_memory_of_step, make_step, shape).result()
+
+
+def _peak_memory_of_step(make_step: MakeStep, shape: Shape) -> int:
+    torch.set_num_threads(1)
+    give_back_freed_memory()
+    # Memory that torch allocates at its first backward does not count as the model's.
+    torch.ones(8, 8, device=shape.device, requires_grad=True).sum().backward()
+    before = read_memory(shape.device, "now")
+    step = make_step(shape)
+    step()
+    read_memory(shape.device, "now")
+    step()
+    return read_memory(shape.device, "peak") - before
+
+
+def give_back_freed_memory() -> None:
+    """Give freed memory back to the system: now, and from now on each large block when it is freed.
+
+    Otherwise the C library keeps freed blocks, more of them the larger those freed before, so that
+    a peak would depend on what the process has done. For a process that only measures.
+    """
+    gc.collect()
+    # Linux's usual C library has both functions, others may not.
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    for name, arguments in (("mallopt", (_MMAP_THRESHOLD, 65_536)), ("malloc_trim", (0,))):
+        function = getattr(library, name, None)
+        if function is not None:
+            function(*arguments)
+
+
+def read_memory(device: str, when: Literal["now", "peak"]) -> int:
+    """Return the bytes in use now, and restart the peak; or the peak since then."""
+    if device != "cpu":
+        if when == "now":
+            torch.cuda.reset_peak_memory_stats()
+        return int(torch.cuda.max_memory_allocated())
+    if when == "now":
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
+def device_and_precision() -> tuple[str, Precision]:
+    """Return what measures here, a GPU if there is one, and the precision it is measured in."""
+    return ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
+
+
+def describe_machine(device: str) -> str:
+    """Return the device, the instructions that its kernels use, and the version of torch.
+
+    For captions, and for telling measurements of different machines apart.
+    """
+    where = f"{processor_name()} ({torch.backends.cpu.get_cpu_capability()}), 1 thread"
+    if device != "cpu":
+        where = torch.cuda.get_device_name(device)
+    return f"{where}; torch {torch.__version__}"
+
+
+def _can_measure_peak() -> bool:
+    return Path("/proc/self/clear_refs").exists()

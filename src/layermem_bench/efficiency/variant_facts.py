@@ -1,0 +1,148 @@
+"""What the variants are at one shape: their seam, costs, and what crosses their layers; a table.
+
+The facts of the package's own variants are recorded in ``variants/facts.json``, so that they are
+shown without importing torch and the variants; the tests compare them with the variants.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from layermem_bench.config.typed_dicts import from_dict
+
+if TYPE_CHECKING:
+    from layermem.models.decoder import Decoder
+    from layermem.models.registry import RegisteredVariant
+
+RECORD = Path(__file__).parents[1] / "variants" / "facts.json"
+"""The recorded facts."""
+PRESET = "paper-1b-gqa"
+"""The preset whose sizes the recorded facts are of."""
+COLUMNS = (
+    *("variant", "seam", "parameters", "FLOPs", "bytes over depth", "cache bytes"),
+    *("starts plain", "arXiv"),
+)
+"""The heads of the table."""
+# Of a number in bfloat16.
+_BYTES = 2
+_TOKENS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantFacts:
+    """One variant at one shape, with its default fields."""
+
+    name: str
+    """The variant."""
+    seams: tuple[str, ...]
+    """The seams that it fills: "memory", "stream"."""
+    extra_parameters: int
+    """Trainable parameters beyond the plain decoder's."""
+    extra_flops: int
+    """Forward FLOPs for one token beyond the plain decoder's."""
+    depth_bytes: int
+    """Bytes in bfloat16 that a layer hands to later ones for one token, on average."""
+    cache_bytes: int
+    """Bytes in bfloat16 of keys and values that the cache holds for one token, all layers."""
+    plain_fields: str | None
+    """Fields with which a new model computes what the plain decoder does; None: there are none."""
+    source: str
+    """arXiv number of the paper."""
+
+    def row(self) -> tuple[str, ...]:
+        """Return the cells of the table, as ``COLUMNS`` names them."""
+        return (
+            self.name,
+            " and ".join(self.seams) or "none",
+            f"{self.extra_parameters:,}",
+            f"{self.extra_flops:,}",
+            f"{self.depth_bytes:,}",
+            f"{self.cache_bytes:,}",
+            "no" if self.plain_fields is None else self.plain_fields or "yes",
+            self.source or "none",
+        )
+
+
+def read_facts(path: Path = RECORD) -> list[VariantFacts]:
+    """Return the recorded facts."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [from_dict(VariantFacts, row, "") for row in rows]
+
+
+def write_facts(facts: Sequence[VariantFacts], path: Path = RECORD) -> None:
+    """Record facts."""
+    rows = [asdict(row) for row in facts]
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def markdown_table(facts: Sequence[VariantFacts]) -> str:
+    """Return the table of a page."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.row() for row in facts)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> list[VariantFacts]:
+    """Return the facts of variants at these sizes, of all registered ones if none are named.
+
+    They are counted, or seen in a narrow model.
+    """
+    from layermem.models.registry import lookup, variants
+    from layermem.models.seams import filled_seams
+
+    facts = []
+    for name in variants() if names is None else names:
+        entry = lookup(name)
+        config, plain = entry.config(**sizes), entry.variant.plain_fields
+        depth, cache = _count_elements(entry, sizes)
+        facts.append(
+            VariantFacts(
+                name=name,
+                seams=filled_seams(entry.variant),
+                extra_parameters=entry.variant.extra_parameters(config),
+                extra_flops=entry.variant.extra_flops(config),
+                depth_bytes=_BYTES * depth,
+                cache_bytes=_BYTES * cache,
+                plain_fields=(
+                    None if plain is None else ", ".join(f"{k}={v}" for k, v in plain.items())
+                ),
+                source=entry.variant.source,
+            )
+        )
+    return facts
+
+
+def _count_elements(entry: "RegisteredVariant", sizes: Mapping[str, Any]) -> tuple[int, int]:
+    """Return, for a token, the numbers a layer hands on, on average, and those in the cache.
+
+    They are seen in a model whose heads have width 2, and are proportional to that width.
+    """
+    heads = sizes["num_attention_heads"]
+    width = sizes["hidden_size"] // heads
+    narrow = {"hidden_size": 2 * heads, "intermediate_size": 8, "vocab_size": 8}
+    model = entry.decoder(entry.config(**{**sizes, **narrow})).eval()
+    handed_on, cache = _numbers_of_a_token(model)
+    return round(handed_on * width / 2 / len(model.layers)), round(cache * width / 2)
+
+
+def _numbers_of_a_token(model: "Decoder") -> tuple[float, float]:
+    """Return how many numbers all layers hand on, and how many are in the cache, for one token."""
+    import torch
+    from transformers import DynamicCache
+
+    counts: list[int] = []
+
+    def count(layer: Any, inputs: Any, outputs: Sequence[torch.Tensor]) -> None:
+        counts.append(sum(tensor.numel() for tensor in outputs))
+
+    for layer in model.layers:
+        layer.register_forward_hook(count)
+        # With a hook on a memory, layers hand their slots on one by one, not in one buffer.
+        memory: Any = layer.self_attn.memory  # type: ignore[union-attr]
+        memory.register_forward_pre_hook(lambda *_: None)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(torch.zeros(1, _TOKENS, dtype=torch.long), cache=cache, use_cache=True)
+    cached = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
+    return sum(counts) / _TOKENS, cached / _TOKENS

@@ -1,0 +1,56 @@
+"""Evaluation of checkpoints: losses, grammar, their own tasks' problems, benchmarks; their scores.
+
+Here is what all kinds have: shares of right answers with intervals, and differences item by item.
+Two questions have two intervals: what other items would show (Wilson, jackknife, McNemar), and what
+other few-shot examples would show (Student's t over seeds, of the repeats that a score holds).
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from layermem_bench.results.eval import Difference, Score
+from layermem_bench.results.intervals import holm, mcnemar, paired, proportion, ratio_interval
+
+Tell = Callable[[str, int | None, int | None], None]
+"""Called with what is being done, how much is done, and of how much, where that is known."""
+
+
+def share_right(repeats: Sequence[Sequence[int]]) -> Score:
+    """Return the share of right answers, given 1 or 0 for each item, repeat by repeat."""
+    items = len(repeats[0])
+    by_repeat = tuple(sum(right) / items for right in repeats)
+    return Score(
+        value=statistics.fmean(by_repeat),
+        # An item counts with the share of repeats that it is right with.
+        interval=proportion(sum(map(sum, repeats)) / len(repeats), items),
+        count=items,
+        repeats=by_repeat,
+    )
+
+
+def compare_right(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Difference:
+    """Return the difference of two models, given 1 or 0 for each item, repeat by repeat.
+
+    The p-value is McNemar's, by the first repeat.
+    """
+    items = len(ours[0])
+    sides = (ours, theirs)
+    means = [[sum(item) / len(side) for item in zip(*side, strict=True)] for side in sides]
+    interval = ratio_interval([(mean, [1.0] * items) for mean in means]) or ()
+    pairs = list(zip(ours[0], theirs[0], strict=True))
+    return Difference(
+        value=paired(*([sum(right) / items for right in side] for side in sides)).mean,
+        # No difference of shares is larger than 1.
+        interval=tuple(max(-1.0, min(1.0, end)) for end in interval),
+        p=mcnemar(pairs.count((1, 0)), pairs.count((0, 1))),
+    )
+
+
+def adjust(differences: Mapping[str, Difference]) -> dict[str, Difference]:
+    """Return differences with p-values adjusted by Holm's method for their number."""
+    adjusted = holm([each.p for each in differences.values() if each.p is not None])
+    return {
+        name: replace(each, p=p)
+        for (name, each), p in zip(differences.items(), adjusted, strict=True)
+    }

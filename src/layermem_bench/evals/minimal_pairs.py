@@ -1,0 +1,201 @@
+"""Minimal pairs of BLiMP, and which sentence of a pair a language model finds more probable.
+
+    {"sentence_good": "Who should Derek hug after shocking Richard?",
+     "sentence_bad": "Who should Derek hug Richard after shocking?",
+     "field": "syntax", "linguistics_term": "island_effects", "UID": "adjunct_island", ...}
+
+    ln p(sentence) = sum over its tokens of ln p(token | tokens before it)
+
+The source is github.com/alexwarstadt/blimp, folder data: 67 files of 1,000 pairs, one for each
+paradigm (UID); a phenomenon (linguistics_term) has several (Warstadt et al., arXiv 1912.00582). One
+file writes its field syntax/semantics and others syntax_semantics: here both are the latter. A few
+records hold one sentence twice: they are left out, with a warning.
+
+A pair is right if the grammatical sentence has the higher log-probability, of the whole sentence
+and not the mean of its tokens. The first token is predicted from the tokenizer's BOS token, or from
+EOS where it has no BOS, and the end of a sentence is not predicted.
+"""
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from layermem_bench.data.records import KINDS, file_records, kind_of
+from layermem_bench.data.sources import find_files
+from layermem_bench.data.tokenizers import Ids, batch_encoder
+from layermem_bench.evals.perplexity import (
+    Window,
+    batched_losses,
+    check_ids,
+    check_tokenizer,
+    first_context,
+    longest_context,
+    rows_at_once,
+    vocabulary_size,
+)
+
+logger = logging.getLogger(__name__)
+
+_FIELDS = ("sentence_good", "sentence_bad", "field", "linguistics_term", "UID")
+# Sentences tokenized at once.
+_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A minimal pair of sentences, of which one is grammatical."""
+
+    good: str
+    bad: str
+    field: str
+    """Field of linguistics: "morphology", "syntax", "semantics" or "syntax_semantics"."""
+    phenomenon: str
+    """What is violated, such as "island_effects"."""
+    paradigm: str
+    """How it is violated, such as "adjunct_island"."""
+
+
+def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> list[Pair]:
+    """Return the pairs of files of records, or of folders of such files.
+
+    ``per_paradigm``: the first so many pairs of each paradigm; None: all. Records that hold one
+    sentence twice are left out.
+    """
+    counts, pairs, equal = Counter[str](), [], list[str]()
+    files = list(itertools.chain.from_iterable(map(_files, paths)))
+    _check_distinct(files)
+    for record in itertools.chain.from_iterable(map(file_records, files)):
+        good, bad, field, phenomenon, paradigm = map(record.text, _FIELDS)
+        if good == bad:
+            equal.append(record.where)
+            continue
+        counts[paradigm] += 1
+        if per_paradigm is None or counts[paradigm] <= per_paradigm:
+            field = field.replace("/", "_")
+            pair = Pair(good=good, bad=bad, field=field, phenomenon=phenomenon, paradigm=paradigm)
+            pairs.append(pair)
+    if equal:
+        total = len(equal) + counts.total()
+        logger.warning(
+            "%d of %d pairs hold one sentence twice and are left out, the first in %s",
+            *(len(equal), total, equal[0]),
+        )
+    if not pairs:
+        raise ValueError(f"there are no pairs in {', '.join(map(str, paths))}")
+    return pairs
+
+
+def _files(path: Path) -> Iterator[Path]:
+    path = path.expanduser()
+    if path.is_dir():
+        files = [file for file in sorted(find_files(path)) if kind_of(file) in KINDS]
+        if not files:
+            raise ValueError(f"the folder {path} holds no records of BLiMP")
+        yield from files
+    elif path.is_file():
+        yield path
+    else:
+        raise FileNotFoundError(
+            f"{path} does not exist; give BLiMP's JSON lines, a file or the folder data of "
+            "github.com/alexwarstadt/blimp"
+        )
+
+
+def _check_distinct(files: Sequence[Path]) -> None:
+    """Raise if a file is read twice, or beside a copy of another kind, compressed for example."""
+    seen: dict[Path, Path] = {}
+    for file in files:
+        name = file.name[: file.name.lower().rindex(kind_of(file))]
+        for place in {file.resolve(), file.parent.resolve() / name}:
+            if place in seen:
+                raise ValueError(
+                    f"{seen[place]} and {file} are one file, or have one name, so that their pairs "
+                    "would count twice: name one of them"
+                )
+            seen[place] = file
+
+
+def score_sentences(
+    model: Any,
+    tokenizer: Any,
+    sentences: Sequence[str],
+    *,
+    batch_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> np.ndarray[Any, Any]:
+    """Return the log-probability (nats) of each sentence, in the given order.
+
+    ``batch_size``: sentences of a forward; None: as many as 128 MB of logits allow, at most 64.
+    ``progress`` is called with the number of sentences done so far.
+    """
+    check_tokenizer(tokenizer)
+    windows = list(_windows(model, tokenizer, sentences))
+    longest = max((len(window.ids) - 1 for window in windows), default=1)
+    scores = np.full(len(sentences), np.nan)
+    batches = batched_losses(model, windows, rows_at_once(model, longest, batch_size))
+    for done, (window, losses) in enumerate(batches, 1):
+        if not np.isfinite(losses).all():
+            raise ValueError(
+                f"the log-probability of {sentences[window.item]!r} is not finite: the model's "
+                "weights are not, or its precision is too low; try float32"
+            )
+        scores[window.item] = -losses.sum()
+        if progress is not None:
+            progress(done)
+    return scores
+
+
+def judge_pairs(
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[Pair],
+    *,
+    batch_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> np.ndarray[Any, Any]:
+    """Return by how much (nats) each pair's good sentence is more probable than its bad one."""
+    # Once each: sentences are in several pairs.
+    sentences = list(dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad)))
+    scores = score_sentences(model, tokenizer, sentences, batch_size=batch_size, progress=progress)
+    of_sentence = dict(zip(sentences, scores, strict=True))
+    return np.array([of_sentence[pair.good] - of_sentence[pair.bad] for pair in pairs])
+
+
+def _windows(model: Any, tokenizer: Any, sentences: Sequence[str]) -> Iterator[Window]:
+    """Yield each sentence as one window."""
+    encode, vocabulary = batch_encoder(tokenizer), vocabulary_size(model)
+    first, limit = sentence_start(tokenizer), longest_context(model.config)
+    for start in range(0, len(sentences), _AT_ONCE):
+        some = sentences[start : start + _AT_ONCE]
+        for item, ids in enumerate(encode(some), start):
+            check_ids(ids, vocabulary)
+            if not len(ids):
+                raise ValueError(f"the tokenizer has no tokens for {sentences[item]!r}")
+            if limit is not None and len(ids) > limit:
+                raise ValueError(
+                    f"{sentences[item][:60]!r} has {len(ids)} tokens, more than the {limit} that "
+                    "the model reads"
+                )
+            yield Window(ids=start_with(first, ids), scored=len(ids), item=item)
+
+
+def sentence_start(tokenizer: Any) -> int:
+    """Return the id that stands before a sentence; raise if the tokenizer has none."""
+    first = first_context(tokenizer)
+    if first is None:
+        raise ValueError(
+            "the tokenizer has neither a BOS nor an EOS token, so the first word of a sentence "
+            "could not be predicted; give it the one that stands before texts in training"
+        )
+    return first
+
+
+def start_with(first: int, ids: Ids) -> Ids:
+    """Return ids behind the one that stands before them."""
+    return np.concatenate([[first], ids.astype(np.int64)])

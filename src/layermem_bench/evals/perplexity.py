@@ -1,0 +1,370 @@
+"""Losses of tokens by any causal language model: perplexity and bits per byte of documents.
+
+    document  s_0 s_1 ... s_N            s_0: the token that stands before a document
+    window 0  reads s_0 .. s_(C-1), predicts s_1 .. s_C            C: context, S: stride
+    window k  reads s_(kS) .. s_(kS+C-1), predicts s_((k-1)S+C+1) .. s_(kS+C)
+
+Each token is predicted once, documents apart from each other, and from the second window on each
+has at least C - S + 1 tokens before it. A document's first token is predicted from the tokenizer's
+BOS token, or from EOS where it has no BOS, as in blocks of training; its end is not predicted.
+Windows are padded on the right, where a causal model sees nothing of it. Documents are tokenized
+one at a time, a long one in parts, so memory does not grow with the text.
+
+Letters: B windows of a batch, T tokens, V vocabulary.
+"""
+
+import itertools
+import math
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from layermem_bench.data.sources import cut_document
+from layermem_bench.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
+
+# Logits of a batch: 128 MB in float32.
+_LOGITS = 2**25
+_MAX_ROWS = 64
+# Tokens whose logits are in float32 at once.
+_TOKENS_AT_ONCE = 512
+# Batches that are sorted by length together, so that little is padded.
+_BATCHES_SORTED = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """Tokens that one forward reads, and how many of them it predicts."""
+
+    ids: Ids
+    """Ids [T + 1]; the model reads all but the last."""
+    scored: int
+    """Number of tokens, at the end, whose losses are asked for."""
+    item: int
+    """Number of the document or sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionLoss:
+    """Loss of the tokens with from ``first`` to ``last`` tokens before them in their window."""
+
+    first: int
+    last: int
+    tokens: int
+    """Number of these tokens."""
+    loss: float | None
+    """Nats per token; None: there are no such tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentLosses:
+    """Losses of the documents, in their order; one without a token to predict has zeros."""
+
+    nats: tuple[float, ...]
+    """Summed loss of each."""
+    tokens: tuple[int, ...]
+    """Tokens of each that were predicted."""
+    bytes: tuple[int, ...]
+    """Bytes (UTF-8) of the text of these tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """Losses of a model on documents."""
+
+    loss: float
+    """Nats per token."""
+    bits_per_byte: float
+    """Loss in bits, per byte of text: comparable between tokenizers."""
+    tokens: int
+    """Tokens that were predicted, each once."""
+    bytes: int
+    """Bytes (UTF-8) of their text."""
+    predecessor: int | None
+    """Id that stands before each document; None: the tokenizer has none, and the first token of
+    each document is not predicted."""
+    unknown_tokens: int
+    """Tokens among them that stand for text which the tokenizer has no tokens for."""
+    positions: tuple[PositionLoss, ...]
+    """Loss by the number of tokens before the predicted one in its window."""
+    documents: DocumentLosses
+    """Loss by document."""
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the loss; infinite where it is too large for a number."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+def perplexity(
+    model: Any,
+    tokenizer: Any,
+    texts: Iterable[str],
+    *,
+    context: int | None = None,
+    stride: int | None = None,
+    batch_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Perplexity:
+    """Return the loss of a causal language model on texts, each of which is a document.
+
+    ``context``: most tokens that one forward reads; None: the model's longest sequence.
+    ``stride``: tokens by which windows of a long document are apart; None: half of the context.
+    ``batch_size``: windows of a forward; None: as many as 128 MB of logits allow, at most 64.
+    ``progress`` is called with the number of tokens predicted so far. ``texts`` may be a generator.
+
+    Without a BOS or EOS token the first token of a document is not predicted, and its bytes are not
+    counted.
+    """
+    check_tokenizer(tokenizer)
+    if isinstance(texts, str):
+        raise TypeError("texts must be several documents, got one string; pass [text]")
+    longest = longest_context(model.config)
+    context, stride = check_context(context, stride, longest, type(model).__name__)
+    documents = _Documents(texts, tokenizer, vocabulary_size(model), context)
+    rows = rows_at_once(model, context, batch_size)
+    for window, losses in batched_losses(model, documents.windows(stride), rows):
+        documents.add(window, losses)
+        if progress is not None:
+            progress(documents.predicted)
+    if not documents.predicted:
+        raise ValueError(f"there is no token to predict in {len(documents.bytes)} documents")
+    return documents.result()
+
+
+def check_context(
+    context: int | None, stride: int | None, longest: int | None, name: str
+) -> tuple[int, int]:
+    """Return context and stride with their defaults, after checking them.
+
+    ``longest`` is the longest sequence of the model called ``name``; None: it does not say.
+    """
+    context = longest if context is None else context
+    if context is None:
+        raise ValueError(f"{name} does not say how long its sequences may be; give a context")
+    if longest is not None and context > longest:
+        raise ValueError(
+            f"a context of {context} tokens is longer than the {longest} of {name} "
+            f"(max_position_embeddings); give a context of at most {longest}"
+        )
+    if context < 1:
+        raise ValueError(f"context must be at least 1, got {context}")
+    stride = max(1, context // 2) if stride is None else stride
+    if not 1 <= stride <= context:
+        raise ValueError(f"stride must be from 1 to the context, {context}, got {stride}")
+    return context, stride
+
+
+def longest_context(config: Any) -> int | None:
+    """Return the longest sequence that a model's config allows; None: it does not say."""
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return longest if isinstance(longest, int) and longest > 0 else None
+
+
+def first_context(tokenizer: Any) -> int | None:
+    """Return the id that stands before a text: BOS, else EOS; None where there is neither."""
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return bos if bos is not None else eos
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raise if there is no tokenizer."""
+    if tokenizer is None or not callable(tokenizer):
+        raise ValueError(
+            f"a tokenizer is needed to read text, got {tokenizer!r}; pass the one that the model "
+            "was trained with"
+        )
+
+
+def vocabulary_size(model: Any) -> int:
+    """Return the number of ids that a model has an embedding for."""
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def check_ids(ids: Ids, vocabulary: int) -> None:
+    """Raise if an id has no embedding."""
+    if len(ids) and int(ids.max()) >= vocabulary:
+        raise ValueError(
+            f"the tokenizer yields id {int(ids.max())}, and the model's vocabulary has {vocabulary}"
+            " ids: they do not belong together; give the tokenizer the model was trained with"
+        )
+
+
+def rows_at_once(model: Any, context: int, batch_size: int | None = None) -> int:
+    """Return how many windows of ``context`` tokens a batch has: as many as asked for, or as keep
+    its logits small."""
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    fitting = _LOGITS // (context * vocabulary_size(model))
+    return batch_size or max(1, min(_MAX_ROWS, fitting))
+
+
+class _Documents:
+    """Documents as windows of tokens, and their losses summed by document and by position."""
+
+    def __init__(self, texts: Iterable[str], tokenizer: Any, vocabulary: int, context: int) -> None:
+        self.texts, self.tokenizer, self.vocabulary = texts, tokenizer, vocabulary
+        self.encode, self.context = batch_encoder(tokenizer), context
+        self.predecessor = first_context(tokenizer)
+        self.unknown = getattr(tokenizer, "unk_token_id", None)
+        self.nats, self.tokens, self.bytes = array("d"), array("q"), array("q")
+        self.unknown_tokens = self.predicted = 0
+        # Bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
+        bins = context.bit_length()
+        self.nats_at, self.tokens_at = np.zeros(bins), np.zeros(bins, dtype=np.int64)
+        self.bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
+
+    def windows(self, stride: int) -> Iterator[Window]:
+        """Yield the windows of all documents."""
+        for item, text in enumerate(self.texts):
+            if not isinstance(text, str):
+                raise TypeError(f"text {item} must be a string, got {type(text).__name__}")
+            self.nats.append(0.0)
+            self.tokens.append(0)
+            self.bytes.append(0)
+            parts, first = self._parts(text), self.predecessor
+            yield from cut_windows(parts, self.context, stride, predecessor=first, item=item)
+
+    def _parts(self, text: str) -> Iterator[Ids]:
+        """Yield the ids of a document, part by part."""
+        first = True
+        for part in cut_document(text):
+            (ids,) = self.encode([part])
+            if not len(ids):
+                continue
+            check_ids(ids, self.vocabulary)
+            self.bytes[-1] += len(part.encode())
+            if self.unknown is not None:
+                self.unknown_tokens += int(np.count_nonzero(ids == self.unknown))
+            if first and self.predecessor is None:
+                self.bytes[-1] -= bytes_of_first_token(self.tokenizer, part, int(ids[0]))
+            first = False
+            yield ids
+
+    def add(self, window: Window, losses: np.ndarray[Any, Any]) -> None:
+        """Add the losses of a window."""
+        end = len(window.ids)
+        if not np.isfinite(losses).all():
+            at = int(np.flatnonzero(~np.isfinite(losses))[0])
+            raise ValueError(
+                f"the loss of a token of document {window.item} is {losses[at]}, "
+                f"{end - window.scored + at} tokens into its window: the model's weights are not "
+                "finite, or its precision is too low; try float32"
+            )
+        self.nats[window.item] += float(losses.sum())
+        self.tokens[window.item] += window.scored
+        self.predicted += window.scored
+        bins = self.bin_of[end - window.scored : end]
+        self.nats_at += np.bincount(bins, weights=losses, minlength=len(self.nats_at))
+        self.tokens_at += np.bincount(bins, minlength=len(self.nats_at))
+
+    def result(self) -> Perplexity:
+        """Return what the losses come to."""
+        # Of a document without a token to predict, no byte is predicted either.
+        sizes = [size if n else 0 for size, n in zip(self.bytes, self.tokens, strict=True)]
+        nats = math.fsum(self.nats)
+        return Perplexity(
+            loss=nats / self.predicted,
+            bits_per_byte=nats / math.log(2) / sum(sizes),
+            tokens=self.predicted,
+            bytes=sum(sizes),
+            predecessor=self.predecessor,
+            unknown_tokens=self.unknown_tokens,
+            positions=tuple(
+                PositionLoss(
+                    first=2**i,
+                    last=min(2 ** (i + 1) - 1, self.context),
+                    tokens=int(tokens),
+                    loss=float(nats / tokens) if tokens else None,
+                )
+                for i, (nats, tokens) in enumerate(zip(self.nats_at, self.tokens_at, strict=True))
+            ),
+            documents=DocumentLosses(
+                nats=tuple(self.nats), tokens=tuple(self.tokens), bytes=tuple(sizes)
+            ),
+        )
+
+
+def cut_windows(
+    parts: Iterable[Ids], context: int, stride: int, *, predecessor: int | None, item: int = 0
+) -> Iterator[Window]:
+    """Yield the windows of one document, whose ids come in parts."""
+    ids = np.array([] if predecessor is None else [predecessor], dtype=np.int64)
+    # Tokens of ``ids`` before the first one that is still to be predicted.
+    known = 1
+    for part in parts:
+        ids = np.concatenate([ids, part.astype(np.int64)])
+        while len(ids) > context:
+            yield Window(ids=ids[: context + 1], scored=context + 1 - known, item=item)
+            ids, known = ids[stride:], context + 1 - stride
+    if len(ids) > known:
+        yield Window(ids=ids, scored=len(ids) - known, item=item)
+
+
+def batched_losses(
+    model: Any, windows: Iterable[Window], rows: int
+) -> Iterator[tuple[Window, np.ndarray[Any, Any]]]:
+    """Yield each window, in some order, with the losses [scored] (nats) of its last tokens.
+
+    Windows are read as they are needed; those of about one length share a batch. The model is left
+    in the mode (training or evaluation) it was in.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in _batches(windows, rows):
+            yield from zip(batch, _losses(model, batch), strict=True)
+    finally:
+        model.train(was_training)
+
+
+def _batches(windows: Iterable[Window], rows: int) -> Iterator[list[Window]]:
+    """Group windows of about one length."""
+    windows = iter(windows)
+    while group := list(itertools.islice(windows, rows * _BATCHES_SORTED)):
+        group.sort(key=lambda window: len(window.ids))
+        for start in range(0, len(group), rows):
+            yield group[start : start + rows]
+
+
+def pad_right(sequences: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+    """Return ids and mask [B, T] of sequences."""
+    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.from_numpy(sequence.astype(np.int64))
+        mask[row, : len(sequence)] = 1
+    return ids, mask
+
+
+@torch.inference_mode()
+def _losses(model: Any, batch: Sequence[Window]) -> list[np.ndarray[Any, Any]]:
+    """Return the losses of the windows of one batch."""
+    ids, mask = pad_right([window.ids[:-1] for window in batch])
+    output = model(
+        input_ids=ids.to(model.device),
+        attention_mask=None if bool(mask.all()) else mask.to(model.device),
+        use_cache=False,
+    )
+    losses = []
+    for row, window in enumerate(batch):
+        end = len(window.ids) - 1
+        targets = torch.from_numpy(window.ids[-window.scored :].astype(np.int64))
+        losses.append(_cross_entropy(output.logits[row, end - window.scored : end], targets))
+    return losses
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> np.ndarray[Any, Any]:
+    """Return the losses of targets [T] by logits [T, V]."""
+    parts = zip(logits.split(_TOKENS_AT_ONCE), targets.split(_TOKENS_AT_ONCE), strict=True)
+    # In float32, whatever the model computes in: a softmax over V needs it.
+    losses = [
+        functional.cross_entropy(some.float(), ids.to(some.device), reduction="none").cpu()
+        for some, ids in parts
+    ]
+    return torch.cat(losses).numpy().astype(np.float64)

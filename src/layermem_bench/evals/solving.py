@@ -1,0 +1,331 @@
+"""How many problems of a task models solve, and which faults their other attempts have."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from layermem_bench.analysis.checkpoints import Checkpoint, load_final
+from layermem_bench.config import run as config
+from layermem_bench.evals import Tell
+from layermem_bench.evals.generation import GreedySettings, greedy, read_answers, shared_greedy
+from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
+from layermem_bench.results.intervals import proportion
+from layermem_bench.results.solved import Shares, Solved
+from layermem_bench.tasks.problems import Grade, Problem, Queried
+from layermem_bench.tasks.registry import (
+    TaskDefinition,
+    encode,
+    get_task,
+    select_queried,
+)
+
+# Problems where no number is asked for.
+_COUNT = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """A problem, the text that the model generated for it, and its grade."""
+
+    problem: Problem
+    text: str
+    grade: Grade
+    level: int
+
+    @property
+    def answers(self) -> list[tuple[int, bool]]:
+        """The level of each answer, and whether it is right."""
+        if isinstance(self.problem, Queried):
+            return list(zip(self.problem.levels, self.grade.right, strict=True))
+        return [(self.level, self.grade.answer)]
+
+    def row(self) -> dict[str, Any]:
+        """Return the attempt as an object of attempts.jsonl."""
+        grade = asdict(self.grade)
+        if not self.grade.right:
+            del grade["right"]
+        return {
+            "prompt": self.problem.prompt,
+            "solution": self.problem.solution,
+            "text": self.text,
+            "level": self.level,
+            **grade,
+        }
+
+
+def attempt(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    task: TaskDefinition,
+    problems: Sequence[Problem],
+    *,
+    batch_size: int = 256,
+    progress: Callable[[int], None] | None = None,
+    shared: bool = False,
+) -> list[Attempt]:
+    """Let a model solve problems; a solution much longer than the longest right one is cut.
+
+    Answers to queries inside a sequence are read in one forward; each process reads all of them.
+    ``shared``: the processes of a run share the problems, and all must call this; ``progress`` is
+    not called then.
+    """
+    if not problems:
+        raise ValueError("there are no problems to solve")
+    prompts, solutions = encode(tokenizer, problems)
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    settings = GreedySettings(
+        end=end,
+        padding=end if padding is None else padding,
+        max_new_tokens=max(map(len, solutions)) + task.extra_tokens,
+        batch_size=batch_size,
+    )
+    if queried := select_queried(problems):
+        queries = [problem.queries for problem in queried]
+        answers = read_answers(model, prompts, queries, settings, progress=progress)
+        texts = _join_words(tokenizer, answers)
+    else:
+        generate = shared_greedy if shared else partial(greedy, progress=progress)
+        texts = tokenizer.batch_decode(generate(model, prompts, settings), skip_special_tokens=True)
+    return [
+        Attempt(problem=p, text=text, grade=task.grade(p, text), level=task.level(p))
+        for p, text in zip(problems, texts, strict=True)
+    ]
+
+
+def _join_words(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
+    """Return each problem's answers, one word for every id, separated by spaces.
+
+    Answers are graded by position, so a special token stays a word of its own (``<end>``), and so
+    does an id that the tokenizer has no token for (``<132>``); decoding would leave both out.
+    """
+    words = {
+        token: "".join(tokenizer.decode([token]).split()) or f"<{token}>"
+        for token in set(chain.from_iterable(answers))
+    }
+    return [" ".join(words[token] for token in ids) for ids in answers]
+
+
+def score_attempts(
+    attempts: Sequence[Attempt],
+    task: TaskDefinition,
+    *,
+    name: str,
+    split: str,
+) -> Solved:
+    """Return the shares of right attempts with 95% intervals, also by level, and the faults."""
+    by_level = {
+        str(level): _shares(attempts, level)
+        for level in sorted({level for a in attempts for level, _ in a.answers})
+    }
+    return Solved(
+        **vars(_shares(attempts)),
+        task=name,
+        split=split,
+        chance=task.chance([a.problem for a in attempts]),
+        by={task.level_name: by_level},
+        faults=dict(Counter(a.grade.fault for a in attempts if a.grade.fault)),
+    )
+
+
+def evaluate(
+    model: PreTrainedModel, tokenizer: Any, task: config.Task, split: str = "validation"
+) -> tuple[Solved, list[Attempt]]:
+    """Let a model solve a split of a run's task.
+
+    The processes of a run share the validation problems. Each solves all of the test problems,
+    since a run may be stopped there, and then no process may wait for the share of another.
+    """
+    definition = get_task(str(task.name))
+    shared = split == "validation"
+    attempts = attempt(model, tokenizer, definition, _problems(task, split), shared=shared)
+    return score_attempts(attempts, definition, name=str(task.name), split=split), attempts
+
+
+@lru_cache(maxsize=4)
+def _problems(task: config.Task, split: str) -> Sequence[Problem]:
+    count = task.test if split == "test" else task.validation
+    return get_task(str(task.name)).problems(split, count, task.seed, **task.fields())
+
+
+def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:
+    """Return the shares of all answers, or of those of a level and of the problems that have any.
+
+    A problem whose answers are all of one level is right in every step where its grade says so; of
+    one with several levels, which are graded by their answers, where those of the level are right.
+
+    The share of a problem with several answers is between 0 and 1, and so varies no more than one
+    that is 0 or 1: the interval of a proportion is at least as wide as its own.
+    """
+    graded = [
+        (statistics.fmean(right), a.grade.steps if len(right) == len(a.answers) else all(right))
+        for a in attempts
+        if (right := [right for own, right in a.answers if level in (None, own)])
+    ]
+    count = len(graded)
+    successes = math.fsum(share for share, _ in graded)
+    every_step_right = sum(steps for _, steps in graded)
+    return Shares(
+        count=count,
+        accuracy=successes / count,
+        interval=proportion(successes, count),
+        steps=every_step_right / count,
+        steps_interval=proportion(every_step_right, count),
+    )
+
+
+def prepare_problems(
+    checkpoints: Sequence[Checkpoint],
+    names: Sequence[str],
+    options: EvalOptions,
+    out: Path,
+    tell: Tell,
+) -> Callable[[], Part]:
+    """Return what has the final models of runs solve problems; refuse those it was trained on."""
+    tasks = {
+        each.name: {name: _task_of(each, name, options) for name in names} for each in checkpoints
+    }
+
+    def measure() -> Part:
+        solved = {
+            name: {
+                each.name: solve(each, tasks[each.name][name], options, tell)
+                for each in checkpoints
+            }
+            for name in names
+        }
+        return Part(
+            title="Problems of their tasks",
+            how=f"Problems of the split {options.split}. 95% intervals by Wilson's method, over "
+            "problems and not over seeds of training. Beside a model's answers: the first faults "
+            "of its wrong solutions.",
+            tables={
+                table: Table(better="higher", caption=guess)
+                for name, of_models in solved.items()
+                for table, guess in zip(_tables(name), (_guesses(of_models), ""), strict=True)
+            },
+            rows=tuple(row for name, of_models in solved.items() for row in _rows(name, of_models)),
+        )
+
+    return measure
+
+
+def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
+    """Let the final model of a run solve problems of a task."""
+    name, count = str(task.name), options.limit or _COUNT
+    definition = get_task(name)
+    problems = definition.problems(options.split, count, task.seed, **task.fields())
+    model = load_final(Path(checkpoint.location))
+    attempts = attempt(
+        model.to("cuda" if torch.cuda.is_available() else "cpu"),
+        checkpoint.tokenizer,
+        definition,
+        problems,
+        batch_size=options.batch_size or 256,
+        progress=lambda done: tell(f"{checkpoint.name}: {name}", done, count),
+    )
+    return score_attempts(attempts, definition, name=name, split=options.split)
+
+
+def _tables(task: str) -> tuple[str, str]:
+    return f"{task}, right answers", f"{task}, every step right"
+
+
+def _guesses(solved: Mapping[str, Solved]) -> str:
+    """Say what a guess has right, which differs between models of different problems."""
+    return f"A guess: {', '.join(dict.fromkeys(f'{s.chance:.1%}' for s in solved.values()))}."
+
+
+def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
+    """Yield right answers, then every step right: of all problems, and by level."""
+    chances = {each.chance for each in solved.values()}
+    levels = dict.fromkeys(
+        (kind, level) for each in solved.values() for kind, by in each.by.items() for level in by
+    )
+    for of_answers, table in zip((True, False), _tables(task), strict=True):
+        yield Row(
+            table=table,
+            name="all",
+            unit="problems",
+            scores={model: _score(each, of_answers, each.faults) for model, each in solved.items()},
+            chance=min(chances) if len(chances) == 1 and of_answers else None,
+        )
+        for kind, level in levels:
+            scores = {
+                model: _score(each.by[kind][level], of_answers, {})
+                for model, each in solved.items()
+                if level in each.by.get(kind, {})
+            }
+            yield Row(table=table, name=f"{kind}: {level}", unit="problems", scores=scores)
+
+
+def _score(shares: Shares, of_answers: bool, faults: Mapping[str, int]) -> Score:
+    """Return the share of right answers, beside faults, or of solutions with every step right."""
+    count = shares.count
+    if of_answers:
+        return Score(value=shares.accuracy, interval=shares.interval, count=count, counts=faults)
+    return Score(value=shares.steps, interval=shares.steps_interval, count=count)
+
+
+def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.Task:
+    """Return the task of which a run's model solves problems; refuse one it was trained on."""
+    if checkpoint.run is None:
+        raise ValueError(
+            f"{checkpoint.location} is no run folder; only models of runs on {name} solve its "
+            "problems"
+        )
+    trained_on = checkpoint.run.task
+    if trained_on.name != name:
+        raise ValueError(
+            f"{checkpoint.name} was trained on {trained_on.name or 'no task'}, and is asked "
+            f"{name}: a model solves problems of the task that it was trained on"
+        )
+    _check_split_options(trained_on, options.task_options)
+    task = replace(
+        trained_on,
+        seed=trained_on.seed if options.seed is None else options.seed,
+        options=config.merged(trained_on.options, options.task_options),
+    )
+    if options.split != "train":
+        _check_not_trained_on(trained_on, task, options.split, options.limit or _COUNT)
+    return task
+
+
+def _check_split_options(trained_on: config.Task, options: tuple[str, ...]) -> None:
+    """Refuse options under which test problems may be among those of the training set."""
+    own, wanted = trained_on.fields(), config.Task(options=options).fields()
+    definition = get_task(str(trained_on.name))
+    for name in definition.splits_by(own):
+        own_value = own.get(name, definition.options()[name])
+        if wanted.get(name, own_value) != own_value:
+            raise ValueError(
+                f"the model was trained on problems of {name}={own_value}; of "
+                f"{name}={wanted[name]} some of its training set would be in the test split: leave "
+                f"the option out, or train with --task.options {name}={wanted[name]}"
+            )
+
+
+def _check_not_trained_on(
+    trained_on: config.Task, wanted: config.Task, split: str, count: int
+) -> None:
+    """Refuse a file of problems some of which are in the training set."""
+    own, new = trained_on.fields(), wanted.fields()
+    if not (own.get("train") and new.get(split)):
+        return
+    definition = get_task(str(trained_on.name))
+    training_set = definition.problems("train", trained_on.examples, trained_on.seed, **own)
+    prompts = {problem.prompt for problem in training_set}
+    problems = definition.problems(split, count, wanted.seed, **new)
+    if shared := sum(problem.prompt in prompts for problem in problems):
+        raise ValueError(
+            f"the model was trained on {shared:,} of the {len(problems):,} problems of "
+            f"{new[split]}: they are in {own['train']} too; give a file without them"
+        )

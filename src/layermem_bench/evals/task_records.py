@@ -1,0 +1,323 @@
+"""Records of evaluation tasks: files by task and split, in the fields that definitions read.
+
+    --records FOLDER ...            names say it: arc_easy_test.jsonl, wnli_train.tsv,
+                                    bigbench/key_value_maps__extends.json (a part of a task)
+    --records TASK=FILE             the split that is evaluated
+    --records TASK:train=FILE       what few-shot examples are drawn from
+
+    ARC         {"question", "choices": {"text", "label"}, "answerKey"}
+                or {"query": "Question: ...", "choices": [...], "gold": 0}
+    OpenBookQA  {"question_stem", "choices": {"text", "label"}, "answerKey"}
+                or a table: Question Stem, Choices "(A) ... (B) ...", Answer Key
+    HellaSwag   {"activity_label", "ctx_a", "ctx_b", "endings", "label"}
+                or {"ctx": "activity: text", "endings", "label"}
+    COPA        {"premise", "question": "cause" or "effect", "choice1", "choice2", "label"}
+    MultiRC     {"paragraph", "question", "answer", "label"}
+    WiC         {"sentence1", "sentence2", "start1", "end1", "label"}
+    QNLI        {"question", "sentence", "label": 0 or "entailment"}
+    WNLI        {"sentence1", "sentence2", "label"}
+    BIG-bench   {"inputs", "targets", "multiple_choice_targets"}
+                or its own JSON, a file of a task:
+                {"task_prefix": "...", "example_input_prefix": "\\nQ: ",
+                 "example_output_prefix": "\\nA: ", "choice_prefix": "\\n  choice: ",
+                 "append_choices_to_input": true,
+                 "examples": [{"input": "...", "target_scores": {"yes": 1, "no": 0}}]}
+
+Only these fields are kept. A label that is none of an item's choices is refused: lm-eval would
+count every model as wrong.
+
+BIG-bench's defaults are those of its documentation. A prompt is task_prefix, input prefix, input,
+choices (unless they are not appended), output prefix, without white space at its ends: lm-eval puts
+a space before an answer. BIG-bench shuffles the appended choices; here they are in alphabetical
+order, which does not depend on which is right. The right answers are those of the highest score.
+Its files carry a canary: they are never to be trained on.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from layermem_bench.data.records import (
+    KINDS,
+    Record,
+    as_record,
+    file_records,
+    kind_of,
+    open_decompressed,
+    read_json,
+)
+from layermem_bench.evals.task_catalog import EvalTask, find_task
+
+Doc = dict[str, Any]
+Files = Mapping[str, tuple[Path, ...]]
+"""Of a task: split to its files."""
+_LETTERS = "ABCDEFGHIJ"
+
+
+def find_records(places: Sequence[str], tasks: Sequence[EvalTask]) -> dict[str, Files]:
+    """Return the name of each of the tasks that has files, and these by split."""
+    folders, given = _read_places(places)
+    found: dict[str, Files] = {}
+    for task in tasks:
+        if task.file is not None:
+            continue
+        files = {
+            split: given.get((task.name, split)) or _in_folders(folders, task, split)
+            for split in task.splits
+        }
+        if files[task.split]:
+            found[task.name] = {split: paths for split, paths in files.items() if paths}
+    return found
+
+
+def expected_file(task: EvalTask) -> str:
+    """Return the name of a file that would hold a task's records."""
+    end = ".json" if task.split == "default" else ".jsonl"
+    return f"{task.stems(task.split)[0]}{end}"
+
+
+def read_docs(task: EvalTask, paths: Sequence[Path]) -> list[Doc]:
+    """Return the records of files in the fields that the task's definition reads."""
+    read = SCHEMAS[task.schema]
+    docs = [read(record) for path in paths for record in _records(path)]
+    if not docs:
+        raise ValueError(f"there are no records in {', '.join(map(str, paths))}")
+    return docs
+
+
+def _read_places(
+    places: Sequence[str],
+) -> tuple[list[Path], dict[tuple[str, str], tuple[Path, ...]]]:
+    folders: list[Path] = []
+    given: dict[tuple[str, str], tuple[Path, ...]] = {}
+    for place in places:
+        name, equals, file = place.partition("=")
+        path = Path(file if equals else place).expanduser()
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{path} does not exist; --records takes folders, and files as TASK=FILE"
+            )
+        if not equals:
+            if not path.is_dir():
+                raise ValueError(f"{path} is a file: say of which task, as in TASK={path}")
+            folders.append(path)
+            continue
+        task_name, colon, split = name.partition(":")
+        task = find_task(task_name)
+        split = split if colon else task.split
+        if split not in task.splits:
+            raise ValueError(f"{task.name} has no split {split!r}, only {', '.join(task.splits)}")
+        given[task.name, split] = (path,)
+    return folders, given
+
+
+def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Path, ...]:
+    for folder in (inner for outer in folders for inner in (outer, outer / "bigbench")):
+        if not folder.is_dir():
+            continue
+        files = {
+            path: path.name.partition(".")[0]
+            for path in sorted(folder.iterdir())
+            if path.is_file() and kind_of(path) in KINDS
+        }
+        whole = [path for path, stem in files.items() if stem in task.stems(split)]
+        if len(whole) > 1:
+            raise ValueError(
+                f"{' and '.join(map(str, whole))} are both of {task.name}: say which, as in "
+                f"--records {task.name}={whole[0]}"
+            )
+        parts = [path for path, stem in files.items() if stem.startswith(f"{task.stem}__")]
+        if whole or (split == "default" and parts):
+            return tuple(whole or parts)
+    return ()
+
+
+def _records(path: Path) -> Iterator[Record]:
+    """Return the records of a file of lines, or of one JSON value over all its lines."""
+    if kind_of(path) != ".json":
+        return file_records(path)
+    with open_decompressed(path) as file:
+        try:
+            first = json.loads(file.readline())
+        except ValueError:
+            return _examples(path)
+    is_whole = isinstance(first, dict) and "examples" in first
+    return _examples(path) if is_whole else file_records(path)
+
+
+def arc(record: Record) -> Doc:
+    """Return a record of ARC."""
+    if "query" in record.fields:
+        question = record.text("query").removeprefix("Question: ")
+        choices = record.texts("choices")
+        gold = _label(record, "gold", len(choices))
+        return {"question": question, **_lettered(choices, _LETTERS[gold])}
+    return {"question": record.text("question"), **_keyed(record)}
+
+
+def openbookqa(record: Record) -> Doc:
+    """Return a record of OpenBookQA."""
+    if "Question Stem" not in record.fields:
+        return {"question_stem": record.text("question_stem"), **_keyed(record)}
+    stem, listed = (record.text(name) for name in ("Question Stem", "Choices"))
+    key = record.text("Answer Key").strip()
+    choices = _split_choices(listed)
+    letters = list(_LETTERS[: len(choices)])
+    if len(choices) < 2 or not all(choices):
+        raise record.error("Choices", "be (A) ... (B) ... in order", listed)
+    if key not in letters:
+        raise record.error("Answer Key", f"be one of {', '.join(letters)}", key)
+    return {"question_stem": stem, **_lettered(choices, key)}
+
+
+def hellaswag(record: Record) -> Doc:
+    """Return a record of HellaSwag.
+
+    Of one with ``ctx`` it is not known where ``ctx_b`` begins, whose first letter lm-eval writes
+    large; it is left as it is.
+    """
+    endings = record.texts("endings")
+    if "ctx" in record.fields and "ctx_a" not in record.fields:
+        activity, colon, context = record.text("ctx").partition(": ")
+        if not colon:
+            raise record.error("ctx", "be 'activity: text'", activity)
+        texts = {"activity_label": activity, "ctx_a": context, "ctx_b": ""}
+    else:
+        texts = {name: record.text(name) for name in ("activity_label", "ctx_a")}
+        texts["ctx_b"] = record.text("ctx_b", blank=True)
+    return {**texts, "endings": endings, "label": _label(record, "label", len(endings))}
+
+
+def copa(record: Record) -> Doc:
+    """Return a record of COPA."""
+    if (question := record.text("question")) not in ("cause", "effect"):
+        raise record.error("question", "be 'cause' or 'effect'", question)
+    texts = {name: record.text(name) for name in ("premise", "choice1", "choice2")}
+    return {**texts, "question": question, "label": _label(record, "label", 2)}
+
+
+def wic(record: Record) -> Doc:
+    """Return a record of WiC."""
+    texts = {name: record.text(name) for name in ("sentence1", "sentence2")}
+    start, end = map(record.number, ("start1", "end1"))
+    if not 0 <= start < end <= len(texts["sentence1"]):
+        raise ValueError(
+            f"{record.where}: start1 and end1 must be a word in sentence1, which has "
+            f"{len(texts['sentence1'])} characters, got {start} and {end}"
+        )
+    return {**texts, "start1": start, "end1": end, "label": _label(record, "label", 2)}
+
+
+def bigbench(record: Record) -> Doc:
+    """Return a record of BIG-bench as the hub has it."""
+    choices = record.texts("multiple_choice_targets")
+    targets = record.texts("targets")
+    if targets[0] not in choices:
+        raise ValueError(f"{record.where}: targets[0], {targets[0]!r:.40}, is none of the choices")
+    inputs = record.text("inputs")
+    return {"inputs": inputs, "targets": targets, "multiple_choice_targets": choices}
+
+
+def _examples(path: Path) -> Iterator[Record]:
+    """Yield a record, with its whole prompt, of each example of BIG-bench's own JSON."""
+    task = read_json(path)
+    examples = task.get("examples") if isinstance(task, Mapping) else None
+    if not isinstance(examples, list):
+        raise ValueError(f"{path} is not the JSON of a BIG-bench task: it has no list 'examples'")
+    for number, value in enumerate(examples, 1):
+        example = as_record(value, f"{path}, example {number}")
+        question, scores = map(example.field, ("input", "target_scores"))
+        if not isinstance(scores, Mapping) or not scores:
+            raise example.error("target_scores", "hold a score of each choice", scores)
+        best = max(scores.values())
+        if best <= 0:
+            raise ValueError(f"{example.where}: no choice of target_scores has a score above 0")
+        fields = {
+            "inputs": _prompt(task, str(question), sorted(scores)),
+            "targets": [choice for choice, score in scores.items() if score == best],
+            "multiple_choice_targets": list(scores),
+        }
+        yield Record(fields, example.where)
+
+
+def _prompt(task: Mapping[str, Any], question: str, choices: list[str]) -> str:
+    appended = ""
+    if task.get("append_choices_to_input", True):
+        prefix = task.get("choice_prefix", "\n  choice: ")
+        appended = "".join(prefix + choice for choice in choices)
+    parts = (
+        task.get("task_prefix", ""),
+        task.get("example_input_prefix", "\nQ: "),
+        question,
+        appended,
+        task.get("example_output_prefix", "\nA: "),
+    )
+    return "".join(parts).strip()
+
+
+def _labelled(*texts: str, labels: Sequence[str] = ()) -> Callable[[Record], Doc]:
+    """Return what reads records of texts and a label, a number or one of two names."""
+
+    def read(record: Record) -> Doc:
+        doc = {name: record.text(name) for name in texts}
+        return {**doc, "label": _label(record, "label", 2, labels)}
+
+    return read
+
+
+SCHEMAS: Mapping[str, Callable[[Record], Doc]] = {
+    "arc": arc,
+    "openbookqa": openbookqa,
+    "hellaswag": hellaswag,
+    "copa": copa,
+    "multirc": _labelled("paragraph", "question", "answer"),
+    "wic": wic,
+    "qnli": _labelled("question", "sentence", labels=("entailment", "not_entailment")),
+    "wnli": _labelled("sentence1", "sentence2", labels=("not_entailment", "entailment")),
+    "bigbench": bigbench,
+}
+"""Name of each kind of record to what reads it."""
+
+
+def _split_choices(listed: str) -> list[str]:
+    """Return the choices of a text ``(A) ... (B) ...``; a letter out of its order is text."""
+    choices, rest = [], listed
+    for letter in _LETTERS:
+        before, mark, after = rest.partition(f"({letter}) ")
+        if not mark:
+            break
+        choices.append(before)
+        rest = after
+    return [choice.strip() for choice in [*choices[1:], rest]] if choices else []
+
+
+def _label(record: Record, name: str, count: int, names: Sequence[str] = ()) -> int:
+    """Return the number of the right choice, of ``count``; ``names`` are those of the choices."""
+    if (value := record.field(name)) in names:
+        return names.index(value)
+    number = record.number(name)
+    if not 0 <= number < count:
+        raise ValueError(
+            f"{record.where}: {name} must be from 0 to {count - 1}, got {number}; items without a "
+            "label cannot be graded"
+        )
+    return number
+
+
+def _keyed(record: Record) -> Doc:
+    """Return the choices of a record that names each by a key, and the right one's key."""
+    choices = record.field("choices")
+    if not isinstance(choices, Mapping):
+        raise record.error("choices", "have text and label", choices)
+    texts, labels = map(Record(choices, f"{record.where}, choices").texts, ("text", "label"))
+    key = record.text("answerKey").strip()
+    if len(texts) != len(labels) or key not in labels:
+        of = f"be one of {', '.join(labels)}, of {len(texts)} texts"
+        raise record.error("answerKey", of, key)
+    return {"choices": {"text": texts, "label": labels}, "answerKey": key}
+
+
+def _lettered(choices: Sequence[str], key: str) -> Doc:
+    labels = list(_LETTERS[: len(choices)])
+    return {"choices": {"text": list(choices), "label": labels}, "answerKey": key}

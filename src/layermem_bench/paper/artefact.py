@@ -1,0 +1,161 @@
+"""What an artefact of the paper says of itself, and the study that it is."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import get_args
+
+from layermem_bench.config.run import Run
+from layermem_bench.results.study import (
+    Claim,
+    Direction,
+    Drawing,
+    PaperNumber,
+    Picture,
+    Point,
+    Scale,
+)
+from layermem_bench.study.boards import arms_of_variants
+from layermem_bench.study.definition import Board, Observed, Study, Trained
+
+SCALES: tuple[Scale, ...] = get_args(Scale)
+SEEDS: Mapping[Scale, int] = {"tiny": 5, "small": 3, "paper": 1}
+"""Seeds of each scale where none are asked for; the paper reports one run of each arm."""
+ON_GPU: tuple[Scale, ...] = ("small", "paper")
+"""Scales that need a GPU in most artefacts."""
+FINEWEB = "a GPU, and FineWeb-Edu and GPT-2's tokenizer from the network"
+"""What the runs on text of the larger scales need."""
+TEXT_NEEDS: Mapping[Scale, str] = {"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"}
+"""What artefacts of runs on text need."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observing(Trained):
+    """The ended runs of an artefact: records by board, arm and seed."""
+
+    scale: Scale
+    """Size of the runs."""
+    task_records: tuple[str, ...] = ()
+    """Records of evaluation tasks, as ``layermem eval`` takes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artefact:
+    """One table or figure of the paper, at three scales."""
+
+    title: str
+    """What it shows."""
+    claim: str
+    """The paper's claim in one sentence."""
+    boards: Callable[[Scale], tuple[Board, ...]] = lambda scale: ()
+    """What is trained at a scale; nothing for what is counted or measured."""
+    observe: Callable[[Observing], Iterable[Observed | Picture]]
+    """The numbers and pictures of ended runs, or of what needs no run."""
+    numbers: tuple[PaperNumber, ...] = ()
+    """What the paper prints."""
+    claims: Callable[[Scale], tuple[Claim, ...]]
+    """What it claims of the arms of a scale."""
+    drawings: Callable[[Scale], tuple[Drawing, ...]] = lambda scale: ()
+    """What it draws at a scale."""
+    needs: Mapping[Scale, str] = field(default_factory=dict)
+    """What a scale needs beside a CPU and this machine's files."""
+    on_gpu: tuple[Scale, ...] = ()
+    """Scales that are refused where there is no GPU."""
+    notes: tuple[str, ...] = ()
+    """What tempers the comparison with the paper."""
+    tasks: tuple[str, ...] = ()
+    """Evaluation tasks that models are asked, by their columns."""
+    missing: str = ""
+    """What is not installed that it needs; empty: nothing."""
+
+    def study(
+        self,
+        name: str,
+        scale: Scale,
+        count: int | None = None,
+        task_records: Sequence[str] = (),
+    ) -> Study:
+        """Return its study at a scale; ``count``: how many seeds (None: as many as the scale has).
+
+        Seeds start with that of its presets, which is 0 but for the paper's 42.
+        """
+        boards = self.boards(scale)
+        first = max((board.base.seed for board in boards), default=0)
+        seeds = range(first, first + (SEEDS[scale] if count is None else count))
+
+        def observe(trained: Trained) -> Iterable[Observed | Picture]:
+            records = tuple(task_records)
+            return self.observe(Observing(**vars(trained), scale=scale, task_records=records))
+
+        return Study(
+            name=f"paper/{name}-{scale}",
+            title=self.title,
+            boards=boards,
+            seeds=tuple(seeds),
+            observe=observe,
+            scale=scale,
+            claim=self.claim,
+            papers=self.numbers,
+            claims=self.claims(scale),
+            drawings=self.drawings(scale),
+            notes=self.notes,
+            missing=self.missing,
+            tasks=self.tasks,
+        )
+
+
+on_text = partial(Artefact, needs=TEXT_NEEDS, on_gpu=ON_GPU)
+"""An artefact of runs on text."""
+
+
+def board(
+    name: str,
+    base: Run,
+    arms: Sequence[str] = ("plain", "lime"),
+    rates: Sequence[float] = (),
+    starts_from: Board | None = None,
+) -> Board:
+    """Return a board of variants."""
+    return Board(
+        name=name,
+        base=base,
+        arms=arms_of_variants(arms, base),
+        rates=tuple(rates),
+        starts_from=starts_from,
+    )
+
+
+def claims_of_lime(
+    direction: Direction, *quantities: str, against: str = "plain"
+) -> tuple[Claim, ...]:
+    """Return the claims that LIMe differs from another arm in one direction, in each quantity."""
+    return tuple(
+        Claim(quantity=quantity, arm="lime", direction=direction, against=against)
+        for quantity in quantities
+    )
+
+
+def shares(where: str, printed: Mapping[tuple[str, str], float]) -> tuple[PaperNumber, ...]:
+    """Return shares that the paper prints, by quantity and arm."""
+    return tuple(
+        PaperNumber(quantity=quantity, arm=arm, value=value, where=where, is_share=True)
+        for (quantity, arm), value in printed.items()
+    )
+
+
+def lines(
+    up: str,
+    across: str,
+    places: Iterable[int],
+    row: Callable[[str, int], tuple[str, str]],
+) -> Drawing:
+    """Return a drawing of a line for the plain decoder and one for LIMe.
+
+    ``places``: where points stand across. ``row``: the quantity and the arm of a line's point.
+    """
+    points = []
+    for line in ("plain", "lime"):
+        for at in places:
+            quantity, arm = row(line, at)
+            points.append(Point(quantity=quantity, arm=arm, line=line, at=at))
+    return Drawing(kind="lines", across=across, up=up, points=tuple(points))

@@ -1,0 +1,257 @@
+"""Costs at the sizes of the paper's models: Tables 8 (counted) and 9 (measured), without training.
+
+A measurement is repeated, each time with all arms in turn in one process, and each repeat is kept
+in a file of its own, so that an interrupted one goes on.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from layermem.models.files import write_atomically
+from layermem_bench.config.run import Run
+from layermem_bench.efficiency.measuring import ModelSpec, Shape, describe_machine, measure
+from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.paper.artefact import ON_GPU, Artefact, Observing, claims_of_lime
+from layermem_bench.paper.evaluated import ARMS
+from layermem_bench.paper.trained import full_attention, grouped_queries
+from layermem_bench.results.costs import (
+    CostPoint,
+    Costs,
+    Measurement,
+    MeasuringOptions,
+    Mode,
+    Precision,
+)
+from layermem_bench.results.files import read_result, to_json
+from layermem_bench.results.study import Claim, PaperNumber, Scale
+from layermem_bench.study.costs import count_point
+from layermem_bench.study.definition import Observed
+
+HALVES = ("grouped queries", "full attention")
+"""The halves of both tables, in their order."""
+_ABOVE = " above plain"
+
+
+def _sizes(scale: Scale, half: str) -> Run:
+    """Return a run of the sizes that half of a table is of."""
+    return (grouped_queries(scale) if half == HALVES[0] else full_attention(scale)).base
+
+
+def _models(run: Run) -> tuple[dict[str, ModelSpec], int]:
+    """Return the arms at a run's sizes, and the tokens of a sequence."""
+    fields, length = model_sizes(run)
+    return {arm: (arm, fields) for arm in ARMS}, round(length)
+
+
+def _count(run: Run) -> CostPoint:
+    models, tokens = _models(run)
+    return count_point(run.preset, models, tokens)
+
+
+# Parameters and FLOPs as printed, and by which share they exceed LLaMA's.
+_COUNTED: dict[tuple[str, str], tuple[float, ...]] = {
+    ("grouped queries", "plain"): (1.07607e9, 2.7615e12),
+    ("grouped queries", "lime"): (1.07608e9, 2.7638e12, 0.0, 0.0008),
+    ("grouped queries", "hyper_connections"): (1.07640e9, 2.7701e12, 0.0003, 0.0031),
+    ("full attention", "plain"): (1.17674e9, 2.9679e12),
+    ("full attention", "lime"): (1.17687e9, 3.0041e12, 0.0001, 0.0122),
+    ("full attention", "hyper_connections"): (1.17706e9, 2.9764e12, 0.0003, 0.0029),
+}
+_COUNTS = ("parameters", "forward FLOPs", f"parameters{_ABOVE}", f"forward FLOPs{_ABOVE}")
+
+
+def _table8(trained: Observing) -> Iterator[Observed]:
+    for half in HALVES:
+        point = _count(_sizes(trained.scale, half))
+        plain = point.counted["plain"]["paper"]
+        for arm in ARMS:
+            ours = point.counted[arm]["paper"]
+            values = (ours.parameters, ours.forward, *ours.overhead(plain))
+            for what, value in zip(_COUNTS, values, strict=True):
+                yield Observed(
+                    quantity=f"{what}, {half}",
+                    arm=arm,
+                    by_seed={0: value},
+                    is_share=what.endswith(_ABOVE),
+                    counted=True,
+                )
+
+
+# Milliseconds and GB as printed, and by which share they exceed LLaMA's.
+_MEASURED: dict[tuple[str, Mode], dict[str, tuple[float, ...]]] = {
+    ("grouped queries", "reduce-overhead"): {
+        "plain": (65.770, 16.035),
+        "lime": (66.533, 16.035, 0.0116, 0.0),
+        "hyper_connections": (81.003, 16.040, 0.2316, 0.0003),
+    },
+    ("grouped queries", "default"): {
+        "plain": (66.404, 20.489),
+        "lime": (67.449, 20.490, 0.0157, 0.0),
+        "hyper_connections": (83.265, 21.693, 0.2539, 0.0588),
+    },
+    ("full attention", "reduce-overhead"): {
+        "plain": (69.776, 17.535),
+        "lime": (77.093, 17.537, 0.1049, 0.0001),
+        "hyper_connections": (84.990, 17.540, 0.2180, 0.0003),
+    },
+    ("full attention", "default"): {
+        "plain": (70.258, 22.364),
+        "lime": (77.607, 22.367, 0.1046, 0.0001),
+        "hyper_connections": (86.314, 23.007, 0.2285, 0.0287),
+    },
+}
+_MODES: dict[Scale, tuple[Mode, ...]] = {
+    "tiny": ("eager",),
+    "small": ("reduce-overhead", "default"),
+    "paper": ("reduce-overhead", "default"),
+}
+_SECONDS, _PEAK = "seconds of a step", "peak bytes"
+_MORE_TIME, _MORE_MEMORY = f"time{_ABOVE}", f"peak memory{_ABOVE}"
+_BATCH, _REPEATS = 4, 9
+
+
+def measure_once(
+    run: Run, modes: tuple[Mode, ...], file: Path
+) -> dict[str, dict[str, Measurement]]:
+    """Return mode and arm to what a training step took: as in ``file``, else measured now."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision: Precision = "float32" if device == "cpu" else "bfloat16"
+    options = MeasuringOptions(batch=_BATCH, repeats=_REPEATS, modes=modes, precision=precision)
+    machine, point = describe_machine(device), _count(run)
+    if file.exists():
+        costs = read_result(Costs, file)
+        kept = costs.points[0]
+        if (costs.measuring, costs.machine) != (options, machine) or kept.counted != point.counted:
+            raise ValueError(
+                f"{file} was measured with other sizes or options, or on another machine; delete "
+                "it, or choose another --out"
+            )
+        return {mode: dict(of_mode) for mode, of_mode in (kept.measured or {}).items()}
+    models, tokens = _models(run)
+    measured: dict[str, dict[str, Measurement]] = {}
+    for mode in modes:
+        shape = Shape(batch=_BATCH, tokens=tokens, device=device, precision=precision, mode=mode)
+        measured[mode] = measure(models, shape, _REPEATS)
+    costs = Costs(
+        command="layermem study paper/table9",
+        points=(replace(point, measured=measured),),
+        machine=machine,
+        precision=precision,
+        measuring=options,
+    )
+    write_atomically(file, to_json(costs))
+    return measured
+
+
+def _step(step: Measurement, plain: Measurement) -> Iterator[tuple[str, float]]:
+    """Yield what a step took, and by which share that exceeds the plain decoder's."""
+    yield _SECONDS, step.seconds
+    yield _MORE_TIME, step.seconds / plain.seconds - 1
+    # Some systems do not say what the peak was.
+    if step.peak is not None and plain.peak:
+        yield _PEAK, step.peak
+        yield _MORE_MEMORY, step.peak / plain.peak - 1
+
+
+def _table9(trained: Observing) -> Iterator[Observed]:
+    modes = _MODES[trained.scale]
+    for half in HALVES:
+        run, folder = _sizes(trained.scale, half), trained.out / "measured"
+        measured = {
+            repeat: measure_once(run, modes, folder / f"{half.replace(' ', '-')}-{repeat}.json")
+            for repeat in trained.seeds
+        }
+        for mode in modes:
+            for arm in ARMS:
+                values: dict[str, dict[int, float]] = {}
+                for repeat, steps in measured.items():
+                    for what, value in _step(steps[mode][arm], steps[mode]["plain"]):
+                        values.setdefault(what, {})[repeat] = value
+                for what, by_repeat in values.items():
+                    yield Observed(
+                        quantity=f"{what}, {half}, {mode}",
+                        arm=arm,
+                        by_seed=by_repeat,
+                        is_share=what.endswith(_ABOVE),
+                    )
+
+
+def _table9_claims(scale: Scale) -> Iterator[Claim]:
+    """Yield what is claimed of LIMe relative to another arm, which any machine can judge."""
+    for half in HALVES:
+        for mode in _MODES[scale]:
+            time, memory = (f"{what}, {half}, {mode}" for what in (_MORE_TIME, _MORE_MEMORY))
+            yield from claims_of_lime("lower", time, against="hyper_connections")
+            yield from claims_of_lime("similar", memory)
+            yield from claims_of_lime("lower", memory, against="hyper_connections")
+
+
+def _table9_numbers() -> Iterator[PaperNumber]:
+    for (half, mode), by_arm in _MEASURED.items():
+        for arm, (milliseconds, gigabytes, *above) in by_arm.items():
+            values = (round(milliseconds / 1e3, 9), round(gigabytes * 1e9), *above)
+            # Nothing is printed above LLaMA's of LLaMA itself.
+            for what, value in zip(
+                (_SECONDS, _PEAK, _MORE_TIME, _MORE_MEMORY), values, strict=False
+            ):
+                yield PaperNumber(
+                    quantity=f"{what}, {half}, {mode}",
+                    arm=arm,
+                    value=value,
+                    where="Table 9",
+                    is_share=what.endswith(_ABOVE),
+                )
+
+
+ARTEFACTS = {
+    "table8": Artefact(
+        title="Parameters and forward FLOPs, 1B",
+        claim="LIMe has +0.00% parameters and +0.08% FLOPs with grouped queries, +0.01% and +1.22% "
+        "with full attention.",
+        observe=_table8,
+        numbers=tuple(
+            PaperNumber(
+                quantity=f"{what}, {half}",
+                arm=arm,
+                value=value,
+                where="Table 8",
+                is_share=what.endswith(_ABOVE),
+            )
+            for (half, arm), printed in _COUNTED.items()
+            for what, value in zip(_COUNTS, printed, strict=False)
+        ),
+        claims=lambda scale: tuple(
+            Claim(quantity=f"{what}, {half}", arm="lime", against=None, direction="equal")
+            for half in HALVES
+            for what in _COUNTS[2:]
+        ),
+        notes=(
+            "FLOPs are in the paper's counting: one for a multiply-add of linear layers and "
+            "routers, two for one of attention, to all keys. `layermem costs` has both countings.",
+            "Hyper-Connections as implemented here come to other figures than in the paper; "
+            "nothing is claimed of them.",
+        ),
+    ),
+    "table9": Artefact(
+        title="Time and peak memory of a training step, 1B",
+        claim="LIMe takes 1.16% to 1.57% more time with grouped queries, 10.5% with full "
+        "attention, and no more memory, far less than Hyper-Connections.",
+        observe=_table9,
+        numbers=tuple(_table9_numbers()),
+        claims=lambda scale: tuple(_table9_claims(scale)),
+        needs={"small": "a GPU", "paper": "a GPU, the paper's an H100"},
+        on_gpu=ON_GPU,
+        notes=(
+            "Seeds are repeats of the whole measurement, each with all arms in turn in one "
+            "process.",
+            "What LIMe adds to a step's time depends on machine, sizes and compiler: it is shown, "
+            "and judged beside Hyper-Connections alone.",
+            "The paper does not say its batch: 4 sequences are assumed.",
+            "Memory without LIMe's concatenation of slots is a property of the compiler and of the "
+            "implementation; scale tiny is eager.",
+        ),
+    ),
+}

@@ -1,0 +1,221 @@
+"""Numbers of analyses of ended runs: entropy, probes, layouts, routers.
+
+LIMe and the plain decoder of one seed are analyzed side by side, as ``layermem analyze`` does. An
+analysis.json of the same weights and options is used again.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layermem_bench.paper.artefact import Observing
+from layermem_bench.results.analysis import (
+    Analysis,
+    AnalysisOptions,
+    Layout,
+    ModelAnalysis,
+    Probe,
+    Representation,
+)
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import Picture, RunRecord, Scale
+from layermem_bench.study.definition import Observed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+logger = logging.getLogger(__name__)
+# The standard library has less than 200 of the rarest of the four words.
+_EACH: Mapping[Scale, int] = {"tiny": 100, "small": 600, "paper": 1668}
+# Points of a layout that a picture keeps, at most.
+_MOST_POINTS = 1000
+START = "lime at its start"
+"""The arm of routers before training."""
+Analyses = dict[str, dict[int, ModelAnalysis]]
+"""Arm and seed to its analysis."""
+
+
+def options_at(
+    scale: Scale,
+    words: tuple[str, ...] | None = None,
+    each: int | None = None,
+    text: str | None = None,
+) -> AnalysisOptions:
+    """Return how a scale is analyzed; the paper's: 1,668 occurrences, its code's order 0.5.
+
+    ``words``: None: those of a text, or of the run's task. ``each``: occurrences of each word.
+    ``text``: None: problems of the run's task, or the standard library.
+    """
+    return AnalysisOptions(words=words, each=each or _EACH[scale], text=text, alpha=0.5)
+
+
+def analyses(
+    trained: Observing,
+    study: str,
+    options: AnalysisOptions,
+    arms: tuple[str, str] = ("lime", "plain"),
+) -> Analyses:
+    """Return the analyses of both arms, of every seed that both have."""
+    records = trained.records.get(study, {})
+    result: Analyses = {arm: {} for arm in arms}
+    for seed in records.get(arms[0], {}):
+        if seed not in records.get(arms[1], {}):
+            continue
+        pair = [records[arm][seed] for arm in arms]
+        analysis = _analysis_of(pair, options, trained.out)
+        # In the order of the command line, whatever the names of the folders.
+        for arm, model in zip(arms, analysis.models.values(), strict=True):
+            result[arm][seed] = model
+    return result
+
+
+def entropy(
+    analyses: Analyses, kind: Representation, quantity: str, layer: int | None = None
+) -> Iterator[Observed]:
+    """Yield the matrix entropy of a layer, or its mean over layers."""
+    yield from _of(analyses, quantity, lambda m: _at(m.entropy[kind].mean, layer))
+
+
+def probes(
+    analyses: Analyses, kind: Representation, probe: Probe, quantity: str, layer: int | None = None
+) -> Iterator[Observed]:
+    """Yield a probe's accuracy at a layer, or its mean over layers."""
+    for observed in _of(
+        analyses,
+        quantity,
+        lambda m: _at(m.separability[probe][kind].mean, layer),
+        is_share=True,
+    ):
+        chances = {m.separability[probe][kind].chance for m in analyses[observed.arm].values()}
+        yield replace(observed, chance=max(chances, default=None))
+
+
+def nearest_in_layout(analyses: Analyses, quantity: str, layer: int = -1) -> Iterator[Observed]:
+    """Yield how often the nearest other point of a layer's t-SNE layout is of the same word."""
+    for observed in _of(
+        analyses, quantity, lambda m: same_as_nearest(m.layout, layer), is_share=True
+    ):
+        labels = [m.layout.labels for m in analyses[observed.arm].values()]
+        shares = [float(np.bincount(of_seed).max() / len(of_seed)) for of_seed in labels]
+        yield replace(observed, chance=max(shares, default=None))
+
+
+def same_as_nearest(layout: Layout, layer: int = -1) -> float:
+    """Return the share of points whose nearest other point has their label."""
+    points = np.asarray(layout.layers[sorted(layout.layers)[layer]], dtype=np.float64)
+    labels = np.asarray(layout.labels)
+    distances = np.square(points[:, None] - points[None]).sum(-1)
+    np.fill_diagonal(distances, np.inf)
+    return float((labels == labels[distances.argmin(1)]).mean())
+
+
+def layouts(analyses: Analyses, words: tuple[str, ...]) -> Iterator[Picture]:
+    """Yield where words lie by the values of each layer, of each arm's first model."""
+    for arm, by_seed in analyses.items():
+        for seed, model in list(by_seed.items())[:1]:
+            layout = model.layout
+            yield Picture(
+                kind="words",
+                name=f"{arm}, seed {seed}, {', '.join(words)}",
+                panels={f"layer {i}": p[:_MOST_POINTS] for i, p in layout.layers.items()},
+                labels=layout.labels[:_MOST_POINTS],
+                words=words,
+            )
+
+
+def heatmaps(trained: Observing, study: str, *, by_head: bool) -> dict[str, dict[int, np.ndarray]]:
+    """Return what LIMe's routers read by arm and seed: trained ones, and those at their start.
+
+    By target head [L, R, L], each head's weights are divided by their sum. Otherwise [L, L]:
+    weights are averaged over heads and then divided by the sum of their layer. The two orders
+    differ where one head has larger weights.
+    """
+    from layermem_bench.analysis.routing import head_heatmaps, mean_heatmap
+
+    records = trained.records.get(study, {}).get("lime", {})
+    heatmap_of = head_heatmaps if by_head else mean_heatmap
+    return {
+        arm: {
+            seed: heatmap_of(_model_of(record, trained=is_trained))
+            for seed, record in records.items()
+        }
+        for arm, is_trained in (("lime", True), (START, False))
+    }
+
+
+def shares_read(
+    heatmaps: Mapping[str, Mapping[int, np.ndarray]],
+    quantity: str,
+    share: Callable[[np.ndarray], float],
+) -> Iterator[Observed]:
+    """Yield a share of what routers read, computed from each heatmap."""
+    for arm, by_seed in heatmaps.items():
+        values = {seed: share(heatmap) for seed, heatmap in by_seed.items()}
+        yield Observed(quantity=quantity, arm=arm, by_seed=values, is_share=True)
+
+
+def _model_of(record: RunRecord, *, trained: bool) -> "nn.Module":
+    """Return a run's final model, or a new model of its seed."""
+    from transformers import set_seed
+
+    from layermem_bench.analysis.checkpoints import load_model, open_checkpoints
+    from layermem_bench.train.run_config import recorded_run
+    from layermem_bench.train.setup import build_model
+
+    (checkpoint,) = open_checkpoints([record.folder])
+    if trained:
+        return load_model(checkpoint)
+    # As training builds it: a field that is left out, such as the vocabulary's size, would draw
+    # other random numbers, and the routers would be of another start than the run's.
+    set_seed(record.seed)
+    return build_model(recorded_run(RunFolder(record.folder)), checkpoint.tokenizer)
+
+
+def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path) -> Analysis:
+    """Return the analysis of two runs: that which is there, else a new one."""
+    from layermem_bench.analysis.analyze import analyze
+    from layermem_bench.analysis.checkpoints import open_checkpoints
+    from layermem_bench.evals.benchmarks import checkpoint_digest
+
+    words = "-".join(options.words or ()) or "words"
+    # A run that is trained again keeps its id, and may have other weights.
+    digests = (checkpoint_digest(c, None) for c in open_checkpoints([r.folder for r in pair]))
+    weights = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:12]
+    # Beside the results, so that artefacts share what is of the same runs.
+    name = f"{pair[0].run_id}-{pair[1].run_id}-{words}-{options.each}-{weights}"
+    folder = out.parent / "analyses" / name
+    if (folder / "analysis.json").exists():
+        analysis = read_result(Analysis, folder)
+        of_runs = [model.about.run_id for model in analysis.models.values()]
+        same_words = options.words in (None, analysis.options.words)
+        same = replace(analysis.options, words=options.words) == options and same_words
+        if same and of_runs == [record.run_id for record in pair]:
+            return analysis
+        raise ValueError(
+            f"{folder}/analysis.json is of other runs or options than its folder says; delete it"
+        )
+    logger.info("analyzing %s against %s", pair[0].folder, pair[1].folder)
+    command = f"layermem analyze {pair[0].folder} --against {pair[1].folder}"
+    return analyze([record.folder for record in pair], options, folder, command)
+
+
+def _of(
+    analyses: Analyses,
+    quantity: str,
+    value: Callable[[ModelAnalysis], float],
+    *,
+    is_share: bool = False,
+) -> Iterator[Observed]:
+    for arm, by_seed in analyses.items():
+        numbers = {seed: value(model) for seed, model in by_seed.items()}
+        yield Observed(quantity=quantity, arm=arm, by_seed=numbers, is_share=is_share)
+
+
+def _at(by_layer: Sequence[float], layer: int | None) -> float:
+    return float(np.mean(by_layer)) if layer is None else by_layer[layer]

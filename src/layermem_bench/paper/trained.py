@@ -1,0 +1,294 @@
+"""What models trained on text come to: Figures 1, 6, 10 and 11, and Table 7."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from layermem_bench.efficiency.model_sizes import reshaped
+from layermem_bench.paper.artefact import (
+    Observing,
+    board,
+    claims_of_lime,
+    lines,
+    on_text,
+    shares,
+)
+from layermem_bench.paper.observing import (
+    losses,
+    lower_perplexity,
+    perplexities,
+    right_answers,
+    saved,
+)
+from layermem_bench.paper.reasoning import ARITHMETIC_RATES, answers
+from layermem_bench.presets import get_preset
+from layermem_bench.results.study import (
+    LOSS,
+    Claim,
+    Direction,
+    Drawing,
+    PaperNumber,
+    Scale,
+)
+from layermem_bench.study.definition import Board, Observed
+
+TEXT_RATES: dict[Scale, tuple[float, ...]] = {
+    "tiny": (1e-3, 3e-3, 1e-2, 3e-2),
+    "small": (3e-4, 1e-3, 3e-3),
+    "paper": (),
+}
+"""Learning rates that are tried on text; the paper has one."""
+_DEPTH_RATES: dict[Scale, tuple[float, ...]] = {
+    "tiny": (1e-3, 3e-3, 1e-2),
+    "small": (3e-4, 1e-3, 3e-3),
+    "paper": (),
+}
+_TRAINING_LOSS = (
+    "The paper draws training loss; here it is validation loss, at the same steps of both arms."
+)
+_PERPLEXITY, _LOWER = "perplexity", "perplexity below plain"
+_SAVED_FLOPS = "FLOPs saved on the way to the higher last loss"
+_SAVED_TOKENS = "tokens saved on the way to the higher last loss"
+_BY_FLOPS = Drawing(kind="curves", across="flops", up=LOSS)
+_BY_TOKENS = Drawing(kind="curves", across="tokens", up=LOSS)
+
+
+def grouped_queries(scale: Scale, arms: tuple[str, ...] = ("plain", "lime")) -> Board:
+    """Return the runs on text with grouped-query attention; the paper's 1B has 8 heads of 32."""
+    if scale == "paper":
+        return board("paper-1b-gqa", get_preset("paper-1b-gqa"), arms)
+    base = get_preset("tiny-lm" if scale == "tiny" else "small-30m")
+    grouped = replace(base, model=replace(base.model, num_key_value_heads=2))
+    return board(f"{base.preset}-gqa", grouped, arms, TEXT_RATES[scale])
+
+
+def full_attention(scale: Scale) -> Board:
+    """Return the runs on text with a key-value head for every query head."""
+    presets = {"tiny": "tiny-lm", "small": "small-30m", "paper": "paper-1b-full"}
+    base = get_preset(presets[scale])
+    return board(base.preset, base, rates=TEXT_RATES[scale])
+
+
+def _fig1(trained: Observing) -> Iterator[Observed]:
+    name = grouped_queries(trained.scale).name
+    yield from perplexities(trained, name, _PERPLEXITY)
+    yield from lower_perplexity(trained, name, "lime", _LOWER)
+    yield from saved(trained, name, "lime", "flops", _SAVED_FLOPS)
+
+
+def _fig10(trained: Observing) -> Iterator[Observed]:
+    name = grouped_queries(trained.scale).name
+    yield from losses(trained, name)
+    yield from saved(trained, name, "lime", "tokens", _SAVED_TOKENS)
+
+
+def _fig11(trained: Observing) -> Iterator[Observed]:
+    name = full_attention(trained.scale).name
+    yield from perplexities(trained, name, _PERPLEXITY)
+    yield from lower_perplexity(trained, name, "lime", _LOWER)
+    yield from saved(trained, name, "lime", "flops", _SAVED_FLOPS)
+    yield from saved(trained, name, "lime", "tokens", _SAVED_TOKENS)
+
+
+# Figure 6.
+_DEPTHS: dict[Scale, tuple[int, ...]] = {
+    "tiny": (8, 16, 32, 64),
+    "small": (16, 32, 64),
+    "paper": (32, 64, 128),
+}
+_TINY_WIDTH = 32
+
+
+def _deep(scale: Scale, depth: int) -> Board:
+    if scale == "tiny":
+        base = reshaped(get_preset("tiny-lm"), depth, _TINY_WIDTH)
+    elif scale == "small":
+        papers = get_preset("paper-depth-32").model
+        base = replace(get_preset("small-30m"), model=replace(papers, num_hidden_layers=depth))
+    else:
+        base = get_preset(f"paper-depth-{depth}")
+    return board(f"{scale}-depth-{depth}", base, rates=_DEPTH_RATES[scale])
+
+
+def _arm_at(arm: str, depth: int) -> str:
+    return f"{arm}, {depth} layers"
+
+
+def _fig6(trained: Observing) -> Iterator[Observed]:
+    for depth in _DEPTHS[trained.scale]:
+        for observed in losses(trained, _deep(trained.scale, depth).name):
+            yield replace(observed, arm=_arm_at(observed.arm, depth))
+
+
+def _fig6_claims(scale: Scale) -> tuple[Claim, ...]:
+    depths = _DEPTHS[scale]
+    # The deepest first, as half of it against all of it is what the figure is known for.
+    pairs = [*reversed(list(pairwise(depths))), *((depth, depth) for depth in reversed(depths))]
+    return tuple(
+        Claim(
+            quantity=LOSS,
+            arm=_arm_at("lime", ours),
+            against=_arm_at("plain", theirs),
+            direction="lower",
+        )
+        for ours, theirs in pairs
+    )
+
+
+# Table 7: the arms with the perplexities that are printed.
+_ROUTERS = {
+    "plain": 16.4611,
+    "lime:router=average": 16.4611,
+    "lime:router=last:router_window=2": 16.2810,
+    "lime:router=last:router_window=4": 16.1675,
+    "lime:router=last:router_window=6": 16.1351,
+    "lime:router=first:router_window=2": 15.9746,
+    "lime:router=first:router_window=4": 15.9586,
+    "lime:router=first:router_window=6": 15.9906,
+    "lime": 15.9267,
+}
+_ROUTER_PRESETS: dict[Scale, tuple[str, ...]] = {
+    "tiny": ("tiny-lm", "tiny-aet-4"),
+    "small": ("small-30m",),
+    "paper": ("paper-150m",),
+}
+_VALIDATION_PERPLEXITY = "validation perplexity"
+
+
+def _router_arms(layers: int) -> tuple[str, ...]:
+    """Return the arms without those that are the full router at this depth.
+
+    The last layer reads ``layers`` sources. "last" counts its own among them; "first" reads the
+    layer before and the own beside its window.
+    """
+    at_most = {"last": layers - 1, "first": layers - 3}
+    full = {
+        f"lime:router={kind}:router_window={window}"
+        for kind, most in at_most.items()
+        for window in (2, 4, 6)
+        if window > most
+    }
+    return tuple(arm for arm in _ROUTERS if arm not in full)
+
+
+def _table7_boards(scale: Scale) -> tuple[Board, ...]:
+    return tuple(
+        board(
+            base.preset,
+            base,
+            _router_arms(base.model.num_hidden_layers),
+            (ARITHMETIC_RATES if base.task.name else TEXT_RATES)[scale],
+        )
+        for base in map(get_preset, _ROUTER_PRESETS[scale])
+    )
+
+
+def _table7(trained: Observing) -> Iterator[Observed]:
+    yield from perplexities(trained, _ROUTER_PRESETS[trained.scale][0], _VALIDATION_PERPLEXITY)
+    yield from right_answers(trained, "tiny-aet-4", answers(4))
+
+
+def _table7_claims(scale: Scale) -> tuple[Claim, ...]:
+    on_text, *on_answers = ([arm.name for arm in board.arms] for board in _table7_boards(scale))
+
+    def full_router(quantity: str, direction: Direction, arms: list[str]) -> Iterator[Claim]:
+        for arm in arms:
+            if arm != "lime":
+                yield from claims_of_lime(direction, quantity, against=arm)
+
+    average = Claim(quantity=_VALIDATION_PERPLEXITY, arm="lime:router=average", direction="similar")
+    return (
+        *full_router(_VALIDATION_PERPLEXITY, "lower", on_text),
+        average,
+        *(claim for arms in on_answers for claim in full_router(answers(4), "higher", arms)),
+    )
+
+
+ARTEFACTS = {
+    "fig1": on_text(
+        title="Loss per training FLOP, grouped-query attention",
+        claim="LIMe has a lower loss than LLaMA at a similar amount of FLOPs: it converges 8.9% "
+        "faster in FLOPs and ends at a 0.91% lower perplexity (1B, grouped-query attention).",
+        boards=lambda scale: (grouped_queries(scale),),
+        observe=_fig1,
+        numbers=shares(
+            "section 1, with GQA", {(_SAVED_FLOPS, "lime"): 0.089, (_LOWER, "lime"): 0.0091}
+        ),
+        claims=lambda scale: (
+            *claims_of_lime("lower", _PERPLEXITY),
+            *claims_of_lime("higher", _SAVED_FLOPS),
+        ),
+        drawings=lambda scale: (_BY_FLOPS,),
+        notes=(
+            _TRAINING_LOSS,
+            "The paper prints no perplexities here, only that LIMe's is 0.91% lower.",
+            "FLOPs are counted in closed form, three forwards a step, attention to all keys.",
+        ),
+    ),
+    "fig6": on_text(
+        title="Deep decoders: loss by depth",
+        claim="LIMe outperforms LLaMA at 32, 64 and 128 layers, and LIMe of 64 layers outperforms "
+        "LLaMA of 128.",
+        boards=lambda scale: tuple(_deep(scale, depth) for depth in _DEPTHS[scale]),
+        observe=_fig6,
+        claims=_fig6_claims,
+        drawings=lambda scale: (
+            lines(LOSS, "layers", _DEPTHS[scale], lambda arm, depth: (LOSS, _arm_at(arm, depth))),
+        ),
+        notes=(
+            _TRAINING_LOSS,
+            "Scale tiny has heads of width 8: its deepest models are those of the board "
+            "tiny-lm@64x32; scale small has the paper's width and heads.",
+            "The figure prints no numbers; width, steps and seed are those of an earlier release "
+            "of the paper's code, the learning rate is assumed.",
+        ),
+    ),
+    "fig10": on_text(
+        title="Loss per token, grouped-query attention",
+        claim="LIMe with grouped-query attention is more data efficient than LLaMA.",
+        boards=lambda scale: (grouped_queries(scale),),
+        observe=_fig10,
+        claims=lambda scale: (
+            *claims_of_lime("lower", LOSS),
+            *claims_of_lime("higher", _SAVED_TOKENS),
+        ),
+        drawings=lambda scale: (_BY_TOKENS,),
+        notes=(_TRAINING_LOSS, "The figure prints no numbers."),
+    ),
+    "fig11": on_text(
+        title="Loss per training FLOP and per token, full attention",
+        claim="Without grouped queries LIMe converges 15.3% faster in FLOPs, is more data "
+        "efficient and ends at a 1.15% lower perplexity (1B).",
+        boards=lambda scale: (full_attention(scale),),
+        observe=_fig11,
+        numbers=shares("section 1", {(_SAVED_FLOPS, "lime"): 0.153, (_LOWER, "lime"): 0.0115}),
+        claims=lambda scale: (
+            *claims_of_lime("lower", _PERPLEXITY),
+            *claims_of_lime("higher", _SAVED_FLOPS, _SAVED_TOKENS),
+        ),
+        drawings=lambda scale: (_BY_FLOPS, _BY_TOKENS),
+        notes=(
+            _TRAINING_LOSS,
+            "The paper prints no perplexities here, only that LIMe's is 1.15% lower.",
+        ),
+    ),
+    "table7": on_text(
+        title="Constrained routers, validation perplexity, 150M",
+        claim="The full learned router has the lowest perplexity (15.9267 against LLaMA's "
+        "16.4611); windows gain less, and a uniform average nothing.",
+        boards=_table7_boards,
+        observe=_table7,
+        numbers=tuple(
+            PaperNumber(quantity=_VALIDATION_PERPLEXITY, arm=arm, value=value, where="Table 7")
+            for arm, value in _ROUTERS.items()
+        ),
+        claims=_table7_claims,
+        notes=(
+            "The paper says neither width, depth nor tokens of its 150M: the preset's are assumed.",
+            "Right answers of 4 operands are not in the paper's table.",
+            "A window that reaches every layer is the full router and no arm of its own: the "
+            "first 6 of 8 layers, as each also reads the layer before; the first 2 and the last "
+            "4 of 4.",
+        ),
+    ),
+}

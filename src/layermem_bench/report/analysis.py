@@ -1,0 +1,279 @@
+"""The page about an analysis, its table on the screen, and its figure as a file."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from layermem_bench.report import figures
+from layermem_bench.report.depth import Rows, mixtures_section, panels, routing_section
+from layermem_bench.report.page import Cell, Figure, Link, Page, Section, Switch, Table
+from layermem_bench.results.analysis import Analysis, ByLayer, ModelAnalysis, Probe, Representation
+
+_REPRESENTATIONS: dict[Representation, str] = {
+    "routed": "values that attention reads",
+    "hidden": "hidden states",
+}
+_PROBES: dict[Probe, str] = {
+    "paper": "the paper's probe: a linear layer, one epoch of Adam",
+    "converged": "a converged probe: logistic regression",
+}
+# The paper's probe, as in analysis/separability.py: the share of the occurrences that it is fitted
+# to (four folds of five), and its batch size.
+_FITTED, _BATCH = 0.8, 64
+
+
+def build(analysis: Analysis) -> Page:
+    """Return the page about an analysis alone."""
+    return Page(
+        title=f"Inside {' against '.join(analysis.models)}",
+        lead=sentence(analysis),
+        sections=sections(analysis, {}, {}),
+    )
+
+
+def sentence(analysis: Analysis) -> str:
+    """Say what came out, in one sentence for each model."""
+    words = ", ".join(analysis.options.words or ())
+    told = []
+    for name, model in analysis.models.items():
+        accuracy = model.separability["converged"]["routed"].mean[-1]
+        read = ""
+        if model.routing is not None:
+            mean = np.mean([r.off_layer_share for r in model.routing.readings if r.layer])
+            read = f", and {mean:.0%} of what its layers read comes from earlier ones"
+        told.append(
+            f"The values of {name} have an entropy of {np.mean(model.entropy['routed'].mean):.2f} "
+            f"nats, mean over layers; a converged probe tells {words} apart in those of the last "
+            f"layer with an accuracy of {accuracy:.0%}{read}."
+        )
+    return " ".join(told)
+
+
+def sections(
+    analysis: Analysis,
+    marks: Mapping[str, str],
+    styles: Mapping[str, int],
+    title_suffix: str = "",
+) -> list[Section]:
+    """Return the sections of a page that show an analysis.
+
+    ``marks``: run id to the table row on the same page that describes the run. The models are shown
+    in the order of these runs. ``styles``: run id to the index of its line style on the page; used
+    if every model has one. ``title_suffix`` is added to every title.
+    """
+    analysis = _order_models(analysis, list(marks))
+    run_ids = {name: model.about.run_id for name, model in analysis.models.items()}
+    model_styles = {name: styles[run] for name, run in run_ids.items() if run and run in styles}
+    line_styles = model_styles if len(model_styles) == len(run_ids) else None
+    parts = [
+        _models_section(analysis, marks),
+        _entropy_section(analysis, line_styles),
+        _separability_section(analysis, line_styles),
+        _layout_section(analysis),
+        *(routing_section(name, model) for name, model in analysis.models.items()),
+        *(
+            mixtures_section(name, model.mixtures)
+            for name, model in analysis.models.items()
+            if model.mixtures
+        ),
+    ]
+    return [replace(part, title=f"{part.title}{title_suffix}") for part in parts]
+
+
+def table(analysis: Analysis) -> Table:
+    """Return entropy and both probes' accuracies of the routed values, layer by layer."""
+    columns = [
+        *((f"entropy, {name}", v, ".2f") for name, v in _entropies(analysis, "routed").items()),
+        *(
+            (f"{probe} probe, {name}", values, ".1%")
+            for probe in _PROBES
+            for name, values in _accuracies(analysis, probe, "routed").items()
+        ),
+    ]
+    depth = max(len(values.mean) for _, values, _ in columns)
+    return Table(
+        header=["layer", *(header for header, _, _ in columns)],
+        rows=[
+            [
+                str(i),
+                *(format(v.mean[i], spec) if i < len(v.mean) else "" for _, v, spec in columns),
+            ]
+            for i in range(depth)
+        ],
+        caption="Of the values that attention reads.",
+    )
+
+
+def draw(analysis: Analysis, path: Path) -> None:
+    """Draw entropy, the paper's probe and the last layer's layout of each model into one file."""
+    words = analysis.options.words or ()
+    entropy = _plot_by_layer(_entropies(analysis, "routed"), up="entropy of values (nats)")
+    accuracy = _plot_by_layer(
+        _accuracies(analysis, "paper", "routed"),
+        up=f"accuracy for {', '.join(words)}",
+        scale="share",
+    )
+    layouts = [_plot_last_layout(name, model, words) for name, model in analysis.models.items()]
+    figures.save([entropy, accuracy, *layouts], path)
+
+
+def _plot_last_layout(
+    name: str, model: ModelAnalysis, words: Sequence[str]
+) -> Callable[[Axes], None]:
+    last = max(model.layout.layers)
+
+    def plot(axes: Axes) -> None:
+        figures.plot_points(axes, model.layout.layers[last], model.layout.labels, words)
+        axes.set_title(f"{name}, layer {last}", fontsize=10)
+
+    return plot
+
+
+def _order_models(analysis: Analysis, run_ids: list[str]) -> Analysis:
+    """Sort the models by the order of their runs; models of no such run come first."""
+
+    def position(name: str) -> int:
+        run_id = analysis.models[name].about.run_id
+        return run_ids.index(run_id) if run_id in run_ids else -1
+
+    names = sorted(analysis.models, key=position)
+    return replace(analysis, models={name: analysis.models[name] for name in names})
+
+
+def _entropies(analysis: Analysis, kind: Representation) -> dict[str, ByLayer]:
+    return {name: model.entropy[kind] for name, model in analysis.models.items()}
+
+
+def _accuracies(analysis: Analysis, probe: Probe, kind: Representation) -> dict[str, ByLayer]:
+    return {name: model.separability[probe][kind] for name, model in analysis.models.items()}
+
+
+def _plot_by_layer(
+    values: Mapping[str, ByLayer],
+    *,
+    up: str,
+    scale: figures.Scale = "number",
+    styles: Mapping[str, int] | None = None,
+) -> Callable[[Axes], None]:
+    """Return what plots a line for each model, in a band of one standard deviation."""
+    series = {name: (range(len(v.mean)), v.mean) for name, v in values.items()}
+    bands = {
+        name: (
+            [mean - deviation for mean, deviation in zip(v.mean, v.deviation, strict=True)],
+            [mean + deviation for mean, deviation in zip(v.mean, v.deviation, strict=True)],
+        )
+        for name, v in values.items()
+    }
+    return lambda axes: figures.plot_curves(
+        axes, series, across="layer", up=up, scale=scale, bands=bands, styles=styles
+    )
+
+
+def _models_section(analysis: Analysis, marks: Mapping[str, str]) -> Section:
+    rows: list[list[Cell]] = []
+    for name, model in analysis.models.items():
+        about = model.about
+        run: Cell = about.run_id or "no run"
+        if about.run_id is not None and about.run_id in marks:
+            run = Link(about.run_id, marks[about.run_id])
+        sizes = str(about.layers), str(about.width), f"{about.parameters:,}"
+        rows.append([name, run, about.class_name, *sizes])
+    options = analysis.options
+    text = options.text or "the run's own problems, or the standard library's sources"
+    return Section(
+        title="What was analyzed",
+        tables=[
+            Table(
+                header=["", "run", "class", "layers", "width", "parameters"],
+                rows=rows,
+                caption=f"Text: {text}; {analysis.sequences} sequences of at most "
+                f"{options.length} tokens; seed {options.seed}.",
+            )
+        ],
+        commands=[analysis.command] if analysis.command else [],
+    )
+
+
+def _entropy_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Section:
+    def draw_entropy(kind: Representation) -> str:
+        values = _entropies(analysis, kind)
+        return figures.drawing(_plot_by_layer(values, up="entropy (nats)", styles=styles))
+
+    return Section(
+        title="Entropy by layer",
+        paragraphs=[
+            "Matrix entropy in nats of each sequence's tokens: 0 if all are the same vector, the "
+            "logarithm of the number of tokens if all are orthogonal. Where it is low, "
+            "representations have collapsed."
+        ],
+        figures=[
+            Figure(
+                svg=draw_entropy(kind),
+                caption=f"Of {name}; order {analysis.options.alpha:g}, features standardised; "
+                f"bands: standard deviation over {analysis.sequences} sequences.",
+            )
+            for kind, name in _REPRESENTATIONS.items()
+        ],
+    )
+
+
+def _separability_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Section:
+    words, each = analysis.options.words or (), analysis.options.each
+    steps = math.ceil(_FITTED * len(words) * each / _BATCH)
+
+    def draw_accuracy(probe: Probe, kind: Representation) -> str:
+        values = _accuracies(analysis, probe, kind)
+        plot = _plot_by_layer(values, up="accuracy", scale="share", styles=styles)
+        return figures.drawing(plot)
+
+    return Section(
+        title="Separability of words",
+        paragraphs=[
+            f"Accuracy of a linear probe for {', '.join(words)}, by layer, {each} occurrences "
+            f"each, five folds. The paper's probe takes {steps} steps here: with few occurrences "
+            "it says more about itself than about the values.",
+            _describe_controls(analysis),
+        ],
+        figures=[
+            Figure(
+                svg=draw_accuracy(probe, kind),
+                caption=f"By {name}; {description}. Bands: standard deviation over folds.",
+            )
+            for probe, description in _PROBES.items()
+            for kind, name in _REPRESENTATIONS.items()
+        ],
+    )
+
+
+def _describe_controls(analysis: Analysis) -> str:
+    """Return sentences with chance and the accuracies for shuffled labels, of the first model."""
+    first = next(iter(analysis.models.values()))
+    sentences = []
+    for probe in _PROBES:
+        for kind, name in _REPRESENTATIONS.items():
+            accuracy = first.separability[probe][kind]
+            low, high = min(accuracy.shuffled), max(accuracy.shuffled)
+            sentences.append(
+                f"Of {name}, {probe}: chance {accuracy.chance:.1%}, with labels shuffled "
+                f"{low:.1%} to {high:.1%}."
+            )
+    return " ".join(sentences)
+
+
+def _layout_section(analysis: Analysis) -> Section:
+    words = analysis.options.words or ()
+    caption = "values that attention reads; t-SNE of vectors normalised to length 1."
+
+    def layouts(name: str, model: ModelAnalysis) -> Switch:
+        def draw(points: Rows) -> str:
+            return figures.scatter(points, model.layout.labels, words)
+
+        shown = {f"layer {layer}": points for layer, points in model.layout.layers.items()}
+        return panels(name, shown, draw, caption, first=-1)
+
+    switches = [layouts(name, model) for name, model in analysis.models.items()]
+    return Section(title="Layout of words", switches=switches)

@@ -1,0 +1,187 @@
+"""Draws what variants cost: tables of counts and measurements, curves along depth and width."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from layermem_bench.report import figures
+from layermem_bench.report.numbers import in_bytes, with_unit
+from layermem_bench.report.page import Figure, Section, Table
+from layermem_bench.results.costs import CostPoint, Costs, MeasuringOptions
+
+COUNTED = (
+    "FLOPs of the forward of one sequence, in closed form: two a multiply-add, attention to the "
+    "keys a causal query sees. The paper's (Table 8): one a multiply-add of linear layers and "
+    "routers, two of attention, all keys."
+)
+# What goes across, and the other size, which then tells lines apart.
+_AXES = {"layers": "width", "width": "layers"}
+
+
+def counted_table(points: Sequence[CostPoint]) -> Table:
+    """Return parameters and FLOPs, in the form of the paper's Table 8."""
+    rows = []
+    for point in points:
+        first: tuple[float, ...] = ()
+        for name, by_counting in point.counted.items():
+            honest, paper = by_counting["honest"], by_counting["paper"]
+            numbers = honest.parameters, honest.forward, paper.forward
+            cells: list[str] = []
+            for i, number in enumerate(numbers):
+                cells += [with_unit(number), _increase(number, first[i] if first else None)]
+            rows.append(["" if first else _describe(point), name, *cells])
+            first = first or numbers
+    header = ["", "variant", "parameters", "more", "FLOPs", "more", "paper's FLOPs", "more"]
+    return Table(header=header, rows=rows, caption=COUNTED)
+
+
+def measured_table(costs: Costs) -> Table:
+    """Return the time and memory of a step, in the form of the paper's Table 9."""
+    rows, measuring = [], costs.measuring or MeasuringOptions()
+    for point in costs.points:
+        for mode, by_arm in (point.measured or {}).items():
+            first = next(iter(by_arm.values()))
+            for i, (name, taken) in enumerate(by_arm.items()):
+                median, low, high = (
+                    f"{1e3 * t:.4g}" for t in (taken.seconds, taken.low, taken.high)
+                )
+                time = [f"{median} ms ({low} to {high})"]
+                time.append(_increase(taken.seconds, first.seconds if i else None))
+                memory = ["unknown", ""]
+                if taken.peak is not None:
+                    more = _increase(taken.peak, first.peak if i else None)
+                    memory = [in_bytes(taken.peak), more]
+                where = "" if i else f"{_describe(point)}, {mode}"
+                rows.append([where, name, *time, *memory])
+    return Table(
+        header=["", "variant", "step, median (quartiles)", "more", "peak memory", "more"],
+        rows=rows,
+        caption=f"{costs.machine}, {costs.precision}; {measuring.batch} sequences a step, "
+        f"{measuring.repeats} rounds side by side in one process after a warm-up; a step is "
+        "forward, backward, AdamW. On a CPU, time is the process's own. Peak: model, optimiser and "
+        "a step, in a process of its own.",
+    )
+
+
+def draw(costs: Costs, path: Path) -> None:
+    """Draw the curves side by side into a file."""
+    figures.save([plot for plot, _ in drawings(costs.points)], path)
+
+
+def drawings(points: Sequence[CostPoint]) -> Iterator[tuple[Callable[[Axes], None], str]]:
+    """Yield a plot and its caption, for each of depth and width in which the points differ."""
+    if all(len(point.counted) < 2 for point in points):
+        return
+    for axis, other in _AXES.items():
+        if len({getattr(point, axis) for point in points}) < 2:
+            continue
+        yield _plot(points, axis, other, _flops, "FLOPs"), f"FLOPs of a forward by {axis}"
+        if all(point.measured for point in points):
+            *_, mode = points[0].measured or {}
+            caption = f"time of a step by {axis} ({mode})"
+            yield _plot(points, axis, other, _seconds, "time"), caption
+
+
+def counted_section(
+    title: str,
+    points: Sequence[CostPoint],
+    lines: Sequence[Sequence[CostPoint]],
+    how_to_measure: str,
+) -> Section:
+    """Return the part of a page about closed-form costs.
+
+    ``points``: at the runs' own sizes. ``lines``: along depth and along width.
+    ``how_to_measure``: a note on time and memory; empty if they are on the page.
+    """
+    drawn = [pair for line in lines for pair in drawings(line)]
+    notes = [how_to_measure] if how_to_measure else []
+    if not drawn:
+        notes.append("Curves along depth and width want a second variant of the same sizes.")
+    return Section(
+        title=title,
+        paragraphs=notes,
+        tables=[counted_table(points)],
+        figures=_figures(drawn, points),
+    )
+
+
+def given_section(title: str, costs: Costs) -> Section:
+    """Return the part of a page about a file that ``layermem costs`` has written."""
+    was_measured = costs.machine is not None
+    note = "Counted, not measured: it was written without --measure."
+    return Section(
+        title=title,
+        paragraphs=[] if was_measured else [note],
+        tables=[measured_table(costs) if was_measured else counted_table(costs.points)],
+        figures=_figures(list(drawings(costs.points)), costs.points),
+        commands=[costs.command] if costs.command else [],
+    )
+
+
+def _figures(
+    drawn: Sequence[tuple[Callable[[Axes], None], str]], points: Sequence[CostPoint]
+) -> list[Figure]:
+    names = ", ".join(dict.fromkeys(point.preset for point in points))
+    first = next(iter(points[0].counted))
+    return [
+        Figure(svg=figures.drawing(plot), caption=f"{names}: {caption}, more than {first}.")
+        for plot, caption in drawn
+    ]
+
+
+def _plot(
+    points: Sequence[CostPoint],
+    axis: str,
+    other: str,
+    numbers_of: Callable[[CostPoint], Mapping[str, float]],
+    quantity: str,
+) -> Callable[[Axes], None]:
+    """Return a function that draws how much more each arm costs than the first, a line for each."""
+    in_label = [
+        key for key in ("preset", other) if len({getattr(point, key) for point in points}) > 1
+    ]
+    lines: dict[str, tuple[list[float], list[float]]] = {}
+    styles: dict[str, int] = {}
+    for point in sorted(points, key=lambda point: float(getattr(point, axis))):
+        numbers = numbers_of(point)
+        first, *others = numbers
+        for i, name in enumerate(others, 1):
+            values = ((key, getattr(point, key)) for key in in_label)
+            parts = (f"{value}" if key == "preset" else f"{key} {value}" for key, value in values)
+            label = ", ".join([name, *parts])
+            # The first arm's style is its own, though it is not drawn.
+            styles.setdefault(label, len(styles) if in_label else i)
+            x, y = lines.setdefault(label, ([], []))
+            x.append(getattr(point, axis))
+            y.append(numbers[name] / numbers[first] - 1)
+    return lambda axes: figures.plot_curves(
+        axes,
+        lines,
+        across=axis,
+        up=f"{quantity}, more than {first}",
+        scale="percent",
+        styles=styles,
+    )
+
+
+def _flops(point: CostPoint) -> dict[str, float]:
+    return {name: by_counting["honest"].forward for name, by_counting in point.counted.items()}
+
+
+def _seconds(point: CostPoint) -> dict[str, float]:
+    # Of several modes, the one that was named last.
+    *_, by_arm = (point.measured or {}).values()
+    return {name: measurement.seconds for name, measurement in by_arm.items()}
+
+
+def _describe(point: CostPoint) -> str:
+    heads = f"{point.heads} heads"
+    if point.kv_heads != point.heads:
+        heads += f" ({point.kv_heads} kv)"
+    return f"{point.preset}: {point.layers} x {point.width}, {heads}, T {point.tokens}"
+
+
+def _increase(value: float, base: float | None) -> str:
+    """Write by how much a number exceeds another; nothing where there is no other."""
+    return f"{value / base - 1:+.2%}" if base else ""

@@ -1,0 +1,136 @@
+"""Sections of a page about depth: what a model's routers read, and what its places mix."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from layermem_bench.report import figures
+from layermem_bench.report.page import Figure, Section, Switch, Table
+from layermem_bench.results.analysis import DepthMixture, ModelAnalysis, Routing
+
+Rows = Sequence[Sequence[float]]
+
+
+def panels(
+    label: str, shown: Mapping[str, Rows], draw: Callable[[Rows], str], caption: str, first: int = 0
+) -> Switch:
+    """Return a drawing for each name of ``shown``, of which one is seen at a time."""
+    options = [
+        (name, Figure(svg=draw(rows), caption=f"{label}, {name}: {caption}"))
+        for name, rows in shown.items()
+    ]
+    return Switch(label=label, options=options, first=first % max(1, len(options)))
+
+
+def draw_heads(shares: Rows) -> str:
+    """Return an SVG of the shares that each head of a layer reads."""
+    return figures.rows(np.array(shares), across="source layer", up="head")
+
+
+def draw_layers(shares: Rows) -> str:
+    """Return an SVG of the shares that each layer reads."""
+    return figures.heatmap(np.array(shares), across="source layer", up="layer")
+
+
+def routing_section(name: str, model: ModelAnalysis) -> Section:
+    """Return the section about a model's routers, or one that says why nothing is shown."""
+    title = f"What {name} reads"
+    routing = model.routing
+    if routing is None:
+        reason = "No router reads another layer: every layer reads its own keys and values."
+        if model.mixtures:
+            reason = f"It mixes over depth without routers: see What {name} mixes."
+        if model.routing_unknown is not None:
+            reason = f"It is not shown: {model.routing_unknown}."
+        return Section(title=title, paragraphs=[reason])
+    # Layer 0 has nothing to choose from.
+    heads = {f"layer {i}": heads for i, heads in enumerate(routing.heads) if i}
+    return Section(
+        title=title,
+        tables=[_readings_table(routing)],
+        figures=_heatmaps(routing),
+        switches=[panels(name, heads, draw_heads, "what each key-value head reads.")],
+        paragraphs=[_describe_circuits(routing)],
+    )
+
+
+def _heatmaps(routing: Routing) -> list[Figure]:
+    """Return the heatmap of what is read, or that of keys and that of values if they differ."""
+    caption = "Absolute router weights, averaged over heads, each row divided by its sum."
+    shown = {caption: routing.heatmap}
+    if routing.parts is not None:
+        shown = {f"What {part}s read. {caption}": heat for part, heat in routing.parts.items()}
+    return [Figure(svg=draw_layers(heat), caption=caption) for caption, heat in shown.items()]
+
+
+def _readings_table(routing: Routing) -> Table:
+    return Table(
+        header=["layer", "from earlier layers", "effective number of layers", "most read"],
+        rows=[
+            [
+                str(reading.layer),
+                f"{reading.off_layer_share:.1%}",
+                f"{reading.effective:.2f}",
+                ", ".join(map(str, reading.sources)),
+            ]
+            for reading in routing.readings
+        ],
+        caption="Shares of absolute router weights; the effective number is exp of their entropy.",
+    )
+
+
+def _describe_circuits(routing: Routing) -> str:
+    paths = [
+        f"{' from '.join(map(str, circuit.layers))} ({circuit.weight:.1%})"
+        for circuit in routing.circuits[:5]
+    ]
+    if not paths:
+        return "No path of two steps: the model has too few layers, or no layer reads another."
+    return f"Heaviest paths of two steps: {'; '.join(paths)}."
+
+
+def mixtures_section(name: str, mixtures: Sequence[DepthMixture]) -> Section:
+    """Return the section about the weights over depth of a model that has some."""
+    constant = not any(any(map(any, mixture.deviation)) for mixture in mixtures)
+    kind = (
+        "They are the same for all tokens."
+        if constant
+        else "They depend on the token: means and standard deviations are over the texts' tokens."
+    )
+    switches = [_mixtures("Mean weights of", name, mixtures, deviation=False)]
+    if not constant:
+        switches.append(_mixtures("Deviation of", name, mixtures, deviation=True))
+    return Section(
+        title=f"What {name} mixes",
+        paragraphs=[f"Weights with which each place mixes what earlier layers left. {kind}"],
+        switches=switches,
+    )
+
+
+def _mixtures(
+    label: str, name: str, mixtures: Sequence[DepthMixture], *, deviation: bool
+) -> Switch:
+    options = []
+    for reader in dict.fromkeys(reader for mixture in mixtures for reader in mixture.readers):
+        places, sources, matrix = tabulate(mixtures, reader, deviation=deviation)
+        drawing = figures.signed_rows(matrix, across=sources, up=places)
+        caption = f"{name}, what the {reader} reads at each place (row) of each source (column)."
+        options.append((reader, Figure(svg=drawing, caption=caption)))
+    return Switch(label=label, options=options)
+
+
+def tabulate(
+    mixtures: Sequence[DepthMixture], reader: str, *, deviation: bool
+) -> tuple[list[str], list[str], np.ndarray]:
+    """Return the places and the sources of a reader, and [place, source]: NaN where none is read.
+
+    Sources stand in the order in which the places name them first.
+    """
+    chosen = [mixture for mixture in mixtures if reader in mixture.readers]
+    sources = list(dict.fromkeys(source for mixture in chosen for source in mixture.sources))
+    matrix = np.full((len(chosen), len(sources)), np.nan)
+    for row, mixture in zip(matrix, chosen, strict=True):
+        values = mixture.deviation if deviation else mixture.mean
+        columns = [sources.index(source) for source in mixture.sources]
+        row[columns] = values[mixture.readers.index(reader)]
+    return [mixture.place for mixture in chosen], sources, matrix

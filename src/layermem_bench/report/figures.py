@@ -1,0 +1,311 @@
+"""Figures as inline SVG, with text and lines in the colour of the page, light or dark."""
+
+import hashlib
+import io
+import math
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from layermem_bench.results.intervals import Interval
+
+# (colour, dashes, marker): lines differ without colour too, and are visible on light and on dark.
+STYLES = (
+    ("#2f7fc4", "-", "o"),
+    ("#d9622b", "--", "s"),
+    ("#2a9d5c", "-.", "^"),
+    ("#9a5fd0", ":", "D"),
+    ("#c2438d", "-", "v"),
+    ("#7a8594", "--", "P"),
+    ("#0f9aa7", "-.", "X"),
+    ("#a37f1c", ":", "*"),
+)
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Name to the x and y values of its line."""
+Bands = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""Name to the lower and upper edge of its band."""
+Scale = Literal["number", "share", "percent"]
+"""Labels of the y axis: plain numbers, percent from 0% to 100%, or percent of any size."""
+# Characters of a line of a label at the left.
+_LABEL = 44
+# A placeholder that occurs nowhere else; in the SVG it is replaced by the page's colour.
+_INK = "#010203"
+_RC = {
+    "svg.hashsalt": "layermem",
+    "svg.fonttype": "none",
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "font.size": 10,
+}
+
+
+def curves(
+    series: Series,
+    *,
+    across: str,
+    up: str,
+    scale: Scale = "number",
+    bands: Bands | None = None,
+    styles: Mapping[str, int] | None = None,
+) -> str:
+    """Return an SVG of one line for each name, in its band.
+
+    ``across`` and ``up`` label the axes; ``styles``: name to the index of its style, else in order.
+    """
+    return drawing(
+        lambda axes: plot_curves(
+            axes, series, across=across, up=up, scale=scale, bands=bands, styles=styles
+        )
+    )
+
+
+def drawing(plot: Callable[[Axes], None]) -> str:
+    """Return an SVG of what ``plot`` draws into the axes it is given."""
+    return _svg(plot, (6.0, 3.4))
+
+
+def plot_curves(
+    axes: Axes,
+    series: Series,
+    *,
+    across: str,
+    up: str,
+    scale: Scale = "number",
+    bands: Bands | None = None,
+    styles: Mapping[str, int] | None = None,
+) -> None:
+    """Draw the lines of ``curves`` into ``axes``."""
+    for i, (name, (x, y)) in enumerate(series.items()):
+        colour, dashes, marker = STYLES[(styles or {}).get(name, i) % len(STYLES)]
+        axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3)
+        axes.lines[-1].set_label(_escape_label(name))
+        if bands is not None:
+            axes.fill_between(x, *bands[name], color=colour, alpha=0.15, linewidth=0)
+    axes.set_xlabel(across)
+    axes.set_ylabel(_escape_label(up))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if scale != "number":
+        _label_in_percent(axes, from_0_to_100=scale == "share")
+    axes.legend(frameon=False)
+
+
+def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: float) -> str:
+    """Return an SVG of shares with intervals (low, middle, high) and a line at ``chance``."""
+
+    def draw(axes: Axes) -> None:
+        for i, (low, middle, high) in enumerate(values.values()):
+            colour, _, _ = STYLES[i % len(STYLES)]
+            axes.bar(i, middle, 0.6, color=colour, alpha=0.75)
+            axes.errorbar(i, middle, [[middle - low], [high - middle]], color=_INK, capsize=5)
+        axes.axhline(chance, color=_INK, linewidth=0.8, linestyle=":")
+        axes.text(-0.5, chance, "guess ", va="center", ha="right", fontsize=8)
+        axes.set_xlim(-0.5, len(values) - 0.5)
+        axes.set_xticks(
+            range(len(values)), [_escape_label(name).replace(":", ":\n") for name in values]
+        )
+        axes.set_ylabel(up)
+        _label_in_percent(axes, from_0_to_100=True)
+
+    return _svg(draw, (3.6, 3.4))
+
+
+def grouped_bars(
+    groups: Mapping[str, Mapping[str, tuple[float, float, float]]],
+    marks: Mapping[tuple[str, str], float],
+    chances: Mapping[str, float | None],
+    *,
+    up: str,
+) -> str:
+    """Return an SVG of shares with intervals (low, middle, high) by group and name.
+
+    ``marks``: group and name to a number beside it; ``chances``: group to what a guess comes to.
+    """
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    width = 0.8 / max(1, len(names))
+
+    def draw(axes: Axes) -> None:
+        for i, (group, values) in enumerate(groups.items()):
+            for name, (low, middle, high) in values.items():
+                at = i + width * (names.index(name) - (len(names) - 1) / 2)
+                colour = STYLES[names.index(name) % len(STYLES)][0]
+                axes.bar(at, middle, 0.9 * width, color=colour, alpha=0.75)
+                errors = [[middle - low], [high - middle]]
+                axes.errorbar(at, middle, errors, color=_INK, capsize=2, linewidth=0.8)
+                if (group, name) in marks:
+                    axes.plot(at, marks[group, name], marker="D", markersize=4, color=_INK)
+            if (chance := chances.get(group)) is not None:
+                axes.hlines(chance, i - 0.45, i + 0.45, color=_INK, linewidth=0.8, linestyle=":")
+        for i, name in enumerate(names):
+            axes.bar(0, 0, color=STYLES[i % len(STYLES)][0], label=_escape_label(name))
+        axes.set_xticks(range(len(groups)), [_escape_label(textwrap.fill(g, 12)) for g in groups])
+        axes.tick_params(axis="x", labelsize=7, rotation=30 if len(groups) > 4 else 0)
+        axes.set_ylabel(up)
+        _label_in_percent(axes, from_0_to_100=True)
+        axes.legend(frameon=False, fontsize=8)
+
+    return _svg(draw, (6.0, 3.4))
+
+
+def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
+    """Return an SVG of differences with their intervals, one below the other, and a line at 0.
+
+    An interval of a single pair is infinite, and drawn as a point alone.
+    """
+
+    def draw(axes: Axes) -> None:
+        for i, difference in enumerate(differences.values()):
+            half = difference.half if math.isfinite(difference.half) else None
+            colour, _, marker = STYLES[i % len(STYLES)]
+            axes.errorbar(
+                difference.mean,
+                -i,
+                xerr=half,
+                color=colour,
+                marker=marker,
+                capsize=3,
+                linewidth=1.4,
+            )
+        axes.axvline(0, color=_INK, linewidth=0.8, linestyle=":")
+        names = [_escape_label(textwrap.fill(name, _LABEL)) for name in differences]
+        axes.set_yticks([-i for i in range(len(names))], names, fontsize=8)
+        axes.set_ylim(0.6 - len(names), 0.6)
+        axes.set_xlabel(_escape_label(across))
+        if is_share:
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+
+    lines = sum(1 + len(name) // _LABEL for name in differences)
+    return _svg(draw, (6.0, 0.9 + 0.24 * lines))
+
+
+def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> str:
+    """Return an SVG of labelled points, without axes, because they have no meaning."""
+    return _svg(lambda axes: plot_points(axes, points, labels, names), (4.2, 3.8), spines=True)
+
+
+def plot_points(
+    axes: Axes, points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]
+) -> None:
+    """Draw the points of ``scatter`` into ``axes``."""
+    positions, label_array = np.array(points), np.array(labels)
+    for i, name in enumerate(names):
+        colour, _, marker = STYLES[i % len(STYLES)]
+        x, y = positions[label_array == i].T
+        axes.scatter(
+            x, y, s=9, color=colour, marker=marker, label=_escape_label(name), linewidths=0
+        )
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.legend(frameon=False, markerscale=1.8, fontsize=8)
+
+
+def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
+    """Return an SVG of a matrix of shares of any shape."""
+
+    def draw(axes: Axes) -> None:
+        axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        for axis, size in ((axes.xaxis, matrix.shape[1]), (axes.yaxis, matrix.shape[0])):
+            axis.set_ticks(range(0, size, max(1, size // 16)))
+
+    return _svg(draw, (4.2, 3.2), spines=True)
+
+
+def signed_rows(matrix: np.ndarray, across: Sequence[str], up: Sequence[str]) -> str:
+    """Return an SVG of a matrix of numbers of any sign, with a name for each column and row.
+
+    Cells that are not numbers are left blank.
+    """
+    limit = float(np.nanmax(np.abs(matrix))) or 1.0
+
+    def draw(axes: Axes) -> None:
+        image = axes.imshow(matrix, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+        for axis, names in ((axes.xaxis, across), (axes.yaxis, up)):
+            ticks = range(0, len(names), max(1, len(names) // 24))
+            axis.set_ticks(ticks, [_escape_label(names[i]) for i in ticks], fontsize=7)
+        axes.tick_params(axis="x", rotation=90)
+        axes.figure.colorbar(image, ax=axes, fraction=0.04)
+
+    return _svg(draw, (5.4, 4.4), spines=True)
+
+
+def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
+    """Return an SVG of a lower triangle of shares, with numbers in the cells if there is room."""
+    size = len(matrix)
+    shown = np.where(np.tri(size, dtype=bool), matrix, np.nan)
+
+    def draw(axes: Axes) -> None:
+        axes.imshow(shown, cmap="Blues", vmin=0, vmax=1)
+        for i, j in np.argwhere(np.isfinite(shown)) if size <= 12 else ():
+            # A colour that contrasts with the cell, whatever the page's colour is.
+            colour = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
+            axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.set_xticks(range(size) if size <= 32 else range(0, size, size // 16))
+        axes.set_yticks(range(size) if size <= 32 else range(0, size, size // 16))
+
+    return _svg(draw, (3.6, 3.4), spines=True)
+
+
+def check(path: Path) -> None:
+    """Raise unless a file's suffix is that of a kind of figure."""
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"the file of a figure must end in .svg, .png or .pdf, got {path}")
+
+
+def save(
+    panels: Sequence[Callable[[Axes], None]], path: Path, size: tuple[float, float] = (3.4, 3.1)
+) -> None:
+    """Draw panels side by side into a file, whose suffix (svg, png, pdf) decides the format."""
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "layermem", "svg.fonttype": "none", "font.size": 9}
+    ):
+        figure = Figure(figsize=(size[0] * len(panels), size[1]), layout="constrained")
+        for axes, draw in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+            draw(axes)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _escape_label(text: str) -> str:
+    """Keep matplotlib from reading $ as a formula, and from hiding labels that start with _."""
+    text = f" {text}" if text.startswith("_") else text
+    return text.replace("$", r"\$")
+
+
+def _label_in_percent(axes: Axes, *, from_0_to_100: bool) -> None:
+    if from_0_to_100:
+        # Some room above, so that a line at 1 is visible.
+        axes.set_ylim(0, 1.03)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _svg(draw: Callable[[Axes], None], size: tuple[float, float], *, spines: bool = False) -> str:
+    """Return what ``draw`` draws as an svg element of ``size`` in inches."""
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes)
+        if not spines:
+            axes.spines[["top", "right"]].set_visible(False)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # A prefix keeps the ids of several figures on one page apart.
+    prefix = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)

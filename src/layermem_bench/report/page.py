@@ -1,0 +1,125 @@
+"""One HTML page that needs nothing else: no network, no other file, read on light and on dark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from layermem.models.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Link:
+    """Text that leads to where it comes from."""
+
+    text: str
+    mark: str
+    """The row of a table it leads to: one of its ``marks``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One number that is seen first."""
+
+    name: str
+    value: str
+    note: str = ""
+    sources: Sequence[Link] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A drawing with its caption."""
+
+    svg: str
+    """An svg element, as ``figures`` makes them."""
+    caption: str
+    """What it shows, and where its numbers come from."""
+    sources: Sequence[Link] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """Drawings of which one is seen at a time, chosen from a list. Without scripts, all are."""
+
+    label: str
+    options: Sequence[tuple[str, Figure]]
+    first: int = 0
+    """Which is seen at first."""
+
+
+Cell = str | Link | Sequence[Link]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of texts below a header."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    """What it shows, and where its numbers come from."""
+    marks: Sequence[str] = ()
+    """Of each row, what links to it are called; empty: nothing leads here."""
+
+    def texts(self) -> list[list[str]]:
+        """Return the cells without their links."""
+        return [[_text(cell) for cell in row] for row in self.rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One problem, and what each model made of it."""
+
+    problem: str
+    expected: str
+    written: Sequence[tuple[str, str, str]]
+    """Of each model: its name, what it wrote, what is wrong with it (empty: nothing)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page. What it has is shown in the order of these fields."""
+
+    title: str
+    cards: Sequence[Card] = ()
+    """Numbers that are seen first."""
+    paragraphs: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    """Drawings, side by side where there is room."""
+    switches: Sequence[Switch] = ()
+    """Drawings to choose from, side by side where there is room."""
+    attempts: Sequence[Attempt] = ()
+    """Problems with what models wrote."""
+    commands: Sequence[str] = ()
+    """Commands that print what is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A whole page."""
+
+    title: str
+    lead: str
+    sections: Sequence[Section] = field(default_factory=tuple)
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write a page, whole or not at all. Everything but the drawings is escaped."""
+    environment = Environment(
+        loader=PackageLoader("layermem_bench.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, environment.get_template("page.html").render(page=page))
+
+
+def _text(cell: Cell) -> str:
+    if isinstance(cell, str):
+        return cell
+    return cell.text if isinstance(cell, Link) else " ".join(link.text for link in cell)

@@ -1,0 +1,114 @@
+"""Tables of an artefact: the paper's claims with what came of them, its numbers beside ours."""
+
+from collections.abc import Mapping
+
+from layermem_bench.report.numbers import (
+    format_counted,
+    format_interval,
+    format_number,
+    format_p,
+    format_pairs,
+    looks_note,
+)
+from layermem_bench.report.page import Cell, Table
+from layermem_bench.results.comparing import JudgedClaim, judge
+from layermem_bench.results.intervals import interval
+from layermem_bench.results.study import BY_LAYER, Metric, StudyResult
+
+_CHANCE = (
+    "Chance: what an answer comes to that ignores the question, the most frequent one where that "
+    "is right more often than 1 / choices."
+)
+
+
+def claims_table(result: StudyResult) -> Table:
+    """Return a table of the claims: the paper's difference, ours, and what came of it."""
+    return Table(
+        header=["claim", "paper", "here", "p (Holm)", "seeds to settle it", "holds?"],
+        rows=[
+            [
+                claim_text(judged),
+                *claim_numbers(result, judged),
+                format_p(judged.p).removesuffix(", within noise"),
+                format_pairs(judged.difference, judged.pairs_to_settle),
+                f"{judged.verdict} ({judged.reason})",
+            ]
+            for judged in judge(result)
+        ],
+        caption=f"{_over(result)} p-values are adjusted by Holm's method for the number of claims. "
+        "Seeds to settle it: pairs with which a difference as observed would be told from 0 in "
+        f"four of five repetitions.{looks_note(result.looks)}",
+    )
+
+
+def claim_text(judged: JudgedClaim) -> str:
+    """Write what is claimed."""
+    how = {"higher": "above", "lower": "below", "similar": "similar to", "equal": "equal to"}
+    claim = judged.claim
+    other = claim.against or "the paper's number"
+    return f"{claim.quantity}: {claim.arm} {how[claim.direction]} {other}"
+
+
+def claim_numbers(result: StudyResult, judged: JudgedClaim) -> tuple[str, str]:
+    """Write the paper's difference, or number, of a claim and ours; nothing where there is none."""
+    claim, metric = judged.claim, result.metric(judged.claim.quantity)
+    sign = "" if claim.against is None else "+"
+    paper = ""
+    if judged.paper is not None:
+        # As printed: shares with two decimals in percent.
+        decimals = 2 if metric.is_share else None
+        paper = format_number(judged.paper, metric.is_share, sign, decimals)
+    if sign:
+        return paper, format_interval(judged.difference, metric.is_share, sign)
+    values = result.computed(claim.quantity).get(claim.arm, {})
+    return paper, _ours(values, metric)
+
+
+def numbers_table(result: StudyResult) -> Table:
+    """Return a table of the numbers of an artefact: the paper's, ours by seed, mean, chance.
+
+    Numbers of single layers are drawn, and left out here.
+    """
+    papers = {(number.quantity, number.arm): number for number in result.papers}
+    shown = [row for row in result.rows if BY_LAYER not in row.metric]
+    ours = {(row.metric, row.arm): row.by_seed for row in shown}
+    rows: list[list[Cell]] = []
+    for quantity, arm in dict.fromkeys((*ours, *papers)):
+        metric, paper = result.metric(quantity), papers.get((quantity, arm))
+        values = ours.get((quantity, arm), {})
+        write = format_counted if metric.counted else _as_printed
+        each = ", ".join(format_number(value, metric.is_share) for value in values.values())
+        rows.append(
+            [
+                quantity,
+                arm,
+                "" if paper is None else write(paper.value, metric.is_share),
+                "" if paper is None else paper.where,
+                _ours(values, metric),
+                "" if metric.counted else each,
+                "" if metric.chance is None else format_number(metric.chance, metric.is_share),
+            ]
+        )
+    has_chance = any(row[-1] for row in rows)
+    return Table(
+        header=["", "arm", "paper", "where", "here", "each seed", "chance"],
+        rows=rows,
+        caption=_over(result) + (f" {_CHANCE}" if has_chance else ""),
+    )
+
+
+def _as_printed(value: float, is_share: bool) -> str:
+    return format_number(value, is_share, decimals=2 if is_share else None)
+
+
+def _ours(values: Mapping[int, float], metric: Metric) -> str:
+    if not values:
+        return ""
+    if metric.counted:
+        return f"counted: {format_counted(next(iter(values.values())), metric.is_share)}"
+    return format_interval(interval(list(values.values())), metric.is_share)
+
+
+def _over(result: StudyResult) -> str:
+    over = "seeds" if result.runs else "repeats"
+    return f"95% intervals over {over} by Student's t; differences are taken pair by pair."

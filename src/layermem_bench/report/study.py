@@ -1,0 +1,297 @@
+"""The page of a study: what came out in a sentence, tables with their forest plots, curves, costs.
+
+What is missing is said where it would stand. Every number leads to the run it is from.
+"""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from layermem_bench.report import analysis, cost_tables, figures
+from layermem_bench.report import eval as evaluation
+from layermem_bench.report.cost_tables import counted_section
+from layermem_bench.report.drawings import learning_curves, paper_figures, paper_pictures
+from layermem_bench.report.numbers import NOISE, format_interval
+from layermem_bench.report.page import Figure, Page, Section, Table
+from layermem_bench.report.paper_tables import claim_text, claims_table, numbers_table
+from layermem_bench.report.study_tables import (
+    TITLES,
+    arms_table,
+    levels_tables,
+    rates_table,
+    run_mark,
+    runs_table,
+    shapes_tables,
+    shown_metrics,
+    steps_table,
+    title_of,
+)
+from layermem_bench.results.analysis import Analysis
+from layermem_bench.results.comparing import HOLDS, NOT, RULE, Line, judge, lines_of
+from layermem_bench.results.costs import Costs
+from layermem_bench.results.eval import EvalResult
+from layermem_bench.results.files import read_result
+from layermem_bench.results.study import Board, Condition, Metric, RunRecord, StudyResult
+
+_NOT_COUNTED = (
+    "Costs are not counted in closed form: the arms are models of transformers, or none of them "
+    "has trained a step."
+)
+_SHAPES = (
+    "One preset in several shapes, LAYERSxWIDTH, of equally many parameters: all arms and shapes "
+    "together, then the shapes of each arm. Each arm in each shape has a learning rate of its own."
+)
+
+
+def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
+    """Return the page; ``further``: sections of what else was given, before the runs."""
+    sections = [*_of_claims(result)]
+    for board in result.boards:
+        sections += _of_board(result, board)
+    if shapes := list(shapes_tables(result)):
+        tables = [table for table, _, _ in shapes]
+        drawn = [_forest(table.header[1], lines, metric) for table, lines, metric in shapes]
+        sections.append(
+            Section(title="Wide or deep", paragraphs=[_SHAPES], tables=tables, figures=drawn)
+        )
+    if tried := [rates_table(board) for board in result.boards if board.tried]:
+        sections.append(Section(title="Learning rates", tables=tried))
+    sections += [*_of_costs(result.boards), *further]
+    if result.runs:
+        sections.append(Section(title="The runs", tables=[runs_table(result)]))
+    title = result.title
+    if result.scale:
+        title = f"{result.name.removeprefix('paper/')}: {title}"
+    return Page(
+        title=title,
+        lead=" ".join(filter(None, (sentence(result), _of_runs(result.runs)))),
+        sections=[*sections, Section(title="Again", commands=[result.command])],
+    )
+
+
+def tables(result: StudyResult) -> list[Table]:
+    """Return the tables for a screen."""
+    shown = [claims_table(result), numbers_table(result)] if result.claims else []
+    if result.claims:
+        return shown
+    for board in result.boards:
+        for condition in board.conditions:
+            for metric in shown_metrics(result, board, condition):
+                shown.append(arms_table(result, board, condition, metric, narrow=True))
+        if board.tried:
+            shown.append(rates_table(board))
+    return [*shown, *(table for table, _, _ in shapes_tables(result))]
+
+
+def sentence(result: StudyResult) -> str:
+    """Say what came out."""
+    if result.claims:
+        verdicts = [judged.verdict for judged in judge(result)]
+        holds, not_so = verdicts.count(HOLDS), verdicts.count(NOT)
+        return (
+            f"The paper: {result.claim} Of {len(verdicts)} differences that it claims {holds} "
+            f"hold{'s' * (holds == 1)} here, {not_so} do{'es' * (not_so == 1)} not, and of "
+            f"{len(verdicts) - holds - not_so} nothing can be said at this scale."
+        )
+    said = [
+        _said(result, board, condition) for board in result.boards for condition in board.conditions
+    ]
+    return " ".join(said)
+
+
+def _said(result: StudyResult, board: Board, condition: Condition) -> str:
+    """Say which arms of a table differ from the first beyond noise."""
+    metric = result.metric(board.metric)
+    lines = lines_of(result, board, condition, board.metric)
+    first = condition.arms[0].name
+    where = title_of(board, condition)
+    compared = [line for line in lines if line.p is not None]
+    if not compared:
+        few = "no pair of runs has ended"
+        if len(condition.arms) == 1:
+            mean = format_interval(lines[0].mean, metric.is_share)
+            few = f"there is one arm, {first}{mean and f': {board.metric} {mean}'}"
+        elif any(line.difference for line in lines):
+            few = "one pair of seeds has no interval"
+        return f"On {where}: {few}."
+    groups: dict[str, list[str]] = {}
+    for line in compared:
+        if line.p is None or line.difference is None or line.p >= NOISE:
+            continue
+        is_better = (line.difference.mean > 0) == (metric.better == "higher")
+        difference = format_interval(line.difference, metric.is_share, "+")
+        groups.setdefault("ahead of" if is_better else "behind", []).append(
+            f"{line.arm} ({difference})"
+        )
+    if not groups:
+        return f"On {where} no arm differs from {first} in {board.metric} beyond noise."
+    told = "; ".join(
+        f"{', '.join(arms)} {'is' if len(arms) == 1 else 'are'} {how} {first}"
+        for how, arms in groups.items()
+    )
+    others = len(compared) - sum(map(len, groups.values()))
+    rest = f"; {others} other{'s' * (others > 1)} within noise" if others else ""
+    return f"On {where}, by {board.metric}: {told}{rest}."
+
+
+def _of_runs(runs: Sequence[RunRecord]) -> str:
+    """Say how many runs there are, and which are in no mean."""
+    if not runs:
+        return ""
+    states = {state: sum(run.state == state for run in runs) for state in ("diverged", "ended")}
+    lost = len(runs) - sum(states.values())
+    parts = [f"{len(runs)} runs"]
+    parts += [f"{states['diverged']} diverged"] if states["diverged"] else []
+    parts += [f"{lost} failed or not ended"] if lost else []
+    return f"{', '.join(parts)}."
+
+
+def _of_claims(result: StudyResult) -> list[Section]:
+    """Return what came of the paper's claims, beside its numbers."""
+    if not result.claims:
+        return []
+    missing = [f"Not evaluated: {result.missing}."] if result.missing else []
+    differences = {
+        is_share: {
+            claim_text(each): each.difference
+            for each in judge(result)
+            if each.difference is not None
+            and result.metric(each.claim.quantity).is_share == is_share
+        }
+        for is_share in (False, True)
+    }
+    drawn = [
+        Figure(
+            svg=figures.forest(of_unit, is_share=is_share, across="difference"),
+            caption="Claimed differences with 95% intervals.",
+        )
+        for is_share, of_unit in differences.items()
+        if of_unit
+    ]
+    return [
+        Section(
+            title="What came of it",
+            paragraphs=[*missing, RULE],
+            tables=[claims_table(result)],
+            figures=drawn,
+        ),
+        Section(
+            title="The paper and here",
+            paragraphs=result.notes,
+            tables=[numbers_table(result)],
+            figures=paper_figures(result),
+            switches=paper_pictures(result),
+        ),
+    ]
+
+
+def _of_board(result: StudyResult, board: Board) -> list[Section]:
+    """Return what came of one board: tables with forest plots, and how arms learn."""
+    shown, drawn = [], []
+    for condition in board.conditions:
+        for metric in shown_metrics(result, board, condition):
+            shown.append(arms_table(result, board, condition, metric))
+            lines = lines_of(result, board, condition, metric)
+            if any(line.p is not None for line in lines):
+                title = f"{metric}, {TITLES[condition.name]}"
+                drawn.append(_forest(title, lines, result.metric(metric)))
+        shown += levels_tables(result, board, condition)
+    notes = [] if result.claims else [note for note in result.notes if board.name in note]
+    sections = [Section(title=board.name, paragraphs=notes, tables=shown, figures=drawn)]
+    if curves := learning_curves(result, board):
+        counted = "FLOPs are counted in closed form: three forwards a step, attention to all keys."
+        sections.append(
+            Section(title=f"How they learn: {board.name}", paragraphs=[counted], figures=curves)
+        )
+    return sections
+
+
+def _forest(title: str, lines: Sequence[Line], metric: Metric) -> Figure:
+    first = next((line.arm for line in lines if line.difference is None), "")
+    differences = {line.arm: line.difference for line in lines if line.difference is not None}
+    return Figure(
+        svg=figures.forest(differences, is_share=metric.is_share, across=f"against {first}"),
+        caption=f"{title}: paired differences from {first} with 95% intervals"
+        f"{f'; {metric.better} is better' if metric.better else ''}.",
+    )
+
+
+def _of_costs(boards: Sequence[Board]) -> list[Section]:
+    """Return what arms cost: as counted, and as measured where it was."""
+    sections = []
+    if measured := [table for board in boards if (table := steps_table(board))]:
+        sections.append(Section(title="What a step takes", tables=measured))
+    for board in boards:
+        costs = board.costs
+        title = f"What it costs: {board.name}" if len(boards) > 1 else "What it costs"
+        if not costs.points:
+            sections.append(Section(title=title, paragraphs=[_NOT_COUNTED]))
+        else:
+            command = costs.measure_command or (
+                "layermem costs PRESET --measure, for a preset of these sizes"
+            )
+            how = "" if board.steps else f"Time and memory were not measured. To do it: {command}"
+            lines = [costs.layers, costs.width]
+            sections.append(counted_section(title, costs.points, lines, how))
+    return sections
+
+
+def given_sections(
+    result: StudyResult, analyses: Sequence[Path], evaluations: Sequence[Path], costs: Path | None
+) -> list[Section]:
+    """Return the sections about files and folders that other commands have written."""
+    sections = []
+    if costs is not None:
+        title = "Costs that were given"
+        sections.append(cost_tables.given_section(title, read_result(Costs, costs)))
+    return [
+        *sections,
+        *(
+            section
+            for i, path in enumerate(evaluations, 1)
+            for section in evaluation.sections(
+                read_result(EvalResult, path), f" ({i})" if len(evaluations) > 1 else ""
+            )
+        ),
+        *(_of_analyses(result, [read_result(Analysis, path) for path in analyses])),
+    ]
+
+
+def _of_analyses(result: StudyResult, analyses: Sequence[Analysis]) -> list[Section]:
+    """Return what analyses show, each of their models in the colour of its run; without any, the
+    command that would show what goes on inside."""
+    places = [
+        [arm.name for arm in condition.arms]
+        for board in result.boards
+        for condition in board.conditions[:1]
+    ]
+    styles = {
+        run.run_id: names.index(run.arm)
+        for run in result.runs
+        for names in places
+        if run.arm in names
+    }
+    marks = {run.run_id: run_mark(run) for run in result.runs}
+    words = [", ".join(each.options.words or ()) for each in analyses]
+    sections = []
+    for shown, title in zip(analyses, words, strict=True):
+        if words.count(title) > 1:
+            title = f"{title}; {shown.folder}"
+        suffix = f" ({title})" if len(words) > 1 else ""
+        sections += analysis.sections(shown, marks, styles, suffix)
+    return sections or [_no_analysis(result)]
+
+
+def _no_analysis(result: StudyResult) -> Section:
+    note = (
+        "Entropy, separability, layouts and routers by layer stand here where an analysis is given "
+        "as --analysis. None was."
+    )
+    ended = {run.arm: run.folder for run in reversed(result.runs) if run.state == "ended"}
+    arms = [arm.name for board in result.boards for arm in board.conditions[0].arms]
+    firsts = [ended[arm] for arm in arms if arm in ended]
+    # The last arm beside the first: the plain decoder, where there is one.
+    words = ["layermem", "analyze", *firsts[-1:], *(["--against", firsts[0]] if firsts[1:] else [])]
+    how = "This makes one:" if firsts else "Once a run has ended, this makes one:"
+    command = shlex.join([*words, *([] if firsts else ["RUN"]), "--out", "analysis"])
+    return Section(title="What goes on inside", paragraphs=[f"{note} {how}"], commands=[command])

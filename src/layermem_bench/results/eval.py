@@ -1,0 +1,209 @@
+"""What evaluations of checkpoints came to, in one form for all of them: eval.json.
+
+EvalResult      options, checkpoints, and
+  Part            what was measured together: losses, grammar, a task's problems, tasks
+    Table           how the values of a table are measured and written
+    Row             one of a table's rows: "nats per token", "island_effects", "arc_easy"
+      Score           of each model: the value, its interval, how many it is of
+      Difference      of each model but the first, against the first on the same items
+TaskAnswers     answers/*.json: which items one model has right on a task with one seed
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from layermem.models.number_ranges import at_least, number
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """What is measured, and how."""
+
+    tasks: tuple[str, ...] = ()
+    """ppl=FILE: loss and bits per byte of a file, a folder or a dataset; blimp=DIR: BLiMP's minimal
+    pairs; the name of a task that runs were trained on (arithmetic); evaluation tasks by name,
+    "paper" (all of the paper's) or a definition (my.yaml), as `layermem list evals` shows them."""
+    limit: int | None = number(None, at_least(1))
+    """The first documents, pairs of each paradigm, problems or items of each task; None: all, of
+    tasks that runs were trained on 10,000."""
+    batch_size: int | None = number(None, at_least(1))
+    """Sequences of a batch; None: as many as 128 MB of logits allow, at most 64 (on a GPU, of
+    evaluation tasks, as many as fit; of tasks that runs were trained on 256)."""
+    field: str = "text"
+    """Of ppl: field of the text, in JSON lines and Parquet."""
+    context: int | None = number(None, at_least(1))
+    """Of ppl: most tokens that one forward reads; None: of a run on text its block size, of another
+    model its longest sequence, the smallest of all checkpoints."""
+    stride: int | None = number(None, at_least(1))
+    """Of ppl: tokens by which windows of a long document are apart; None: half of the context."""
+    probe: int | None = number(None, at_least(1))
+    """Of blimp: pairs of each paradigm by which linear probes are fitted to every layer's
+    representations of the sentences; None: no probe."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Of tasks that runs were trained on: split of the problems."""
+    seed: int | None = number(None, at_least(0))
+    """Of these: seed of the problems; None: the run's."""
+    task_options: tuple[str, ...] = ()
+    """Of these: options of the task, each NAME=VALUE, added to the run's; one of the same name
+    takes its place."""
+    shots: int = number(3, at_least(0))
+    """Of evaluation tasks: few-shot examples before each item."""
+    seeds: int = number(5, at_least(1))
+    """Of these: seeds by which few-shot examples are drawn: 0, 1, ... Without shots one is
+    enough."""
+    records: tuple[str, ...] = ()
+    """Of these: folders of records, and files as TASK=FILE or TASK:train=FILE; a task without any
+    is fetched from the hub."""
+    truncate: bool = False
+    """Of these: cut the start of prompts that are longer than the model reads, and say how many;
+    without it they are refused."""
+    max_length: int | None = number(None, at_least(1))
+    """Of these: tokens that a model is given at most; None: as many as it can read. Of positions
+    beyond those of its training a model has learned nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What one model comes to in one row."""
+
+    value: float
+    """A loss, or a share of right answers."""
+    interval: tuple[float, ...] = ()
+    """Its 95% interval over items: lower and upper end; empty: it has none."""
+    count: int | None = None
+    """How many of the row's ``unit`` it is of; None: it is a mean of other rows."""
+    repeats: tuple[float, ...] = ()
+    """The value of each repeat (seed of few-shot examples, fold of a probe) that it is the mean of;
+    empty: it was measured once."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What tempers it: ties, unknown tokens, cut prompts; or the first faults of wrong solutions.
+    Only what there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A model against the first one, on the same items."""
+
+    value: float
+    """This model's value minus the first's."""
+    interval: tuple[float, ...] = ()
+    """Its 95% interval over items, by the jackknife; empty: there is one item."""
+    p: float | None = None
+    """p-value by McNemar's exact test, adjusted by Holm's method; None: it is of no shares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of a table, of all models."""
+
+    table: str
+    name: str
+    scores: Mapping[str, Score]
+    """Name of each model that has a value to its score."""
+    differences: Mapping[str, Difference] = field(default_factory=dict)
+    """Name of each model that can be compared with the first to its difference."""
+    unit: str = ""
+    """What its scores count: "tokens", "pairs", "items"."""
+    is_comparable: bool = True
+    """Whether models may be compared by it; a loss per token says nothing of other tokens."""
+    at: float | None = None
+    """Its place on the axis of the table's curve; None: it is not drawn there."""
+    chance: float | None = None
+    """What a guess has right; None: there are no guesses, or models have different problems."""
+    most_frequent: float | None = None
+    """What always giving the most frequent right answer has right; None: not counted."""
+    paper: Mapping[str, float] = field(default_factory=dict)
+    """The paper's shares by its models: "LLaMA", "HC", "LIMe"."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """Where its items come from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What the values of a table have in common."""
+
+    better: Literal["lower", "higher"]
+    """Which of two values is the better one."""
+    is_share: bool = True
+    """Whether values are written in percent."""
+    caption: str = ""
+    """How they were measured."""
+    repeats: Literal["seeds", "folds"] = "seeds"
+    """What repeats of its scores are."""
+    across: str = ""
+    """What the axis of its curve is; empty: it has none."""
+    is_long: bool = False
+    """Whether a page alone has room for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Tables of what was measured together."""
+
+    title: str
+    how: str
+    """How it was measured, in a few sentences."""
+    tables: Mapping[str, Table]
+    rows: tuple[Row, ...]
+    """The rows of all tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """Models side by side."""
+
+    KIND: ClassVar[str] = "eval"
+    VERSION: ClassVar[int] = 2
+    COMMAND: ClassVar[str] = "layermem eval"
+
+    command: str
+    options: EvalOptions
+    """What was measured: of losses, with the context and the stride that were used."""
+    models: tuple[str, ...]
+    """Names of the models; the others are compared with the first."""
+    parts: tuple[Part, ...]
+    arms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of each arm to its models, which differ in the seed alone, by seed; all arms have the
+    same seeds. Empty: the models are not runs on the same data and of the same seeds."""
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables of all parts by name."""
+        return {name: table for part in self.parts for name, table in part.tables.items()}
+
+    def of(self, table: str) -> dict[str, Row]:
+        """Return the rows of a table by name."""
+        return {row.name: row for part in self.parts for row in part.rows if row.table == table}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskAnswers:
+    """What one model answers on one task with one seed of few-shot examples."""
+
+    KIND: ClassVar[str] = "task_answers"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem eval"
+
+    key: Mapping[str, Any]
+    """All they depend on: digests of checkpoint, definition and items, task, seed, limits,
+    versions. Answers of another key are never used instead."""
+    right: tuple[int, ...]
+    """Of each item 1 if the most probable choice is the right one, else 0."""
+    right_norm: tuple[int, ...] | None
+    """The same with log-probabilities divided by the characters of the choices; None: the task's
+    definition does not ask for it."""
+    prompts: str
+    """Digest of the prompts: two models are compared where it is the same."""
+    chance: float
+    """Share that a guess has right: the mean over items of 1 / choices."""
+    majority: float
+    """Share that the most frequent right answer has right, by its text or by its place."""
+    requests: int
+    """Pairs of a prompt and a choice."""
+    truncated: int
+    """Of these, those that were cut because the model is given no more tokens."""
+    unknown_tokens: int
+    """Tokens in them that stand for text which the tokenizer has no tokens for."""
+    ties: int
+    """Items with two equally probable best choices, of which lm-eval takes the first."""

@@ -1,0 +1,290 @@
+"""The run folder: the place of each file, rows of metrics, and checkpoints complete or absent.
+
+config.yaml      the resolved config, and under ``about`` versions, commit and command
+metrics.jsonl    one object for each logged step and each validation
+checkpoints/     checkpoint-STEP, each complete or absent
+final/           the trained model and its tokenizer
+result.json      of a task: what the trained model solves of the test problems;
+                 of records: what it gets right of the validation records
+attempts.jsonl   of a task: each test problem, what the model wrote, its grade;
+                 of labelled records: each validation record, its class and the model's
+records.json     of labelled records: how many there are, of what fields and classes
+predictions.jsonl  of questions: each validation question, its answers and the model's
+answers.json     of questions: how many there are, exact match and F1, and those of guesses
+diverged.json    of a run with numbers that were not finite: the step, and what was seen
+.lock            locked by the process that trains
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from layermem.models.files import write_atomically
+
+# Lists the files of a complete checkpoint with their digests; written last.
+_MARKER = "complete.json"
+_STAGING = ".staging"
+# The end of metrics.jsonl that is read for its last row: it has room for more than two rows.
+_TAIL_BYTES = 4096
+
+
+def unique_names(paths: Sequence[Sequence[str]]) -> list[str]:
+    """Return a short name of each path, given in parts: its shortest end that no other path has.
+
+    ``a/x``, ``b/x`` and ``b/y`` are named ``a/x``, ``b/x`` and ``y``.
+    """
+    names = []
+    for path in paths:
+        ends = (path[-count:] for count in range(1, len(path) + 1))
+        unique = (end for end in ends if sum(other[-len(end) :] == end for other in paths) == 1)
+        names.append(str(Path(*next(unique, path))))
+    return names
+
+
+class RunFolder:
+    """Paths and files of one run."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.staging = self.checkpoints / _STAGING
+        self.final = self.path / "final"
+        self.result = self.path / "result.json"
+        self.attempts = self.path / "attempts.jsonl"
+        self.records = self.path / "records.json"
+        self.predictions = self.path / "predictions.jsonl"
+        self.answers = self.path / "answers.json"
+        self.diverged = self.path / "diverged.json"
+
+    def create(self) -> None:
+        """Create the folder, and raise if it cannot be written to."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.write_text("", encoding="utf-8")
+            probe.unlink()
+        except OSError as error:
+            raise OSError(
+                f"cannot write to the run folder {self.path} ({error.strerror}); "
+                "choose another --out"
+            ) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder during the block, so that no other process trains in it.
+
+        The lock is released when its process ends, also if it is killed. The file stays.
+        """
+        # A soft lock, which FileLock would fall back to, would outlive a killed process.
+        lock = FileLock(self.path / ".lock", fallback_to_soft=False)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise RuntimeError(
+                f"another process is training in {self.path}; wait for it or stop it"
+            ) from error
+        except OSError as error:
+            raise OSError(
+                f"the run folder {self.path} cannot be locked ({error.strerror}), so two processes "
+                "could train in it at once; choose an --out that can be written to, on a file "
+                "system with locks"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def append_row(self, row: Mapping[str, Any]) -> None:
+        """Append a row to the metrics."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics, without a last line that a kill has cut short."""
+        if not self.metrics.exists():
+            return []
+        rows = []
+        lines = self.metrics.read_bytes().splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                if number < len(lines):
+                    raise ValueError(
+                        f"{self.metrics}, line {number} is not a JSON row ({error}): mend or "
+                        "delete it"
+                    ) from error
+        return rows
+
+    def last_row(self) -> dict[str, Any]:
+        """Return the newest row without reading the others, or an empty one if there is none."""
+        try:
+            with self.metrics.open("rb") as file:
+                file.seek(max(0, self.metrics.stat().st_size - _TAIL_BYTES))
+                lines = file.read().decode("utf-8", errors="replace").splitlines()
+        except OSError:
+            return {}
+        for line in reversed(lines):
+            try:
+                return dict(json.loads(line))
+            except (json.JSONDecodeError, TypeError, ValueError):
+                continue
+        return {}
+
+    def drop_rows_after(self, step: int) -> None:
+        """Delete the rows of steps after ``step``, which will be trained again."""
+        self.write_rows([row for row in self.rows() if row.get("step", 0) <= step])
+
+    def write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Replace all rows of the metrics."""
+        write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def record_divergence(self, run_id: str, step: int, message: str) -> None:
+        """Record that a run diverged at a step."""
+        record = {"run_id": run_id, "step": step, "message": message}
+        write_atomically(self.diverged, json.dumps(record, indent=1) + "\n")
+
+    def divergence(self, run_id: str) -> dict[str, Any] | None:
+        """Return the record of the run's divergence; None if it has none or has ended since.
+
+        The record of another run, which the folder held before under another config, is ignored.
+        """
+        if not self.diverged.exists() or self.final.exists():
+            return None
+        try:
+            content = json.loads(self.diverged.read_text(encoding="utf-8"))
+            record = {name: content[name] for name in ("run_id", "step", "message")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.diverged} is damaged ({type(error).__name__}: {error}); delete it, and the "
+                "run is tried again"
+            ) from error
+        return record if record["run_id"] == run_id else None
+
+    def complete_checkpoints(self) -> list[Path]:
+        """Return the complete checkpoints, oldest first."""
+        paths = [p for p in self.checkpoints.glob("checkpoint-*") if (p / _MARKER).exists()]
+        return sorted(paths, key=step_of)
+
+    def latest_checkpoint(self) -> Path | None:
+        """Return the newest checkpoint, or None; raise if one of its files is damaged."""
+        paths = self.complete_checkpoints()
+        if not paths:
+            return None
+        check_complete(paths[-1])
+        return paths[-1]
+
+    @contextmanager
+    def stage_checkpoint(self) -> Iterator[Path]:
+        """Yield a folder to write ``checkpoint-STEP`` in, and move that to its place at the end.
+
+        A process killed at any moment leaves either the complete checkpoint or a staging folder,
+        which the next save deletes.
+        """
+        with temporary_folder(self.staging, f"a checkpoint in {self.checkpoints}"):
+            self.staging.mkdir(parents=True)
+            yield self.staging
+            for checkpoint in self.staging.iterdir():
+                _write_marker(checkpoint)
+                target = self.checkpoints / checkpoint.name
+                if (target / _MARKER).exists():
+                    # The run was resumed from an earlier step: this checkpoint exists already.
+                    continue
+                shutil.rmtree(target, ignore_errors=True)
+                os.replace(checkpoint, target)
+            _flush_to_disk(self.checkpoints)
+
+    def delete_old_checkpoints(self, keep: int, best: int | None) -> None:
+        """Delete all checkpoints but the last ``keep`` and that of step ``best``."""
+        for path in self.complete_checkpoints()[:-keep]:
+            if step_of(path) != best:
+                self.delete_checkpoint(step_of(path))
+        for hidden in self.checkpoints.glob(".deleted-*"):
+            shutil.rmtree(hidden, ignore_errors=True)
+
+    def delete_checkpoint(self, step: int) -> None:
+        """Delete the checkpoint of a step, if there is one."""
+        path = self.checkpoints / f"checkpoint-{step}"
+        # Renamed first, so that a deletion cut short does not look like a checkpoint.
+        hidden = self.checkpoints / f".deleted-{path.name}"
+        if path.exists():
+            os.replace(path, hidden)
+            shutil.rmtree(hidden)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step a checkpoint was written at."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def check_complete(checkpoint: Path) -> None:
+    """Raise if a file of a checkpoint is missing or differs from what was written."""
+    try:
+        listed = dict(json.loads((checkpoint / _MARKER).read_text(encoding="utf-8")))
+        if not listed:
+            raise ValueError("it lists no files")
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"{checkpoint} is not a complete checkpoint; delete it") from error
+    for name, digest in listed.items():
+        path = checkpoint / name
+        if not path.is_file() or _file_digest(path) != digest:
+            raise ValueError(
+                f"{path} is missing or damaged; delete {checkpoint} to go on from the checkpoint "
+                "before it"
+            )
+
+
+@contextmanager
+def temporary_folder(path: Path, what: str) -> Iterator[None]:
+    """Delete a folder before and after the block; an error says that ``what`` was not written.
+
+    The block creates the folder and moves what it has written there to its place.
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        yield
+    except Exception as error:
+        raise OSError(
+            f"{what} could not be written ({error}); where the disk is full, make room, and "
+            "--resume goes on"
+        ) from error
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_marker(checkpoint: Path) -> None:
+    """Flush every file of a checkpoint to the disk, then write the marker with their digests."""
+    digests = {}
+    for path in sorted(p for p in checkpoint.rglob("*") if p.is_file()):
+        _flush_to_disk(path)
+        digests[str(path.relative_to(checkpoint))] = _file_digest(path)
+    marker = checkpoint / _MARKER
+    marker.write_text(json.dumps(digests, indent=1), encoding="utf-8")
+    _flush_to_disk(marker)
+    _flush_to_disk(checkpoint)
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush_to_disk(path: Path) -> None:
+    # Windows cannot open folders; the file system then decides when their entries are written.
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

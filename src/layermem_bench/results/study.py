@@ -1,0 +1,377 @@
+"""What a study came to: its runs with their values, its boards, what the paper claims of it.
+
+    StudyResult     study.json
+      RunRecord       one run: board, conditions, arm, seed; metrics, curve, where it stands
+      Metric          how a metric is written, which way is better, what a guess comes to
+      Board           what is equal between its arms; what they tried, took, cost
+        Condition       the arms under one condition (equal tokens, time, parameters)
+      Row             a quantity of one arm that was computed from several runs, or from none
+      OfPaper         what the paper says, of which a study and its result are
+        PaperNumber, Claim    what it prints and claims of such rows
+        Drawing, Point        which of this it draws, and how
+        Picture         what was seen inside a model, drawn as it is
+
+Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from layermem_bench.results.costs import CostPoint
+from layermem_bench.results.solved import Solved
+
+LOSS = "validation loss"
+RIGHT_ANSWERS = "right answers"
+EVERY_STEP_RIGHT = "every step right"
+F1 = "F1 of words"
+"""Names of the metrics that runs are judged by."""
+BY_LEVEL = " by "
+"""Between a metric and the level of problems: "right answers by operands: 4"."""
+BY_LAYER = " by layer: "
+"""Between a quantity and a layer that it is of, which is drawn and in no table."""
+
+Scale = Literal["tiny", "small", "paper"]
+Direction = Literal["higher", "lower", "similar", "equal"]
+State = Literal["ended", "diverged", "failed", "begun", "not begun"]
+Looks = tuple[tuple[int, ...], ...]
+"""The seeds of each look at some runs, the newest last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A quantity of one arm, computed from runs or without any."""
+
+    metric: str
+    arm: str
+    by_seed: Mapping[int, float]
+    """Value by seed; of what is measured, by repeat; of what is counted, one value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """How the values of a metric are written and read."""
+
+    is_share: bool = False
+    better: Literal["higher", "lower"] | None = None
+    """Which of two values is the better one; None: neither is."""
+    chance: float | None = None
+    """What a guess comes to; None: there is none, or it differs between runs."""
+    counted: bool = False
+    """Whether values are counted in closed form, and so have no seeds."""
+
+
+METRICS: Mapping[str, Metric] = {
+    LOSS: Metric(better="lower"),
+    RIGHT_ANSWERS: Metric(is_share=True, better="higher"),
+    EVERY_STEP_RIGHT: Metric(is_share=True, better="higher"),
+    F1: Metric(is_share=True, better="higher"),
+}
+"""The metrics that runs are judged by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedRates:
+    """Learning rates that one arm was trained with, on a seed kept for that."""
+
+    arm: str
+    rates: tuple[float, ...]
+    losses: tuple[float | None, ...]
+    """Validation loss at each; None: the run diverged."""
+    chosen: float | None
+    """The rate that was taken; None: that is at another weight decay, or the arm diverged at every
+    one."""
+    decay: float | None = None
+    """Weight decay they were tried with; None: no others were tried."""
+    right: tuple[float | None, ...] = ()
+    """Right answers at each, where the choice is by these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSteps:
+    """How long a training step of each arm takes, against the first arm's in the same rounds."""
+
+    KIND: ClassVar[str] = "steps"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem study"
+
+    machine: str
+    base: str
+    """Digest of the run whose sizes were measured."""
+    rounds: int
+    """Rounds, one step of each arm in each."""
+    seconds: Mapping[str, float]
+    """Arm to the median of its steps."""
+    ratios: Mapping[str, float]
+    """Arm to the median over rounds of its step's time over the first arm's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredMemory:
+    """How much memory a training step of each arm takes, with its model and its optimiser."""
+
+    KIND: ClassVar[str] = "memory"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem study"
+
+    machine: str
+    base: str
+    """Digest of the run whose sizes were measured."""
+    peaks: Mapping[str, int | None]
+    """Arm to the peak bytes; None: the system does not report a peak."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One arm under one condition."""
+
+    name: str
+    steps: int
+    parameters: int | None = None
+    """Trained parameters; None: not counted."""
+    width_of_mlp: int | None = None
+    """Width inside the mlp; None: it is that of a model of transformers."""
+    rate: float | None = None
+    """Learning rate that it took; None: none were tried."""
+    note: str = ""
+    """What it is, where its name does not say it, or why it has no values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """The arms of a board under one condition."""
+
+    name: str
+    """The condition: "tokens", "time" or "parameters" are equal; "recorded": as runs are."""
+    arms: tuple[Arm, ...]
+    """The arms; the others are compared with the first."""
+    looks: Looks = ()
+    """Seeds of each look at these runs, this one last; empty: the first look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingCosts:
+    """What the arms of a board cost, in closed form."""
+
+    points: tuple[CostPoint, ...] = ()
+    """The arms at their own sizes, a point for each size."""
+    layers: tuple[CostPoint, ...] = ()
+    """The arms of the first size at other depths."""
+    width: tuple[CostPoint, ...] = ()
+    """The same at other widths."""
+    measure_command: str | None = None
+    """Command that measures the arms; None: their sizes are no preset's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """What the runs of some arms share: data, sizes, how they are trained."""
+
+    name: str
+    metric: str
+    """What arms are ranked by."""
+    conditions: tuple[Condition, ...]
+    preset: str = ""
+    """Preset that it is, or started from."""
+    shape: str = ""
+    """LAYERSxWIDTH, where it is a preset in another shape."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the runs' config that name the data, and the data's digest where it is recorded."""
+    tried: tuple[TriedRates, ...] = ()
+    """Learning rates that each arm tried, where some were."""
+    steps: MeasuredSteps | None = None
+    """How long steps take, where it was measured."""
+    memory: MeasuredMemory | None = None
+    costs: SettingCosts = field(default_factory=SettingCosts)
+    before: float | None = None
+    """Validation loss before the first step, where all arms start from one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """One validation of a run."""
+
+    step: int
+    """Training steps before it."""
+    val_loss: float
+    """Mean loss of a token of the validation set, in nats."""
+    tokens: float | None = None
+    """Tokens trained on before it."""
+    flops: float | None = None
+    """Training FLOPs before it, in closed form."""
+    val_accuracy: float | None = None
+    """Of a task: share of validation problems with the right final answer."""
+    val_steps: float | None = None
+    """Of a task: share with every step right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """One run: planned, begun or ended."""
+
+    name: str
+    """Its name in the plan, or its folder's."""
+    run_id: str
+    """Stands for every option that decides about its weights."""
+    folder: str
+    """Where it is recorded, or would be."""
+    state: State
+    note: str = ""
+    """Of one that diverged or failed: what was seen."""
+    board: str = ""
+    conditions: tuple[str, ...] = ()
+    """The conditions that it counts under; empty: it chose a learning rate."""
+    arm: str = ""
+    seed: int = 0
+    """Seed of weights and order of the data."""
+    steps: int = 0
+    max_steps: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of an ended run that counts: what it is judged by, by name."""
+    validations: tuple[Validation, ...] = ()
+    """Of one that counts: its validations with finite numbers, in order."""
+    tokens_per_second: float | None = None
+    """Median over the run, by wall time; None: not recorded."""
+    solved: Solved | None = None
+    """Of an ended run on a task: what it solves of the test set."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """Versions, commit, machine and command, as recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperNumber:
+    """A number that the paper prints."""
+
+    quantity: str
+    """What it is of: a metric of rows that are of no single board."""
+    arm: str
+    value: float
+    """The number; a share between 0 and 1."""
+    where: str
+    """Table, figure or section."""
+    is_share: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A difference that the paper claims; "equal": to its own number, of what is counted."""
+
+    quantity: str
+    """What it is of: a metric of rows that are of no single board."""
+    arm: str
+    direction: Direction
+    against: str | None = "plain"
+    """The arm it differs from; None: the paper's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where a row stands in a drawing of lines."""
+
+    quantity: str
+    arm: str
+    line: str
+    at: float
+    """Where on the axis across."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A figure of the paper, drawn of the result's own numbers beside the paper's."""
+
+    kind: Literal["curves", "lines", "bars"]
+    """"curves": validation losses of runs; "lines": rows at points; "bars": rows by arm, of the
+    quantities that the paper prints."""
+    up: str
+    across: str = ""
+    """What goes across; of curves "flops" or "tokens"."""
+    points: tuple[Point, ...] = ()
+    """Of lines: the rows that are drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """What was seen inside a model: what routers read, or where words lie."""
+
+    kind: Literal["heatmap", "heads", "words"]
+    """"heatmap": shares [layer, source layer]; "heads": shares [head, source layer] of each layer;
+    "words": points [x, y] of each layer."""
+    name: str
+    """Which model it is of, and what of it."""
+    panels: Mapping[str, tuple[tuple[float, ...], ...]]
+    """What each panel shows, by its name."""
+    labels: tuple[int, ...] = ()
+    """Of words: the word of each point."""
+    words: tuple[str, ...] = ()
+    """The words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPaper:
+    """What a study is of the paper; all of it is empty where it is no artefact of the paper."""
+
+    scale: Scale | None = None
+    """Size of the runs."""
+    claim: str = ""
+    """The paper's claim in one sentence."""
+    papers: tuple[PaperNumber, ...] = ()
+    """What the paper prints."""
+    claims: tuple[Claim, ...] = ()
+    """What it claims of the rows."""
+    drawings: tuple[Drawing, ...] = ()
+    """What it draws."""
+    notes: tuple[str, ...] = ()
+    """What tempers the comparison with the paper; of a result also what is in no mean."""
+    missing: str = ""
+    """What cannot be evaluated here, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult(OfPaper):
+    """Everything that a study's page shows."""
+
+    KIND: ClassVar[str] = "study"
+    VERSION: ClassVar[int] = 1
+    COMMAND: ClassVar[str] = "layermem study"
+
+    command: str
+    name: str
+    """The study; "report": runs that were named one by one."""
+    title: str
+    seeds: tuple[int, ...]
+    boards: tuple[Board, ...]
+    metrics: Mapping[str, Metric]
+    """Name to metric, of runs and rows."""
+    runs: tuple[RunRecord, ...]
+    """The runs, those included that are in no mean."""
+    rows: tuple[Row, ...] = ()
+    """What was computed of them, or without any."""
+    pictures: tuple[Picture, ...] = ()
+    """What was seen inside models, where the paper draws that."""
+    looks: Looks = ()
+    """Seeds of each look at what is claimed, this one last; empty: the first look."""
+
+    def metric(self, name: str) -> Metric:
+        """Return a metric; one that nothing is recorded of says nothing of itself."""
+        return self.metrics.get(name, Metric())
+
+    def of(self, board: str, condition: str) -> list[RunRecord]:
+        """Return the runs that count on a board under a condition."""
+        return [run for run in self.runs if run.board == board and condition in run.conditions]
+
+    def values(self, board: str, condition: str, metric: str) -> dict[str, dict[int, float]]:
+        """Return the values of ended runs by arm and seed."""
+        values: dict[str, dict[int, float]] = {}
+        for run in self.of(board, condition):
+            if run.state == "ended" and metric in run.metrics:
+                values.setdefault(run.arm, {})[run.seed] = run.metrics[metric]
+        return values
+
+    def metrics_of(self, board: str, condition: str) -> list[str]:
+        """Return the names of the metrics that runs have on a board under a condition."""
+        runs = self.of(board, condition)
+        return list(dict.fromkeys(name for run in runs for name in run.metrics))
+
+    def computed(self, metric: str) -> dict[str, Mapping[int, float]]:
+        """Return the values of a quantity that was computed of runs, by arm and seed."""
+        return {row.arm: row.by_seed for row in self.rows if row.metric == metric}

@@ -1,0 +1,168 @@
+"""Boards and arms by their names, and the study of variants on some boards.
+
+    tiny-lm          a preset
+    recall           tiny-mqar
+    tiny-lm@64x32    the preset with 64 layers of width 32
+
+Heads keep their width. Of the shapes of one preset the first that is named has an mlp of the
+preset's ratio; that of the others is as wide as it takes to have the first one's parameters.
+
+    plain,lime:router=last:router_window=4    variants, with options of one after colons
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from layermem.models.registry import BUILT_WITH, check_names, lookup, variants
+from layermem_bench.config.run import Model, Run
+from layermem_bench.efficiency.model_sizes import reshaped
+from layermem_bench.presets import get_preset
+from layermem_bench.study.definition import Arm, Board, Study
+from layermem_bench.study.planning import plain_parameters, with_parameters
+from layermem_bench.train.setup import adds_parameters, check_options, check_router_lr
+
+
+def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return variant and options of each arm in ``plain,lime,lime:router_init=identity``.
+
+    A comma within brackets belongs to an option: ``lime:router_sources=[[],[0]]``. ``all`` stands
+    for every variant, the plain decoder first. An option that the variant has no field for is
+    refused here, before any arm is trained.
+    """
+    arms: dict[str, tuple[str, tuple[str, ...]]] = {}
+    depth, arm = 0, ""
+    for letter in f"{names},":
+        depth += (letter in "[{") - (letter in "]}")
+        if letter != "," or depth:
+            arm += letter
+            continue
+        if arm.strip() in arms:
+            raise ValueError(f"{arm.strip()} is named twice in {names!r}: name an arm once")
+        variant, *options = arm.strip().split(":")
+        if variant == "all" and not options:
+            arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *variants()))}
+        else:
+            fields = Model(options=tuple(options)).variant_fields()
+            check_names(lookup(variant), fields.keys() - BUILT_WITH)
+            arms[arm.strip()] = variant, tuple(options)
+        arm = ""
+    if depth:
+        raise ValueError(f"a bracket is open or closed too often in {names!r}")
+    return arms
+
+
+def arms_of_variants(names: str | Sequence[str], base: Run) -> tuple[Arm, ...]:
+    """Return arms for a board of these runs; refuse one that cannot be built at its sizes.
+
+    ``optim.router_lr`` is left out of arms that add no parameters, and refused if none does.
+    """
+    text = names if isinstance(names, str) else ",".join(names)
+    runs = {
+        name: _as_variant(base, variant, options, router_lr=True)
+        for name, (variant, options) in parse_arms(text).items()
+    }
+    for name, run in runs.items():
+        # The sizes of a saved model are not the run's own.
+        if run.model.pretrained is None:
+            try:
+                check_options(run.variant, run.model)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+    takes = {name: _takes_router_lr(run) for name, run in runs.items()}
+    if not any(takes.values()):
+        for run in runs.values():
+            check_router_lr(run)
+    return tuple(
+        Arm(
+            name=name,
+            change=partial(_as_variant, variant=variant, options=options, router_lr=takes[name]),
+        )
+        for name, (variant, options) in parse_arms(text).items()
+    )
+
+
+def _as_variant(run: Run, variant: str, options: tuple[str, ...], router_lr: bool) -> Run:
+    model = replace(run.model, options=(*run.model.options, *options))
+    optim = run.optim if router_lr else replace(run.optim, router_lr=None)
+    return replace(run, variant=variant, model=model, optim=optim)
+
+
+def _takes_router_lr(run: Run) -> bool:
+    of_ours = run.optim.router_lr is not None and run.model.pretrained is None
+    return not of_ours or adds_parameters(run.variant, run.model)
+
+
+OTHER_NAMES = {"recall": "mqar"}
+"""Boards that are called otherwise than their presets."""
+_SHAPE = re.compile(r"(?P<layers>[1-9]\d*)x(?P<width>[1-9]\d*)")
+
+
+def study_of_variants(
+    boards: Sequence[Board], seeds: Sequence[int], conditions: Sequence[str]
+) -> Study:
+    """Return the study of some boards."""
+    names = [board.name for board in boards]
+    arms = [arm.name for arm in boards[0].arms]
+    shown = " against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms"
+    return Study(
+        name="+".join(names),
+        title=f"{shown} on {', '.join(names)}",
+        boards=tuple(boards),
+        seeds=tuple(seeds),
+        conditions=tuple(conditions),
+    )
+
+
+def board_of(
+    run: Run,
+    variants: str,
+    rates: Sequence[float] = (),
+    decays: Sequence[float] = (),
+    name: str = "",
+    shape: str = "",
+) -> Board:
+    """Return the board of a run: its variant and learning rate are the arms' to say."""
+    return Board(
+        name=name or run.preset,
+        base=run,
+        arms=arms_of_variants(variants, run),
+        rates=tuple(rates),
+        decays=tuple(decays),
+        shape=shape,
+    )
+
+
+def board_of_one(run: Run) -> Board:
+    """Return the board of a run whose one arm is the run as it is."""
+    arm = Arm(name=run.variant, change=lambda base: base)
+    return Board(name=run.preset, base=run, arms=(arm,))
+
+
+def open_boards(
+    names: Sequence[str], variants: str, rates: Sequence[float] = (), decays: Sequence[float] = ()
+) -> list[Board]:
+    """Return the boards of some names; shapes of one preset have equally many parameters."""
+    boards: dict[str, Board] = {}
+    firsts: dict[str, Run] = {}
+    for name in names:
+        preset, at, shape = name.partition("@")
+        if at and not _SHAPE.fullmatch(shape):
+            raise ValueError(
+                f"a board is PRESET or PRESET@LAYERSxWIDTH (tiny-lm@64x32), got {name!r}"
+            )
+        run = get_preset(OTHER_NAMES.get(preset, preset))
+        folder = f"{run.preset}-{shape}" if shape else run.preset
+        if folder in boards:
+            raise ValueError(f"boards must differ, got {', '.join(names)}")
+        if shape:
+            run = reshaped(run, *map(int, shape.split("x")))
+            first = firsts.setdefault(run.preset, run)
+            if run is not first:
+                plain = with_parameters(replace(run, variant="plain"), plain_parameters(first))
+                run = replace(run, model=plain.model)
+        boards[folder] = board_of(run, variants, rates, decays, folder, shape)
+    if not boards:
+        raise ValueError("name at least one board")
+    return list(boards.values())

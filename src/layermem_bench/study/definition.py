@@ -1,0 +1,169 @@
+"""What is compared, as data: Study, its Boards, their Arms; and the studies known by name.
+
+Study     boards x seeds under conditions
+  Board     what the runs of some arms share
+    Arm       what one of them changes
+Observed  a quantity that is computed from ended runs, or without any
+
+    @study
+    def my_rates() -> Study:
+        "What it shows, in a line."
+
+makes a study known by its function's name, with dashes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from layermem.models.number_ranges import above, at_least, check_numbers, number
+from layermem.models.plugins import Named
+from layermem_bench.config.run import Run
+from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, OfPaper, Picture, RunRecord
+
+CHOOSING_SEED = 1000
+"""Seed that learning rates are chosen with; results must be of other seeds."""
+ALL_CONDITIONS = ("tokens", "time", "parameters")
+
+
+def with_learning_rate(run: Run, rate: float) -> Run:
+    """Return a run at another learning rate."""
+    return replace(run, optim=replace(run.optim, lr=rate))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One of the alternatives that are compared on a board."""
+
+    name: str
+    change: Callable[[Run], Run]
+    """Returns the board's run with what this arm changes."""
+    rates: tuple[float, ...] | None = number(None, above(0))
+    """Learning rates that it tries; None: the board's."""
+    with_rate: Callable[[Run, float], Run] = with_learning_rate
+    """Puts a learning rate into its run."""
+    note: str = ""
+    """What it is, where its name does not say it."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, f"{self.name}: ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """What the runs of some arms share."""
+
+    name: str
+    """Name of its folder."""
+    base: Run
+    """What all its runs share."""
+    arms: tuple[Arm, ...]
+    """Its arms; the others are compared with the first."""
+    rates: tuple[float, ...] = number((), above(0))
+    """Learning rates that every arm tries on a seed kept for that; empty: the base's."""
+    decays: tuple[float, ...] = number((), at_least(0))
+    """Weight decays that are tried with every rate; empty: the base's."""
+    by_right_answers: bool = False
+    """Whether rates are chosen by right answers, and by the loss among equals. Few records are
+    learnt by heart, and then the loss of a classifier rises while it gets more classes right."""
+    starts_from: "Board | None" = None
+    """Board whose run of the same arm and seed each run starts from; None: new weights."""
+    shape: str = ""
+    """LAYERSxWIDTH, where it is a preset in another shape."""
+    prepare: Callable[[], None] | None = None
+    """Makes what its runs need, and raises early where something that they need is missing."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        names = [arm.name for arm in self.arms]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"{self.name}: arms must be given and differ, got {', '.join(names)}")
+        rates = [("learning rates", self.rates_of(arm)) for arm in self.arms]
+        for what, tried in (*rates, ("weight decays", self.decays)):
+            if len({f"{value:g}" for value in tried}) < len(tried):
+                shown = ", ".join(map(repr, tried))
+                raise ValueError(f"{what} must differ in six digits, got {shown}")
+        if self.decays and not any(map(self.rates_of, self.arms)):
+            raise ValueError(
+                "weight decays are tried with every learning rate: name some (--rates)"
+            )
+
+    def rates_of(self, arm: Arm) -> tuple[float, ...]:
+        """Return the learning rates that an arm tries."""
+        return self.rates if arm.rates is None else arm.rates
+
+    @property
+    def metric(self) -> str:
+        """Return what arms are ranked by."""
+        of_records = self.base.records.source is not None
+        return RIGHT_ANSWERS if self.base.task.name or of_records else LOSS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """One quantity of one arm."""
+
+    quantity: str
+    arm: str
+    by_seed: Mapping[int, float]
+    """Its number by seed (of measurements: by repeat; of what is counted: one)."""
+    is_share: bool = False
+    """Whether it is written in percent."""
+    chance: float | None = None
+    """What a guess comes to."""
+    counted: bool = False
+    """Whether it is counted in closed form."""
+
+
+Records = Mapping[str, Mapping[str, Mapping[int, RunRecord]]]
+"""Board, arm and seed to what the run recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The ended runs of a study, of its first condition."""
+
+    seeds: tuple[int, ...]
+    """Seeds that were planned."""
+    records: Records
+    """What runs recorded; those that did not end well are left out."""
+    out: Path
+    """Folder for what is computed of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(OfPaper):
+    """Arms on boards, seed by seed, under conditions."""
+
+    name: str
+    """Its name, and that of the folder of its result."""
+    title: str
+    boards: tuple[Board, ...]
+    seeds: tuple[int, ...]
+    conditions: tuple[str, ...] = ("tokens",)
+    """Under which the arms meet: of ``ALL_CONDITIONS``."""
+    observe: Callable[[Trained], Iterable[Observed | Picture]] | None = None
+    """What is seen of ended runs, or without any; None: what runs are judged by is all."""
+    tasks: tuple[str, ...] = ()
+    """Evaluation tasks that models are asked, for which no time is estimated."""
+
+    def __post_init__(self) -> None:
+        if CHOOSING_SEED in self.seeds:
+            raise ValueError(
+                f"seed {CHOOSING_SEED} is kept for choosing learning rates; choose other --seeds"
+            )
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"a study needs different seeds, got {self.seeds or 'none'}")
+        if not self.conditions or not set(self.conditions) <= set(ALL_CONDITIONS):
+            raise ValueError(
+                f"--conditions must be of {', '.join(ALL_CONDITIONS)}, got "
+                f"{', '.join(self.conditions) or 'none'}"
+            )
+        names = [board.name for board in self.boards]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two boards of a study have one name: {', '.join(names)}")
+
+
+_KNOWN = Named[Study]("study")
+study, names, description, get_study = _KNOWN.add, _KNOWN.names, _KNOWN.description, _KNOWN.make
+"""Makes a function a study; names of all such studies; a study's one line; the study of a name."""

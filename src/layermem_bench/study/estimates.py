@@ -1,0 +1,237 @@
+"""What a study would train, and about how long it would take here.
+
+Hours are steps times the seconds of a step of each arm, which is timed on the spot, or, where that
+is too large for this machine, closed-form FLOPs over the speed of a smaller model. A validation
+counts as forwards of its tokens.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from layermem.models.registry import lookup
+from layermem_bench.config.run import Model, Run
+from layermem_bench.efficiency.costs import cost
+from layermem_bench.efficiency.measuring import Shape
+from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.results.costs import Cost
+from layermem_bench.results.files import read_result
+from layermem_bench.results.study import MeasuredSteps, RunRecord
+from layermem_bench.study.boards import board_of_one
+from layermem_bench.study.definition import Board, Study
+from layermem_bench.study.planning import (
+    Choices,
+    PlannedRun,
+    at_condition,
+    choices_of,
+    counting_runs,
+    read_trials,
+    stages,
+    trials,
+)
+from layermem_bench.study.records import RecordedRuns, standing
+from layermem_bench.study.steps import STEPS, shape_of, time_steps
+
+Basis = Literal["timed", "extrapolated"]
+UNCERTAINTY: Mapping[Basis, str] = {
+    "timed": "steps of each arm, timed now: within a factor of 2 on a machine without other work",
+    "extrapolated": "steps of a smaller model, timed now, and FLOPs: within a factor of 10",
+}
+"""What an estimate is from, and how wrong it may be."""
+# Seconds of a run's process until its first step: imports, above all.
+_START = 8.0
+_ROUNDS = 2
+# FLOPs of the timed steps of a board, and bytes of weights, gradients and optimiser, at most.
+_MOST_FLOPS = {"cpu": 1e12, "cuda": 1e16}
+_MOST_BYTES = {"cpu": 2e9, "cuda": 6e10}
+_REFERENCE = Run(
+    variant="plain",
+    model=Model(hidden_size=512, intermediate_size=2048, num_hidden_layers=4, vocab_size=1000),
+)
+logger = logging.getLogger(__name__)
+Planned = dict[str, tuple[PlannedRun, RunRecord]]
+"""Name to planned run, and where it stands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What the runs of one board would take."""
+
+    board: str
+    trials: int
+    """Runs that choose learning rates."""
+    counting: int
+    """Runs that count."""
+    recorded: int
+    """Those of all that need not be run."""
+    failed: int
+    """Those whose last attempt failed."""
+    parameters: int | None
+    """Trainable parameters of the largest model; None: of models of transformers."""
+    tokens: float
+    flops: float | None
+    """FLOPs of all runs in closed form; None: of models of transformers."""
+    hours: float
+    """Hours of one thread, or of the GPU, of the runs that are still to come."""
+    basis: Basis
+
+
+def is_recorded(state: RunRecord) -> bool:
+    """Return whether a run need not be trained."""
+    return state.state in ("ended", "diverged")
+
+
+def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
+    """Return every planned run and where it stands.
+
+    Runs that count are known once learning rates are chosen; before that none of them is recorded.
+    Equal times are known once steps are measured; before that they are those at equal tokens.
+    """
+    planned: Planned = {}
+    choices: dict[str, Choices] = {}
+    for stage in stages(study.boards):
+        for board in stage:
+            of_trials = {n: (p, _state(n, p, recorded)) for n, p in trials(board).items()}
+            planned |= of_trials
+            known = all(is_recorded(state) for _, state in of_trials.values())
+            choices[board.name] = _choices(board, recorded) if known else {}
+            known = known and (not of_trials or bool(choices[board.name]))
+            before = choices.get(board.starts_from.name) if board.starts_from else None
+            runs = counting_runs(board, study.seeds, choices[board.name], recorded.path_of, before)
+            measured = _measured(recorded.out / board.name)
+            for condition in study.conditions:
+                # Without measured times, the runs of all arms but the first are not known yet.
+                unmeasured = condition == "time" and measured is None
+                for name, run in at_condition(condition, runs, board, measured).items():
+                    is_known = known and not (unmeasured and run.arm != board.arms[0].name)
+                    label = name if is_known else f"{name} ({condition})"
+                    state = _state if is_known else _unknown
+                    planned[label] = run, state(name, run, recorded)
+    return planned
+
+
+def _measured(folder: Path) -> MeasuredSteps | None:
+    """Return how long steps take, where it has been measured."""
+    try:
+        return read_result(MeasuredSteps, folder / STEPS)
+    except FileNotFoundError:
+        return None
+
+
+def _choices(board: Board, recorded: RecordedRuns) -> Choices:
+    """Return each arm's choice; empty where not all could be read."""
+    try:
+        return choices_of(read_trials(board, recorded))[0]
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+        # One board of many: the others are listed all the same.
+        logger.warning("%s chose no learning rates: %s", board.name, error)
+        return {}
+
+
+def _state(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunRecord:
+    """Return where a run stands; one whose record cannot be read counts as failed."""
+    folder = recorded.folder_of(name, planned.run)
+    try:
+        return standing(name, planned.run, folder)
+    except (ValueError, KeyError, TypeError) as error:
+        note = str(error)
+        return RunRecord(
+            name=name, run_id=planned.run.id, folder=str(folder.path), state="failed", note=note
+        )
+
+
+def _unknown(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunRecord:
+    return RunRecord(name=name, run_id="", folder=str(recorded.out / name), state="not begun")
+
+
+def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimate]:
+    """Return what each board would take; nothing is trained but some timed steps."""
+    planned = planned_states(study, RecordedRuns(out, runs))
+    boards = {board.name: board for stage in stages(study.boards) for board in stage}
+    return [
+        _estimate(board, [pair for pair in planned.values() if pair[0].board == name])
+        for name, board in boards.items()
+    ]
+
+
+def estimate_run(run: Run) -> Estimate:
+    """Return what one run would take."""
+    board = board_of_one(run)
+    planned = PlannedRun(board=board.name, arm=run.variant, run=run)
+    state = RunRecord(name=run.preset, run_id=run.id, folder="", state="not begun")
+    return _estimate(board, [(planned, state)])
+
+
+def _estimate(board: Board, members: Sequence[tuple[PlannedRun, RunRecord]]) -> Estimate:
+    arms = {planned.arm: planned.run for planned, _ in members}
+    seconds, basis = _seconds_of_steps(arms)
+    missing = [planned for planned, state in members if not is_recorded(state)]
+    of_ours = board.base.host.model is None
+    costs = {arm: _cost(run) for arm, run in arms.items()} if of_ours else {}
+    return Estimate(
+        board=board.name,
+        trials=sum(planned.trial is not None for planned, _ in members),
+        counting=sum(planned.trial is None for planned, _ in members),
+        recorded=len(members) - len(missing),
+        failed=sum(state.state == "failed" for _, state in members),
+        parameters=max(each.parameters for each in costs.values()) if costs else None,
+        tokens=sum(
+            _sequences(planned.run) * shape_of(planned.run).tokens for planned, _ in members
+        ),
+        flops=sum(_sequences(p.run) * costs[p.arm].training for p, _ in members) if costs else None,
+        hours=sum(_seconds(p.run, seconds[p.arm]) for p in missing) / 3600,
+        basis=basis,
+    )
+
+
+def _sequences(run: Run) -> int:
+    return run.max_steps * run.optim.batch_size
+
+
+def _cost(run: Run) -> Cost:
+    """Return what one sequence of a run of ours costs in closed form, of their mean length."""
+    fields, length = model_sizes(run)
+    entry = lookup(run.variant)
+    config = entry.config(**fields | run.model.variant_fields())
+    tokens = max(1, round(length))
+    whole, share = cost(config, entry.variant, tokens), length / tokens
+    return replace(whole, forward=share * whole.forward, training=share * whole.training)
+
+
+def _seconds(run: Run, of_a_sequence: float) -> float:
+    """Return the seconds of a whole run, by those of a training step on one sequence."""
+    validations = run.max_steps // run.eval_every + 1
+    sequences = run.task.validation if run.task.name else run.eval_blocks or 0
+    return _START + of_a_sequence * (_sequences(run) + validations * sequences / 3)
+
+
+def _seconds_of_steps(arms: Mapping[str, Run]) -> tuple[dict[str, float], Basis]:
+    """Return the seconds of a training step of each arm on one sequence, and what they are from."""
+    first = next(iter(arms.values()))
+    shape = shape_of(first)
+    if first.host.model is None:
+        costs = {arm: _cost(run) for arm, run in arms.items()}
+        flops = (1 + _ROUNDS) * shape.batch * sum(each.training for each in costs.values())
+        largest = 16 * max(each.parameters for each in costs.values())
+        if flops > _MOST_FLOPS[shape.device] or largest > _MOST_BYTES[shape.device]:
+            return _extrapolated(costs, shape.device), "extrapolated"
+    times = time_steps(arms, shape, _ROUNDS)
+    # The shorter of the rounds: the other was disturbed.
+    return {arm: min(of_arm) / shape.batch for arm, of_arm in times.items()}, "timed"
+
+
+def _extrapolated(costs: Mapping[str, Cost], on: str) -> dict[str, float]:
+    """Return the seconds of a step on one sequence, by FLOPs and a smaller model's speed."""
+    shape = Shape(
+        batch=1 if on == "cpu" else 64,
+        tokens=256,
+        device=on,
+        precision="float32" if on == "cpu" else "bfloat16",
+    )
+    entry = lookup("plain")
+    fields: dict[str, Any] = _REFERENCE.model.sizes()
+    flops = shape.batch * cost(entry.config(**fields), None, shape.tokens).training
+    speed = flops / min(time_steps({"plain": _REFERENCE}, shape, _ROUNDS)["plain"])
+    return {arm: each.training / speed for arm, each in costs.items()}

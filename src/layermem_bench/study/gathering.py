@@ -1,0 +1,264 @@
+"""Runs of a study -> its result: what they recorded, what was computed of them, what is missing.
+
+With which seeds a result was looked at is read from the file that it replaces. More seeds beside
+those are another look, for which p-values pay (``intervals.price_of_looks``). A result that shares
+no run with the file is a first look.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from layermem_bench.results import study as results
+from layermem_bench.results.files import read_result
+from layermem_bench.results.intervals import further_looks
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.study import (
+    BY_LEVEL,
+    METRICS,
+    RIGHT_ANSWERS,
+    Condition,
+    Looks,
+    Metric,
+    OfPaper,
+    Picture,
+    Row,
+    RunRecord,
+    StudyResult,
+)
+from layermem_bench.study.costs import costs_of_arms
+from layermem_bench.study.definition import Observed, Study, Trained
+from layermem_bench.study.planning import Done, Plan, parameters, trials
+from layermem_bench.study.records import (
+    RecordedRuns,
+    check_comparable,
+    check_test_problems,
+    read_record,
+    standing,
+    trained_on,
+)
+from layermem_bench.train.host_models import load_host
+from layermem_bench.train.run_config import check_same_run
+
+logger = logging.getLogger(__name__)
+
+
+def gather(
+    study: Study,
+    done: Mapping[str, Done],
+    recorded: RecordedRuns,
+    before: StudyResult | None,
+    folder: Path,
+) -> StudyResult:
+    """Return what came of a study whose runs are trained, as far as they could be.
+
+    ``before``: the result that is replaced. ``folder``: where this one lies, and what is computed.
+    """
+    boards, runs = [], list[RunRecord]()
+    for of_board in done.values():
+        of_trials = _read(trials(of_board.board), {}, recorded)
+        counting = _read(of_board.counting, of_board.by_condition, recorded)
+        check_comparable(
+            RunFolder(run.folder) for run in (*of_trials, *counting) if run.state == "ended"
+        )
+        check_test_problems(counting)
+        of_trials = [replace(run, validations=(), solved=None, about={}) for run in of_trials]
+        boards.append(_board(study, of_board, counting, before))
+        runs += [*of_trials, *counting]
+    trained = Trained(seeds=study.seeds, records=_by_arm(runs, study.conditions[0]), out=folder)
+    seen = list(study.observe(trained) if study.observe else ())
+    observed = [each for each in seen if isinstance(each, Observed)]
+    of_paper: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(OfPaper)}
+    of_paper["notes"] = (*study.notes, *_lost_notes(runs))
+    return StudyResult(
+        command="",
+        name=study.name,
+        title=study.title,
+        seeds=study.seeds,
+        boards=tuple(boards),
+        metrics={**metrics_of(runs), **_metrics_of_rows(study, observed)},
+        rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed),
+        runs=tuple(runs),
+        pictures=tuple(each for each in seen if isinstance(each, Picture)),
+        looks=_looks_at_claims(before, runs, study.seeds) if study.claims else (),
+        **of_paper,
+    )
+
+
+def _read(plan: Plan, by_condition: Mapping[str, Plan], recorded: RecordedRuns) -> list[RunRecord]:
+    """Return what planned runs recorded, wherever they lie and stand."""
+    records = []
+    for name, planned in plan.items():
+        folder = recorded.folder_of(name, planned.run)
+        record = standing(name, planned.run, folder)
+        if record.state == "ended":
+            # A folder of this name may hold what was planned under it before.
+            check_same_run(folder, planned.run)
+            record = read_record(name, planned.run, folder)
+            if planned.run.task.name is not None and RIGHT_ANSWERS not in record.metrics:
+                raise ValueError(
+                    f"{folder.path} has ended without a {folder.result.name}; delete the folder to "
+                    "run it again"
+                )
+        conditions = tuple(each for each, runs in by_condition.items() if name in runs)
+        records.append(replace(record, board=planned.board, arm=planned.arm, conditions=conditions))
+    return records
+
+
+def _by_arm(
+    runs: Iterable[RunRecord], condition: str
+) -> dict[str, dict[str, dict[int, RunRecord]]]:
+    records: dict[str, dict[str, dict[int, RunRecord]]] = {}
+    for run in runs:
+        if run.state == "ended" and condition in run.conditions:
+            records.setdefault(run.board, {}).setdefault(run.arm, {})[run.seed] = run
+    return records
+
+
+def _board(
+    study: Study, done: Done, counting: list[RunRecord], before: StudyResult | None
+) -> results.Board:
+    board, base = done.board, done.board.base
+    trained = _trained_by_hosts(done)
+    conditions = tuple(
+        Condition(
+            name=name,
+            arms=_arms(done, plan, trained),
+            looks=looks_at_runs(
+                before, name, [run for run in counting if name in run.conditions], study.seeds
+            ),
+        )
+        for name, plan in done.by_condition.items()
+    )
+    ended = [run for run in counting if run.state == "ended"]
+    first = {run.arm: run for run in reversed(ended)}
+    planned = next(iter(done.by_condition.values()))
+    run_of_arm = {
+        arm.name: (planned[first[arm.name].name].run, RunFolder(first[arm.name].folder))
+        for arm in board.arms
+        if arm.name in first and first[arm.name].name in planned
+    }
+    digests = (run.about.get("data") for run in ended)
+    firsts = (run.validations[0] for run in ended if run.validations)
+    starts = {each.val_loss for each in firsts if each.step == 0}
+    return results.Board(
+        name=board.name,
+        metric=board.metric,
+        conditions=conditions,
+        preset=base.preset,
+        shape=board.shape,
+        data={**trained_on(base), "digest": next(filter(None, digests), None)},
+        tried=done.tried,
+        steps=done.steps,
+        memory=done.memory,
+        costs=costs_of_arms(run_of_arm),
+        before=starts.pop() if len(starts) == 1 and base.host.model else None,
+    )
+
+
+def _arms(done: Done, plan: Plan, trained: Mapping[str, int]) -> tuple[results.Arm, ...]:
+    """Return the arms of a plan; ``trained``: parameters that those of models of transformers
+    train."""
+    runs = {planned.arm: planned.run for planned in plan.values()}
+    arms = []
+    for arm in done.board.arms:
+        run, choice = runs[arm.name], done.choices.get(arm.name)
+        lost = "diverged at every learning rate that was tried" if arm.name in done.lost else ""
+        # A lost arm's run may have no model to start from, whose sizes are not known then.
+        is_sized = run.host.model is None and not (lost and run.model.pretrained)
+        arms.append(
+            results.Arm(
+                name=arm.name,
+                steps=run.max_steps,
+                parameters=parameters(run) if is_sized else trained.get(arm.name),
+                width_of_mlp=run.model.intermediate_size if is_sized else None,
+                rate=choice.rate if choice else None,
+                note=lost or arm.note,
+            )
+        )
+    return tuple(arms)
+
+
+def _trained_by_hosts(done: Done) -> dict[str, int]:
+    """Return how many parameters each arm trains of a model of transformers, on text or a task."""
+    runs = {planned.arm: planned.run for planned in next(iter(done.by_condition.values())).values()}
+    return {
+        arm: sum(p.numel() for p in load_host(run).parameters() if p.requires_grad)
+        for arm, run in runs.items()
+        if run.host.model is not None and run.records.source is None
+    }
+
+
+def metrics_of(runs: Iterable[RunRecord]) -> dict[str, Metric]:
+    """Return the metrics that runs have, with what a guess comes to where that is one number."""
+    runs = list(runs)
+    names = dict.fromkeys(name for run in runs for name in run.metrics)
+    chances = {run.solved.chance for run in runs if run.solved and run.metrics}
+    metrics = {name: METRICS[name.partition(BY_LEVEL)[0]] for name in names}
+    if RIGHT_ANSWERS in metrics and len(chances) == 1:
+        metrics[RIGHT_ANSWERS] = replace(metrics[RIGHT_ANSWERS], chance=chances.pop())
+    return metrics
+
+
+def _metrics_of_rows(study: Study, observed: Iterable[Observed]) -> dict[str, Metric]:
+    """Return the metrics of computed rows, and of those that the paper alone has numbers of."""
+    metrics = {number.quantity: Metric(is_share=number.is_share) for number in study.papers}
+    for claim in study.claims:
+        metrics.setdefault(claim.quantity, Metric())
+    for each in observed:
+        known = metrics.get(each.quantity, Metric()).chance
+        chance = max(filter(None, (known, each.chance)), default=None)
+        metrics[each.quantity] = Metric(is_share=each.is_share, chance=chance, counted=each.counted)
+    return metrics
+
+
+def _lost_notes(runs: Iterable[RunRecord]) -> list[str]:
+    """Say which runs are in no mean."""
+    runs = list(runs)
+    lost = [run.name for run in runs if run.state not in ("ended", "diverged")]
+    diverged = [run.name for run in runs if run.state == "diverged" and run.conditions]
+    notes = [f"Failed or not ended, and in no mean: {', '.join(lost)}."] if lost else []
+    return notes + ([f"Diverged, and in no mean: {', '.join(diverged)}."] if diverged else [])
+
+
+def replaced_result(path: Path) -> StudyResult | None:
+    """Return the result in a file that is to be written anew; None: there is none to be read."""
+    try:
+        return read_result(StudyResult, path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        logger.warning("looks at the seeds of an earlier result are not counted: %s", error)
+        return None
+
+
+def looks_at_runs(
+    before: StudyResult | None, condition: str, runs: Sequence[RunRecord], seeds: Sequence[int]
+) -> Looks:
+    """Return the looks at the runs of one board under a condition, that at ``seeds`` last.
+
+    Runs are found again by what they are, not by the board's name.
+    """
+    now = _ended(runs)
+    for board in before.boards if before else ():
+        for of_condition in board.conditions:
+            seen = [] if before is None else before.of(board.name, of_condition.name)
+            if of_condition.name == condition and not now.isdisjoint(_ended(seen)):
+                first = tuple(sorted({run.seed for run in seen if run.state == "ended"}))
+                return further_looks(of_condition.looks or (first,), seeds)
+    return further_looks((), seeds)
+
+
+def _looks_at_claims(
+    before: StudyResult | None, runs: Iterable[RunRecord], seeds: Sequence[int]
+) -> Looks:
+    """Return the looks at what is claimed of some runs."""
+    if before is None or _ended(before.runs).isdisjoint(_ended(runs)):
+        return further_looks((), seeds)
+    return further_looks(before.looks or (before.seeds,), seeds)
+
+
+def _ended(runs: Iterable[RunRecord]) -> set[str]:
+    return {run.run_id for run in runs if run.state == "ended"}

@@ -1,0 +1,294 @@
+"""A study -> its runs by name: those that choose learning rates, and those that count.
+
+BOARD/rates/ARM-lrRATE-wdDECAY-s1000    every arm with every rate and decay
+BOARD/ARM-lrRATE-wdDECAY-sSEED          every arm with what it chose and every seed
+BOARD/CONDITION/ARM-...                 those of them that a condition makes other runs
+
+Under the condition "tokens" runs are the board's: the same tokens in the same order. "time" gives
+an arm as many steps as take the time of the first arm's, so that a faster arm has more, in a
+schedule of that length. "parameters" makes the mlp so narrow that an arm has the plain decoder's.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from layermem.models.counting import count_parameters
+from layermem.models.registry import lookup
+from layermem_bench.config.run import Run
+from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.results.study import (
+    LOSS,
+    RIGHT_ANSWERS,
+    MeasuredMemory,
+    MeasuredSteps,
+    TriedRates,
+)
+from layermem_bench.study.definition import CHOOSING_SEED, Arm, Board
+from layermem_bench.study.records import (
+    RecordedRuns,
+    check_comparable,
+    read_divergence,
+    read_metrics,
+)
+
+TOLERANCE = 0.005
+"""Share within which parameters are equal."""
+# A difference in time that timing steps again would make as well.
+_SAME_TIME = 0.01
+_NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What an arm tries: a learning rate, and a weight decay where these are tried too."""
+
+    rate: float
+    decay: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """One run of a study."""
+
+    board: str
+    arm: str
+    run: Run
+    """The run, with its seed."""
+    trial: Tried | None = None
+    """What it tries; None: it counts."""
+
+
+Plan = dict[str, PlannedRun]
+"""Runs by name."""
+Choices = Mapping[str, Tried]
+"""What each arm chose; one that is not named takes the board's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A board whose rates are chosen: its runs under each condition."""
+
+    board: Board
+    tried: tuple[TriedRates, ...]
+    choices: Choices
+    lost: frozenset[str]
+    """Arms that diverged at every learning rate."""
+    by_condition: Mapping[str, Plan]
+    """The runs of all arms, of which lost ones are not trained."""
+    steps: MeasuredSteps | None
+    memory: MeasuredMemory | None
+    """What a step of each arm takes, where it was measured."""
+
+    @property
+    def counting(self) -> Plan:
+        """Return the runs that count and are trained, by name."""
+        return {
+            name: planned
+            for plan in self.by_condition.values()
+            for name, planned in plan.items()
+            if planned.arm not in self.lost
+        }
+
+
+def stages(boards: Iterable[Board]) -> list[list[Board]]:
+    """Return the boards in the order of training: those that others start from come first."""
+    boards = list(boards)
+    first = {board.starts_from.name: board.starts_from for board in boards if board.starts_from}
+    return [list(stage) for stage in (first.values(), boards) if stage]
+
+
+def trials(board: Board) -> Plan:
+    """Return the runs that choose a board's learning rates; none where none are tried."""
+    plan: Plan = {}
+    for arm in board.arms:
+        for rate in board.rates_of(arm):
+            for decay in board.decays or (None,):
+                tried = Tried(rate, decay)
+                run = _run(board, arm, tried, CHOOSING_SEED)
+                _add(plan, f"{board.name}/rates", tried, replace(run, trial=tried))
+    return plan
+
+
+def counting_runs(
+    board: Board,
+    seeds: Sequence[int],
+    choices: Choices,
+    path_of: Callable[[str, Run], Path],
+    choices_before: Choices | None = None,
+) -> Plan:
+    """Return the runs that count at equal tokens.
+
+    ``path_of``: where a named run lies or would lie, for a board that starts from another, whose
+    arms made the ``choices_before``.
+    """
+    starts: dict[tuple[str, int], Path] = {}
+    if board.starts_from:
+        before = counting_runs(board.starts_from, seeds, choices_before or {}, path_of)
+        starts = {
+            (planned.arm, planned.run.seed): path_of(name, planned.run) / "final"
+            for name, planned in before.items()
+        }
+    plan: Plan = {}
+    for seed in seeds:
+        for arm in board.arms:
+            tried = choices.get(arm.name)
+            planned = _run(board, arm, tried, seed)
+            if start := starts.get((arm.name, seed)):
+                model = replace(planned.run.model, pretrained=str(start))
+                planned = replace(planned, run=replace(planned.run, model=model))
+            _add(plan, board.name, tried, planned)
+    return plan
+
+
+def at_condition(
+    condition: str, at_tokens: Plan, board: Board, steps: MeasuredSteps | None
+) -> Plan:
+    """Return the runs of a condition; those that it does not change are those at equal tokens."""
+    plan: Plan = {}
+    for name, planned in at_tokens.items():
+        run = planned.run
+        if condition == "time" and steps is not None:
+            run = at_equal_time(run, steps.ratios[planned.arm])
+        elif condition == "parameters":
+            run = at_equal_parameters(run, board.base)
+        if run != planned.run:
+            name = f"{board.name}/{condition}/{name.rpartition('/')[2]}"
+        plan[name] = replace(planned, run=run)
+    return plan
+
+
+def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> PlannedRun:
+    run = replace(arm.change(board.base), seed=seed)
+    if tried is not None:
+        if tried.decay is not None:
+            run = replace(run, optim=replace(run.optim, weight_decay=tried.decay))
+        run = arm.with_rate(run, tried.rate)
+    return PlannedRun(board=board.name, arm=arm.name, run=run)
+
+
+def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> None:
+    """Add a run under its name; raise where another has it: one would stand for the other."""
+    rate = "" if tried is None else f"-lr{tried.rate:g}"
+    rate += "" if tried is None or tried.decay is None else f"-wd{tried.decay:g}"
+    arm = _NOT_IN_FOLDER_NAMES.sub("-", planned.arm)
+    name = f"{folder}/{arm}{rate}-s{planned.run.seed}"
+    if name in plan:
+        raise ValueError(
+            f"{plan[name].arm} and {planned.arm} would have one folder, {name}; let arms differ in "
+            "more than punctuation"
+        )
+    plan[name] = planned
+
+
+def at_equal_time(run: Run, ratio: float) -> Run:
+    """Return a run of as many steps as take the time of the first arm's.
+
+    ``ratio``: time of its step over that of the first arm's.
+    """
+    if abs(ratio - 1) <= _SAME_TIME:
+        return run
+    return replace(run, max_steps=max(1, round(run.max_steps / ratio)))
+
+
+def at_equal_parameters(run: Run, base: Run) -> Run:
+    """Return a run whose mlp is as narrow as it takes to have the plain decoder's parameters.
+
+    One that has no more than ``TOLERANCE`` beyond these is left as it is.
+    """
+    if run.host.model is not None:
+        raise ValueError(
+            f"{run.host.model} has the sizes of its weights, so that there are no equal "
+            "parameters: leave --conditions parameters out"
+        )
+    plain = plain_parameters(base)
+    return run if parameters(run) <= plain * (1 + TOLERANCE) else with_parameters(run, plain)
+
+
+def parameters(run: Run) -> int:
+    """Return the trainable parameters of the model of a run of ours."""
+    fields = model_sizes(run)[0] | run.model.variant_fields()
+    entry = lookup(run.variant)
+    return count_parameters(entry.config(**fields), entry.variant)
+
+
+def plain_parameters(run: Run) -> int:
+    """Return the parameters of the plain decoder of a run's sizes."""
+    return parameters(replace(run, variant="plain"))
+
+
+def with_parameters(run: Run, target: int) -> Run:
+    """Return a run whose mlp is as wide as it takes to have ``target`` parameters."""
+    model, ours, width = run.model, parameters(run), run.model.intermediate_size
+    wider = replace(run, model=replace(model, intermediate_size=width + 1))
+    width -= round((ours - target) / (parameters(wider) - ours))
+    if width >= 1:
+        fitted = replace(run, model=replace(model, intermediate_size=width))
+        if abs(parameters(fitted) / target - 1) <= TOLERANCE:
+            return fitted
+    shape = f"{model.num_hidden_layers}x{model.hidden_size}"
+    raise ValueError(
+        f"{run.variant} has {ours:,} parameters on {run.preset} at {shape}, and no width of the "
+        f"mlp gives it {target:,} within {TOLERANCE:.1%}; leave it out, or take a larger board"
+    )
+
+
+Outcomes = Mapping[Tried, tuple[float, float]]
+"""What was tried, to the share of right answers (0 where the choice is not by it) and the loss,
+which is infinite where the run diverged."""
+
+
+def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
+    """Return what each arm of a board tried and chose; all trials must be recorded."""
+    plan = trials(board)
+    folders = {name: recorded.folder_of(name, planned.run) for name, planned in plan.items()}
+    check_comparable(folders.values())
+    outcomes: dict[str, dict[Tried, tuple[float, float]]] = {}
+    for name, planned in plan.items():
+        # Only a run that diverged is infinitely bad: that a rate is too high for an arm is a
+        # result.
+        outcome = 0.0, math.inf
+        if read_divergence(folders[name], planned.run.id) is None:
+            metrics = read_metrics(folders[name], planned.run)
+            right = metrics[RIGHT_ANSWERS] if board.by_right_answers else 0.0
+            outcome = right, metrics[LOSS]
+        if planned.trial is not None:
+            outcomes.setdefault(planned.arm, {})[planned.trial] = outcome
+    return tuple(
+        tried
+        for arm, of_arm in outcomes.items()
+        for tried in tried_rates(arm, of_arm, by_right=board.by_right_answers)
+    )
+
+
+def tried_rates(arm: str, outcomes: Outcomes, *, by_right: bool = False) -> list[TriedRates]:
+    """Return what an arm tried, decay by decay, and its choice: most right, then lowest loss."""
+    finite = {tried: outcome for tried, outcome in outcomes.items() if math.isfinite(outcome[1])}
+    best = max(finite, key=lambda t: (finite[t][0], -finite[t][1]), default=None)
+
+    def values(of_decay: Iterable[Tried], place: int) -> tuple[float | None, ...]:
+        return tuple(finite[tried][place] if tried in finite else None for tried in of_decay)
+
+    return [
+        TriedRates(
+            arm=arm,
+            rates=tuple(tried.rate for tried in of_decay),
+            losses=values(of_decay, 1),
+            right=values(of_decay, 0) if by_right else (),
+            chosen=best.rate if best is not None and best.decay == decay else None,
+            decay=decay,
+        )
+        for decay in dict.fromkeys(tried.decay for tried in outcomes)
+        for of_decay in [[tried for tried in outcomes if tried.decay == decay]]
+    ]
+
+
+def choices_of(tried: Iterable[TriedRates]) -> tuple[dict[str, Tried], frozenset[str]]:
+    """Return what each arm chose, and the arms that diverged at every rate."""
+    tried = list(tried)
+    choices = {
+        each.arm: Tried(each.chosen, each.decay) for each in tried if each.chosen is not None
+    }
+    return choices, frozenset(each.arm for each in tried) - choices.keys()

@@ -1,0 +1,347 @@
+"""What runs recorded, read from their folders, and where those of a plan are recorded.
+
+Only a run that reported a number that is not finite has diverged. One that was killed, or failed in
+any other way, has not: it says nothing about what it was run for.
+"""
+
+import logging
+import math
+import os
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from layermem.models.files import check_no_file
+from layermem_bench.config.run import Run, to_dict
+from layermem_bench.config.typed_dicts import from_dict
+from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.solved import Answers, Solved
+from layermem_bench.results.study import (
+    BY_LEVEL,
+    EVERY_STEP_RIGHT,
+    F1,
+    LOSS,
+    RIGHT_ANSWERS,
+    RunRecord,
+    State,
+    Validation,
+)
+from layermem_bench.train.run_config import check_has_config, read_config, recorded_run
+
+ERRORS = "error.txt"
+"""File of a run that has not ended: what its processes wrote, and how they ended."""
+NOTE = "-- study: "
+"""What begins a line of that file which the run did not write itself."""
+OWN_WORDS = ": "
+"""Between how a run ended and the last line that it wrote itself."""
+_VALIDATION_FIELDS = [field.name for field in fields(Validation)]
+
+
+def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
+    """Return everything a run recorded; what cannot be read is an error that names the folder."""
+    with naming_damage(folder):
+        rows, about = folder.rows(), recorded_about(folder)
+        run_id = about.get("run_id") or run.id
+        record = standing(name, run, folder)
+        speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
+        has_ended = record.state == "ended"
+        return replace(
+            record,
+            steps=rows[-1]["step"] if rows else 0,
+            # Where the file of rows is gone, pages say so; one that lacks its end is damaged.
+            metrics=read_metrics(folder, run) if has_ended and rows else {},
+            validations=_finite_validations(rows),
+            tokens_per_second=statistics.median(speeds) if speeds else None,
+            # Before the final model is there, it may be of an attempt that did not count.
+            solved=read_solved(folder, run_id) if has_ended else None,
+            about={name: str(value) for name, value in about.items() if value is not None},
+        )
+
+
+def standing(name: str, run: Run, folder: RunFolder) -> RunRecord:
+    """Return where a planned run stands, without what it recorded."""
+    state, note = run_state(folder, run)
+    return RunRecord(
+        name=name,
+        run_id=run.id,
+        folder=str(folder.path),
+        state=state,
+        note=note,
+        seed=run.seed,
+        max_steps=run.max_steps,
+    )
+
+
+def run_state(folder: RunFolder, run: Run) -> tuple[State, str]:
+    """Return where a run stands, and of one that diverged or failed what was seen."""
+    divergence = read_divergence(folder, run.id) if folder.config.exists() else None
+    if divergence is not None:
+        return "diverged", divergence
+    if folder.final.exists():
+        return "ended", ""
+    if failure := read_failure(folder):
+        return "failed", failure
+    return ("begun" if folder.metrics.exists() else "not begun"), ""
+
+
+def recorded_about(folder: RunFolder) -> dict[str, Any]:
+    """Return what a run recorded beside its options: versions, commit, command, data."""
+    check_has_config(folder)
+    with naming_damage(folder):
+        return read_config(folder.config)[1]
+
+
+def trained_on(run: Run) -> dict[str, Any]:
+    """Return the fields of the part of a run's config that names what it was trained on."""
+    if run.records.source is not None:
+        # The sizes of a model are no data.
+        return {k: v for k, v in to_dict(run)["records"].items() if k != "from_config"}
+    return dict(to_dict(run)["task" if run.task.name else "data"])
+
+
+def read_divergence(folder: RunFolder, run_id: str) -> str | None:
+    """Return at which step a run diverged, and what was seen; None: it has not diverged.
+
+    A run may have been left with a last validation loss that is not finite.
+    """
+    if recorded := folder.divergence(run_id):
+        return f"step {recorded['step']:,}: {recorded['message']}"
+    rows = _validation_rows(folder)
+    if rows and not math.isfinite(rows[-1]["val_loss"]):
+        last = rows[-1]
+        return f"step {last['step']:,}: the validation loss is {last['val_loss']}"
+    return None
+
+
+def read_metrics(folder: RunFolder, run: Run) -> dict[str, float]:
+    """Return what an ended run is judged by: the validation of its last step, what it solves."""
+    rows = _validation_rows(folder)
+    if not rows or rows[-1]["step"] != run.max_steps:
+        last = f"the last is of step {rows[-1]['step']}" if rows else "there is none at all"
+        raise ValueError(
+            f"{folder.path} has ended, but {folder.metrics.name} lacks the validation of its last "
+            f"step {run.max_steps}: {last}; delete the folder to run it again"
+        )
+    metrics = {LOSS: float(rows[-1]["val_loss"])}
+    run_id = recorded_about(folder).get("run_id") or run.id
+    if solved := read_solved(folder, run_id):
+        metrics[RIGHT_ANSWERS] = solved.accuracy
+        if run.records.source is None:
+            metrics[EVERY_STEP_RIGHT] = solved.steps
+    if folder.answers.exists():
+        metrics[F1] = _read_f1(folder, run_id)
+    if solved:
+        for name, levels in solved.by.items():
+            for level, shares in levels.items() if len(levels) > 1 else ():
+                metrics[f"{RIGHT_ANSWERS}{BY_LEVEL}{name}: {level}"] = shares.accuracy
+    return metrics
+
+
+def _read_f1(folder: RunFolder, run_id: str) -> float:
+    answers = read_result(Answers, folder.answers)
+    if answers.run_id != run_id:
+        raise ValueError(f"{folder.answers} is of run {answers.run_id}, its folder of run {run_id}")
+    return answers.all.f1
+
+
+def read_solved(folder: RunFolder, run_id: str) -> Solved | None:
+    """Return what the final model of a run on a task solves; None: nothing is recorded."""
+    if not folder.result.exists():
+        return None
+    try:
+        solved = Solved.from_json(folder.result.read_text(encoding="utf-8"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{folder.result} is damaged ({error}); delete the folder to run it again"
+        ) from error
+    if solved.run_id not in (None, run_id):
+        raise ValueError(f"{folder.result} is of run {solved.run_id}, its folder of run {run_id}")
+    return solved
+
+
+def read_failure(folder: RunFolder) -> str | None:
+    """Return how the last attempt at a run failed, and the last line that it wrote; None: it ended,
+    was asked to stop, is under way or was never begun."""
+    error = folder.path / ERRORS
+    if folder.final.exists() or not error.exists():
+        return None
+    lines = [line for line in error.read_text("utf-8", "replace").splitlines() if line.strip()]
+    notes = [line.removeprefix(NOTE) for line in lines if line.startswith(NOTE)]
+    if not notes or notes[-1].startswith(("begun", "stopped")):
+        return None
+    begun = [i for i, line in enumerate(lines) if line.startswith(f"{NOTE}begun")]
+    attempt = lines[begun[-1] :] if begun else lines
+    said = [line.strip() for line in attempt if not line.startswith(NOTE)]
+    if not said:
+        return notes[-1]
+    # Without its own folder, equal failures of two runs read alike.
+    return f"{notes[-1]}{OWN_WORDS}{said[-1].replace(str(folder.path), 'RUN')}"
+
+
+def check_comparable(folders: Iterable[RunFolder]) -> None:
+    """Raise where runs of one config learnt different data, from other weights or otherwise.
+
+    A config says where data and the weights of a start lay, and may leave the precision to the
+    machine. A run that has not recorded them is taken to agree.
+    """
+    found: dict[str, dict[str, Path]] = {}
+    for folder in folders:
+        about, run = recorded_about(folder), recorded_run(folder)
+        start = run.model.pretrained or run.host.model
+        said = {
+            "on different data": about.get("data"),
+            "in other precisions": about.get("precision"),
+            # Seeds may start from models of their own.
+            f"from different weights of {start}": about.get("weights"),
+        }
+        for how, value in said.items():
+            if value:
+                found.setdefault(how, {}).setdefault(str(value), folder.path)
+    for how, by_value in found.items():
+        if len(by_value) > 1:
+            raise ValueError(
+                f"{' and '.join(map(str, by_value.values()))} were trained {how} under one config "
+                f"({', '.join(by_value)}), so they cannot be compared; train one of them again in "
+                "another --out"
+            )
+
+
+def check_test_problems(records: Iterable[RunRecord]) -> None:
+    """Raise where models of one board solved different test problems."""
+    solved = {record.name: record.solved for record in records if record.solved}
+    counts = {name: result.count for name, result in solved.items()}
+    (first, count), *others = counts.items() or [("", 0)]
+    for name, other in others:
+        if other != count:
+            raise ValueError(
+                f"{first} solved {count} test problems and {name} {other}; their shares cannot be "
+                "compared: name runs that were tested on the same problems"
+            )
+    by_digest = {result.problems: name for name, result in solved.items() if result.problems}
+    if len(by_digest) > 1:
+        raise ValueError(
+            f"{' and '.join(by_digest.values())} solved different test problems, by their "
+            "result.json; their shares cannot be compared: name runs that were tested on the same "
+            "problems"
+        )
+
+
+@contextmanager
+def naming_damage(folder: RunFolder) -> Iterator[None]:
+    """Turn what goes wrong in reading a run's folder into an error that names the folder."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder.path} holds files that are damaged or of another version "
+            f"({type(error).__name__}: {error}); leave it out, or run it again"
+        ) from error
+
+
+def _validation_rows(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the rows that validations wrote, which must be in the order of their steps."""
+    rows = folder.rows()
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError(
+            f"{folder.metrics} has a row that is no object; delete {folder.path} to run it again"
+        )
+    rows = [row for row in rows if "val_loss" in row]
+    for row in rows:
+        step, loss = row.get("step"), row["val_loss"]
+        if not isinstance(step, int) or not isinstance(loss, int | float):
+            raise ValueError(
+                f"{folder.metrics}: a validation must have a number as its step and as its "
+                f"val_loss, got {step} and {loss}; delete {folder.path} to run it again"
+            )
+    for before, row in zip(rows, rows[1:], strict=False):
+        if row["step"] < before["step"]:
+            raise ValueError(
+                f"{folder.metrics}: step {row['step']} comes after step {before['step']}, so the "
+                "rows are of more than one run"
+            )
+    return rows
+
+
+def _finite_validations(rows: list[dict[str, Any]]) -> tuple[Validation, ...]:
+    """Return the validations whose numbers are all finite.
+
+    JSON has no word for what is not finite; that a run came to it is said by its divergence.
+    """
+    counted = [row for row in rows if row.get("flops") and row.get("tokens")]
+    flops_per_token = counted[-1]["flops"] / counted[-1]["tokens"] if counted else None
+    validations = [_validation(row, flops_per_token) for row in rows if "val_loss" in row]
+    return tuple(
+        from_dict(Validation, values, "")
+        for values in validations
+        if all(map(math.isfinite, values.values()))
+    )
+
+
+def _validation(row: Mapping[str, float], flops_per_token: float | None) -> dict[str, float]:
+    values = {name: row[name] for name in _VALIDATION_FIELDS if name in row}
+    return values | ({"flops": row["tokens"] * flops_per_token} if flops_per_token else {})
+
+
+logger = logging.getLogger(__name__)
+
+
+class RecordedRuns:
+    """The runs below ``out``, where new ones are trained, and below further folders."""
+
+    def __init__(self, out: Path, others: Iterable[Path] = ()) -> None:
+        self.out = out
+        self._ended: dict[str, RunFolder] = {}
+        check_folders(out, others := tuple(others))
+        for root in (out, *others):
+            for folder in _run_folders(root):
+                self._add(folder)
+
+    def folder_of(self, name: str, run: Run) -> RunFolder:
+        """Return where a run is recorded, else where it is to be trained.
+
+        A run that was begun elsewhere and has not ended is left alone: it may go on there.
+        """
+        own = RunFolder(self.out / name)
+        if own.final.exists():
+            return own
+        return self._ended.get(run.id, own)
+
+    def path_of(self, name: str, run: Run) -> Path:
+        """Return the path of that folder."""
+        return self.folder_of(name, run).path
+
+    def _add(self, folder: RunFolder) -> None:
+        try:
+            run = recorded_run(folder)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("%s is left out: %s", folder.path, error)
+            return
+        if folder.final.exists() or folder.diverged.exists():
+            self._ended.setdefault(run.id, folder)
+
+
+def check_folders(out: Path, others: Iterable[Path]) -> None:
+    """Raise unless runs may lie in these folders: ``out`` need not exist, the others must."""
+    check_no_file(out)
+    for root in others:
+        if root != out and not root.is_dir():
+            raise FileNotFoundError(f"{root} is no folder; name one that holds runs")
+
+
+def _run_folders(root: Path) -> Iterator[RunFolder]:
+    """Yield the run folders below a folder, at any depth; there is none within another."""
+    seen: set[Path] = set()
+    for path, inner, files in os.walk(root, followlinks=True):
+        # A link may lead back to where it lies in.
+        if (real := Path(path).resolve()) in seen:
+            inner.clear()
+            continue
+        seen.add(real)
+        if RunFolder(path).config.name in files:
+            yield RunFolder(path)
+            inner.clear()
+        inner[:] = sorted(name for name in inner if not name.startswith("."))

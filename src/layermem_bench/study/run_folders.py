@@ -1,0 +1,336 @@
+"""Run folders that are named one by one -> boards and arms -> a result like that of a study.
+
+Runs that were trained and validated on the same data form a board. On a board, runs that differ in
+the seed alone form an arm.
+
+    find_runs          paths -> name: (config, folder)
+    group_by_data      the names of the runs of each board
+    group_into_arms    "lime:lr=0.01": the names of its runs by seed
+    compare_runs       all of them -> study.json
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from layermem.models.files import write_atomically
+from layermem_bench.config.run import Run
+from layermem_bench.config.run_identity import identity
+from layermem_bench.results.files import to_json
+from layermem_bench.results.run_folder import RunFolder, unique_names
+from layermem_bench.results.study import (
+    LOSS,
+    RIGHT_ANSWERS,
+    Arm,
+    Board,
+    Condition,
+    RunRecord,
+    StudyResult,
+)
+from layermem_bench.study.carrying_out import RESULT
+from layermem_bench.study.costs import costs_of_arms
+from layermem_bench.study.gathering import looks_at_runs, metrics_of, replaced_result
+from layermem_bench.study.records import (
+    ERRORS,
+    check_comparable,
+    check_test_problems,
+    naming_damage,
+    read_record,
+    recorded_about,
+    trained_on,
+)
+from layermem_bench.train.run_config import recorded_run
+
+logger = logging.getLogger(__name__)
+Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
+"""Name to what was trained, and where it is recorded."""
+# Parts of a run that do not tell arms apart, or do so in another way (the variant, options).
+_NOT_IN_ARM_NAMES = ("variant", "seed", "data", "task", "records")
+
+
+def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
+    """Return the runs at these paths by name: the folder's, longer where two are the same."""
+    folders: dict[Path, RunFolder] = {}
+    for path in paths:
+        for folder in _runs_at(path):
+            folders.setdefault(folder.path.resolve(), folder)
+    if not folders:
+        raise ValueError("name at least one run folder")
+    names = unique_names([path.parts for path in folders])
+    runs: dict[str, tuple[Run, RunFolder]] = {}
+    paths_by_id: dict[str, Path] = {}
+    for name, folder in zip(names, folders.values(), strict=True):
+        run = _recorded_run(folder)
+        if run.id in paths_by_id:
+            raise ValueError(
+                f"{paths_by_id[run.id]} and {folder.path} are one run, {run.id}; name one"
+            )
+        paths_by_id[run.id] = folder.path
+        runs[name] = run, folder
+    return runs
+
+
+def group_by_data(runs: Runs) -> list[list[str]]:
+    """Return the names of the runs of each board.
+
+    A config says where data lay; runs that recorded what it was are compared only where that was
+    the same. A run that has not recorded it stays with the others.
+    """
+    by_config: dict[str, dict[str, str | None]] = {}
+    for name, (run, folder) in runs.items():
+        digest = recorded_about(folder).get("data")
+        by_config.setdefault(_data_of_config(run), {})[name] = digest
+    settings: list[list[str]] = []
+    for digests in by_config.values():
+        first_with = {digest: name for name, digest in reversed(digests.items()) if digest}
+        if len(first_with) < 2:
+            settings.append(list(digests))
+            continue
+        logger.warning(
+            "%s were trained on different data under the same config: what lies there has changed "
+            "between them, so they are not compared",
+            " and ".join(reversed(first_with.values())),
+        )
+        for digest in dict.fromkeys(digests.values()):
+            settings.append([name for name, other in digests.items() if other == digest])
+    return settings
+
+
+def group_into_arms(runs: Runs) -> dict[str, dict[int, str]]:
+    """Return each arm's runs by seed, in the order of the runs."""
+    arms: dict[str, dict[int, str]] = {}
+    for name, arm in _name_arms(_with_recorded_precision(runs)).items():
+        by_seed, seed = arms.setdefault(arm, {}), runs[name][0].seed
+        if seed in by_seed:
+            raise ValueError(
+                f"{by_seed[seed]} and {name} are both seed {seed} of {arm} (they differ in what "
+                "came to the same, such as a precision); name one"
+            )
+        by_seed[seed] = name
+    for by_seed in arms.values():
+        check_comparable(runs[name][1] for name in by_seed.values())
+    return arms
+
+
+def arms_of_same_seeds(runs: Runs) -> dict[str, tuple[str, ...]]:
+    """Return each arm's runs in the order of seeds; none where data or seeds of arms differ."""
+    if len(runs) < 2 or len(group_by_data(runs)) > 1:
+        return {}
+    try:
+        by_seed = group_into_arms(runs)
+    except ValueError as error:
+        # They can be compared one by one all the same.
+        logger.warning("no means over seeds are shown: %s", error)
+        return {}
+    seeds = {arm: sorted(names) for arm, names in by_seed.items()}
+    first = next(iter(seeds.values()))
+    if any(others != first for others in seeds.values()):
+        logger.warning(
+            "no means over seeds are shown: the arms have different seeds (%s)",
+            "; ".join(f"{arm} {', '.join(map(str, of_arm))}" for arm, of_arm in seeds.items()),
+        )
+        return {}
+    return {arm: tuple(names[seed] for seed in first) for arm, names in by_seed.items()}
+
+
+def _runs_at(path: Path) -> list[RunFolder]:
+    """Return the run at a path, or the runs in the folders directly in it, plain first."""
+    if RunFolder(path).config.exists():
+        return [RunFolder(path)]
+    if not path.is_dir():
+        wrong = "is a file" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {wrong}; name a run folder")
+    inner = [RunFolder(p) for p in sorted(path.iterdir()) if p.is_dir()]
+    folders = [folder for folder in inner if folder.config.exists()]
+    if not folders:
+        raise ValueError(f"{path} is no run folder, and there is none in it (no config.yaml)")
+    for folder in inner:
+        if (folder.path / ERRORS).exists() and not folder.config.exists():
+            logger.warning("%s is left out: it failed before its first step", folder.path)
+    # The others are compared with what comes first.
+    return sorted(folders, key=lambda folder: not _is_plain(_recorded_run(folder)))
+
+
+def _is_plain(run: Run) -> bool:
+    """Return whether a run is of the plain decoder, or of a host that is trained as it is."""
+    return run.variant == "plain" or (run.host.memory == "none" and run.host.train == "all")
+
+
+def _recorded_run(folder: RunFolder) -> Run:
+    with naming_damage(folder):
+        return recorded_run(folder)
+
+
+def _data_of_config(run: Run) -> str:
+    """Return what must be the same for losses to be comparable, as one text."""
+    data = trained_on(run)
+    data.pop("cache", None)
+    tokenizer = _tokenizer_of(run.model.pretrained or run.host.model)
+    return json.dumps([data, run.eval_blocks, tokenizer], sort_keys=True)
+
+
+def _tokenizer_of(pretrained: str | None) -> str | None:
+    """Return a digest of a pretrained model's tokenizer; its name, if it is not on this machine."""
+    file = Path(pretrained or "", "tokenizer.json")
+    if pretrained is None or not file.exists():
+        return pretrained
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _with_recorded_precision(runs: Runs) -> dict[str, Run]:
+    """Return the runs with "auto" replaced by the precision it came to, if all recorded it.
+
+    It is bfloat16 on one machine and float32 on another.
+    """
+    precisions: dict[str, Any] = {
+        name: recorded_about(folder).get("precision") for name, (_, folder) in runs.items()
+    }
+    if not all(precisions.values()):
+        return {name: run for name, (run, _) in runs.items()}
+    return {
+        name: replace(run, compute=replace(run.compute, precision=precisions[name]))
+        for name, (run, _) in runs.items()
+    }
+
+
+def _name_arms(runs: Mapping[str, Run]) -> dict[str, str]:
+    """Return the name of each run's arm: its variant, and what else differs between the runs."""
+    fields = {name: _fields_of_arms(run) for name, run in runs.items()}
+    differing = [
+        key
+        for key in sorted({key for values in fields.values() for key in values})
+        if len({values.get(key) for values in fields.values()}) > 1
+    ]
+    arms = {}
+    for name, values in fields.items():
+        parts = [
+            values[key] if key == "model.options" else f"{key.rpartition('.')[2]}={values[key]}"
+            for key in differing
+            if values.get(key)
+        ]
+        arms[name] = ":".join([runs[name].variant, *parts])
+    return arms
+
+
+def _fields_of_arms(run: Run) -> dict[str, str]:
+    """Return the fields that may tell arms apart, by dotted name."""
+    flat = {
+        name: str(value)
+        for name, value in identity(run).items()
+        if name.partition(".")[0] not in _NOT_IN_ARM_NAMES
+    }
+    flat["model.options"] = ":".join(run.model.options)
+    if run.host.window is None:
+        flat["host.window"] = ""
+    # Of the records, this alone is no data: the sizes of the model.
+    flat["records.from_config"] = run.records.from_config or ""
+    return flat
+
+
+AS_RECORDED = "recorded"
+"""The condition of runs that are compared as they are."""
+
+
+def compare_runs(
+    paths: Sequence[Path], out: Path, *, against: str | None = None, command: str = ""
+) -> StudyResult:
+    """Gather what runs recorded; return it, and write it into ``out``.
+
+    ``against``: the arm the others are compared with; None: the first run's.
+    """
+    runs = find_runs(paths)
+    before = replaced_result(out / RESULT)
+    settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
+    names = _names(settings)
+    boards: list[Board] = []
+    records: list[RunRecord] = []
+    for setting, name in zip(settings, names, strict=True):
+        board, of_board = _compare(setting, name, against, before)
+        boards.append(board)
+        records += of_board
+    arms = dict.fromkeys(arm.name for board in boards for arm in board.conditions[0].arms)
+    if against is not None and against not in arms:
+        raise ValueError(f"no arm is called {against!r}; there are {', '.join(arms)}")
+    result = StudyResult(
+        command=command,
+        name="report",
+        title=" against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms side by side",
+        seeds=(),
+        boards=tuple(boards),
+        metrics=metrics_of(records),
+        runs=tuple(records),
+    )
+    write_atomically(out / RESULT, to_json(result))
+    return result
+
+
+def _compare(
+    runs: Runs, name: str, against: str | None, before: StudyResult | None
+) -> tuple[Board, list[RunRecord]]:
+    """Return one board: its arms in the order of their runs, and what these recorded."""
+    arms = group_into_arms(runs)
+    if against in arms:
+        arms = {against: arms.pop(against), **arms}
+    records = []
+    for arm, by_seed in arms.items():
+        for seed in sorted(by_seed):
+            record = read_record(by_seed[seed], *runs[by_seed[seed]])
+            records.append(replace(record, board=name, arm=arm, conditions=(AS_RECORDED,)))
+    check_test_problems(records)
+    first, _ = next(iter(runs.values()))
+    seeds = sorted({record.seed for record in records if record.state == "ended"})
+    steps = {arm: runs[by[min(by)]][0].max_steps for arm, by in arms.items()}
+    condition = Condition(
+        name=AS_RECORDED,
+        arms=tuple(Arm(name=arm, steps=steps[arm]) for arm in arms),
+        looks=looks_at_runs(before, AS_RECORDED, records, seeds),
+    )
+    board = Board(
+        name=name,
+        metric=_metric(records),
+        conditions=(condition,),
+        preset=first.preset,
+        data=_about(runs)[1],
+        costs=costs_of_arms({arm: runs[by[min(by)]] for arm, by in arms.items()}),
+    )
+    return board, records
+
+
+def _metric(records: Sequence[RunRecord]) -> str:
+    """Return what arms are ranked by."""
+    return RIGHT_ANSWERS if any(RIGHT_ANSWERS in each.metrics for each in records) else LOSS
+
+
+def _about(runs: Runs) -> tuple[str, dict[str, Any]]:
+    """Return what a board is called, and what its runs were trained on."""
+    first, _ = next(iter(runs.values()))
+    digests = (recorded_about(folder).get("data") for _, folder in runs.values())
+    data = {**trained_on(first), "digest": next(filter(None, digests), None)}
+    presets = dict.fromkeys(run.preset for run, _ in runs.values())
+    options = " ".join([first.task.name, *first.task.options]) if first.task.name else ""
+    return f"{', '.join(presets)} ({options or data['source']})", data
+
+
+def _names(settings: Sequence[Runs]) -> list[str]:
+    """Return the names of boards, longer where two would be the same."""
+    abouts = []
+    for setting in settings:
+        (name, data), (first, _) = _about(setting), next(iter(setting.values()))
+        abouts.append((name, {**data, "eval_blocks": first.eval_blocks}))
+    names = []
+    for place, (name, data) in enumerate(abouts):
+        same_name = [other for other_name, other in abouts if other_name == name]
+        differing = [
+            f"{key}={value}"
+            for key, value in data.items()
+            if any(other.get(key) != value for other in same_name)
+        ]
+        if alike := abouts[:place].count((name, data)):
+            # They differ in what has no short name, as in the tokens of what they started from.
+            differing.append(f"{alike + 1}")
+        names.append(f"{name[:-1]}, {' '.join(differing)})" if differing else name)
+    return names

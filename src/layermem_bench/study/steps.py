@@ -1,0 +1,184 @@
+"""How long a training step of each arm of a board takes, and how much memory: kept in files.
+
+Numbers of steps at equal training time follow from the times, so that another measurement would
+mean other runs: what their file has stays, and arms that it lacks are added. Nothing follows from
+the memory: what was measured of other sizes, or on another machine, is measured again.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from layermem.models.files import write_atomically
+from layermem_bench.config.run import Run
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.efficiency.measuring import (
+    Shape,
+    describe_machine,
+    make_training_step,
+    measure_peak_of,
+    release_memory,
+    step_of,
+    time_interleaved,
+)
+from layermem_bench.efficiency.model_sizes import model_sizes
+from layermem_bench.results.files import read_result, to_json
+from layermem_bench.results.study import MeasuredMemory, MeasuredSteps
+from layermem_bench.tasks.registry import vocabulary_and_length
+from layermem_bench.train.host_models import load_host
+from layermem_bench.train.setup import uses_bfloat16
+
+STEPS, MEMORY = "steps.json", "memory.json"
+"""Files of a board's folder."""
+_ROUNDS = 9
+logger = logging.getLogger(__name__)
+
+
+def make_step(run: Run, shape: Shape) -> Callable[[], None]:
+    """Build a run's model and return a function that takes one training step of it."""
+    if run.host.model is not None:
+        return step_of(load_host(run), shape)
+    fields, _ = model_sizes(run)
+    return make_training_step((run.variant, fields | run.model.variant_fields()), shape)
+
+
+def tokens_of_a_sequence(run: Run) -> int:
+    """Return the tokens of a training sequence; of a task, the mean over its problems."""
+    if run.records.source is not None:
+        raise ValueError(
+            f"steps of a run on records ({run.records.source}) are not timed: leave --conditions "
+            "time, or --dry-run, out"
+        )
+    if run.host.model is None:
+        length = model_sizes(run)[1]
+    elif run.task.name is None:
+        length = run.data.block_size
+    else:
+        length = vocabulary_and_length(run.task, load_tokenizer(str(run.host.model)))[1]
+    return max(2, round(length))
+
+
+def shape_of(run: Run) -> Shape:
+    """Return a step's input, a run's micro-batch of sequences, and how it is computed: as the run
+    is."""
+    return Shape(
+        batch=min(run.compute.micro_batch, run.optim.batch_size),
+        tokens=tokens_of_a_sequence(run),
+        device=device(),
+        precision="bfloat16" if uses_bfloat16(run.compute.precision) else "float32",
+        mode="default" if run.compute.compile else "eager",
+        checkpoint_activations=run.compute.checkpoint_activations,
+    )
+
+
+def device() -> str:
+    """Return the device of a run here."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def measured_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> MeasuredSteps:
+    """Return how long a step of each arm takes: as in ``file``, else measured and written there.
+
+    The first arm is what the others are compared with. ``base`` is the run whose sizes and batch
+    are taken. Arms that the file lacks are measured against the first arm and added; what it has
+    stays as it is. ``runs`` is the folder of the runs whose lengths follow, which errors name.
+    """
+    known = _read_steps(file, base, tuple(arms), runs) if file.exists() else None
+    missing = [arm for arm in arms if known is None or arm not in known.ratios]
+    if known is not None and not missing:
+        return known
+    first, shape = next(iter(arms)), shape_of(base)
+    timed = dict.fromkeys([first, *missing])
+    times = time_steps({arm: arms[arm] for arm in timed}, shape, _ROUNDS)
+    steps = known or MeasuredSteps(
+        machine=describe_machine(shape.device),
+        base=base_of_step(base),
+        rounds=_ROUNDS,
+        seconds={},
+        ratios={},
+    )
+    ratios = {
+        arm: median(a / b for a, b in zip(times[arm], times[first], strict=True)) for arm in missing
+    }
+    steps = replace(
+        steps,
+        seconds={**steps.seconds, **{arm: median(times[arm]) for arm in missing}},
+        ratios={**steps.ratios, **ratios},
+    )
+    write_atomically(file, to_json(steps))
+    return steps
+
+
+def time_steps(runs: Mapping[str, Run], shape: Shape, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of one thread, or of the GPU, of a step of each run, round by round."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        steps = {name: make_step(run, shape) for name, run in runs.items()}
+        return time_interleaved(steps, rounds, shape.device, warm_up=shape.warm_up)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measured_memory(file: Path, base: Run, arms: Mapping[str, Run]) -> MeasuredMemory:
+    """Return the peak of a step of each arm: as in ``file``, else measured and written there.
+
+    Each is measured in a process of its own.
+    """
+    shape = shape_of(base)
+    memory = MeasuredMemory(
+        machine=describe_machine(shape.device), base=base_of_step(base), peaks={}
+    )
+    if file.exists():
+        try:
+            known = read_result(MeasuredMemory, file)
+        except ValueError as error:
+            raise ValueError(f"{error}; delete it: it is measured again") from error
+        if (known.machine, known.base) == (memory.machine, memory.base):
+            memory = known
+    missing = [arm for arm in arms if arm not in memory.peaks]
+    # The models whose steps were timed.
+    release_memory(shape.device)
+    for number, arm in enumerate(missing):
+        logger.info("measuring the memory of a step, arm %d of %d", number + 1, len(missing))
+        peak = measure_peak_of(partial(make_step, arms[arm]), shape)
+        memory = replace(memory, peaks={**memory.peaks, arm: peak})
+        write_atomically(file, to_json(memory))
+    return memory
+
+
+def base_of_step(base: Run) -> str:
+    """Return twelve hexadecimal digits that stand for a run and what else decides its steps' cost,
+    which makes it no other run."""
+    compute = base.compute
+    how = [base.id, compute.micro_batch, compute.compile, compute.checkpoint_activations]
+    return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:12]
+
+
+def _read_steps(file: Path, base: Run, arms: Sequence[str], runs: Path) -> MeasuredSteps:
+    """Return what was measured; refuse what does not compare with a measurement of today."""
+    again = f"delete it, and {runs} with it, whose runs have the lengths that followed from it"
+    try:
+        steps = read_result(MeasuredSteps, file)
+    except ValueError as error:
+        raise ValueError(f"{error}; {again}: it is measured again") from error
+    wanted = {
+        "model, data or sizes": (steps.base, base_of_step(base)),
+        "first arm": (next(iter(steps.ratios), ""), arms[0]),
+    }
+    if set(arms) - set(steps.ratios):
+        wanted["machine"] = (steps.machine, describe_machine(device()))
+    for what, (there, here) in wanted.items():
+        if there != here:
+            raise ValueError(
+                f"{file} was measured with another {what} ({there}, and this is {here}); "
+                f"{again}, to measure again, or choose another --out"
+            )
+    return steps

@@ -1,0 +1,193 @@
+"""Drawing arithmetic expressions: first a form (shape and operators), then numbers that fit it.
+
+A form is an expression with None in place of every number: ``("-", ("*", None, None), None)`` is
+the form of ``6 * 7 - 5``. Drawing everything at once and rejecting what has no exact value would
+leave mostly additions of small numbers, since few random divisions come out even.
+"""
+
+import random
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from layermem_bench.tasks.expressions import (
+    OPERATORS,
+    RANK,
+    Expression,
+    apply_operator,
+    evaluate,
+    operations,
+)
+from layermem_bench.tasks.problems import require, require_one_of
+
+PARENTHESES = ("needed", "all", "none")
+HELD_OUT = ("strict", "expression")
+# How often numbers are drawn for one form before another form is drawn.
+_TRIES = 20
+Form: TypeAlias = tuple[str, Any, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rules:
+    """What an expression may be made of; the fields are options of ``arithmetic.generate``."""
+
+    operators: str
+    operand_max: int
+    value_max: int
+    parentheses: str
+    trivial: float
+    held_out: str
+
+    def __post_init__(self) -> None:
+        unknown = set(self.operators) - set(OPERATORS)
+        require(
+            bool(self.operators) and not unknown,
+            f"operators must be some of {OPERATORS}, got {self.operators!r}",
+        )
+        require(
+            1 <= self.operand_max <= self.value_max,
+            "operand_max must be at least 1 and at most value_max, got "
+            f"{self.operand_max} and {self.value_max}",
+        )
+        require(0 <= self.trivial <= 1, f"trivial must be from 0 to 1, got {self.trivial}")
+        require_one_of("parentheses", self.parentheses, PARENTHESES)
+        require_one_of("held_out", self.held_out, HELD_OUT)
+
+
+def draw_expression(operands: int, rules: Rules, draw: random.Random) -> Expression | None:
+    """Draw a form and numbers for it; None if the form is not written so or no numbers fit."""
+    form = draw_form(operands, rules, draw)
+    if not is_written(form, rules.parentheses):
+        return None
+    for _ in range(_TRIES):
+        filled = fill_form(form, rules, draw)
+        if filled is not None:
+            return filled[0]
+    return None
+
+
+def draw_form(operands: int, rules: Rules, draw: random.Random) -> Form:
+    """Draw a binary tree, each shape as likely as any other, with an operator at each node.
+
+    Example: 4 operands have 5 shapes. The left side gets 1, 2 or 3 operands with the weights
+    2, 1 and 2, which are the numbers of shapes with such a left side (``count_shapes(1) *
+    count_shapes(3)`` and so on); then both sides are drawn in the same way.
+    """
+    if operands == 1:
+        return None
+    weights = [count_shapes(left) * count_shapes(operands - left) for left in range(1, operands)]
+    (left,) = draw.choices(range(1, operands), weights)
+    operator = draw.choice(rules.operators)
+    return operator, draw_form(left, rules, draw), draw_form(operands - left, rules, draw)
+
+
+@lru_cache
+def count_shapes(operands: int) -> int:
+    """Return how many binary trees have that many leaves: 1, 1, 2, 5, 14, ..."""
+    if operands == 1:
+        return 1
+    return sum(count_shapes(left) * count_shapes(operands - left) for left in range(1, operands))
+
+
+def is_written(form: Form, parentheses: str) -> bool:
+    """Return whether the policy for parentheses allows a form.
+
+    Under "needed", ``a + (b - c)`` is not drawn: it equals ``a + b - c``, which is another form;
+    so does ``a * (b / c)``. Under "none" neither is a form that needs parentheses,
+    ``(a + b) * c``. Under "all" every form is drawn.
+    """
+    if form is None or parentheses == "all":
+        return True
+    operator, left, right = form
+    for side, inner in enumerate((left, right)):
+        if inner is None:
+            continue
+        needed = RANK[inner[0]] < RANK[operator] + side
+        superfluous = side == 1 and operator in "+*" and RANK[inner[0]] == RANK[operator]
+        if superfluous or (needed and parentheses == "none"):
+            return False
+    return is_written(left, parentheses) and is_written(right, parentheses)
+
+
+def fill_form(form: Form, rules: Rules, draw: random.Random) -> tuple[Expression, int] | None:
+    """Put numbers into a form; return the expression and its value, or None where none fit.
+
+    A number is drawn among those that fit the value on the other side of its operator, so the side
+    that is an operation itself is filled first. With ``operand_max=20``, ``value_max=200``:
+
+        6 * 7 - 5       form ("-", ("*", None, None), None)
+            ("*", None, None)   the left number is any of 1 to 20: 6; the right one fits ``6 * n``,
+                                so it is any of 2 to 20 (1 would be trivial): 7. The value is 42.
+            ("-", 42, None)     the right number fits ``42 - n``: any of 1 to 20: 5.
+            returned            (("-", ("*", 6, 7), 5), 37)
+
+        14 / (3 + 4)    form ("/", None, ("+", None, None))
+            ("+", None, None)   filled first, as it is the operation: 3 and 4. The value is 7.
+            ("/", None, 7)      the left number fits ``n / 7``: 14 alone (7 / 7 would be trivial).
+            returned            (("/", 14, ("+", 3, 4)), 2)
+
+    Where both sides are operations, their values must fit each other as they are. Where they do
+    not, or no number fits, the whole attempt is given up, and the caller draws other numbers.
+    """
+    if form is None:
+        number = draw.randint(1, rules.operand_max)
+        return number, number
+    operator, left_form, right_form = form
+    trivial_allowed = draw.random() < rules.trivial
+    left = right = None
+    if left_form is not None or right_form is None:
+        left = fill_form(left_form, rules, draw)
+    if right_form is not None:
+        right = fill_form(right_form, rules, draw)
+    if left_form is None or right_form is None:
+        side = int(right_form is None)
+        if (beside := left if side else right) is None:
+            return None
+        numbers = fitting_numbers(operator, beside[1], side, trivial_allowed, rules)
+        if not numbers:
+            return None
+        number = draw.choice(numbers)
+        left, right = (left, (number, number)) if side else ((number, number), right)
+    if left is None or right is None:
+        return None
+    value = _value_if_allowed(operator, left[1], right[1], trivial_allowed, rules)
+    return None if value is None else ((operator, left[0], right[0]), value)
+
+
+def has_trivial_step(expression: Expression) -> bool:
+    """Return whether any operation of an expression is trivial."""
+    return any(
+        is_trivial(operator, evaluate(left), evaluate(right))
+        for operator, left, right in operations(expression)
+    )
+
+
+def is_trivial(operator: str, x: int, y: int) -> bool:
+    """Return whether a step adds or subtracts 0, multiplies or divides with 0 or 1, or subtracts or
+    divides equals: what can be had right without arithmetic."""
+    if operator in "*/" and not {x, y}.isdisjoint((0, 1)):
+        return True
+    return (operator in "+-" and 0 in (x, y)) or (operator in "-/" and x == y)
+
+
+@lru_cache(maxsize=65_536)
+def fitting_numbers(
+    operator: str, value: int, side: int, trivial_allowed: bool, rules: Rules
+) -> list[int]:
+    """Return the operands that fit beside a value, on the side 0 (left) or 1 (right) of it."""
+    numbers = range(1, rules.operand_max + 1)
+    pairs = ((n, value) if side == 0 else (value, n) for n in numbers)
+    return [
+        number
+        for number, (x, y) in zip(numbers, pairs, strict=True)
+        if _value_if_allowed(operator, x, y, trivial_allowed, rules) is not None
+    ]
+
+
+def _value_if_allowed(
+    operator: str, x: int, y: int, trivial_allowed: bool, rules: Rules
+) -> int | None:
+    value = apply_operator(operator, x, y)
+    if value is None or value > rules.value_max:
+        return None
+    return value if trivial_allowed or not is_trivial(operator, x, y) else None

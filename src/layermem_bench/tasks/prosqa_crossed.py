@@ -1,0 +1,187 @@
+"""Crossed graphs of ProsQA: only person and directions together tell which option is right.
+
+Statements are drawn as pairs of nodes first, such that there are two ways to direct them. A fair
+draw takes one of the two, and another says which person is asked about. Worked example, with paths
+of 3 steps, persons 0 and 1, and the options x and y:
+
+    pairs       0 - c - a - x       1 - d - b - y       0 - e - b       1 - f - a
+    straight    0 -> c -> a -> x    1 -> d -> b -> y    0 -> e <- b     1 -> f <- a
+    crossed     0 -> c <- a -> x    1 -> d <- b -> y    0 -> e -> b     1 -> f -> a
+
+In the straight graph 0 leads to x and 1 to y; in the crossed one 0 leads, over e and b, to y, and 1
+to x. So by construction
+
+* nothing that ignores the directions says which option is right: the same pairs have either answer;
+* nor does anything that ignores who is asked about: the same directed graph has either answer.
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+from layermem_bench.tasks.prosqa_graphs import UNREACHABLE, Edge, Graph, draw_sizes
+
+
+def draw_crossed(
+    draw: random.Random, steps: int | None, nodes: int | None, statements: int | None
+) -> Graph:
+    """Draw a graph and a question; sizes are drawn like the originals', or as given."""
+    path_steps, people, size, most = draw_sizes(draw, steps, nodes, statements)
+    pairs = UndirectedPairs(people, size, path_steps, draw)
+    pairs.fill(most, draw)
+    crossed, asked = draw.randrange(2), draw.randrange(2)
+    directed = pairs.orientations[crossed].edges
+    number = _draw_numbers(directed, people, size, draw)
+    # In the straight graph person 0 leads to end 0; in the crossed one to end 1.
+    right, wrong = pairs.ends[asked ^ crossed], pairs.ends[1 - asked ^ crossed]
+    return Graph(
+        people=people,
+        size=size,
+        edges={(number[a], number[b]) for a, b in directed},
+        question=(number[asked], number[right], number[wrong]),
+    )
+
+
+class Orientation:
+    """One way to direct the pairs, with what is needed to see quickly whether an edge may be added.
+
+    A set of nodes is an int whose bit i says whether node i is in it: 0b1010 holds 1 and 3.
+    """
+
+    def __init__(self, size: int, ends: Sequence[int], steps: int) -> None:
+        self.edges: set[Edge] = set()
+        # The end that persons 0 and 1 lead to, and the steps to it.
+        self._ends, self._steps = ends, steps
+        # For each node, the set of nodes that lead to it, and of those it leads to; itself in both.
+        self._before = [1 << node for node in range(size)]
+        self._after = [1 << node for node in range(size)]
+        # For each of the two people, the steps from the person to every node, and from every node
+        # to the person's end.
+        self._from_person = [
+            [0 if node == person else UNREACHABLE for node in range(size)] for person in (0, 1)
+        ]
+        self._to_end = [[0 if node == end else UNREACHABLE for node in range(size)] for end in ends]
+
+    def allows(self, a: int, b: int) -> bool:
+        """Return whether a may lead to b: no cycle, no shorter path, none to the other's end."""
+        if self._after[b] >> a & 1:
+            return False
+        for person in (0, 1):
+            if self._from_person[person][a] + 1 + self._to_end[person][b] < self._steps:
+                return False
+            if self._before[a] >> person & 1 and self._after[b] >> self._ends[1 - person] & 1:
+                return False
+        return True
+
+    def add(self, a: int, b: int) -> None:
+        """Add the edge from a to b."""
+        self.edges.add((a, b))
+        before, after = self._before[a], self._after[b]
+        for node in range(len(self._after)):
+            if before >> node & 1:
+                self._after[node] |= after
+            if after >> node & 1:
+                self._before[node] |= before
+        for person in (0, 1):
+            from_person, to_end = self._from_person[person], self._to_end[person]
+            self._shorten(from_person, b, from_person[a] + 1, forwards=True)
+            self._shorten(to_end, a, to_end[b] + 1, forwards=False)
+
+    def _shorten(self, steps_to: list[int], node: int, steps: int, *, forwards: bool) -> None:
+        """Note that a node is so many steps away, and what that brings nearer along the edges."""
+        queue = [(node, steps)]
+        for current, number in queue:
+            if number < steps_to[current]:
+                steps_to[current] = number
+                pairs = self.edges if forwards else ((b, a) for a, b in self.edges)
+                queue += [(b, number + 1) for a, b in pairs if a == current]
+
+
+class UndirectedPairs:
+    """Pairs of nodes with both orientations of them. The first two people are those asked about.
+
+    In the docstring above, ``approaches`` are what leads away from a person (0 alone, for paths of
+    3 steps), ``tails`` are a - x and b - y, and c, d, e and f link every approach with every tail.
+    Of each of these four nodes, both edges point the same way in one orientation, and to the node
+    in the other, where it is on no path. All paths have the same length: otherwise the person who
+    is farther from the links would be farther from an option.
+    """
+
+    def __init__(self, people: int, size: int, steps: int, draw: random.Random) -> None:
+        self.people, self.size = people, size
+        free = iter(range(people, size))
+        tail_steps = draw.randint(1, steps - 2)
+        approaches = [
+            [person] + [next(free) for _ in range(steps - 2 - tail_steps)] for person in (0, 1)
+        ]
+        tails = [[next(free) for _ in range(tail_steps + 1)] for _ in (0, 1)]
+        self.ends = [tail[-1] for tail in tails]
+        self.orientations = [
+            Orientation(size, self.ends, steps),
+            Orientation(size, self.ends[::-1], steps),
+        ]
+        for chain in (*approaches, *tails):
+            for edge in pairwise(chain):
+                self._add(edge, edge)
+        for person, approach in enumerate(approaches):
+            for end, tail in enumerate(tails):
+                a, link, b = approach[-1], next(free), tail[0]
+                self._add((a, link), (a, link))
+                onwards, back = (link, b), (b, link)
+                self._add(*((onwards, back) if person == end else (back, onwards)))
+        self._attach([*range(2, people), *free], draw)
+
+    def fill(self, statements: int, draw: random.Random) -> None:
+        """Add pairs that leave the paths as they are in both orientations, up to a number."""
+        pairs = list(combinations(range(self.size), 2))
+        draw.shuffle(pairs)
+        for pair in pairs:
+            if len(self.orientations[0].edges) >= statements:
+                return
+            self._add_if_allowed(*pair, draw)
+
+    def _attach(self, nodes: Sequence[int], draw: random.Random) -> None:
+        """Connect the nodes on no path: each concept gets a source, each person leads on."""
+        concepts = [node for node in nodes if node >= self.people]
+        connected = [node for node in range(self.size) if node not in (*self.ends, *concepts)]
+        for node in concepts:
+            edge = draw.choice(connected), node
+            self._add(edge, edge)
+            connected.append(node)
+        leading = {a for a, _ in self.orientations[0].edges}
+        for person in range(2, self.people):
+            if person not in leading:
+                edge = person, draw.choice([node for node in connected if node >= self.people])
+                self._add(edge, edge)
+
+    def _add_if_allowed(self, a: int, b: int, draw: random.Random) -> None:
+        """Add a pair with a direction that each orientation allows, if both allow one."""
+        # Nothing follows from an option, and nothing leads to a person.
+        both = ((a, b), (b, a))
+        directions = [(x, y) for x, y in both if x not in self.ends and y >= self.people]
+        chosen = []
+        for orientation in self.orientations:
+            allowed = [edge for edge in directions if orientation.allows(*edge)]
+            if not allowed or not orientation.edges.isdisjoint(both):
+                return
+            chosen.append(draw.choice(allowed))
+        self._add(*chosen)
+
+    def _add(self, straight: Edge, crossed: Edge) -> None:
+        """Add a pair as directed in either orientation."""
+        for orientation, edge in zip(self.orientations, (straight, crossed), strict=True):
+            orientation.add(*edge)
+
+
+def _draw_numbers(edges: set[Edge], people: int, size: int, draw: random.Random) -> dict[int, int]:
+    """Draw new numbers, so that every edge leads to a higher one and old numbers tell nothing.
+
+    People keep theirs. Then, one after the other, a node is drawn among those whose sources all
+    have a number (a random topological order).
+    """
+    number = {person: person for person in range(people)}
+    while len(number) < size:
+        blocked = {b for a, b in edges if a not in number}
+        node = draw.choice([n for n in range(size) if n not in number and n not in blocked])
+        number[node] = len(number)
+    return number

@@ -1,0 +1,251 @@
+"""Tasks by name: how their problems are generated, encoded as tokens, and graded."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from layermem.models.plugins import load_plugins
+from layermem_bench.config.run import Task, checked
+from layermem_bench.tasks import arithmetic, chains, mad, mqar, prosqa
+from layermem_bench.tasks.problems import (
+    Grade,
+    Problem,
+    Queried,
+    as_fast_tokenizer,
+    commonest_solution,
+    describe_words,
+    grade_words,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# How many solutions are encoded and decoded to check that a tokenizer keeps what is graded.
+_CHECKED_SOLUTIONS = 50
+# Problems that are encoded to estimate the mean length of all.
+_MEASURED_PROBLEMS = 200
+# Those with queries are about equally long, whatever is drawn.
+_FEW_PROBLEMS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDefinition:
+    """What there is to know of a task; ``config.task.Task`` is a run's choice of one."""
+
+    generate: Callable[..., Sequence[Problem]]
+    """Returns problems of ``split``, ``count``, ``seed`` and the task's own options. No problem may
+    be in two splits: a test problem that was trained on is no test."""
+    word_tokenizer: Callable[..., Tokenizer]
+    """Returns the task's own tokenizer, given its options, without importing transformers; special
+    tokens are <pad>, <end> and <unknown>."""
+    grade: Callable[[Any, str], Grade] = grade_words
+    """Grades a generated solution of a problem; by default it is right word for word, or not."""
+    level: Callable[[Any], int] = lambda problem: len(problem.solution.split())
+    """Returns the difficulty of a problem, as a number of operands or steps; of a problem with
+    queries, each of whose answers has its own, that of the most difficult one."""
+    level_name: str = "words"
+    """What ``level`` counts."""
+    extra_tokens: int = 8
+    """Tokens that a solution may have beyond the longest right one before it is cut."""
+    describe: Callable[[Sequence[Any]], dict[str, Any]] = describe_words
+    """Returns statistics of problems."""
+    chance: Callable[[Sequence[Any]], float] = commonest_solution
+    """Returns the share of right answers of a guess that ignores the question."""
+    words: Callable[..., tuple[str, ...]] = lambda **options: ()
+    """Returns frequent words of its problems, given its options: the classes of a probe."""
+    overlap: Callable[[Sequence[Any], Sequence[Any]], dict[str, float]] | None = None
+    """Returns what test problems share with training problems; None: nothing that is counted."""
+    splits_by: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
+    """Returns the names of further options that decide which problems are in which split, given the
+    options: a model trained under one value is tested under the same value."""
+
+    def tokenizer(self, **options: Any) -> "PreTrainedTokenizerFast":
+        """Return the task's own tokenizer, given its options."""
+        return as_fast_tokenizer(self.word_tokenizer(**options))
+
+    def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
+        """Return problems; an unknown option, or one of the wrong type, is an error."""
+        parameters = self._parameters()
+        if unknown := sorted(set(options) - set(parameters)):
+            raise ValueError(f"no option {', '.join(unknown)}; there are {', '.join(parameters)}")
+        values = {
+            name: checked(parameters[name].annotation, value, name)
+            for name, value in options.items()
+        }
+        return self.generate(split=split, count=count, seed=seed, **values)
+
+    def options(self) -> dict[str, Any]:
+        """Return the task's options with their defaults."""
+        return {name: option.default for name, option in self._parameters().items()}
+
+    def _parameters(self) -> dict[str, inspect.Parameter]:
+        parameters = inspect.signature(self.generate, eval_str=True).parameters.values()
+        return {p.name: p for p in parameters if p.name not in ("split", "count", "seed")}
+
+
+def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the ids of prompts and of solutions.
+
+    A word that has no token is an error, and so is one of several tokens in problems with queries.
+    """
+    prompts = _encode_texts(tokenizer, [p.prompt for p in problems])
+    solutions = _encode_texts(tokenizer, [p.solution for p in problems])
+    for problem, *ids in zip(problems, prompts, solutions, strict=True):
+        for text, tokens in zip((problem.prompt, problem.solution), ids, strict=True):
+            if isinstance(problem, Queried) and len(tokens) != len(text.split()):
+                raise ValueError(
+                    f"the tokenizer makes {len(tokens)} tokens of the {len(text.split())} words of "
+                    f"{text!r:.60}; this task needs one for each: leave --task.tokenizer out"
+                )
+    return prompts, solutions
+
+
+def _encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    unknown = tokenizer.unk_token_id
+    for text, ids in zip(texts, encoded, strict=True):
+        if unknown is not None and unknown in ids:
+            detailed = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            start, end = detailed["offset_mapping"][ids.index(unknown)]
+            raise ValueError(
+                f"the tokenizer has no token for {text[start:end]!r} in {text!r:.60}; choose "
+                "problems within its vocabulary, or another --task.tokenizer"
+            )
+    return encoded
+
+
+def select_queried(problems: Sequence[Problem]) -> list[Queried]:
+    """Return the problems if they have queries, and else an empty list."""
+    return [problem for problem in problems if isinstance(problem, Queried)]
+
+
+def check_tokenizer(task: TaskDefinition, tokenizer: Any, problems: Sequence[Problem]) -> None:
+    """Raise where right solutions, encoded and decoded by a tokenizer, would be graded as wrong."""
+    sample = problems[:_CHECKED_SOLUTIONS]
+    _, solutions = encode(tokenizer, sample)
+    texts = tokenizer.batch_decode(solutions, skip_special_tokens=True)
+    for problem, text in zip(sample, texts, strict=True):
+        if not task.grade(problem, text).steps:
+            raise ValueError(
+                f"the tokenizer decodes {problem.solution!r:.60} as {text!r:.60}, which is graded "
+                "as wrong; choose a --task.tokenizer that keeps letters, digits and punctuation"
+            )
+
+
+def vocabulary_and_length(task: Task, tokenizer: Any = None) -> tuple[int, float]:
+    """Return the size of the vocabulary and an estimate of the mean tokens of a problem.
+
+    ``tokenizer`` None: the task's own, and transformers is not imported.
+    """
+    count, options = min(_MEASURED_PROBLEMS, task.examples), tuple(sorted(task.fields().items()))
+    if tokenizer is None:
+        return _own_vocabulary_and_length(str(task.name), count, task.seed, options)
+    problems = get_task(str(task.name)).problems("train", count, task.seed, **dict(options))
+    prompts, solutions = encode(tokenizer, problems)
+    tokens = sum(map(len, prompts if select_queried(problems) else (*prompts, *solutions)))
+    return len(tokenizer), tokens / len(problems) + 1
+
+
+# Presets of several scales have the same problems.
+@functools.lru_cache(maxsize=64)
+def _own_vocabulary_and_length(
+    name: str, count: int, seed: int, options: tuple[tuple[str, Any], ...]
+) -> tuple[int, float]:
+    """Return what ``vocabulary_and_length`` does, of a task's own words."""
+    definition, fields = get_task(name), dict(options)
+    words = definition.word_tokenizer(**fields)
+    problems = definition.problems("train", min(_FEW_PROBLEMS, count), seed, **fields)
+    texts = [problem.prompt for problem in problems]
+    if not select_queried(problems):
+        problems = definition.problems("train", count, seed, **fields)
+        texts = [text for problem in problems for text in (problem.prompt, problem.solution)]
+    tokens = sum(map(len, words.encode_batch(texts)))
+    # The end token follows every solution, or every sequence whose answers stand beside it.
+    return words.get_vocab_size(), tokens / len(problems) + 1
+
+
+def get_task(name: str) -> TaskDefinition:
+    """Return the definition of a task by its name."""
+    if name not in _TASKS:
+        load_plugins()
+    if name not in _TASKS:
+        close = difflib.get_close_matches(name, _TASKS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_TASKS)}"
+        raise ValueError(f"unknown task {name!r}; {hint}")
+    return _TASKS[name]
+
+
+def all_tasks() -> dict[str, TaskDefinition]:
+    """Return all tasks by name, those of plugins last."""
+    load_plugins()
+    return dict(_TASKS)
+
+
+def add_task(name: str, definition: TaskDefinition) -> None:
+    """Make a task known by a name, which configs and commands then take."""
+    if name in _TASKS:
+        raise ValueError(f"a task named {name!r} is known already; choose another name")
+    _TASKS[name] = definition
+
+
+_with_queries = partial(TaskDefinition, level=lambda p: p.highest_level, extra_tokens=0)
+_TASKS: dict[str, TaskDefinition] = {
+    "arithmetic": TaskDefinition(
+        generate=partial(arithmetic.generate, operands=4),
+        word_tokenizer=arithmetic.word_tokenizer,
+        grade=lambda example, text: arithmetic.grade(example.prompt, text),
+        level=lambda example: example.operands,
+        level_name="operands",
+        describe=arithmetic.describe,
+        chance=arithmetic.chance,
+        overlap=arithmetic.overlap,
+        splits_by=arithmetic.options_of_splits,
+        words=arithmetic.probe_words,
+    ),
+    "prosqa": TaskDefinition(
+        generate=prosqa.generate,
+        word_tokenizer=prosqa.word_tokenizer,
+        grade=prosqa.grade,
+        level=lambda record: len(record.steps),
+        level_name="steps",
+        extra_tokens=64,
+        describe=prosqa.describe,
+        chance=lambda records: 0.5,
+        words=lambda **_: tuple(prosqa.NAMES[:4]),
+    ),
+    "mqar": _with_queries(
+        generate=mqar.generate,
+        word_tokenizer=mqar.word_tokenizer,
+        grade=mqar.grade,
+        level_name="words back, up to",
+        describe=mqar.describe,
+        chance=mqar.chance,
+        overlap=mqar.overlap,
+        words=lambda **_: ("k0", "k1", "k2", "k3"),
+    ),
+    "chains": _with_queries(
+        generate=chains.generate,
+        word_tokenizer=chains.word_tokenizer,
+        grade=chains.grade,
+        level_name="statements",
+        describe=chains.describe,
+        chance=chains.chance,
+        overlap=chains.overlap,
+        words=lambda **_: tuple(chains.VARIABLES[:4]),
+    ),
+    "mad": _with_queries(
+        generate=mad.generate,
+        word_tokenizer=mad.word_tokenizer,
+        grade=mad.grade,
+        level_name="words back, up to",
+        describe=mad.describe,
+        chance=mad.chance,
+        words=mad.probe_words,
+    ),
+}

@@ -1,0 +1,250 @@
+"""Checkpoints: the optimizer's state, what a run had logged, and where each checkpoint came from.
+
+A checkpoint is loaded under any number of processes, sharded or not. It holds the full model
+(``model.safetensors``) and the optimizer in one of two layouts: ``optimizer.pt``, or ``sharded/``,
+where every process wrote its own part (torch.distributed.checkpoint). ``origin.json`` records the
+run and digests of its data and of the weights that it started from. A run goes on only from a
+checkpoint of its own: ``run_identity`` says which fields must be the same.
+"""
+
+import json
+import logging
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from transformers import AutoConfig, PreTrainedConfig, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+
+from layermem.retrofit.lineage import FIELD
+from layermem_bench.config.run import Run, run_from_dict, to_dict
+from layermem_bench.config.run_identity import differences
+from layermem_bench.results.run_folder import RunFolder, step_of
+from layermem_bench.train.lineage import ORIGIN
+from layermem_bench.train.sequences import SequenceDataset, sequences_digest, weights_digest
+
+logger = logging.getLogger(__name__)
+SHARDED = "sharded"
+_UNLOGGED = "unlogged.json"
+# Fields of a model's config with a share of activations that training sets to zero.
+_IS_DROPOUT = re.compile("(dropout|_pdrop|dropout_prob)$")
+# Fields of a model's config that do not change what the model computes, and the tokenizer's ids;
+# memory that is attached to it is the run's.
+_IGNORED_MODEL_FIELDS = {
+    FIELD,
+    "layer_memory",
+    "architectures",
+    "dtype",
+    "transformers_version",
+    "use_cache",
+    "_name_or_path",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+}
+
+
+def save_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Save this process's part of the weights and of the optimizer's moments."""
+    weights, moments = get_state_dict(model, optimizer)
+    save({"model": weights, "optimizer": moments}, checkpoint_id=folder / SHARDED)
+
+
+def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Load a checkpoint's moments and learning rates into the optimizer, from either layout."""
+    if (checkpoint / SHARDED).is_dir():
+        moments = get_optimizer_state_dict(model, optimizer)
+        state = {"optimizer": moments}
+        alone = not distributed.is_initialized()
+        with warnings.catch_warnings():
+            # One process may read what several have written.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            load(state, checkpoint_id=checkpoint / SHARDED, no_dist=alone)
+        set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
+        return
+    if not (checkpoint / OPTIMIZER_NAME).is_file():
+        raise ValueError(
+            f"{checkpoint} holds no optimizer state (neither {OPTIMIZER_NAME} nor {SHARDED}/): a "
+            "run cannot go on from it; delete it to go on from the checkpoint before it"
+        )
+    state = torch.load(checkpoint / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        named = _state_by_parameter_name(state, model, optimizer)
+        full = StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(model, optimizer, optim_state_dict=named, options=full)
+    else:
+        optimizer.load_state_dict(state)
+
+
+def _state_by_parameter_name(
+    state: dict[str, Any], model: nn.Module, optimizer: Optimizer
+) -> dict[str, Any]:
+    """Return an optimizer's state with the parameters' names in place of their numbers."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    ours = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    theirs = [group["params"] for group in state["param_groups"]]
+    name_of = dict(zip(sum(theirs, []), sum(ours, []), strict=True))
+    return {
+        "state": {name_of[number]: moments for number, moments in state["state"].items()},
+        "param_groups": [
+            {**group, "params": names}
+            for group, names in zip(state["param_groups"], ours, strict=True)
+        ],
+    }
+
+
+def load_schedule(checkpoint: Path, scheduler: Any) -> None:
+    """Load the schedule's state, which must be that of the checkpoint's step."""
+    state = torch.load(checkpoint / SCHEDULER_NAME, map_location="cpu", weights_only=True)
+    step = _trainer_state(checkpoint)["global_step"]
+    if step_of(checkpoint) != step:
+        raise ValueError(
+            f"{checkpoint} is of step {step}: it was renamed; give it its old name back, or delete "
+            "it"
+        )
+    if state["last_epoch"] != step:
+        raise ValueError(
+            f"{checkpoint} is of step {step}, its schedule of step {state['last_epoch']}; delete "
+            "it to go on from the checkpoint before it"
+        )
+    scheduler.load_state_dict(state)
+
+
+def _process_layout(checkpoint: Path) -> tuple[int, int]:
+    """Return how many processes wrote a checkpoint, and the sequences of their micro-batch."""
+    micro_batch = int(_trainer_state(checkpoint)["train_batch_size"])
+    return len(list(checkpoint.glob("rng_state*.pth"))), micro_batch
+
+
+def _trainer_state(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((checkpoint / TRAINER_STATE_NAME).read_text("utf-8"))
+    return state
+
+
+def save_unlogged_loss(checkpoint: Path, loss: float, last_logged: int) -> None:
+    """Save the sum of the losses since the step that was last logged."""
+    text = json.dumps({"loss": loss, "last_logged": last_logged})
+    (checkpoint / _UNLOGGED).write_text(text, encoding="utf-8")
+
+
+def load_unlogged_loss(checkpoint: Path) -> tuple[float, int]:
+    """Return that sum and that step."""
+    saved = json.loads((checkpoint / _UNLOGGED).read_text(encoding="utf-8"))
+    return float(saved["loss"]), int(saved["last_logged"])
+
+
+def describe_origin(run: Run, data: Mapping[str, SequenceDataset]) -> dict[str, Any]:
+    """Return the fields of a run, and digests of what it reads."""
+    digests = {name: sequences_digest(split) for name, split in data.items()}
+    weights = weights_digest(run.model.pretrained or run.host.model)
+    return {"run": to_dict(run), "data": digests, "weights": weights}
+
+
+def save_origin(checkpoint: Path, origin: Mapping[str, Any]) -> None:
+    """Record in a checkpoint what it came from."""
+    (checkpoint / ORIGIN).write_text(json.dumps(origin, indent=1), encoding="utf-8")
+
+
+def check_origin(checkpoint: Path, origin: Mapping[str, Any], config: PreTrainedConfig) -> None:
+    """Raise unless a checkpoint came from this run, its data and a model with this config."""
+    recorded = json.loads((checkpoint / ORIGIN).read_text(encoding="utf-8"))
+    _check_run_and_data(checkpoint, recorded, origin)
+    before, now = (
+        {name: value for name, value in c.to_dict().items() if name not in _IGNORED_MODEL_FIELDS}
+        for c in (AutoConfig.from_pretrained(checkpoint), config)
+    )
+    changes = [(name, before.get(name), now[name]) for name in now]
+    if changes := [change for change in changes if change[1] != change[2]]:
+        raise ValueError(
+            f"the model is not that of {checkpoint}: {_describe(changes)}. What it started from "
+            "(--model.pretrained) or layermem has changed since: put it back, or begin again in "
+            "another --out"
+        )
+
+
+def _check_run_and_data(
+    checkpoint: Path, recorded: Mapping[str, Any], origin: Mapping[str, Any]
+) -> None:
+    if changes := config_changes(run_from_dict(recorded["run"]), run_from_dict(origin["run"])):
+        raise ValueError(
+            f"{checkpoint} was written by another run: {changes}. Delete it to go "
+            "on from the checkpoint before it, or choose another --out"
+        )
+    if recorded["weights"] != origin["weights"]:
+        start = origin["run"]["model"]["pretrained"] or origin["run"]["host"]["model"]
+        raise ValueError(
+            f"{start} does not hold the weights that {checkpoint} was trained from: put them back, "
+            "or begin again in another --out"
+        )
+    for split, digest in recorded["data"].items():
+        if origin["data"].get(split) != digest:
+            raise ValueError(
+                f"the {split} data is not what {checkpoint} was trained with: its source, its "
+                "tokenizer or what makes it has changed since. Put back what it was (a "
+                "dataset's --data.revision, the version of layermem that config.yaml names), "
+                "or begin again in another --out"
+            )
+
+
+def config_changes(before: Run, now: Run) -> str:
+    """Describe the differences by which two runs are not one run; empty: there are none."""
+    return _describe(differences(before, now))
+
+
+def _describe(changes: Sequence[tuple[str, Any, Any]]) -> str:
+    return "; ".join(f"{name} was {old!r}, is {new!r}" for name, old, new in changes)
+
+
+def check_micro_batches(
+    checkpoint: Path, run: Run, config: PreTrainedConfig, args: TrainingArguments
+) -> None:
+    """Raise if other processes or micro-batches would change more than rounding.
+
+    Dropout draws its random numbers by both, and a penalty is computed over each micro-batch.
+    """
+    ours = args.world_size, args.train_batch_size
+    theirs = _process_layout(checkpoint)
+    dropouts = {name: p for name, p in config.to_dict().items() if p and _IS_DROPOUT.search(name)}
+    if dropouts and ours != theirs:
+        name, share = next(iter(dropouts.items()))
+        raise ValueError(
+            f"{checkpoint} was written by {theirs[0]} processes with micro-batches of {theirs[1]} "
+            f"sequences, now there are {ours[0]} with {ours[1]}: {name} ({share}) draws its random "
+            "numbers by both; resume it with the processes and the micro-batch it began with"
+        )
+    if run.regularizer.penalty and ours[1] != theirs[1]:
+        raise ValueError(
+            f"{checkpoint} was written with micro-batches of {theirs[1]} sequences, now they have "
+            f"{ours[1]}: regularizer.penalty={run.regularizer.penalty} is computed over each "
+            "micro-batch; resume it with the one it began with (--compute.micro_batch)"
+        )
+
+
+def restore_rows(checkpoint: Path, folder: RunFolder) -> None:
+    """Write the metrics anew from a checkpoint where they are not the rows it was saved after."""
+    # transformers adds an epoch to each row.
+    history = _trainer_state(checkpoint)["log_history"]
+    saved = [{name: row[name] for name in row if name != "epoch"} for row in history]
+    # Compared as text, since NaN is not equal to itself.
+    ours, theirs = (json.dumps(rows, sort_keys=True) for rows in (saved, folder.rows()))
+    if ours != theirs:
+        logger.warning(
+            "%s does not hold the rows that %s was written after; they are restored from there",
+            folder.metrics,
+            checkpoint,
+        )
+        folder.write_rows(saved)

@@ -1,0 +1,224 @@
+"""Models of transformers that a run goes on training: loaded, attached, with what they train.
+
+A model for records has a head: what lies outside of the base model, the pooler, and any weight that
+the checkpoint lacks. It always trains; where it is new, its weights come from the run's seed. The
+control without memory is LoRA on the projections to keys and values. PEFT's layers are put into the
+model in place, so that it stays a model of transformers whose checkpoints hold all of its weights;
+at the end they are merged into it.
+"""
+
+import importlib.util
+import json
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+from layermem.models.checkpoints import check_path, without_loading_report
+from layermem.retrofit import attach, trainable
+from layermem.retrofit.attaching import projection_names, routers_of_full_memory
+from layermem.retrofit.loading import (
+    check_causal,
+    is_attached,
+    load_attached,
+    load_reporting,
+    saved_memory,
+)
+from layermem_bench.config.run import Host, Run
+
+logger = logging.getLogger(__name__)
+
+
+def load_host_config(run: Run) -> Any:
+    """Return the config of the pretrained model, or that of a file for random weights."""
+    file = run.records.from_config
+    if file is None:
+        check_path(str(run.host.model))
+        return AutoConfig.from_pretrained(run.host.model, revision=run.host.revision or "main")
+    try:
+        fields = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{file} is no config of a model of transformers, a JSON object with model_type and "
+            f"sizes ({type(error).__name__}: {error})"
+        ) from error
+
+
+def load_host(run: Run) -> Any:
+    """Return the model of a run on text or a task, in float32, with the parameters it trains."""
+    host, location = run.host, str(run.host.model)
+    _check_length(run)
+    if is_attached(location):
+        check_same_memory(location, host)
+        model: Any = load_attached(location, dtype=torch.float32)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(
+            location, dtype=torch.float32, revision=host.revision or "main"
+        )
+        if host.memory != "none":
+            attach(model, host.memory, host.window)
+    check_causal(model)
+    choose_trained(model, host)
+    return model
+
+
+def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
+    """Return the model of a run on records, in float32, with the parameters that it trains.
+
+    ``config``: its config, with what its head needs and the padding token; ``auto_class``: the
+    class of transformers that has the head.
+    """
+    host, location = run.host, str(run.host.model)
+    options = {"config": config, "dtype": torch.float32}
+    missing: Collection[str] = ()
+    has_memory = False
+    if run.records.from_config is not None:
+        logger.info("%s: random weights, of seed %d", run.records.from_config, run.seed)
+        model: Any = auto_class.from_config(**options)
+    elif is_attached(location):
+        check_same_memory(location, host)
+        has_memory = True
+        model, missing = load_reporting(location, auto_class=_WholeBase(auto_class), **options)
+    else:
+        with without_loading_report():
+            model, info = _WholeBase(auto_class).from_pretrained(
+                location, revision=host.revision or "main", output_loading_info=True, **options
+            )
+        missing = info["missing_keys"]
+    _check_missing(model, missing, location)
+    if host.memory != "none" and not has_memory:
+        attach(model, host.memory, host.window)
+    choose_trained(model, host)
+    for name, parameter in model.named_parameters():
+        if _is_head(name, model.base_model_prefix):
+            parameter.requires_grad_(True)
+    return model
+
+
+def choose_trained(model: Any, host: Host) -> None:
+    """Let the parameters of a model train that its run trains."""
+    if host.train == "lora":
+        add_lora(model, projection_names(model), routers_of_full_memory(model))
+    elif host.memory == "none":
+        model.requires_grad_(True)
+    else:
+        trainable(model, "all" if host.train == "all" else "routers")
+
+
+def check_same_memory(location: str, host: Host) -> None:
+    """Raise if a checkpoint with memory has another than its run asks for."""
+    saved = saved_memory(location)
+    if (saved["router"], saved["window"]) != (host.memory, host.window):
+        raise ValueError(
+            f"{location} has memory={saved['router']} window={saved['window']}, and the run asks "
+            f"for memory={host.memory} window={host.window}: ask for its own, or start from a "
+            "model without memory"
+        )
+
+
+def _check_length(run: Run) -> None:
+    """Raise if blocks of text are longer than the positions that the model knows."""
+    config = load_host_config(run)
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if run.task.name is None and isinstance(longest, int) and run.data.block_size > longest:
+        raise ValueError(
+            f"data.block_size={run.data.block_size} is more than {run.host.model} reads, {longest} "
+            "tokens (max_position_embeddings): lower it"
+        )
+
+
+@final
+class _WholeBase:
+    """Loads a class of transformers with all weights of its base model.
+
+    Some classes call the base by another name than the checkpoints of their architecture do: that
+    for question answering on a LLaMA ``transformer``, its causal model ``model``. transformers
+    then leaves all of it at random weights. Here the base is loaded by itself, and put there.
+    """
+
+    def __init__(self, auto_class: Any) -> None:
+        self.auto_class = auto_class
+
+    def from_pretrained(self, location: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the model and what ``output_loading_info`` says."""
+        model, info = self.auto_class.from_pretrained(location, **options)
+        prefix = f"{model.base_model_prefix}."
+        names = {name for name in model.state_dict() if name.startswith(prefix)}
+        if not names or not names <= set(info["missing_keys"]):
+            return model, info
+        base, of_base = AutoModel.from_pretrained(location, **options)
+        state = base.state_dict()
+        getattr(model, model.base_model_prefix).load_state_dict(state, strict=False)
+        there = {f"{prefix}{name}" for name in state.keys() - set(of_base["missing_keys"])}
+        missing = set(info["missing_keys"]) - there
+        unexpected = of_base["unexpected_keys"]
+        return model, {**info, "missing_keys": missing, "unexpected_keys": unexpected}
+
+
+def _is_head(name: str, base: str) -> bool:
+    """Return whether a parameter belongs to the head; ``base``: the name of the base model."""
+    return not name.startswith(f"{base}.") or ".pooler." in name
+
+
+def _check_missing(model: Any, missing: Collection[str], location: str) -> None:
+    """Raise if weights beside the head's are missing; log those of the head that are new."""
+    lost = sorted(name for name in missing if not _is_head(name, model.base_model_prefix))
+    if lost:
+        raise ValueError(
+            f"{location} lacks {len(lost)} weights of {type(model).__name__}, such as {lost[0]}: "
+            "it is damaged, or of another architecture than its config.json says"
+        )
+    if missing:
+        logger.info("new weights, by the run's seed: %s", ", ".join(sorted(missing)))
+
+
+def add_lora(model: nn.Module, projections: Sequence[str], parameters: int) -> int:
+    """Put LoRA on modules and let nothing else train; return its rank.
+
+    ``projections``: names of modules. The rank is the smallest with at least ``parameters``.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError(
+            "host.train=lora needs PEFT, which is not installed: pip install peft, or choose "
+            "train=routers or all"
+        )
+    from peft import LoraConfig, inject_adapter_in_model
+
+    modules: list[Any] = [model.get_submodule(name) for name in projections]
+    rank = -(-parameters // sum(sum(module.weight.shape) for module in modules))
+    config = LoraConfig(
+        r=rank,
+        # The scale is 1 whatever the rank is.
+        lora_alpha=rank,
+        lora_dropout=0.0,
+        target_modules=list(projections),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in modules),
+    )
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    inject_adapter_in_model(config, model)
+    return rank
+
+
+def merge_lora(model: nn.Module) -> None:
+    """Merge LoRA into the weights that it is on, and remove it; nothing happens without it."""
+    layers: list[tuple[str, Any]] = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module).__module__.startswith("peft.tuners.lora")
+        and isinstance(getattr(module, "base_layer", None), nn.Module)
+    ]
+    if not layers:
+        return
+    for name, layer in layers:
+        layer.merge()
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)

@@ -1,0 +1,92 @@
+"""``Learning``: what a run learns, as the trainer and the run loop see it.
+
+    text        blocks of text; the loss is on every next token
+    problems    generated problems of a task; the loss is on the tokens of their solutions
+    labels      records of one or two texts; the loss is on the class of each record
+    questions   questions about a text; the loss is on the first and the last token of the answer
+
+``prepare_learning`` returns the learning of a run. To learn another kind of data, add a file here
+and a line to that function.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor
+
+from layermem_bench.config.run import Run
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.solved import Solved
+from layermem_bench.train.learning.labels import LabelLearning
+from layermem_bench.train.learning.questions import QuestionLearning
+from layermem_bench.train.learning.text import Evaluate, ProblemLearning, TextLearning
+from layermem_bench.train.model_card import Learnt
+from layermem_bench.train.sequences import SequenceDataset
+
+Save: TypeAlias = Callable[[Any, RunFolder], tuple[Solved, Sequence[str]] | None]
+
+
+class Learning(Protocol):
+    """The prepared data of a run, and how a model learns them, is judged and is described."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, which is saved beside the model."""
+
+    @property
+    def train_data(self) -> SequenceDataset:
+        """The sequences to train on."""
+
+    @property
+    def validation_data(self) -> SequenceDataset:
+        """The sequences that a validation judges."""
+
+    @property
+    def step_loss(self) -> Callable[..., Tensor] | None:
+        """A function from the outputs and labels of a micro-batch to its part of the step's loss;
+        None: the model computes the loss of its tokens itself."""
+
+    @property
+    def save(self) -> Save | None:
+        """A function that measures the final model of an ended trainer and writes each attempt into
+        the run's folder. It returns the result, and each problem or record as a text. None: nothing
+        is measured at the end.
+
+        All processes call it, and the first process returns the result. A signal may interrupt it;
+        the resumed run calls it again.
+        """
+
+    def collate(self, items: Sequence[dict[str, Tensor]], /) -> dict[str, Tensor]:
+        """Make a batch of sequences."""
+
+    def load_model(self) -> Any:
+        """Return the model that is trained, with the parameters to train."""
+
+    def judge(self, model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
+        """Return, for each sequence of a validation batch, the sum of its losses, their number, and
+        N numbers for ``metrics``, as a tensor [B, 2 + N].
+
+        ``loss_chunk``: how many tokens' logits are in memory at once; 0: all of them.
+        """
+
+    def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
+        """Return the row of metrics of a validation, from its mean loss and the N numbers of all
+        sequences, in their order."""
+
+    def describe(self, folder: RunFolder) -> Learnt:
+        """Return what the model card says of the data and the results, from the run's folder."""
+
+
+def prepare_learning(run: Run, evaluate: Evaluate | None = None) -> Learning:
+    """Return what a run learns, with its tokenizer and data; text is tokenized, unless it has been.
+
+    ``evaluate`` solves the problems of a task; None: they are not solved.
+    """
+    if run.records.source is not None:
+        if run.records.kind == "question-answering":
+            return QuestionLearning(run)
+        return LabelLearning(run)
+    return ProblemLearning(run, evaluate) if run.task.name else TextLearning(run)
+
+
+__all__ = ["Evaluate", "Learning", "Save", "prepare_learning"]

@@ -1,0 +1,307 @@
+"""Learning labels: one or two texts between the tokenizer's special tokens, and their class.
+
+    [CLS] question [SEP] sentence [SEP]      a tokenizer that joins two texts in its own way (BERT)
+    question <|endoftext|> sentence          one that does not (GPT-2): its end token between them
+
+The loss of a step is the mean over its records, whatever the micro-batch is.
+
+Letters: B records, C classes.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, final
+
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
+
+from layermem.models.files import write_atomically
+from layermem_bench.config.run import Records, Run
+from layermem_bench.data.labelled_records import (
+    FieldNames,
+    LabelledRecord,
+    check_labels,
+    find_classes,
+    read_records,
+    split_records,
+)
+from layermem_bench.results.files import to_json
+from layermem_bench.results.intervals import proportion
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.solved import RecordCounts, Shares, Solved
+from layermem_bench.train.host_models import load_host_config, load_record_model
+from layermem_bench.train.learning.record_inputs import (
+    check_fits,
+    check_known,
+    encode,
+    forward_all,
+    has_segments,
+    joins_pairs,
+    judge_outputs,
+    load_host_tokenizer,
+    log_counts,
+    path_of,
+    shares_without_steps,
+)
+from layermem_bench.train.model_card import Learnt, head_loading, literal
+from layermem_bench.train.sequences import PaddedSequences, padding_of
+
+_HEADED = "ForSequenceClassification"
+
+
+@final
+class LabelLearning:
+    """What a run on labelled records learns."""
+
+    def __init__(self, run: Run) -> None:
+        records, model = run.records, str(run.host.model)
+        self.run, self.tokenizer = run, load_host_tokenizer(run)
+        train, validation, left_out, names = read_splits(records)
+        self.config = load_host_config(run)
+        classes = _order_classes(find_classes(train), self.config, model)
+        for side in (train, validation):
+            check_labels(side, classes)
+        check_fits(run, self.config, self.tokenizer)
+        encoder = RecordEncoder(
+            self.tokenizer, records.max_length, has_segments=has_segments(self.config)
+        )
+        encoder.check_length(len(names.texts))
+        self.train_data, self.validation_data = (
+            RecordDataset(side, classes, encoder) for side in (train, validation)
+        )
+        self.collate = self.train_data.collate
+        check_known(self.train_data.items, self.tokenizer, model)
+        self.config.id2label = dict(enumerate(classes))
+        self.config.label2id = {label: i for i, label in enumerate(classes)}
+        self.config.problem_type = "single_label_classification"
+        # A decoder reads the class at the last token that is no padding.
+        self.config.pad_token_id = padding_of(self.tokenizer)
+        majority, count = Counter(record.label for record in validation).most_common(1)[0]
+        self.counts = RecordCounts(
+            fields=names.texts,
+            label=names.label,
+            separator=encoder.separator(len(names.texts)),
+            classes=tuple(classes),
+            training=len(train),
+            validation=len(validation),
+            left_out=left_out,
+            training_cut=self.train_data.cut,
+            validation_cut=self.validation_data.cut,
+            majority=majority,
+            majority_share=count / len(validation),
+        )
+        log_counts(self.counts)
+
+    def load_model(self) -> Any:
+        return load_record_model(self.run, self.config, AutoModelForSequenceClassification)
+
+    def step_loss(self, outputs: Any, labels: Tensor, **_: Any) -> Tensor:
+        return class_losses(outputs.logits, labels).sum() / self.run.optim.batch_size
+
+    def judge(self, model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
+        return judge_outputs(model, batch, _judge)
+
+    def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
+        return {"val_loss": loss, "val_accuracy": float(judged.mean())}
+
+    def save(self, trainer: Any, folder: RunFolder) -> tuple[Solved, list[str]] | None:
+        """Write what the trained model makes of each validation record."""
+        if not trainer.is_world_process_zero():
+            return None
+        data = self.validation_data
+        predicted = [
+            number
+            for outputs, _ in forward_all(trainer.model, data, trainer.args.eval_batch_size)
+            for number in outputs.logits.argmax(-1).tolist()
+        ]
+        rows = [
+            {
+                "texts": list(record.texts),
+                "label": record.label,
+                "predicted": data.classes[ours],
+                "right": data.classes[ours] == record.label,
+            }
+            for record, ours in zip(data.records, predicted, strict=True)
+        ]
+        write_atomically(folder.attempts, "".join(f"{json.dumps(row)}\n" for row in rows))
+        write_atomically(folder.records, to_json(self.counts))
+        solved = score_classes(data, predicted, self.counts.majority_share)
+        return solved, [json.dumps(row["texts"]) for row in rows]
+
+    def describe(self, folder: RunFolder) -> Learnt:
+        counts = self.counts
+        result = Solved.from_json(folder.result.read_text(encoding="utf-8"))
+        low, high = result.interval
+        with folder.attempts.open(encoding="utf-8") as file:
+            texts = json.loads(file.readline())["texts"]
+        return Learnt(
+            task="text-classification",
+            data=f"{self.run.records.source}; classification of records",
+            unit="record",
+            results={
+                "validation records": f"{result.count:,} ({counts.validation_cut:,} of them cut)",
+                "right class": f"{result.accuracy:.1%} (95% interval over records: {low:.1%} to "
+                f"{high:.1%})",
+                f"right by always {counts.majority!r}, the most frequent": f"{result.chance:.1%}",
+            },
+            usage=_usage(self.run, self.config, texts, counts.separator),
+        )
+
+
+def _usage(run: Run, config: Any, texts: Sequence[str], separator: str | None) -> str:
+    """Return code that loads the model and has it say the class of a validation record."""
+    imports, load = head_loading(run, "AutoModelForSequenceClassification")
+    segments = separator is None and has_segments(config)
+    inputs = ", ".join(map(literal, texts))
+    if separator is not None:
+        # As in training: this tokenizer puts nothing between two texts.
+        inputs = f" {literal(separator)} ".join(map(literal, texts)) + ", add_special_tokens=False"
+    return f"""{imports}
+
+path = "path/to/this/folder"
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = {load}
+inputs = tokenizer({inputs}, return_token_type_ids={segments}, return_tensors="pt")
+print(model.config.id2label[int(model(**inputs).logits.argmax())])"""
+
+
+def read_splits(
+    records: Records,
+) -> tuple[list[LabelledRecord], list[LabelledRecord], int, FieldNames]:
+    """Return training and validation records, how many are left out of training, and the fields."""
+    every, names = read_records(path_of(records.source), records.fields, records.label)
+    held_out = None
+    if records.validation is not None:
+        held_out, _ = read_records(path_of(records.validation), names.texts, names.label)
+    return *split_records(every, held_out, records.validation_share), names
+
+
+class RecordEncoder:
+    """Turns the texts of records into ids, and counts those that it cuts."""
+
+    def __init__(self, tokenizer: Any, max_length: int, *, has_segments: bool) -> None:
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.joins_pairs = joins_pairs(tokenizer)
+        # Where a tokenizer does not know of pairs, it knows of no second segment.
+        self.has_segments = has_segments and self.joins_pairs
+
+    def check_length(self, texts: int) -> None:
+        """Raise if ``max_length`` has no room for a token of each text."""
+        special = self.tokenizer.num_special_tokens_to_add(pair=texts == 2)
+        if texts == 2 and not self.joins_pairs:
+            special = 1
+        if self.max_length < special + texts:
+            raise ValueError(
+                f"records.max_length={self.max_length} has no room for a token of {texts} texts "
+                f"beside {special} special tokens: raise it"
+            )
+
+    def separator(self, texts: int) -> str | None:
+        """Return the token that is put between two texts; None: the tokenizer sees to it."""
+        return None if texts == 1 or self.joins_pairs else self.tokenizer.eos_token
+
+    def encode(self, texts: Sequence[str]) -> tuple[dict[str, list[int]], bool]:
+        """Return the ids and segments of one or two texts, and whether they were cut.
+
+        Of two texts the longer is cut, to the length of the other before both are.
+        """
+        if len(texts) == 2 and not self.joins_pairs:
+            return self._encode_joined(texts)
+        encoded = encode(self.tokenizer, *texts)
+        is_cut = len(encoded["input_ids"]) > self.max_length
+        if is_cut:
+            most = self.max_length
+            encoded = encode(self.tokenizer, *texts, truncation="longest_first", max_length=most)
+        names = ("input_ids", "token_type_ids") if self.has_segments else ("input_ids",)
+        return {name: list(encoded[name]) for name in names}, is_cut
+
+    def _encode_joined(self, texts: Sequence[str]) -> tuple[dict[str, list[int]], bool]:
+        end = self.tokenizer.eos_token_id
+        if end is None:
+            raise ValueError(
+                "the tokenizer neither puts a token of its own between two texts nor has an end "
+                "token to put there; give it one: tokenizer.eos_token = ..., "
+                "tokenizer.save_pretrained(...)"
+            )
+        first, second = (
+            list(encode(self.tokenizer, text, special=False)["input_ids"]) for text in texts
+        )
+        room = self.max_length - 1
+        is_cut = len(first) + len(second) > room
+        while len(first) + len(second) > room:
+            (first if len(first) > len(second) else second).pop()
+        return {"input_ids": [*first, end, *second]}, is_cut
+
+
+@final
+class RecordDataset(PaddedSequences):
+    """Encoded records: ``input_ids`` [T] and the number of the class, ``labels`` []."""
+
+    def __init__(
+        self, records: Sequence[LabelledRecord], classes: Sequence[str], encoder: RecordEncoder
+    ) -> None:
+        self.records, self.classes = records, classes
+        self.labels = [classes.index(record.label) for record in records]
+        encoded = [encoder.encode(record.texts) for record in records]
+        for record, (inputs, _) in zip(records, encoded, strict=True):
+            if not inputs["input_ids"]:
+                raise ValueError(f"{record.where}: the tokenizer makes no token of {record.texts}")
+        self.cut = sum(is_cut for _, is_cut in encoded)
+        super().__init__(
+            [
+                {**inputs, "labels": label}
+                for (inputs, _), label in zip(encoded, self.labels, strict=True)
+            ],
+            padding_of(encoder.tokenizer),
+        )
+
+
+def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of each record [B] of logits [B, C], in float32."""
+    return nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+
+
+def _judge(outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return losses [B], and whether the class is right [B, 1]."""
+    return class_losses(outputs.logits, labels), (outputs.logits.argmax(-1) == labels)[:, None]
+
+
+def score_classes(data: RecordDataset, predicted: Sequence[int], chance: float) -> Solved:
+    """Return the share of right classes, in all and of each class, beside always one class."""
+    pairs = list(zip(predicted, data.labels, strict=True))
+    by_class = {
+        name: _shares([ours == i for ours, label in pairs if label == i])
+        for i, name in enumerate(data.classes)
+        if i in data.labels
+    }
+    faults = Counter(
+        f"{data.classes[ours]} for {data.classes[label]}" for ours, label in pairs if ours != label
+    )
+    return Solved(
+        **vars(_shares([ours == label for ours, label in pairs])),
+        split="validation",
+        chance=chance,
+        by={"label": by_class},
+        faults=dict(faults.most_common()),
+    )
+
+
+def _shares(right: Sequence[bool]) -> Shares:
+    share, interval = sum(right) / len(right), proportion(sum(right), len(right))
+    return shares_without_steps(len(right), share, interval)
+
+
+def _order_classes(classes: list[str], config: Any, model: str) -> list[str]:
+    """Return the classes in the order of the head that a model has already, if it has one."""
+    if not any(name.endswith(_HEADED) for name in config.architectures or ()):
+        return classes
+    of_head = [str(config.id2label[i]) for i in range(config.num_labels)]
+    if of_head == [f"LABEL_{i}" for i in range(config.num_labels)]:
+        of_head = [str(i) for i in range(config.num_labels)]
+    if sorted(of_head) != sorted(classes):
+        raise ValueError(
+            f"{model} is a classifier of {', '.join(of_head)}, and the records have the labels "
+            f"{', '.join(classes)}: write them alike, or start from a model without that head"
+        )
+    return of_head

@@ -1,0 +1,160 @@
+"""The rows of metrics.jsonl: what a training step and a validation record.
+
+Letters: H query heads, E head width, T tokens, L layers.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+from transformers.pytorch_utils import Conv1D
+
+from layermem.models.counting import count_forward_flops
+from layermem.models.routers import router_metrics
+from layermem.variants.lime import LimeRouter
+from layermem_bench.train.optimizer import DECAYED, PLAIN, is_ours
+
+# Dense bfloat16 matrix FLOPs per second from NVIDIA's data sheets, by the full name that CUDA
+# reports: cards with the same chip (PCIe, NVL, laptop, a MIG slice) differ by up to a factor of
+# two. The data sheets of Hopper cards give twice these figures, for sparse matrices.
+_PEAK_FLOPS = {
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA GeForce RTX 4090": 165e12,
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return the peak FLOPs per second of a device, or None where no data sheet is listed."""
+    if device.type != "cuda":
+        return None
+    return _PEAK_FLOPS.get(torch.cuda.get_device_name(device))
+
+
+def forward_flops(model: Any, tokens: int) -> int:
+    """Count the forward FLOPs of one token in a sequence of ``tokens``.
+
+    Of a model of transformers: two for each weight of a linear layer, two for each weight of a
+    router and both keys and values, and 4 H E T L for attention to all keys. Norms, rope and
+    activations do not count.
+    """
+    if is_ours(model):
+        return count_forward_flops(model.config, model.variant, tokens)
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    weights = 0
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, Conv1D)):
+            weights += module.weight.numel()
+        elif isinstance(module, LimeRouter):
+            weights += 2 * module.weight.numel() * head_width
+    return int(2 * weights + 4 * heads * head_width * tokens * config.num_hidden_layers)
+
+
+def variant_metrics(model: Any) -> dict[str, float]:
+    """Return what a variant computes from its own parameters, or what attached routers are like."""
+    metrics: dict[str, float] = (
+        model.variant.metrics(model) if is_ours(model) else router_metrics(model)
+    )
+    return metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """What one training step of a run processes and computes, which is the same for every step."""
+
+    tokens: float
+    """Tokens in a step, over all processes; a mean where sequences differ in length."""
+    flops_per_token: float
+    """FLOPs of the forward and the backward for a token."""
+    peak_flops: float | None
+    """FLOPs per second that all processes' devices can compute; None where it is not listed."""
+
+
+def base_row(step: int, cost: StepCost) -> dict[str, float]:
+    """Return what every row begins with: the step and the tokens so far."""
+    return {"step": step, "tokens": round(step * cost.tokens)}
+
+
+def training_row(
+    logs: Mapping[str, float],
+    learning_rates: Mapping[str, float],
+    steps_per_second: float,
+    step: int,
+    cost: StepCost,
+) -> dict[str, float]:
+    """Return the metrics of training; ``learning_rates`` are those of the parameter groups."""
+    tokens_per_second = steps_per_second * cost.tokens
+    overridden = [rate for name, rate in learning_rates.items() if name not in (DECAYED, PLAIN)]
+    row = {
+        "loss": logs["loss"],
+        # Where nothing else is trained, the rate is that of what the variant has added.
+        "lr": learning_rates[DECAYED] if DECAYED in learning_rates else overridden[0],
+        "grad_norm": logs.get("grad_norm", math.nan),
+        "flops": round(step * cost.tokens * cost.flops_per_token),
+        "tokens_per_second": tokens_per_second,
+    }
+    row["router_lr"] = overridden[0] if overridden else row["lr"]
+    if cost.peak_flops:
+        row["model_flops_use"] = tokens_per_second * cost.flops_per_token / cost.peak_flops
+    return row
+
+
+def validation_row(loss: float) -> dict[str, float]:
+    """Return the metrics of a validation; an overflowing perplexity is cut at e to the 700."""
+    return {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
+
+
+class StepTimer(TrainerCallback):
+    """Measure the time of training steps since a given step; other work pauses the timer."""
+
+    def __init__(self) -> None:
+        self.restart(0)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.restart(state.global_step)
+
+    def restart(self, step: int) -> None:
+        """Measure from now on, ``step`` being the number of steps done so far."""
+        self._first_step, self._started = step, time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of the block.
+
+        Work that was queued on a device before the block must have been waited for.
+        """
+        paused_at = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - paused_at
+
+    def steps_per_second(self, step: int) -> float:
+        """Return the mean speed up to ``step``, the number of steps done now."""
+        return (step - self._first_step) / max(time.perf_counter() - self._started, 1e-9)
+
+
+class LearningRateRecorder(TrainerCallback):
+    """Record the learning rate of each parameter group that the last optimizer step used."""
+
+    def __init__(self) -> None:
+        self.learning_rates: list[float] = []
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Called after the optimizer's step and before the schedule sets the next learning rates.
+        groups = kwargs["optimizer"].param_groups
+        self.learning_rates = [float(group["lr"]) for group in groups]

@@ -1,0 +1,235 @@
+"""The model card that a run writes beside its final model: README.md with metadata for a model hub.
+
+It says what the model is, how it was trained, what was measured, and how to load it. The user adds
+the licence: this library cannot know under which one the training data may be used.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import ModelCardData
+from torch import nn
+
+from layermem_bench.config.run import Run
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.optimizer import DECAYED, NO_DECAY, PLAIN
+from layermem_bench.train.run_config import describe_environment
+
+logger = logging.getLogger(__name__)
+
+_CITATION = """```bibtex
+@article{gerasimov2025representation,
+  title   = {You Do Not Fully Utilize Transformer's Representation Capacity},
+  author  = {Gerasimov, Gleb and Aksenov, Yaroslav and Balagansky, Nikita and Sinii, Viacheslav
+             and Gavrilov, Daniil},
+  journal = {arXiv preprint arXiv:2502.09245},
+  year    = {2025}
+}
+```"""
+_GROUPS = {DECAYED: "weight matrices", PLAIN: "norms, biases and embeddings"}
+_PROVENANCE = ("layermem", "torch", "transformers", "python", "commit", "machine", "precision")
+Groups = Sequence[Mapping[str, Any]]
+"""The parameter groups of an optimiser, with ``name``, ``initial_lr`` and ``weight_decay``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learnt:
+    """What a card says of what the model was trained on, and how it is used."""
+
+    task: str
+    """Name of what the model does, as model hubs have it."""
+    data: str
+    """The training data."""
+    unit: str
+    """What a validation loss is of: a token, a record, a window."""
+    results: Mapping[str, str] = field(default_factory=dict)
+    """Rows of what is measured beside the validation."""
+    usage: str
+    """Python code that loads the model and uses it."""
+
+
+def write_model_card(path: Path, trainer: Any) -> None:
+    """Write README.md into ``path``, the folder of the final model that a trainer has trained.
+
+    A card that cannot be written, since a record of the run is damaged, is a warning: it must not
+    cost the trained model.
+    """
+    run, folder = trainer.run, trainer.folder
+    precision = "bfloat16" if trainer.args.bf16 else "float32"
+    try:
+        at_end = {**describe_environment(), "precision": precision}
+        groups, learnt = (
+            trainer.unwrapped_optimizer().param_groups,
+            trainer.learning.describe(folder),
+        )
+        card = model_card(run, folder, trainer.model, groups, learnt, at_end)
+        (path / "README.md").write_text(card, encoding="utf-8")
+    except Exception as error:
+        name = type(error).__name__
+        logger.warning("the final model has no model card of its training (%s: %s)", name, error)
+
+
+def model_card(
+    run: Run,
+    folder: RunFolder,
+    model: nn.Module,
+    groups: Groups,
+    learnt: Learnt,
+    at_end: Mapping[str, str],
+) -> str:
+    """Return the card of a trained model, from its config and what the run recorded.
+
+    ``at_end``: versions, commit and precision that the run ends with; a resumed run may have begun
+    with others, which are what it recorded.
+    """
+    about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about", {})
+    rows = folder.rows()
+    parts = [
+        f"---\n{_metadata(run, learnt.task)}\n---",
+        f"# {run.preset}, {run.variant}, seed {run.seed}",
+        _description(run, model),
+        f"## Training\n\n{_training(run, rows, about, groups, learnt.data, at_end)}",
+        f"## Evaluation\n\n{_evaluation(rows, learnt)}",
+        f"## Use\n\n```python\n{learnt.usage}\n```",
+        "## Licence\n\nNone is stated: whoever publishes this model chooses one that its training "
+        "data allow, and adds it to the metadata above (`license:`).",
+        f"## Citation\n\nThe method is that of\n\n{_CITATION}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(run: Run, task: str) -> str:
+    """Return the YAML that model hubs read."""
+    pretrained = run.model.pretrained or run.host.model
+    data = ModelCardData(
+        library_name="layermem",
+        pipeline_tag=task,
+        tags=["transformers", "layermem", "cross-layer-attention", run.variant],
+        # A folder on this machine is no name that a hub could look up.
+        base_model=None if pretrained is None or os.path.exists(pretrained) else pretrained,
+        model_name=f"{run.preset}-{run.variant}-s{run.seed}",
+    )
+    return data.to_yaml().strip()
+
+
+def _description(run: Run, model: nn.Module) -> str:
+    config: Any = model.config
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if run.host.model is not None:
+        return _description_of_host(run, type(model).__name__, parameters)
+    options = f" ({', '.join(run.model.options)})" if run.model.options else ""
+    return (
+        f"A causal language model of the variant `{run.variant}`{options} of "
+        "[layermem](https://arxiv.org/abs/2502.09245): a LLaMA-shaped decoder of "
+        f"{config.num_hidden_layers} layers of width {config.hidden_size} with "
+        f"{config.num_attention_heads} query heads and {config.num_key_value_heads} key-value "
+        f"heads, {parameters:,} parameters."
+    )
+
+
+def _description_of_host(run: Run, architecture: str, parameters: int) -> str:
+    host, window = run.host, f", window {run.host.window}" if run.host.window else ""
+    memory = f"with attached layer memory ({host.memory}{window})"
+    if host.memory == "none":
+        memory = "without layer memory"
+    trained = {
+        "routers": "its routers alone were trained",
+        "all": "all of its weights were trained",
+        "lora": "LoRA on its keys and values was trained, and is merged into them",
+    }[host.train]
+    return (
+        f"{Path(str(host.model)).name}, a {architecture} of transformers, {memory}, "
+        f"{parameters:,} parameters; {trained} by [layermem](https://arxiv.org/abs/2502.09245)."
+    )
+
+
+def _training(
+    run: Run,
+    rows: list[dict[str, Any]],
+    about: Mapping[str, Any],
+    groups: Groups,
+    data: str,
+    at_end: Mapping[str, str],
+) -> str:
+    """Return a table of what the model was trained on and how."""
+    tokens = max((row["tokens"] for row in rows if "tokens" in row), default=None)
+    start = run.model.pretrained or run.host.model or "new weights"
+    if run.records.from_config is not None:
+        start = f"random weights of the sizes in {run.records.from_config}"
+    table = {
+        "command": f"`{about['command']}`" if "command" in about else None,
+        "run id": about.get("run_id"),
+        "started from": start,
+        "trained before by": about.get("trained_before_by"),
+        "training data": data,
+        "digest of the data": about.get("data"),
+        "steps": f"{run.max_steps:,}",
+        "tokens": None if tokens is None else f"{tokens:,}",
+        "sequences in a step": f"{run.optim.batch_size:,}",
+        "seed": f"{run.seed} (weights and order of the data)",
+        "learning rate": f"{_by_group(groups, 'initial_lr')}; {run.optim.schedule}, "
+        f"{run.optim.warmup_steps} warm-up steps at most",
+        "weight decay": _by_group(groups, "weight_decay"),
+        **{name: _begun_and_ended(about.get(name), at_end.get(name)) for name in _PROVENANCE},
+    }
+    return _table({name: value for name, value in table.items() if value is not None})
+
+
+def _by_group(groups: Groups, setting: str) -> str:
+    """Return each value of an optimiser's setting, with what was trained with it."""
+    trained_with: dict[float, list[str]] = {}
+    for group in groups:
+        name = group["name"].removesuffix(NO_DECAY)
+        trained_with.setdefault(group[setting], []).append(_GROUPS.get(name, name))
+    return ", ".join(
+        f"{value:g} ({', '.join(sorted(names))})" for value, names in trained_with.items()
+    )
+
+
+def _begun_and_ended(begun: str | None, ended: str | None) -> str | None:
+    """Return one value, or both where a resumed run ended with another than it began with."""
+    if begun is None or ended is None or begun == ended:
+        return begun or ended
+    return f"{begun} at the beginning, {ended} at the end"
+
+
+def _evaluation(rows: list[dict[str, Any]], learnt: Learnt) -> str:
+    """Return a table of the last validation and of what else was measured."""
+    table = {}
+    validation = next((row for row in reversed(rows) if "val_loss" in row), None)
+    if validation is not None:
+        table[f"validation loss (nats a {learnt.unit})"] = f"{validation['val_loss']:.4f}"
+        if "val_perplexity" in validation:
+            table["validation perplexity"] = f"{validation['val_perplexity']:.2f}"
+    table |= learnt.results
+    if not table:
+        return "Nothing was measured."
+    return _table(table) + "\n\nOne run of one seed; other seeds give other figures."
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    rows = (
+        f"| {name} | {str(value).replace('|', chr(92) + '|').replace(chr(10), ' ')} |"
+        for name, value in values.items()
+    )
+    return "\n".join(["|  | value |", "|---|---|", *rows])
+
+
+def head_loading(run: Run, auto_class: str) -> tuple[str, str]:
+    """Return code that imports what loads a model with a head, and code that loads it."""
+    imports = f"from transformers import {auto_class}, AutoTokenizer"
+    if run.host.memory == "none":
+        return imports, f"{auto_class}.from_pretrained(path)"
+    attached = "from layermem.retrofit import load_attached"
+    return f"{attached}\n{imports}", f"load_attached(path, auto_class={auto_class})"
+
+
+def literal(text: str) -> str:
+    """Return a text as a Python literal in double quotes."""
+    return json.dumps(text, ensure_ascii=False)

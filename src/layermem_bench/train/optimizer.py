@@ -1,0 +1,153 @@
+"""Parameter groups, the AdamW optimizer over them, and the learning-rate schedule of each group.
+
+Weight matrices have weight decay; norms, biases and embeddings have none. A variant's own
+parameters (``Variant.overrides``) may have a learning rate and a weight decay of their own, and
+have the learning rate ``optim.router_lr`` if it is given. The learning rate of each group rises
+from zero and then falls to ``optim.min_lr``, the same for all groups.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.seams import ParameterOverride
+from layermem.variants.lime import LimeRouter
+from layermem_bench.config.run import Optim
+
+# Names of the groups that every model has; a group of overridden parameters has its override's.
+DECAYED, PLAIN = "decayed", "plain"
+NO_DECAY = " (no decay)"
+# All that differs in training a model of transformers with attached memory.
+_ATTACHED = (ParameterOverride(module=LimeRouter, lr=5e-3, weight_decay=0.0),)
+
+
+def is_ours(model: nn.Module) -> bool:
+    """Return whether a model is a decoder of this library, and not one of transformers."""
+    return isinstance(model, DecoderForCausalLM)
+
+
+def overrides_of(model: Any) -> Sequence[ParameterOverride]:
+    """Return the optimizer settings of a variant's own parameters, or of attached routers."""
+    overrides: Sequence[ParameterOverride] = (
+        model.variant.overrides if is_ours(model) else _ATTACHED
+    )
+    return overrides
+
+
+def parameter_groups(
+    model: nn.Module, overrides: Sequence[ParameterOverride], optim: Optim
+) -> list[dict[str, Any]]:
+    """Split the trainable parameters into groups with ``name``, ``lr`` and ``weight_decay``.
+
+    ``overrides`` are those of the variant, whose parameters alone ``optim.router_lr`` is for.
+    """
+    override_of = find_overridden(model, overrides)
+    if optim.router_lr is not None and not override_of:
+        raise ValueError(
+            f"optim.router_lr={optim.router_lr:g} has no effect: {type(model).__name__} trains no "
+            "parameters that a variant adds; leave it out"
+        )
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
+    groups: dict[str, dict[str, Any]] = {}
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
+        key, lr, decay = DECAYED, optim.lr, optim.weight_decay
+        if parameter.ndim < 2 or id(parameter) in embeddings:
+            key, decay = PLAIN, 0.0
+        if override := override_of.get(id(parameter)):
+            # Compared with None, since a learning rate of zero is valid: it freezes the group.
+            lr = next(rate for rate in (optim.router_lr, override.lr, optim.lr) if rate is not None)
+            decay = decay if override.weight_decay is None else override.weight_decay
+            # The matrices and the vectors of one override may have different decays.
+            key = override.name if decay else f"{override.name}{NO_DECAY}"
+        group = groups.setdefault(key, {"name": key, "params": [], "lr": lr, "weight_decay": decay})
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def find_overridden(
+    model: nn.Module, overrides: Sequence[ParameterOverride]
+) -> dict[int, ParameterOverride]:
+    """Return the first override of each trained parameter that has one, by the parameter's id."""
+    return {
+        id(parameter): override
+        for module in model.modules()
+        for name, parameter in _own_parameters(module)
+        for override in reversed(overrides)
+        if parameter.requires_grad and override.applies_to(module, name)
+    }
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield a module's own parameters by their names, also those that torch parametrizes."""
+    yield from module.named_parameters(recurse=False)
+    for name, held in getattr(module, "parametrizations", {}).items():
+        for _, parameter in held.named_parameters(recurse=False):
+            yield name, parameter
+
+
+def build_optimizer(
+    model: nn.Module,
+    overrides: Sequence[ParameterOverride],
+    optim: Optim,
+    device: torch.device,
+) -> AdamW:
+    """Return AdamW over all groups; on CUDA its step is fused into one kernel for each group."""
+    optimizer = AdamW(
+        parameter_groups(model, overrides, optim),
+        lr=optim.lr,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        # On a CPU a fused step rounds differently, and would not repeat recorded learning curves.
+        fused=True if device.type == "cuda" else None,
+    )
+    optimizer.register_load_state_dict_pre_hook(_keep_fused_setting)
+    return optimizer
+
+
+def _keep_fused_setting(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Load all of a saved state but ``fused``, which depends on this machine's device."""
+    groups = [
+        {**saved, "fused": own["fused"]}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {**state, "param_groups": groups}
+
+
+def build_schedule(optimizer: Optimizer, optim: Optim, max_steps: int) -> LambdaLR:
+    """Return the learning-rate schedule of every group, scaled to ``max_steps``."""
+    return LambdaLR(
+        optimizer,
+        [_learning_rate_factor(group["lr"], optim, max_steps) for group in optimizer.param_groups],
+    )
+
+
+def _learning_rate_factor(peak: float, optim: Optim, max_steps: int) -> Callable[[int], float]:
+    """Return the function from a step to its learning rate as a share of the peak."""
+    warmup = min(optim.warmup_steps, max_steps // 10)
+    # A group whose peak is below the floor keeps its peak.
+    floor = min(1.0, optim.min_lr / peak) if peak else 1.0
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        # The last step of the run uses the floor.
+        progress = min(1.0, (step - warmup) / max(1, max_steps - 1 - warmup))
+        match optim.schedule:
+            case "cosine":
+                return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+            case "linear":
+                return 1 - (1 - floor) * progress
+            case _:
+                return 1.0
+
+    return factor

@@ -1,0 +1,176 @@
+"""Training one run: from its config to a folder with metrics, checkpoints and the final model."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from transformers import TrainingArguments, set_seed
+
+from layermem.models.files import write_atomically
+from layermem_bench.config.run import Run
+from layermem_bench.results.run_folder import RunFolder, temporary_folder
+from layermem_bench.train.earlier_stages import check_earlier_stages, content_of
+from layermem_bench.train.host_models import merge_lora
+from layermem_bench.train.learning import Evaluate, Learning, Save, prepare_learning
+from layermem_bench.train.lineage import Lineage, stage_of, write_lineage
+from layermem_bench.train.model_card import write_model_card
+from layermem_bench.train.processes import wait_for_all
+from layermem_bench.train.run_config import claim_folder, record_beginning
+from layermem_bench.train.sequences import data_digest, prompts_digest, weights_digest
+from layermem_bench.train.setup import check_options, check_router_lr, training_arguments
+from layermem_bench.train.sharded import ShardedTrainer
+from layermem_bench.train.stopping import NotFiniteError
+from layermem_bench.train.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    run: Run,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    evaluate: Evaluate | None = None,
+) -> RunFolder:
+    """Train; return the folder, which holds the config, the metrics and the final model.
+
+    ``resume`` goes on from the newest checkpoint in ``out``, or from the beginning where there is
+    none; a run that has ended is left as it is. ``evaluate`` (``evals.solving.evaluate``) has the
+    model of a task solve problems: at each validation, and at the end for ``result.json``. SIGTERM
+    and Ctrl-C stop the run with a checkpoint; a Ctrl-C is then raised (``KeyboardInterrupt``).
+    """
+    # The sizes of a saved model, or of a host, are not the run's own.
+    if run.model.pretrained is None and run.host.model is None:
+        check_options(run.variant, run.model)
+        check_router_lr(run)
+    folder = RunFolder(out)
+    args = training_arguments(run, folder)
+    if run.compute.shard and args.world_size == 1:
+        raise ValueError(
+            "compute.shard needs several processes: torchrun --nproc-per-node N -m layermem train"
+        )
+    is_first = args.process_index == 0
+    if is_first:
+        folder.create()
+    with folder.locked() if is_first else nullcontext():
+        with wait_for_all():
+            prepared = _claim_and_prepare(run, folder, args, evaluate, resume=resume)
+        if prepared is None:
+            logger.info("%s has ended already", folder.path)
+        else:
+            _train(run, folder, *prepared, folder.latest_checkpoint() if resume else None)
+    return folder
+
+
+def _claim_and_prepare(
+    run: Run,
+    folder: RunFolder,
+    args: TrainingArguments,
+    evaluate: Evaluate | None,
+    *,
+    resume: bool,
+) -> tuple[Learning, Lineage] | None:
+    """Claim the folder; return what the run learns, and what trained the model that it starts from.
+
+    Returns None if the run has ended already.
+    """
+    is_first = args.process_index == 0
+    if is_first:
+        claim_folder(folder, run, resume=resume)
+    if folder.final.exists():
+        return None
+    earlier = check_earlier_stages(run)
+    learning = prepare_learning(run, evaluate)
+    if is_first:
+        beginning = {
+            "data": data_digest(learning.train_data, learning.validation_data),
+            "precision": "bfloat16" if args.bf16 else "float32",
+            "weights": weights_digest(run.model.pretrained or run.host.model),
+            "trained_before_by": str(earlier) or None,
+        }
+        record_beginning(folder, run, beginning)
+    return learning, earlier
+
+
+def _train(
+    run: Run, folder: RunFolder, learning: Learning, earlier: Lineage, checkpoint: Path | None
+) -> None:
+    """Train from a checkpoint or the beginning, measure the final model, and save it."""
+    set_seed(run.seed)
+    model = learning.load_model()
+    # Every checkpoint says it from the first step on.
+    write_lineage(model.config, earlier.followed_by(stage_of(run, content_of(run))))
+    trainer_class = ShardedTrainer if run.compute.shard else Trainer
+    trainer = trainer_class(run, folder, model, learning)
+    if trainer.is_world_process_zero():
+        name, count = type(trainer.model).__name__, trainer.model.num_parameters()
+        logger.info("%s, %s parameters, seed %d", name, f"{count:,}", run.seed)
+    if checkpoint:
+        logger.info("going on from %s", checkpoint)
+    with trainer.stop.handle_signals():
+        with _record_divergence(trainer, folder):
+            ended = trainer.train_from(checkpoint)
+            if ended:
+                trainer.check_weights()
+        if ended and learning.save:
+            save = partial(_save_result, trainer, folder, learning.save)
+            ended = trainer.stop.run_unless_stopped(save, trainer.args)
+        if ended:
+            _save_final_model(trainer, folder)
+        else:
+            logger.info("stopped at step %d; --resume goes on", trainer.state.global_step)
+
+
+@contextmanager
+def _record_divergence(trainer: Trainer, folder: RunFolder) -> Iterator[None]:
+    """Write a record if the block diverges; an earlier record is deleted at its beginning."""
+    is_first = trainer.is_world_process_zero()
+    if is_first:
+        folder.diverged.unlink(missing_ok=True)
+    try:
+        yield
+    except NotFiniteError as error:
+        if is_first:
+            folder.record_divergence(trainer.run.id, trainer.state.global_step, str(error))
+        raise
+
+
+def _save_result(trainer: Trainer, folder: RunFolder, save: Save) -> None:
+    """Have the final model measured, write the result and log it."""
+    measured = save(trainer, folder)
+    if measured is None:
+        return
+    solved, problems = measured
+    solved = replace(
+        solved,
+        run_id=trainer.run.id,
+        steps_taken=trainer.state.global_step,
+        problems=prompts_digest(problems),
+    )
+    write_atomically(folder.result, solved.to_json())
+    for name, text in trainer.learning.describe(folder).results.items():
+        logger.info("%s: %s", name, text)
+
+
+def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
+    """Save model and tokenizer to a temporary folder and move it to its place.
+
+    The last step's checkpoint is deleted unless the run asks for checkpoints.
+    """
+    temporary = folder.path / ".final"
+    is_first = trainer.is_world_process_zero()
+    what = f"the final model, {folder.final},"
+    with temporary_folder(temporary, what) if is_first else nullcontext():
+        merge_lora(trainer.model)
+        trainer.accelerator.wait_for_everyone()
+        trainer.save_model(str(temporary))
+        trainer.accelerator.wait_for_everyone()
+        if is_first:
+            write_model_card(temporary, trainer)
+            os.replace(temporary, folder.final)
+    if is_first and not trainer.run.save_every:
+        folder.delete_checkpoint(trainer.run.max_steps)

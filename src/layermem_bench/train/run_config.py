@@ -1,0 +1,129 @@
+"""Writing the config.yaml of a run folder, and whether a folder holds a given run.
+
+The file holds the fields of the run and, under ``about``, where the run came from (versions,
+commit, machine, command), with a digest of the fields, by which an edited file is noticed.
+"""
+
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import yaml
+
+from layermem.models.files import write_atomically
+from layermem_bench.config.run import Run, to_dict
+from layermem_bench.results.processor import processor_name
+from layermem_bench.results.recorded_config import check_has_config as check_has_config
+from layermem_bench.results.recorded_config import fields_digest
+from layermem_bench.results.recorded_config import load_run as load_run
+from layermem_bench.results.recorded_config import read_config as read_config
+from layermem_bench.results.recorded_config import recorded_run as recorded_run
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.checkpoints import config_changes
+
+_PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
+_PACKAGE_FOLDER = Path(__file__).parents[1]
+
+
+def check_same_run(folder: RunFolder, run: Run) -> None:
+    """Raise unless the folder holds this run; how it is carried out may differ."""
+    if changes := config_changes(recorded_run(folder), run):
+        raise ValueError(
+            f"{folder.path} was begun with another config: {changes}. Choose another "
+            "--out, or go on with it as it is (layermem train RUN --resume)"
+        )
+
+
+def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
+    """Write the config into a free folder, or check that the folder holds this run.
+
+    When a run is resumed with changes to how it is carried out, the config is written with them,
+    and ``about`` keeps what it says of the beginning. A folder is free as long as it holds no
+    rows, checkpoint or result: a run that was refused before its first step leaves it free.
+    """
+    ended = folder.final.exists() or folder.result.exists()
+    if not (ended or folder.complete_checkpoints() or folder.rows()):
+        about = {"run_id": run.id, "command": command_line(), **describe_environment()}
+        _write(folder, run, about)
+        return
+    check_has_config(folder)
+    if not resume:
+        raise FileExistsError(
+            f"{folder.path} holds a run already; add --resume to go on with it, or choose another "
+            "--out"
+        )
+    check_same_run(folder, run)
+    if recorded_run(folder) != run and not folder.final.exists():
+        _write(folder, run, read_config(folder.config)[1])
+
+
+def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:
+    """Record digests of the data and weights, and the precision: what fields do not determine.
+
+    A run that goes on from a checkpoint keeps what was recorded when it began. What is None is not
+    recorded.
+    """
+    if not folder.complete_checkpoints():
+        about = {k: v for k, v in read_config(folder.config)[1].items() if k not in beginning}
+        known = {name: value for name, value in beginning.items() if value is not None}
+        _write(folder, run, {**about, **known})
+
+
+def _write(folder: RunFolder, run: Run, about: Mapping[str, str]) -> None:
+    fields = to_dict(run)
+    content = {**fields, "about": {**about, "digest": fields_digest(fields)}}
+    write_atomically(folder.config, yaml.safe_dump(content, sort_keys=False))
+
+
+def describe_environment() -> dict[str, str]:
+    """Return versions, commit and machine, as far as they can be found out."""
+    return {
+        "layermem": package_version("layermem"),
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in _PACKAGES},
+        "commit": commit_of(_PACKAGE_FOLDER / "__init__.py"),
+        "machine": platform.machine(),
+        "processor": processor_name(),
+    }
+
+
+def command_line() -> str:
+    """Return the command that started this process, as a user would write it."""
+    program, *arguments = sys.argv
+    if Path(program).name in ("__main__.py", "layermem"):
+        program = "layermem"
+    return shlex.join([program, *arguments])
+
+
+def commit_of(file: Path) -> str:
+    """Return the commit of a file, with "+changes" where its folder differs from the commit."""
+    # The package may be installed inside a checkout of another project, which does not track it.
+    tracked = _git(file.parent, "ls-files", "--error-unmatch", file.name)
+    commit = tracked and _git(file.parent, "rev-parse", "HEAD")
+    if not commit:
+        return "not a git checkout"
+    changes = _git(file.parent, "--no-optional-locks", "status", "--porcelain", ".")
+    return f"{commit}+changes" if changes else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return the output of git in a folder, or nothing if it fails or is not installed."""
+    try:
+        completed = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return completed.stdout.strip()
+
+
+def package_version(name: str) -> str:
+    """Return the version of an installed package."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

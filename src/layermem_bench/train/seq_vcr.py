@@ -1,0 +1,145 @@
+"""Seq-VCR: a penalty that keeps the last hidden states of different sequences apart.
+
+Arefin et al., 2024 (arXiv 2411.02344). The last hidden states, as the head reads them, are
+projected by a matrix of their own, and the penalty asks each feature to vary over the sequences of
+a micro-batch, at every position, and features to vary independently of each other
+(``ops/seq_vcr.py``). Deviations and choices: the covariance is over the sequences that one process
+computes at once, as is that of each micro-batch when gradients are accumulated; the matrix has no
+bias, which a covariance would not notice; it is trained as any other weight matrix.
+
+The matrix belongs to the training and not to the model: it hangs on the model while it is trained,
+so that optimizer, clipping, DDP and FSDP2 treat it as every other parameter, and is saved in a file
+of its own in checkpoints alone.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import TrainingArguments
+from transformers.trainer_pt_utils import nested_gather
+
+from layermem.models.seams import forked_generator
+from layermem.ops.loss import IGNORE_INDEX
+from layermem.ops.seq_vcr import variance_and_covariance
+from layermem_bench.config.run import Regularizer
+
+# The attribute of the model that holds the penalty while it is trained.
+_ATTRIBUTE = "regularizer"
+_PREFIX = f"{_ATTRIBUTE}."
+_WEIGHT, _SUMS = "regularizer.safetensors", "regularizer.json"
+
+
+class SeqVCR(nn.Module):
+    """The projection [K, D], the last hidden states of a forward, and the terms not yet logged."""
+
+    def __init__(self, width: int, config: Regularizer) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.width, width))
+        # As torch's Linear; from its own generator, so that the run draws the numbers that it
+        # would draw without the penalty.
+        bound = width**-0.5
+        nn.init.uniform_(self.weight, -bound, bound, forked_generator("seq_vcr"))
+        self._states: Tensor | None = None
+        # Sums of both terms since the last row of metrics, and the number of micro-batches. In
+        # float64, as which they are saved, so that those of a resumed run are the same.
+        self._sums = torch.zeros(3, dtype=torch.float64)
+
+    @contextmanager
+    def attached(self, model: Any, device: torch.device) -> Iterator[None]:
+        """Hang on a causal LM, and see the last hidden states of its forwards in training."""
+
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            if module.training:
+                self._states = output.last_hidden_state
+
+        self.to(device)
+        self._sums = self._sums.to(device)
+        setattr(model, _ATTRIBUTE, self)
+        handle = model.model.register_forward_hook(keep)
+        try:
+            yield
+        finally:
+            handle.remove()
+            delattr(model, _ATTRIBUTE)
+
+    def penalty(self, labels: Tensor, micro_batches: int) -> Tensor:
+        """Return the penalty on the states of the last forward, as its share of a step's.
+
+        ``labels`` [B, T] are those of the forward: what follows a sequence's last label is padding.
+        ``micro_batches``: their number in a step of this process.
+        """
+        states, self._states = self._states, None
+        if states is None:
+            raise RuntimeError("there was no forward in training since the last penalty")
+        variance, covariance = variance_and_covariance(states, self.weight, reached(labels))
+        terms = torch.stack([variance, covariance, torch.ones_like(variance)])
+        self._sums += terms.detach()
+        weights = self.config.variance_weight, self.config.covariance_weight
+        return (weights[0] * variance + weights[1] * covariance) / micro_batches
+
+    def take_metrics(self, args: TrainingArguments) -> dict[str, float]:
+        """Return the mean of both terms over the micro-batches since the last call.
+
+        Every process must call this.
+        """
+        variance, covariance, count = self._gather(args)
+        self._sums.zero_()
+        return {"seq_vcr_variance": variance / count, "seq_vcr_covariance": covariance / count}
+
+    def save_sums(self, checkpoint: Path, args: TrainingArguments) -> None:
+        """Save the terms that no row has yet; every process must call this."""
+        sums = self._gather(args)
+        if args.should_save:
+            (checkpoint / _SUMS).write_text(json.dumps(sums), encoding="utf-8")
+
+    def load(self, checkpoint: Path, args: TrainingArguments) -> None:
+        """Load the projection and, in one process, the terms that no row has yet."""
+        self.load_state_dict(load_file(checkpoint / _WEIGHT))
+        if args.process_index == 0:
+            sums = json.loads((checkpoint / _SUMS).read_text(encoding="utf-8"))
+            self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
+
+    def flops_per_token(self, sequences: int) -> int:
+        """FLOPs of a forward: the projection, and products of ``sequences`` with each other.
+
+        What is computed again in the backward, means and variances are left out.
+        """
+        features, width = self.weight.shape
+        return 2 * features * (width + sequences)
+
+    def _gather(self, args: TrainingArguments) -> list[float]:
+        """Return the sums over all processes."""
+        sums: list[float] = nested_gather(self._sums[None], args.parallel_mode).sum(0).tolist()
+        return sums
+
+
+def model_names(names: Iterable[str]) -> set[str]:
+    """Return those names of parameters that are not of a penalty that hangs on the model."""
+    return {name for name in names if not name.startswith(_PREFIX)}
+
+
+def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the weights of the model, and those of a penalty that hangs on it."""
+    of_model = model_names(state)
+    return (
+        {name: value for name, value in state.items() if name in of_model},
+        {name[len(_PREFIX) :]: value for name, value in state.items() if name not in of_model},
+    )
+
+
+def save_weight(state: Mapping[str, Tensor], folder: Path) -> None:
+    """Save the weights of a penalty beside those of the model; nothing where there is none."""
+    if state:
+        save_file({name: value.contiguous() for name, value in state.items()}, folder / _WEIGHT)
+
+
+def reached(labels: Tensor) -> Tensor:
+    """Return which positions [B, T] are not after their sequence's last label."""
+    return (labels != IGNORE_INDEX).flip(1).cummax(1).values.flip(1)

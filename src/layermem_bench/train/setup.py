@@ -1,0 +1,214 @@
+"""What a run's config becomes: a tokenizer, a decoder of ours, and transformers' arguments."""
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, TrainingArguments
+
+from layermem.models.causal_lm import DecoderForCausalLM
+from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
+from layermem.models.configuration import DecoderConfig
+from layermem.models.registry import BUILT_WITH, build, check_names, lookup
+from layermem_bench.config.run import Model, Run
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.tasks import registry as tasks
+from layermem_bench.train.optimizer import find_overridden
+from layermem_bench.train.processes import form_cpu_group
+
+# A micro-batch whose float32 logits take no more bytes than this has them all in memory at once.
+# Its loss is computed in one piece, and agrees with earlier recorded losses to the last bit.
+_MAX_LOGITS_BYTES = 2**30
+
+
+def load_run_tokenizer(run: Run) -> Any:
+    """Return the tokenizer of the pretrained model, of the task, or of the config."""
+    if pretrained := run.model.pretrained or run.host.model:
+        check_path(pretrained)
+        try:
+            return load_tokenizer(pretrained, run.host.revision)
+        except ValueError as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"{pretrained} has no tokenizer that a run can start with ({reason}); "
+                "save one into it: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            ) from error
+    if run.task.name and run.task.tokenizer is None:
+        return tasks.get_task(run.task.name).tokenizer(**run.task.fields())
+    return load_tokenizer(run.task.tokenizer or run.data.tokenizer)
+
+
+def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
+    """Return a model with new weights, a saved model, or a LLaMA converted to the variant."""
+    source, entry = run.model.pretrained, lookup(run.variant)
+    if source is None:
+        return build(run.variant, **model_fields(run, tokenizer))
+    source_type = AutoConfig.from_pretrained(source).model_type
+    if source_type != entry.config.model_type:
+        if source_type in LLAMA_MODEL_TYPES:
+            fields = run.model.variant_fields()
+            check_names(entry, fields)
+            return entry.causal_lm.from_llama(source, dtype=torch.float32, **fields)
+        raise ValueError(
+            f"{source} is a {source_type} model; a run of {run.variant} starts from one of its "
+            "own, or from a LLaMA: choose another --variant"
+        )
+    if run.model.options:
+        raise ValueError(
+            f"{source} has its own {', '.join(sorted(run.model.variant_fields()))}; leave "
+            "--model.options out"
+        )
+    model: DecoderForCausalLM = entry.causal_lm.from_pretrained(source, dtype=torch.float32)
+    return model
+
+
+@cache
+def check_options(variant: str, model: Model) -> None:
+    """Raise unless a new model can have its options: their names, their values, and the two with
+    its sizes. The model is built only once the data are prepared, or other models are trained."""
+    _new_config(variant, model)
+
+
+def check_router_lr(run: Run) -> None:
+    """Raise if a run gives ``optim.router_lr`` and its new model has no parameter for it."""
+    if run.optim.router_lr is not None and not adds_parameters(run.variant, run.model):
+        shown = ":".join((run.variant, *run.model.options))
+        raise ValueError(
+            f"optim.router_lr={run.optim.router_lr:g} has no effect: {shown} adds no parameters to "
+            "the plain decoder; leave it out, or choose another --variant"
+        )
+
+
+@cache
+def adds_parameters(variant: str, model: Model) -> bool:
+    """Return whether the variant has optimiser settings for some parameters of a new model."""
+    entry, config = lookup(variant), _new_config(variant, model)
+    # Without memory for weights.
+    with torch.device("meta"):
+        built = entry.causal_lm(config)
+    return bool(find_overridden(built, entry.variant.overrides))
+
+
+def _new_config(variant: str, model: Model) -> DecoderConfig:
+    """Return the config of a new model but for what the tokenizer says; see ``check_options``."""
+    entry, fields = lookup(variant), model.variant_fields()
+    check_names(entry, fields.keys() - BUILT_WITH)
+    _check_no_size_repeated(model)
+    sizes = {name: value for name, value in model.sizes().items() if value is not None}
+    options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
+    try:
+        return entry.config(**sizes | options)
+    except StrictDataclassError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
+
+
+def _check_no_size_repeated(model: Model) -> None:
+    """Raise if an option of a variant is a size, which the config has a field for."""
+    if repeated := sorted(model.sizes().keys() & model.variant_fields()):
+        raise ValueError(
+            f"model.options name {', '.join(repeated)}, which the config has a field for: "
+            f"--model.{repeated[0].replace('_', '-')}"
+        )
+
+
+def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
+    """Return the fields of the config of a run's new model."""
+    _check_no_size_repeated(run.model)
+    sizes = run.model.sizes()
+    if sizes["vocab_size"] is None:
+        sizes["vocab_size"] = len(tokenizer)
+    elif sizes["vocab_size"] < len(tokenizer):
+        raise ValueError(
+            f"model.vocab_size ({sizes['vocab_size']}) is smaller than the tokenizer's vocabulary "
+            f"({len(tokenizer)}): its ids would lie beyond the embedding"
+        )
+    end = tokenizer.eos_token_id
+    return {
+        **sizes,
+        "max_position_embeddings": max(2048, run.data.block_size),
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": tokenizer.pad_token_id,
+        **run.model.variant_fields(),
+    }
+
+
+def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
+    """Translate a run's config into transformers' arguments; form the group of its processes."""
+    compute, optim = run.compute, run.optim
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    micro = min(compute.micro_batch, max(1, optim.batch_size // processes))
+    if optim.batch_size % (micro * processes):
+        raise ValueError(
+            f"optim.batch_size ({optim.batch_size}) must be a multiple of compute.micro_batch "
+            f"({micro}) times the number of processes ({processes})"
+        )
+    if run.regularizer.penalty and micro < 2:
+        raise ValueError(
+            f"regularizer.penalty={run.regularizer.penalty} needs a covariance over at least 2 "
+            f"sequences, and a process computes {micro} at once: raise compute.micro_batch "
+            f"({compute.micro_batch}) or optim.batch_size ({optim.batch_size}, over {processes} "
+            "processes)"
+        )
+    form_cpu_group(processes, compute.ddp_timeout)
+    args = TrainingArguments(
+        output_dir=str(folder.checkpoints),
+        max_steps=run.max_steps,
+        per_device_train_batch_size=micro,
+        per_device_eval_batch_size=micro,
+        gradient_accumulation_steps=optim.batch_size // (micro * processes),
+        max_grad_norm=optim.clip,
+        logging_steps=run.log_every,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        eval_strategy="steps",
+        eval_steps=run.eval_every,
+        save_strategy="steps" if run.save_every else "no",
+        save_steps=run.save_every or run.max_steps,
+        save_total_limit=None,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        prediction_loss_only=True,
+        bf16=uses_bfloat16(compute.precision),
+        torch_compile=compute.compile,
+        use_cpu=not torch.cuda.is_available(),
+        seed=run.seed,
+        data_seed=run.seed,
+        remove_unused_columns=False,
+        report_to=list(run.track) or "none",
+        run_name=folder.path.name,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        # Every parameter has a gradient in every step; looking for others takes time.
+        ddp_find_unused_parameters=False,
+        ddp_timeout=compute.ddp_timeout,
+        disable_tqdm=True,
+        log_level="warning",
+    )
+    # With several visible GPUs transformers would use nn.DataParallel, a batch for each GPU.
+    args._n_gpu = min(1, args.n_gpu)
+    return args
+
+
+def uses_bfloat16(precision: str) -> bool:
+    """Return whether a run of this ``compute.precision`` computes in bfloat16 on this machine."""
+    if precision == "auto":
+        # Older GPUs emulate bfloat16, slower than they compute in float32.
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return precision == "bfloat16"
+
+
+def choose_loss_chunk(configured: int | None, tokens: int, vocabulary: int) -> int:
+    """Return how many tokens' logits are in memory at once; 0 means all of them.
+
+    ``configured`` is the run's ``compute.loss_chunk``. Where it is None, a micro-batch of few
+    logits is not chunked, and one of many has chunks of a quarter of the limit.
+    """
+    if configured is not None:
+        return configured
+    bytes_per_token = 4 * vocabulary
+    if tokens * bytes_per_token <= _MAX_LOGITS_BYTES:
+        return 0
+    return max(1, _MAX_LOGITS_BYTES // 4 // bytes_per_token)

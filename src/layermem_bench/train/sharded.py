@@ -1,0 +1,98 @@
+"""The trainer with parameters, gradients and optimizer states sharded over processes (FSDP2).
+
+Every layer is a unit of torch's ``fully_shard``, on CPUs and on GPUs. The root unit, which is
+gathered once a forward, holds the embeddings and the head. In bfloat16 the weights of linear layers
+are gathered in bfloat16, as autocast would cast them, and all others (norms, routers, embeddings)
+in float32, so that a run computes what the unsharded run does; gradients are summed in float32. A
+checkpoint holds the full model, so that it can be loaded as any other, and beside it ``sharded/``,
+where every process writes its own part. Weights are loaded before the model is sharded, the
+optimizer's moments after (``checkpoints``).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from transformers.trainer import SCHEDULER_NAME
+
+from layermem_bench.train import checkpoints
+from layermem_bench.train.setup import uses_bfloat16
+from layermem_bench.train.trainer import Trainer
+
+
+class ShardedTrainer(Trainer):
+    """The training loop of one sharded run."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        prepare = self.accelerator.prepare_model
+        # Prepared as for evaluation: precision and compilation, but no DistributedDataParallel.
+        self.accelerator.prepare_model = lambda model, **_: prepare(
+            model, device_placement=False, evaluation_mode=True
+        )
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        if self.optimizer is None:
+            self._shard()
+        return super().create_optimizer(model)
+
+    def _shard(self) -> None:
+        mesh = init_device_mesh(self.args.device.type, (self.args.world_size,))
+        policy = MixedPrecisionPolicy()
+        if uses_bfloat16(self.run.compute.precision):
+            # One small unit, gathered from the first norm to the end of the backward.
+            fully_shard(_float32_modules(self.model.model), mesh=mesh, reshard_after_forward=False)
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        for layer in self.model.model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh)
+        if not all(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
+            raise RuntimeError("parameters were not sharded: this torch's fully_shard did nothing")
+        if self.run.compute.keep_whole == "all":
+            self.model.set_reshard_after_forward(False)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Scatter gradients and free weights after each micro-batch, or after a step's last one.
+
+        ``compute.keep_whole`` says which of them stay in full between micro-batches.
+        """
+        keep_whole, is_last = self.run.compute.keep_whole, self.accelerator.sync_gradients
+        self.model.set_requires_gradient_sync(is_last or keep_whole == "nothing")
+        self.model.set_reshard_after_backward(is_last or keep_whole != "all")
+        return super().training_step(*args, **kwargs)
+
+    def variant_metrics(self) -> dict[str, float]:
+        """Return no metrics: no process holds the full routers."""
+        return {}
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Gather the model and have one process write it."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(self.model, options=options)
+        if self.model.config.tie_word_embeddings:
+            # A tied head is the embedding, which is saved under its own name.
+            for name in self.model._tied_weights_keys or ():
+                state.pop(name, None)
+        if self.args.should_save:
+            self._save(output_dir, state_dict=state)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        checkpoints.save_sharded(Path(output_dir), self.model, self.unwrapped_optimizer())
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+
+def _float32_modules(decoder: nn.Module) -> list[nn.Module]:
+    """Return the modules whose parameters autocast leaves in float32, except embeddings."""
+    return [
+        module
+        for module in decoder.modules()
+        if not isinstance(module, nn.Linear | nn.Embedding)
+        and next(module.parameters(recurse=False), None) is not None
+    ]

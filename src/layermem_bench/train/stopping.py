@@ -1,0 +1,168 @@
+"""What stops a run: SIGTERM, Ctrl-C, and numbers that are not finite, in all processes at once."""
+
+import itertools
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from transformers import TrainerCallback, TrainingArguments
+
+from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.train.processes import any_process
+
+logger = logging.getLogger(__name__)
+# The logged numbers that must be finite, under transformers' names, and how an error calls them.
+_CHECKED_LOGS = {
+    "loss": "the loss",
+    "grad_norm": "the gradient",
+    "eval_loss": "the validation loss",
+}
+# Seconds between torchrun's SIGTERM and its SIGKILL, unless --shutdown-timeout says otherwise.
+_SHUTDOWN_SECONDS = 30.0
+
+
+def warn_if_saving_is_slow(seconds: float) -> None:
+    """Warn if torchrun would kill the processes during a save as long as this one."""
+    if "TORCHELASTIC_RUN_ID" in os.environ and seconds > _SHUTDOWN_SECONDS / 2:
+        logger.warning(
+            "saving took %.0f seconds; torchrun kills its processes %.0f seconds after SIGTERM "
+            "unless --shutdown-timeout gives them more",
+            seconds,
+            _SHUTDOWN_SECONDS,
+        )
+
+
+class _WorkInterrupted(BaseException):
+    """Raised by the signal handler; not an ``Exception``, so that no other code catches it."""
+
+
+class StopOnSignal(TrainerCallback):
+    """On SIGTERM or Ctrl-C finish the step, save and stop; on a second Ctrl-C stop immediately.
+
+    The last step is saved as well, whatever the run asks for: the work after it (solving test
+    problems, the results of records, writing the final model) may fail.
+    """
+
+    def __init__(self, *, processes: int) -> None:
+        self.signal_number: int | None = None
+        self._interruptible = False
+        # A terminal sends Ctrl-C to every process, and the launcher of several processes sends it
+        # to them once more: there a second signal does not mean a second Ctrl-C.
+        self._second_interrupts = processes == 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        if any_process(self.signal_number is not None, args):
+            control.should_save = control.should_training_stop = True
+        elif state.global_step >= state.max_steps:
+            control.should_save = True
+        return control
+
+    @contextmanager
+    def handle_signals(self) -> Iterator[None]:
+        """Handle the signals during the block, if this is the main thread.
+
+        A Ctrl-C received during the block is raised as ``KeyboardInterrupt`` at its end.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            # Python sets signal handlers in the main thread alone.
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        # An ignored signal (Ctrl-C in a background job) stays ignored.
+        handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+        for number in handled:
+            signal.signal(number, self._handle_signal)
+        try:
+            yield
+        finally:
+            for number in handled:
+                signal.signal(number, before[number])
+        if self.signal_number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def run_unless_stopped(self, work: Callable[[], None], args: TrainingArguments) -> bool:
+        """Run ``work``, which a signal interrupts; return whether all processes completed it."""
+        completed = False
+        try:
+            # With several processes, one that left immediately would leave the others waiting for
+            # it in a collective operation.
+            self._interruptible = args.world_size == 1
+            if not any_process(self.signal_number is not None, args):
+                work()
+                completed = True
+        except _WorkInterrupted:
+            pass
+        finally:
+            self._interruptible = False
+        return not any_process(not completed, args)
+
+    def _handle_signal(self, number: int, _: Any) -> None:
+        if self._second_interrupts and number == self.signal_number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal_number = self.signal_number or number
+        if self._interruptible:
+            raise _WorkInterrupted
+
+
+class NotFiniteError(RuntimeError):
+    """The loss, the gradients or the weights are NaN or infinite."""
+
+
+class FiniteCheck:
+    """Stop all processes of a run once one of them sees a number that is not finite."""
+
+    def __init__(self, folder: RunFolder, args: TrainingArguments) -> None:
+        self._folder, self._args = folder, args
+        self._losses_finite: Tensor | None = None
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Note whether a micro-batch's loss is finite, without waiting for the device."""
+        finite = loss.detach().isfinite()
+        earlier = self._losses_finite
+        self._losses_finite = finite if earlier is None else earlier & finite
+
+    def check_losses(self, logs: Mapping[str, float], step: int) -> None:
+        """Raise, in all processes, if a noted loss or a logged number is not finite."""
+        logged = [name for name in _CHECKED_LOGS if not math.isfinite(logs.get(name, 0.0))]
+        loss_failed = self._losses_finite is not None and not bool(self._losses_finite)
+        if any_process(bool(logged) or loss_failed, self._args):
+            what = _CHECKED_LOGS[logged[0]] if logged else "the loss"
+            raise self._error(f"{what} is not finite at step {step}")
+
+    def check_weights(self, weights: Iterable[Tensor], optimizer: Optimizer, step: int) -> None:
+        """Raise, in all processes, if a weight or a moment of the optimizer is not finite."""
+        moments = (
+            value
+            for state in optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        )
+        finite = bool(_all_finite(itertools.chain(weights, moments)))
+        if any_process(not finite, self._args):
+            raise self._error(
+                f"weights or moments of the optimizer are not finite after step {step}"
+            )
+
+    def _error(self, what: str) -> NotFiniteError:
+        saved = self._folder.complete_checkpoints()
+        good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
+        return NotFiniteError(f"{what}; {good}. Lower optim.lr (or optim.router_lr), or clip more")
+
+
+@torch.no_grad()
+def _all_finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Return, as a tensor, whether all numbers in this process's parts of tensors are finite."""
+    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+    flags = [t.isfinite().all() for t in local if t.is_floating_point()]
+    if not flags:
+        return torch.tensor(True)
+    return torch.stack([flag.to(flags[0].device) for flag in flags]).all()

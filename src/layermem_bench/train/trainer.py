@@ -1,0 +1,333 @@
+"""The trainer of one run: transformers' Trainer with our optimizer, data order and checkpoints.
+
+It differs from transformers' in the following. Parameter groups and learning rates come from the
+variant (``optimizer``), the order of the data comes from the seed (``DataOrder``); batches, loss
+and what is judged come from what the run learns (``Learning``). A checkpoint is complete or absent,
+holds no pickled arguments (``RunFolder``), and is resumed under any number of processes
+(``checkpoints``). Metrics are written to metrics.jsonl, a loss or a weight that is not finite stops
+the run (``stopping``), and SIGTERM and Ctrl-C save and stop it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import Sampler
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_pt_utils import nested_gather
+from transformers.trainer_utils import EvalLoopOutput
+
+from layermem_bench.config.run import Run
+from layermem_bench.results.run_folder import RunFolder, step_of
+from layermem_bench.train import checkpoints
+from layermem_bench.train.learning import Learning
+from layermem_bench.train.metrics import (
+    LearningRateRecorder,
+    StepCost,
+    StepTimer,
+    base_row,
+    forward_flops,
+    peak_flops,
+    training_row,
+    variant_metrics,
+)
+from layermem_bench.train.optimizer import build_optimizer, build_schedule, is_ours, overrides_of
+from layermem_bench.train.processes import check_processes_agree
+from layermem_bench.train.progress import RunProgress, open_wandb_run
+from layermem_bench.train.seq_vcr import SeqVCR, model_names, save_weight, split_state
+from layermem_bench.train.sequences import DataOrder
+from layermem_bench.train.setup import choose_loss_chunk, training_arguments
+from layermem_bench.train.stopping import FiniteCheck, StopOnSignal, warn_if_saving_is_slow
+
+
+class _WhenTrainingBegins(TrainerCallback):
+    """Call a function once a checkpoint is loaded and before the first step."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._function()
+
+
+class Trainer(transformers.Trainer):
+    """The training loop of one run."""
+
+    optimizer: Any
+    lr_scheduler: Any
+
+    def __init__(self, run: Run, folder: RunFolder, model: Any, learning: Learning) -> None:
+        self.run, self.folder, self.learning = run, folder, learning
+        train_data, validation_data = learning.train_data, learning.validation_data
+        args = training_arguments(run, folder)
+        self.stop = StopOnSignal(processes=args.world_size)
+        self._finite = FiniteCheck(folder, args)
+        self._judged: list[Tensor] = []
+        self._timer, self._rates = StepTimer(), LearningRateRecorder()
+        self._resumed_from: Path | None = None
+        self._origin = checkpoints.describe_origin(
+            run, {"training": train_data, "validation": validation_data}
+        )
+        self._penalty: SeqVCR | None = None
+        if run.regularizer.penalty is not None:
+            self._penalty = SeqVCR(model.config.hidden_size, run.regularizer)
+        self._loss_without_penalty: Tensor | None = None
+        flops_per_token = forward_flops(model, round(train_data.length))
+        if self._penalty is not None:
+            flops_per_token += self._penalty.flops_per_token(args.train_batch_size)
+        peak = peak_flops(args.device)
+        self._step_cost = StepCost(
+            tokens=run.optim.batch_size * train_data.length,
+            flops_per_token=3 * flops_per_token,
+            peak_flops=peak and peak * args.world_size,
+        )
+        if run.compute.checkpoint_activations:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=train_data,
+            eval_dataset=validation_data,
+            processing_class=learning.tokenizer,
+            compute_loss_func=learning.step_loss,
+            # Not transformers' default for a tokenizer: that adds an attention mask of ones, with
+            # which the documents of a block would attend to each other, and which rules out sdpa's
+            # flash kernels under torch.compile.
+            data_collator=learning.collate,
+            callbacks=[
+                RunProgress(run.max_steps),
+                self.stop,
+                self._timer,
+                self._rates,
+                _WhenTrainingBegins(self._restore_counts),
+            ],
+        )
+        for display in (ProgressCallback, PrinterCallback):
+            self.remove_callback(display)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = str(folder.path / "tensorboard")
+
+    def train_from(self, checkpoint: Path | None) -> bool:
+        """Train from a checkpoint or from the beginning; return whether the last step was reached.
+
+        Rows of metrics after the checkpoint are dropped, since their steps are trained again.
+        """
+        name = checkpoint and checkpoint.name
+        check_processes_agree({"checkpoint to go on from": name, **self._origin})
+        if checkpoint:
+            checkpoints.check_origin(checkpoint, self._origin, self.model.config)
+            checkpoints.check_micro_batches(checkpoint, self.run, self.model.config, self.args)
+        if self.is_world_process_zero():
+            self.folder.drop_rows_after(step_of(checkpoint) if checkpoint else -1)
+            if checkpoint:
+                checkpoints.restore_rows(checkpoint, self.folder)
+        self._resumed_from = checkpoint
+        # Of a pretrained model, what it computes before training is a result.
+        self.args.eval_on_start = self.run.host.model is not None and checkpoint is None
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        return bool(self.state.global_step >= self.run.max_steps)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        tracked = "wandb" in self.run.track and self.is_world_process_zero()
+        penalty = self._penalty.attached(self.model, self.args.device) if self._penalty else None
+        with open_wandb_run(self.folder) if tracked else nullcontext(), penalty or nullcontext():
+            return super().train(*args, **kwargs)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        if self.optimizer is None:
+            overrides, trained = overrides_of(self.model), model or self.model
+            self.optimizer = build_optimizer(trained, overrides, self.run.optim, self.args.device)
+        return self.optimizer
+
+    def unwrapped_optimizer(self) -> Any:
+        """Return the optimizer itself, without accelerate's wrapper."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
+        if self.lr_scheduler is None:
+            self.lr_scheduler = build_schedule(
+                optimizer or self.optimizer, self.run.optim, self.run.max_steps
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
+        data = train_dataset if train_dataset is not None else self.train_dataset
+        return DataOrder(len(data), self.run.max_steps * self.run.optim.batch_size, self.run.seed)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **kwargs)
+        self._finite.add_loss(loss)
+        # Rows have the loss itself, so that runs with and without a penalty can be compared.
+        return loss if self._loss_without_penalty is None else self._loss_without_penalty
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Return transformers' loss, in chunks of tokens where there are many logits, and the
+        penalty if the run has one."""
+        if chunk := self._loss_chunk(inputs):
+            inputs = {**inputs, "loss_chunk": chunk}
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        if self._penalty is None:
+            return loss
+        self._loss_without_penalty = loss.detach()
+        micro_batches = self.current_gradient_accumulation_steps
+        return loss + self._penalty.penalty(inputs["labels"], micro_batches)
+
+    def _loss_chunk(self, inputs: Mapping[str, Tensor]) -> int:
+        if not is_ours(self.model):
+            return 0
+        tokens, vocabulary = inputs["input_ids"].numel(), self.model.config.vocab_size
+        return choose_loss_chunk(self.run.compute.loss_chunk, tokens, vocabulary)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Validate; the random numbers that training draws next are what they were."""
+        self._check_losses({})
+        # A loader of data draws a seed from torch's generator, that of dropout on a CPU.
+        with self._timer.paused(), torch.random.fork_rng(devices=[]):
+            return super().evaluate(*args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Return the mean loss over all labels, whatever batch or process they are in."""
+        self._judged = []
+        output = super().evaluation_loop(*args, **kwargs)
+        loss, labels = self._all_judged()[:, :2].sum(0)
+        output.metrics["eval_loss"] = float(loss / labels)
+        return output
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[None, None, None]:
+        """Add what is judged of each sequence, in whichever process it is."""
+        batch = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            judged = self.learning.judge(model, batch, self._loss_chunk(batch))
+        self._judged.append(self.accelerator.gather_for_metrics(judged))
+        return None, None, None
+
+    def _all_judged(self) -> Tensor:
+        return torch.cat(self._judged).cpu().double()
+
+    def _check_losses(self, logs: Mapping[str, float]) -> None:
+        self._finite.check_losses(logs, self.state.global_step)
+
+    def check_weights(self) -> None:
+        """Raise, in all processes, if a weight or a moment of the optimizer is not finite."""
+        weights, step = self.model.parameters(), self.state.global_step
+        self._finite.check_weights(weights, self.unwrapped_optimizer(), step)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Check the loss, write the row of metrics, and pass it to the callbacks."""
+        self._check_losses(logs)
+        step = self.state.global_step
+        row = base_row(step, self._step_cost)
+        if "loss" in logs:
+            names = [group["name"] for group in self.optimizer.param_groups]
+            learning_rates = dict(zip(names, self._rates.learning_rates, strict=True))
+            speed = self._timer.steps_per_second(step)
+            row |= training_row(logs, learning_rates, speed, step, self._step_cost)
+            row |= self.variant_metrics()
+            row |= self._penalty.take_metrics(self.args) if self._penalty else {}
+        elif "eval_loss" in logs:
+            numbers = self._all_judged()[:, 2:]
+            row |= self.learning.metrics(self.model, logs["eval_loss"], numbers)
+        else:
+            return
+        if self.is_world_process_zero():
+            self.folder.append_row(row)
+        super().log(row, start_time)
+        if "loss" in logs:
+            self._timer.restart(step)
+
+    def variant_metrics(self) -> dict[str, float]:
+        """Return the metrics that the variant computes from its own parameters."""
+        return variant_metrics(self.model)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write the checkpoint in a staging folder, which is then moved to its place."""
+        self._check_losses({})
+        self.check_weights()
+        started = time.perf_counter()
+        with self._timer.paused():
+            # One process creates the folder and moves it; in between all write their parts.
+            with self.folder.stage_checkpoint() if self.args.should_save else nullcontext():
+                self.accelerator.wait_for_everyone()
+                super()._save_checkpoint(model, trial)
+                self._save_origin_and_unlogged_loss()
+                self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                self.folder.delete_old_checkpoints(self.run.keep, self.state.best_global_step)
+        warn_if_saving_is_slow(time.perf_counter() - started)
+
+    def _save_origin_and_unlogged_loss(self) -> None:
+        checkpoint = self.folder.staging / f"checkpoint-{self.state.global_step}"
+        loss = float(nested_gather(self._tr_loss, self.args.parallel_mode).mean())
+        if self._penalty:
+            self._penalty.save_sums(checkpoint, self.args)
+        if not self.args.should_save:
+            return
+        checkpoints.save_unlogged_loss(checkpoint, loss, self._globalstep_last_logged)
+        checkpoints.save_origin(checkpoint, self._origin)
+        # transformers has put the path in the staging folder here; the best one is found by step.
+        self.state.best_model_checkpoint = None
+        self.state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))
+
+    def _restore_counts(self) -> None:
+        """Restore the losses since the last row, so that the next row averages all of its steps."""
+        # The checkpoint's state holds how often the run logged, validated and saved until then.
+        self.state.compute_steps(self.args, self.run.max_steps)
+        if self._resumed_from:
+            loss, self._globalstep_last_logged = checkpoints.load_unlogged_loss(self._resumed_from)
+            self._tr_loss.fill_(loss)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        path = Path(checkpoint)
+        checkpoints.load_optimizer(path, self.model, self.unwrapped_optimizer())
+        checkpoints.load_schedule(path, self.lr_scheduler)
+        self.check_weights()
+
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(checkpoint, model)
+        if self._penalty:
+            self._penalty.load(Path(checkpoint), self.args)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Raise where transformers warns: the checkpoint must hold exactly the model's weights."""
+        tied = self.model._tied_weights_keys if self.model.config.tie_word_embeddings else ()
+        missing = sorted(model_names(load_result.missing_keys) - set(tied or ()))
+        if missing or load_result.unexpected_keys:
+            raise ValueError(
+                f"{self._resumed_from} does not hold the model's weights: missing are "
+                f"{missing or 'none'}, unexpected are {load_result.unexpected_keys or 'none'}; "
+                "delete it to go on from the checkpoint before it"
+            )
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.folder.staging)
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        if self._penalty is None:
+            super()._save(output_dir, state_dict)
+        else:
+            state = self.model.state_dict() if state_dict is None else state_dict
+            of_model, of_penalty = split_state(state)
+            super()._save(output_dir, of_model)
+            if self.args.should_save:
+                save_weight(of_penalty, folder)
+        # A pickled file; config.yaml holds everything that is in it.
+        (folder / "training_args.bin").unlink(missing_ok=True)

@@ -1,0 +1,354 @@
+"""`layermem generate`: batches equal single prompts, draws, ends, chats, what is refused."""
+
+import functools
+import io
+import json
+import re
+
+import pytest
+import torch
+from stories import FOLDER, needs_stories
+from tiny import SLOW, TINY, needs_compiler
+from tokenizers import Tokenizer, decoders, models
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from layermem.convert.converting import convert
+from layermem.generation.decoding import Decoder, NoiseOfPrompts, RepetitionPenalty
+from layermem.generation.generation import TextGenerator, batches
+from layermem.generation.prompts import GenerationSettings, encode_prompts, prompts_of_texts
+from layermem.models.registry import lookup
+from layermem_bench.cli import main
+
+TEXTS = ("a b c", "d", "e f g h a b c d e", "h g", "c c c c")
+
+
+@pytest.fixture
+def tokenizer(tokenizer):
+    """A word for each id of the models, so that texts tell all tokens apart."""
+    tokenizer.add_tokens([f"w{i}" for i in range(len(tokenizer), TINY["vocab_size"])])
+    return tokenizer
+
+
+@functools.cache
+def make_model(name, **config):
+    """Return a random model whose continuations differ from prompt to prompt."""
+    torch.manual_seed(3)
+    if name == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**TINY, initializer_range=0.4))
+    elif name == "gpt2":
+        sizes = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=61, **sizes, initializer_range=0.4))
+    else:
+        entry = lookup(name)
+        model = entry.causal_lm(entry.config(**TINY, initializer_range=0.4))
+    model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2)
+    for field, value in config.items():
+        setattr(model.generation_config, field, value)
+    return model.eval()
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    """A saved model with its tokenizer."""
+    make_model("lime").save_pretrained(tmp_path / "lime")
+    tokenizer.save_pretrained(tmp_path / "lime")
+    return tmp_path / "lime"
+
+
+def run(model, tokenizer, texts=TEXTS, **settings):
+    """Return the continuations of texts in their order."""
+    settings = GenerationSettings(**{"max_new_tokens": 12, **settings})
+    generator = TextGenerator(model, tokenizer, settings)
+    prompts = encode_prompts(tokenizer, prompts_of_texts(texts), chat=False)
+    done = {}
+    for batch in batches(prompts, settings.batch_size):
+        for prompt, continuation in zip(batch, generator.continue_batch(batch), strict=True):
+            done[prompt.index] = continuation
+    return [done[i] for i in range(len(texts))]
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        *[("lime", "dynamic"), ("lime", "static"), ("llama", "dynamic"), ("gpt2", "dynamic")],
+        *[
+            pytest.param(name, cache, marks=SLOW)
+            for name, cache in (
+                *(("plain", "dynamic"), ("hyper_connections", "static"), ("mudd", "dynamic")),
+                *(("mudd", "static"), ("lime_hidden", "static"), ("gpt2", "static")),
+            )
+        ],
+    ],
+)
+def test_batches_equal_single_prompts(name, cache, tokenizer):
+    model = make_model(name)
+    done = run(model, tokenizer, batch_size=3, cache=cache)
+    assert len({each.text for each in done}) == len(TEXTS)
+    for text, continuation in zip(TEXTS, done, strict=True):
+        inputs = tokenizer(text, return_tensors="pt")
+        inputs.pop("token_type_ids", None)
+        out = model.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0)
+        new = out[0, inputs["input_ids"].shape[1] :].tolist()
+        new = new[: new.index(2)] if 2 in new else new
+        assert continuation.tokens == len(new)
+        assert continuation.text.split() == tokenizer.decode(new, skip_special_tokens=True).split()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 3},
+        {"repetition_penalty": 1.8},
+        {"do_sample": True, "temperature": 1.5, "top_p": 0.9, "seed": 7},
+        {"do_sample": True, "top_k": 4},
+        {"stop": ("b",)},
+        {"num_beams": 2, "repetition_penalty": 1.3, "stop": ("b", "a")},
+    ],
+    ids=str,
+)
+def test_nothing_depends_on_the_batch(settings, tokenizer):
+    model = make_model("lime")
+    alone = run(model, tokenizer, **settings, batch_size=1)
+    assert run(model, tokenizer, **settings, batch_size=3) == alone
+    assert len({each.text for each in alone}) > 1
+    assert alone != run(model, tokenizer)
+
+
+def test_draws_have_the_probabilities_of_the_model():
+    """Of 4,000 prompts, and again of as many steps of one prompt."""
+    scores = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
+    n = 4000
+    for noise, rows, steps in (
+        (NoiseOfPrompts(5, range(n)), n, 1),
+        (NoiseOfPrompts(5, [0]), 1, n),
+    ):
+        ids = torch.zeros(rows, 1, dtype=torch.long)
+        draws = [noise(ids, scores.expand(rows, -1)).argmax(-1) for _ in range(steps)]
+        shares = torch.cat(draws).bincount(minlength=5) / n
+        # Four standard errors of a share.
+        assert (shares - scores.softmax(-1)).abs().max() < 4 * 0.5 / n**0.5
+    first, again, other = (NoiseOfPrompts(s, [1])(ids, scores[None]) for s in (5, 5, 6))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_padding_is_no_repetition(beams):
+    """Scores equal those of transformers for each row alone, also of the token of the padding."""
+    padding, new = 0, torch.tensor([[4], [6]])
+    prompts = torch.tensor([[padding, padding, 5], [3, 7, 3]])
+    scores = torch.linspace(-1, 2, 16).reshape(2, 8).repeat_interleave(beams, dim=0)
+    rows = torch.cat((prompts, new), dim=1).repeat_interleave(beams, dim=0)
+    out = RepetitionPenalty(1.5, prompts != padding)(rows, scores)
+    theirs = RepetitionPenaltyLogitsProcessor(1.5)
+    for row, ids in enumerate(rows):
+        alone = ids[ids != padding][None]
+        assert torch.equal(out[row : row + 1], theirs(alone, scores[row : row + 1]))
+    assert not torch.equal(out[:1], theirs(rows[:1], scores[:1]))
+
+
+def test_what_the_models_own_config_says_is_taken(tokenizer):
+    own_settings = {"repetition_penalty": 1.8, "temperature": 1.5, "top_k": 4}
+    model, own = make_model("lime"), make_model("lime", **own_settings, do_sample=True)
+    penalty = run(model, tokenizer, repetition_penalty=1.8)
+    drawn = run(model, tokenizer, do_sample=True, **own_settings)
+    assert run(own, tokenizer) == penalty
+    assert run(own, tokenizer, do_sample=True) == drawn != penalty
+    assert run(own, tokenizer, repetition_penalty=1.0) == run(model, tokenizer)
+    other = make_model("lime", typical_p=0.5, do_sample=True)
+    with pytest.raises(ValueError, match="sets typical_p=0.5, which is not supported"):
+        run(other, tokenizer, do_sample=True)
+
+
+def test_ends(tokenizer):
+    model = make_model("lime")
+    whole = run(model, tokenizer, ["a b c"])[0]
+    assert (whole.reason, whole.tokens) == ("length", 12)
+    word = whole.text.split()[-1]
+    first = whole.text.split().index(word)
+    (cut,) = run(model, tokenizer, ["a b c"], stop=("never", word))
+    assert (cut.reason, cut.tokens >= first + 1) == ("stop", True)
+    assert cut.text == whole.text[: whole.text.index(word)]
+
+
+def test_a_special_token_ends_as_a_stop_text(tokenizer):
+    model = make_model("lime")
+    (whole,) = run(model, tokenizer, ["a b c"])
+    word = whole.text.split()[5]
+    # The same vocabulary, in which the word is left out of texts.
+    tokenizer.add_special_tokens({"additional_special_tokens": [word]})
+    (cut,) = run(model, tokenizer, ["a b c"], stop=("never", word))
+    before = whole.text.split()[: whole.text.split().index(word)]
+    assert (cut.reason, cut.tokens) == ("stop", len(before) + 1)
+    assert cut.text.split() == before
+
+
+def test_a_stop_text_that_begins_with_a_space_ends_at_the_first_token():
+    pieces = ["<unk>", "</s>", "▁Q", "▁the", "▁END"]
+    raw = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>"))
+    # Llama-2's decoder, which strips the space of the first token.
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>")
+    decoder = Decoder(tokenizer, (" END",), [1])
+    for ids, text in (([4, 3], ""), ([3, 4, 3], " the"), ([3] * 9 + [4], " the" * 9)):
+        continuation = decoder.cut([2], ids)
+        assert (continuation.reason, continuation.text) == ("stop", text)
+
+
+def test_one_prompt_is_written_as_it_comes(folder, capsys, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    main(["models", "generate", str(folder), "a b c", "--max-new-tokens", "6"])
+    shown = capsys.readouterr().out
+    assert re.search(r"\d tokens in .* tokens/s; first token after", caplog.text)
+    monkeypatch.setattr("sys.stdin", io.StringIO("a b c\n"))
+    main(["models", "generate", str(folder), "--max-new-tokens", "6"])
+    assert capsys.readouterr().out == shown and shown.endswith("\n")
+    main(["models", "generate", str(folder), "a b c", "d", "--max-new-tokens", "6"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["prompt"] for row in rows] == ["a b c", "d"]
+    assert rows[0]["completion"] == shown.removesuffix("\n")
+    main(["models", "generate", str(folder), "a b c", "--max-new-tokens", "6", "--num-beams", "2"])
+    assert capsys.readouterr().out.strip()
+    stop = shown.split()[1]
+    main(["models", "generate", str(folder), "a b c", "--max-new-tokens", "6", "--stop", stop])
+    assert capsys.readouterr().out == shown[: shown.index(stop)] + "\n"
+
+
+@needs_stories
+def test_a_story_is_told_to_the_letter_and_ends_as_in_llama2c(tmp_path, capsys):
+    convert(str(FOLDER), tmp_path / "hf")
+    expected = json.loads((FOLDER / "reference_greedy.json").read_text())
+    count = len(expected["greedy_ids_from_bos"]) - 1
+    main(["models", "generate", str(tmp_path / "hf"), "", "--max-new-tokens", str(count)])
+    assert capsys.readouterr().out == expected["text"] + "\n"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    start = "Once upon a time, there was a little girl named Lily."
+    texts = [start, "Tom had a ball", "The dog", ""]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    alone = run(model, tokenizer, texts, batch_size=1, max_new_tokens=40)
+    assert run(model, tokenizer, texts, batch_size=4, max_new_tokens=40) == alone
+    # What is generated continues the prompt's text, its first space included.
+    assert expected["text"].startswith(f" {start}{alone[0].text}")
+    (cut,) = run(model, tokenizer, [start], stop=(" big, red ball",), max_new_tokens=60)
+    assert expected["text"].startswith(f" {start}{cut.text} big, red ball")
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}h{% endif %}"
+)
+
+
+def test_chats(folder, tokenizer, tmp_path):
+    with pytest.raises(SystemExit, match="the tokenizer has no chat template; leave --chat out"):
+        main(["models", "generate", str(folder), "a b", "--chat"])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    lines = [{"prompt": "a b"}, {"prompt": [{"role": "a", "content": "c"}]}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "out.jsonl"
+    asked = ["models", "generate", str(folder), "--prompts", str(file), "--max-new-tokens", "5"]
+    main([*asked, "--chat", "--out", str(out)])
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == [line["prompt"] for line in lines]
+    plain = run(make_model("lime"), tokenizer, ["u a b h", "a c h"], max_new_tokens=5)
+    assert [row["completion"] for row in rows] == [each.text for each in plain]
+    with pytest.raises(SystemExit, match=r"chats.jsonl, line 2 holds messages of a chat; add --c"):
+        main(asked)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "holds no prompt: it is empty"),
+        ("\n\n", "holds no prompt: it is empty"),
+        ('{"prompt": "a"}\n{"text": "b"}\n', r"line 2 has no field 'prompt' .it has text."),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', r"line 2: prompt must be a text, got 3"),
+        ('{"prompt": "a"}\n{"prom', r"line 2 is not JSON"),
+        ('{"prompt": [{"role": "u"}]}\n', r"line 1: the field .* messages with role and content"),
+        ('{"prompt": []}\n', r"line 1: the field 'prompt' has no message"),
+        ('{"prompt": "\\ud800"}\n', r"line 1: the field 'prompt' holds half a surrogate pair, "),
+        (
+            '{"prompt": [{"role": "u", "content": "a\\ud800"}]}\n',
+            r"line 1 holds half a surrogate pair, '.ud800', at ",
+        ),
+        (
+            '{"prompt": "a"}\n{"prompt": "%s"}\n' % ("a " * 60),
+            r"line 2 has 60 tokens, of which 54 fit: the model reads 64, and --max-new-tokens asks"
+            " for 10 more",
+        ),
+    ],
+)
+def test_a_file_without_usable_prompts_is_refused(lines, message, folder, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(lines)
+    with pytest.raises(SystemExit, match=message):
+        main(["models", "generate", str(folder), "--prompts", str(file), "--max-new-tokens", "10"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["a", "--temperature", "0.7"], "temperature change nothing unless tokens are drawn: add"),
+        (["a", "--do-sample", "--num-beams", "2"], "--num-beams 2 together are not supported"),
+        (["a", "--compile"], "--compile needs --cache static"),
+        (["a", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
+        (["a", "--do-sample", "--top-p", "1.5"], "top_p must be in [0, 1], got 1.5"),
+        (["a", "--do-sample", "--temperature", "0"], "temperature must be above 0, got 0"),
+        (["a", "--stop", ""], "a stop text must not be empty"),
+        (["a", "b\udcff"], "prompt 2 holds half a surrogate pair, '\\udcff', at character 1"),
+        (["a", "--stop", "\udcff"], "a stop text holds half a surrogate pair, '\\udcff', at "),
+        (["a", "--prompts", "b.jsonl"], "give prompts or --prompts FILE, got both"),
+        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl is no file; --prompts names a file"),
+        (["a " * 70, "--max-new-tokens", "10"], "prompt 1 has 70 tokens, of which 54 fit"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(asked, message, folder, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["models", "generate", str(folder), *asked])
+    # Errors of options stand in a box of the parser's, broken into lines.
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert message in f"{shown} {left.value}"
+
+
+def test_models_that_cannot_answer_are_refused(folder, tmp_path, tokenizer):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(SystemExit, match="has no tokenizer"):
+        main(["models", "generate", str(folder), "a"])
+    tokenizer.add_tokens(["more"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(SystemExit, match="prompt 1 has token 61, and the model has embeddings"):
+        main(["models", "generate", str(folder), "a more", "--max-new-tokens", "5"])
+    with pytest.raises(SystemExit, match="nowhere does not exist"):
+        main(["models", "generate", str(tmp_path / "nowhere"), "a"])
+
+
+def test_an_end_token_that_the_tokenizer_adds_is_left_out(tokenizer):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    prompts = encode_prompts(tokenizer, prompts_of_texts(["a", "", "a </s>"]), chat=False)
+    assert [prompt.ids for prompt in prompts] == [(1, 4), (1,), (1, 4, 2, 2)]
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_compiled_equals_eager(tokenizer):
+    model = make_model("lime")
+    expected = run(model, tokenizer, batch_size=2)
+    assert run(model, tokenizer, batch_size=2, cache="static", compile=True) == expected
