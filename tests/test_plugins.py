@@ -195,10 +195,8 @@ if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         size, _ = pool.apply(vocabulary_and_length, (Task(name="reversal", examples=5),))
     assert size == 3 + 1 + 26
-    asked = (
-        "from layermem_bench.tasks.registry import get_task\n"
-        "print(get_task('reversal').options())"
-    )
+    task = "registry.get_task('reversal')"
+    asked = f"from layermem_bench.tasks import registry; print({task}.options())"
     # In another folder, as a process of a run may be.
     subprocess.run([sys.executable, "-c", asked], check=True, cwd="/")
 """

@@ -97,6 +97,8 @@ def test_routers_that_read_some_slots_equal_naive(
 ):
     monkeypatch.setattr(room, "_FEW", few)
     monkeypatch.setattr(room, "_GROUP_SIZE", group_size)
+    # A buffer for few sources too, whose slots it keeps without gradients.
+    monkeypatch.setattr(room, "_most_alive", len)
     results = []
     for with_buffer in (True, False):
         noise = torch.Generator().manual_seed(0)
@@ -123,6 +125,21 @@ def test_routers_that_read_some_slots_equal_naive(
             results[-1] += torch.autograd.grad(out.square().sum(), [x, *weights])
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "alive"),
+    [("own only", 1), ("last 2", 2), ("last 4", 4), ("first 2", 4), ("chosen", 6)],
+)
+def test_without_gradients_a_buffer_keeps_no_slots_that_would_be_freed(name, alive):
+    sources = SOURCES[name]
+    x = torch.randn(2, 600, HEADS * 7)
+    weights = [torch.randn(HEADS, HEADS * len(own)) for own in sources]
+    assert x.numel() > room._FEW and room._most_alive(sources) == alive
+    assert begin_buffer(weights, x, sources) is not None
+    with torch.no_grad():
+        assert (begin_buffer(weights, x, sources) is None) == (2 * alive <= len(sources))
+        assert type(begin_buffer(weights, x[:1, :1], sources)) is SmallBuffer
 
 
 def test_a_loss_that_reaches_some_layers_with_gaps():

@@ -116,7 +116,7 @@ def test_a_file_of_another_version_is_refused_by_report(tmp_path):
     options = ["report", str(run), "--analysis", str(tmp_path), "--out", str(tmp_path / "page")]
     for changes, message in (
         ({"version": 2}, "analysis.json was written in version 2, and .* version 1 of analysis"),
-        ({"version": None}, "written before results had versions.*again with layermem analyze"),
+        ({"version": None}, "analysis.json was written in version None, and .* version 1"),
         ({"models": {"lime": {}}}, r"analysis.json is damaged \(models.lime.about, "),
         ({"kind": "costs"}, "analysis.json is not what layermem analyze writes"),
     ):

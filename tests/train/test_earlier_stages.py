@@ -11,8 +11,8 @@ from small_run import a_run
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from layermem.convert.converting import convert
+from layermem.models.lineage import FIELD
 from layermem.retrofit import attach, load_attached, save_routers
-from layermem.retrofit.lineage import FIELD
 from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
 from layermem_bench.config.run import Data, Model, Run, Task

@@ -119,7 +119,7 @@ def test_rows_from_before_the_checkpoint_are_as_they_were(damage, run, whole, tm
     else:
         less = first.replace('"loss": ', '"loss": 1') if damage == "edited" else ""
         folder.metrics.write_text("".join([less, *others]))
-    with caplog.at_level(logging.WARNING, "layermem"):
+    with caplog.at_level(logging.WARNING, "layermem_bench"):
         train(run, folder.path, resume=True)
     assert "does not hold the rows that" in caplog.text
     assert curve(folder) == curve(whole)

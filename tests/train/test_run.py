@@ -44,7 +44,7 @@ def test_what_a_run_leaves(run, whole):
 
 
 def test_a_run_says_what_it_trains_and_keeps_few_safe_checkpoints(place, tmp_path, caplog):
-    with caplog.at_level(logging.INFO, logger="layermem"):
+    with caplog.at_level(logging.INFO, logger="layermem_bench"):
         folder = train(a_run(place, keep=2), tmp_path / "two")
     parameters = AutoModelForCausalLM.from_pretrained(folder.final).num_parameters()
     assert f"LimeForCausalLM, {parameters:,} parameters, seed 0" in caplog.messages

@@ -20,6 +20,7 @@ from layermem.convert.llama2c import load_llama2c, load_tokenizer, read_sizes
 from layermem.convert.new_folder import check_target, new_folder
 from layermem.convert.released_lime import is_released_lime, load_released_lime
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES
+from layermem.models.lineage import read_lineage_fields
 from layermem.models.registry import lookup
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,9 @@ def convert(
     path = found.location if isinstance(found.location, Path) else None
     target = check_target(target, path, force=force)
     logger.info("found %s: %s", LAYOUTS[found.layout], found.location)
+    if found.layout in ("llama", "plain"):
+        # It goes into the new config with all that the old one says; what is lost is refused.
+        read_lineage_fields(found.location)
     # Created first, so that a folder that cannot be is said before a model is loaded.
     with new_folder(target) as folder:
         model = _load_model(found, variant, dict(fields or {}))

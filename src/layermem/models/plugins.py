@@ -26,6 +26,7 @@ GROUP = "layermem.plugins"
 VARIABLE = "LAYERMEM_PLUGINS"
 """Environment variable of further modules or files, separated as the system separates paths."""
 _LOADED: set[str] = set()
+_OWN = {Path(__file__).parents[1].with_name(name) for name in ("layermem", "layermem_bench")}
 
 
 class PluginMissingError(ValueError):
@@ -106,8 +107,7 @@ def _place(error: Exception) -> str:
     places = [
         place
         for place in traceback.extract_tb(error.__traceback__)
-        if "importlib" not in place.filename
-        and Path(__file__).parent not in Path(place.filename).parents
+        if "importlib" not in place.filename and not _OWN.intersection(Path(place.filename).parents)
     ]
     return f"; {Path(places[-1].filename).name}, line {places[-1].lineno}" if places else ""
 

@@ -28,8 +28,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from layermem.models.files import write_atomically
+from layermem.models.lineage import FIELD, ROUTERS
 from layermem.retrofit.attachment import MEMORY, Attachment, attachment_of, check_same_memory
-from layermem.retrofit.lineage import FIELD, ROUTERS
 
 WEIGHTS, SETTINGS, CARD = "routers.safetensors", ROUTERS, "README.md"
 # Numbers of a weight that are hashed, at most, so that large models stay quick.

@@ -126,16 +126,11 @@ def _convert(options: Convert) -> None:
     """Convert a checkpoint, and say what was found and written."""
     from transformers.utils import logging as transformers_logging
 
-    from layermem.convert.converting import convert, find_source
+    from layermem.convert.converting import convert
     from layermem_bench.config.named_options import check_options, parse_options
-    from layermem_bench.train.lineage import read_lineage
 
     transformers_logging.disable_progress_bar()
     check_options("convert", options.options)
-    found = find_source(options.source, options.tokenizer)
-    if found.layout in ("llama", "plain"):
-        # It goes into the new config with all that the old one says; what is lost is refused.
-        read_lineage(found.location)
     written = convert(
         options.source,
         options.target,

@@ -1,7 +1,7 @@
 """What the variants are at one shape: their seam, costs, and what crosses their layers; a table.
 
-The facts of the package's own variants are recorded in ``variants/facts.json``, so that they are
-shown without importing torch and the variants; the tests compare them with the variants.
+The facts of the package's own variants are recorded in ``facts.json`` beside this file, so that
+they are shown without importing torch and the variants; the tests compare them with the variants.
 """
 
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from layermem.models.decoder import Decoder
     from layermem.models.registry import RegisteredVariant
 
-RECORD = Path(__file__).parents[1] / "variants" / "facts.json"
+RECORD = Path(__file__).parent / "facts.json"
 """The recorded facts."""
 PRESET = "paper-1b-gqa"
 """The preset whose sizes the recorded facts are of."""

@@ -30,11 +30,10 @@ from torch.optim import Optimizer
 from transformers import AutoConfig, PreTrainedConfig, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
-from layermem.retrofit.lineage import FIELD
+from layermem.models.lineage import FIELD, ORIGIN
 from layermem_bench.config.run import Run, run_from_dict, to_dict
 from layermem_bench.config.run_identity import differences
 from layermem_bench.results.run_folder import RunFolder, step_of
-from layermem_bench.train.lineage import ORIGIN
 from layermem_bench.train.sequences import SequenceDataset, sequences_digest, weights_digest
 
 logger = logging.getLogger(__name__)

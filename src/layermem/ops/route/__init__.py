@@ -71,7 +71,9 @@ def begin_buffer(
     all slots so far. Returns None, and layers have to call ``store`` and ``route`` on slots of
     their own, unless tensors are float32 or float64, autocast is off, weights are in memory and, in
     eager mode, tensors are on the CPU (``using("grouped")``: on any device). Compiled layers share
-    a buffer only if they read all slots so far. ``embeds`` [B, T, D] is the input of the forward.
+    a buffer only if they read all slots so far. Many tokens without gradients share none where at
+    most half of the slots are ever alive at once, as with windows: each is freed after its last
+    reader, and a buffer would keep it. ``embeds`` [B, T, D] is the input of the forward.
     """
     if sources is None:
         sources = [range(layer + 1) for layer in range(len(weights))]
@@ -92,7 +94,15 @@ def begin_buffer(
         return TracedBuffer(weights, group_size) if reads_all else None
     if embeds.numel() <= _FEW and not torch.is_grad_enabled():
         return SmallBuffer(weights, sources)
+    if not torch.is_grad_enabled() and 2 * _most_alive(sources) <= len(weights):
+        return None
     return GroupBuffer(weights, group_size, sources)
+
+
+def _most_alive(sources: Sources) -> int:
+    """Return the largest number of slots that a layer has made or a layer after it still reads."""
+    last = {j: layer for layer, own in enumerate(sources) for j in own}
+    return max(sum(j <= layer <= end for j, end in last.items()) for layer in range(len(sources)))
 
 
 def implementations() -> list[str]:
