@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up import BASE, a_comparison
+from made_up import BASE, a_comparison, a_result
 from recorded import a_point, an_analysis, record
 
 from layermem_bench import cli
@@ -100,6 +100,22 @@ def test_what_came_out_is_a_sentence():
     assert "one arm" in report.sentence(a_comparison({"plain": (1.0, 2.0)}))
     both = report.sentence(a_comparison(close, boards=("a", "b"), conditions=("tokens", "time")))
     assert both.count("no arm differs") == 4
+
+
+@pytest.mark.parametrize(
+    ("of_lime", "end"),
+    [
+        ((1.1, 1.0, 1.2), "holds here."),
+        ((3.1, 3.0, 3.2), "does not hold here."),
+        ((2.1, 2.0, 2.2), "can neither be shown nor refuted at this scale."),
+    ],
+)
+def test_a_single_claim_is_judged_in_words(of_lime, end):
+    result = a_result({"loss": {"plain": (2.0, 2.1, 2.2), "lime": of_lime}}, [{"quantity": "loss"}])
+    said = "The paper: LIMe is better. The difference that it claims "
+    assert report.sentence(result) == said + end
+    two = replace(result, claims=result.claims * 2)
+    assert "Of 2 differences that it claims" in report.sentence(two)
 
 
 def test_every_table_of_differences_has_a_forest_plot():

@@ -87,6 +87,10 @@ def sentence(result: StudyResult) -> str:
     """Say what came out."""
     if result.claims:
         verdicts = [judged.verdict for judged in judge(result)]
+        if len(verdicts) == 1:
+            ends = {HOLDS: "holds here", NOT: "does not hold here"}
+            end = ends.get(verdicts[0], "can neither be shown nor refuted at this scale")
+            return f"The paper: {result.claim} The difference that it claims {end}."
         holds, not_so = verdicts.count(HOLDS), verdicts.count(NOT)
         return (
             f"The paper: {result.claim} Of {len(verdicts)} differences that it claims {holds} "
