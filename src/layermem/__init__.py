@@ -9,12 +9,11 @@
     models     one LLaMA-shaped decoder with two seams, and the registry
     variants   one file for each architecture that fills the seams
     retrofit   layer memory for models we do not own
-    convert    checkpoints of other layouts
+    convert    saved models of other layouts become saved models of ours
     generation text from a model, in batches; vLLM
 
 What trains, evaluates and compares is the package ``layermem_bench`` (extra ``bench``), and so is
 the command.
-    convert    saved models of other layouts become saved models of ours
 
 Importing this package makes its models known to transformers' Auto classes, whichever of the two
 packages a program imports first. It imports neither torch nor transformers: a public name is

@@ -202,7 +202,7 @@ def test_numbers_are_whole_words_and_tokens_beyond_the_longest_are_not_searched(
         (["were"], 3, "'were' occurs 2 times in the text, 3 were asked for; give more text or ask"),
         (["are", "is"], 1, "'are' never occurs in the text"),
         (["is", "is"], 1, "words must be different and not empty, got 'is', 'is'"),
-        ([], 1, "words must be different and not empty"),
+        ([], 1, "there are no words"),
         ([""], 1, "words must be different and not empty"),
     ],
 )

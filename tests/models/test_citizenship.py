@@ -300,6 +300,13 @@ def test_a_state_dict_travels_without_pickle(model, ids, tmp_path):
     assert torch.equal(twin(ids).logits, model(ids).logits)
 
 
+def test_a_forward_on_meta_has_the_shapes(entry):
+    with torch.device("meta"):
+        model = entry.causal_lm(entry.config(**TINY))
+        ids = torch.zeros(2, 5, dtype=torch.long)
+        assert model(ids).logits.shape == (2, 5, TINY["vocab_size"])
+
+
 def test_built_on_meta_and_filled_later(entry, model, ids):
     with torch.device("meta"):
         empty = entry.causal_lm(model.config)

@@ -50,7 +50,19 @@ def test_without_labels_there_are_logits_and_no_chunks(ids):
 def test_a_head_that_is_more_than_its_weights_is_refused(ids):
     model = layermem.build("plain", **TINY)
     model.lm_head = nn.Sequential(model.lm_head, nn.Dropout(0.5))
-    with pytest.raises(TypeError, match="to be a Linear.* got a Sequential; leave loss_chunk out"):
+    with pytest.raises(TypeError, match="must be a Linear.* got Sequential"):
+        model(ids, labels=ids, loss_chunk=3)
+
+
+def test_a_head_with_a_hook_or_another_forward_is_refused(ids):
+    """What a hook makes of the logits would be missing in the loss."""
+    model = layermem.build("plain", **TINY)
+    hook = model.lm_head.register_forward_hook(lambda _, __, out: out * 0)
+    with pytest.raises(TypeError, match="without hooks"):
+        model(ids, labels=ids, loss_chunk=3)
+    hook.remove()
+    model.lm_head.forward = lambda x: x.new_zeros(*x.shape[:-1], TINY["vocab_size"])
+    with pytest.raises(TypeError, match="leave loss_chunk out"):
         model(ids, labels=ids, loss_chunk=3)
 
 

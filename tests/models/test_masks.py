@@ -109,6 +109,25 @@ def test_a_compiled_static_cache_has_a_mask(model, ids):
     torch.testing.assert_close(torch.cat([first, last], 1), expected, **CLOSE)
 
 
+@pytest.mark.parametrize(
+    "positions", [[0, *range(10)], [*range(5), *range(6)], [*range(5), *range(9, 15)]]
+)
+def test_documents_are_kept_apart_or_refused(model, ids, positions):
+    """Also where the first has one token, and where the second does not begin at 0."""
+    position_ids = torch.tensor([positions])
+    start = next(i for i in range(1, 11) if positions[i] != positions[i - 1] + 1)
+    parts = ((ids[:, :start], position_ids[:, :start]), (ids[:, start:], position_ids[:, start:]))
+    with torch.no_grad():
+        expected = [model(part, position_ids=at, use_cache=False).logits for part, at in parts]
+        got = model(ids, position_ids=position_ids)
+        torch.testing.assert_close(got.logits, torch.cat(expected, 1), **CLOSE)
+        with pytest.raises(ValueError, match="those of several documents"):
+            model(ids, position_ids=position_ids, past_key_values=DynamicCache())
+        # Of one document, from wherever it begins, a cache is right.
+        after = torch.arange(3, 14)[None]
+        model(ids, position_ids=after, past_key_values=DynamicCache())
+
+
 def test_compiled_packed_documents_have_a_mask(model, packed):
     row, positions = packed
     calls, compiled = record_compiled_attention(model)

@@ -24,6 +24,8 @@ from layermem.models.seams import (
     forked_generator,
 )
 from layermem.ops.rope import rotate
+from layermem.ops.route import using
+from layermem.variants.lime import LimeRouter
 
 STREAMS = 3
 
@@ -204,6 +206,46 @@ class Shared(Variant):
         return 2 * cls.extra_parameters(config)
 
 
+class RoutedAgain(Variant):
+    """Routers that read what routers before them have read, as depth attention's layers do."""
+
+    @classmethod
+    def sources(cls, config, layer_idx):
+        return tuple(range(layer_idx))
+
+    @classmethod
+    def memory(cls, config, layer_idx):
+        if not layer_idx:
+            return super().memory(config, layer_idx)
+        return LimeRouter(config.num_key_value_heads, range(layer_idx + 1), layer=layer_idx)
+
+    @classmethod
+    def hands_on(cls, config):
+        return "read"
+
+
+class RoutedWithoutSome(RoutedAgain):
+    """Routers whose sources are not the layers so far: the last two layers project nothing."""
+
+    @classmethod
+    def projects(cls, config, layer_idx):
+        return () if layer_idx > 1 else ("key", "value")
+
+    @classmethod
+    def sources(cls, config, layer_idx):
+        return (0, 1) if layer_idx > 1 else (0,) * layer_idx
+
+    @classmethod
+    def memory(cls, config, layer_idx):
+        if layer_idx < 2:
+            return super().memory(config, layer_idx)
+        return LimeRouter(config.num_key_value_heads, range(2), layer=layer_idx)
+
+    @classmethod
+    def hands_on(cls, config):
+        return "own"
+
+
 VARIANTS = {"several": Several, "growing": Growing, "values": Values, "shared": Shared}
 DECLARED = {name: declare(name, of) for name, of in VARIANTS.items()}
 
@@ -278,6 +320,21 @@ def test_gradients_by_hand_and_under_checkpointing(name, model, ids, reentrant):
     model(ids, use_cache=False).logits.square().mean().backward()
     for parameter, gradient in expected.items():
         torch.testing.assert_close(model.get_parameter(parameter).grad, gradient, msg=parameter)
+
+
+@pytest.mark.parametrize("of", [RoutedAgain, RoutedWithoutSome])
+def test_layers_that_keep_other_slots_share_no_buffer(of, ids):
+    """A buffer has the own slot of each layer, and these read others."""
+    cls, config = declare(of.__name__.lower(), of)
+    torch.manual_seed(0)
+    model = cls(config(**TINY)).eval()
+    for layer in model.model.layers:
+        for parameter in layer.self_attn.memory.parameters():
+            parameter.data.normal_()
+    with torch.no_grad():
+        got = model(ids).logits
+        with using("naive"):
+            torch.testing.assert_close(got, model(ids).logits)
 
 
 def test_the_first_tensor_of_a_state_is_what_hidden_states_show(name, model, ids):

@@ -142,6 +142,27 @@ def test_without_gradients_a_buffer_keeps_no_slots_that_would_be_freed(name, ali
         assert type(begin_buffer(weights, x[:1, :1], sources)) is SmallBuffer
 
 
+@pytest.mark.parametrize(("requires_grad", "few"), [(True, 0), (False, 0), (False, 10**6)])
+def test_a_route_that_is_asked_for_twice_is_the_same(requires_grad, few, monkeypatch):
+    """As a hook does that calls a router again."""
+    monkeypatch.setattr(room, "_FEW", few)
+    monkeypatch.setattr(room, "_GROUP_SIZE", 2)
+    results = []
+    for times in (1, 2):
+        noise = torch.Generator().manual_seed(0)
+        x = torch.randn(2, HEADS, 7, 5, generator=noise).requires_grad_(requires_grad)
+        weights = [torch.randn(HEADS, HEADS * (i + 1), generator=noise) for i in range(5)]
+        with torch.set_grad_enabled(requires_grad):
+            buffer, out = begin_buffer(weights, x), x
+            for weight in weights:
+                buffer.append(out.sin(), out * 2)
+                routes = [route(buffer, weight) for _ in range(times)]
+                out = out + sum(routes[-1]).tanh()
+        results.append([out, *torch.autograd.grad(out.sum(), [x])] if requires_grad else [out])
+    for once, twice in zip(*results, strict=True):
+        assert torch.equal(once, twice)
+
+
 def test_a_loss_that_reaches_some_layers_with_gaps():
     """Slots that no route of a pass has read, and routes that no pass has come by."""
     sources = SOURCES["with gaps"]

@@ -108,9 +108,14 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="at least one slot"):
         route([], weight)
     with pytest.raises(
-        ValueError, match=r"3 slots of 3 heads must have the shape \[3, 9\], got \[3, 8\]"
+        ValueError, match=r"3 slots of 3 heads must have 9 columns, got the shape \[3, 8\]"
     ):
         route(slots, weight[:, :8])
+    # With as many numbers, these would be added up in another order.
+    swapped = (slots[1][0].transpose(0, 2), slots[1][1].transpose(0, 2))
+    for other in ((slots[1][0][:, :, :-1], slots[1][1]), swapped):
+        with pytest.raises(ValueError, match=r"the shape .* of the first key, got .* in slot 1"):
+            route([slots[0], other, slots[2]], weight)
 
 
 def test_the_equation_is_short():

@@ -17,6 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from layermem.models.configuration import DecoderConfig
 from layermem.models.decoder import Decoder
 from layermem.models.keywords import CACHE, CONTRACT, LOSS, names, only_cache
+from layermem.models.memories import is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.ops.loss import IGNORE_INDEX, chunked_cross_entropy
 
@@ -120,10 +121,10 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
                 f"{IGNORE_INDEX}, but the model has another loss_function or ignore_index is "
                 f"{ignore_index}; leave loss_chunk out"
             )
-        if type(self.lm_head) is not nn.Linear:
+        if not _is_plain_linear(self.lm_head):
             raise TypeError(
-                f"loss_chunk needs lm_head to be a Linear, whose weights it multiplies with, got a "
-                f"{type(self.lm_head).__name__}; leave loss_chunk out"
+                "loss_chunk multiplies with the weight of lm_head, which must be a Linear without "
+                f"hooks, whole on this device, got {self.lm_head}; leave loss_chunk out"
             )
         x = outputs.last_hidden_state
         if shift_labels is None:
@@ -142,6 +143,17 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             attentions=outputs.attentions,
             **{CACHE: getattr(outputs, CACHE)},
         )
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    """Return whether a module only multiplies with its weight, which is a whole tensor."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return (
+        type(module) is nn.Linear
+        and not (hooks or module._backward_hooks or module._backward_pre_hooks)
+        and not is_replaced(module)
+        and type(module.weight) in (nn.Parameter, Tensor)
+    )
 
 
 def _select_tokens(x: Tensor, which: int | Tensor) -> Tensor:

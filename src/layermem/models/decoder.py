@@ -266,7 +266,7 @@ class Decoder(PreTrainedDecoder):
         if attention_mask is not None or position_ids is None:
             return False
         # Compiled code cannot look at positions: they may be those of several documents.
-        return torch.compiler.is_compiling() or bool((position_ids.diff(dim=-1) < 0).any())
+        return torch.compiler.is_compiling() or _are_of_documents(position_ids)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -296,6 +296,8 @@ class Decoder(PreTrainedDecoder):
             and not self._has_no_use_for_cache(attention_mask, position_ids)
         ):
             cache = DynamicCache(config=self.config)
+        elif cache is not None and attention_mask is None and position_ids is not None:
+            _check_one_document(position_ids)
         mask = create_mask(self.config, embeds, attention_mask, position_ids, cache)
         if position_ids is None:
             start = cache.get_seq_length() if cache is not None else 0
@@ -337,10 +339,14 @@ class Decoder(PreTrainedDecoder):
     def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:
         """Return the buffer that the layers of this forward share, if they may and do."""
         for layer in layers:
+            attention = layer.self_attn
             # A wrapper, or a module put in its place, may expect slots as arguments.
-            if type(layer) is not DecoderLayer or type(layer.self_attn) is not Attention:
+            if type(layer) is not DecoderLayer or type(attention) is not Attention:
                 return None
-            if is_replaced(layer) or is_replaced(layer.self_attn):
+            if is_replaced(layer) or is_replaced(attention):
+                return None
+            # A buffer has the own slot of every layer.
+            if attention.hands_on != "own" or not attention.projected:
                 return None
         return begin_shared_buffer(layers, [layer.self_attn.memory for layer in layers], embeds)
 
@@ -356,3 +362,21 @@ class Decoder(PreTrainedDecoder):
                 f"({longest}); predictions beyond that position get worse"
             )
         return embeds
+
+
+def _are_of_documents(position_ids: Tensor) -> bool:
+    """Return whether positions are those of several documents, as transformers tells it.
+
+    They are where one is not the last one and one more.
+    """
+    return bool((position_ids.diff(dim=-1) != 1).any())
+
+
+def _check_one_document(position_ids: Tensor) -> None:
+    """Raise if tokens of several documents would be put into a cache, which mixes them."""
+    if not torch.compiler.is_compiling() and _are_of_documents(position_ids):
+        raise ValueError(
+            "position_ids that do not go up one by one are those of several documents, which a "
+            "cache does not keep apart: leave the cache out (use_cache=False), or give an "
+            "attention_mask"
+        )

@@ -249,7 +249,8 @@ def router_metrics(model: nn.Module) -> dict[str, float]:
         for w in (weight.float() for weight in router.named_weights().values())
     ]
     square, own, total = torch.stack(sums).sum(0).tolist()
-    return {"router_norm": math.sqrt(square), "off_layer_share": 1 - own / total}
+    share = 1 - own / total if total else math.nan
+    return {"router_norm": math.sqrt(square), "off_layer_share": share}
 
 
 def _prune(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRouter, PrunedRouter]:

@@ -21,6 +21,7 @@ from transformers import initialization
 
 from layermem.models.seams import Connection, DepthWeights, Norm, State, Stream, SubLayer
 from layermem.ops import streams as ops
+from layermem.ops.shared_gradient import autocast_disabled
 
 
 class NormedProjection(nn.Module):
@@ -47,7 +48,7 @@ class NormedProjection(nn.Module):
     def forward(self, streams: Tensor) -> Tensor:
         matrix = self.weight if self.gain is None else self.weight * self.gain
         wide = torch.promote_types(streams.dtype, torch.float32)
-        with torch.autocast(streams.device.type, enabled=False):
+        with autocast_disabled(streams):
             return ops.project(streams, matrix.to(wide), self.eps)
 
 
@@ -118,14 +119,14 @@ class StreamsConnection(Connection):
         mixture = self.mixture(mixture.unflatten(0, (batch, tokens))).flatten(0, 1)
         reading, mixing = mixture.split((1, n), dim=-2)
         # Autocast would round the residual.
-        with torch.autocast(streams.device.type, enabled=False):
+        with autocast_disabled(streams):
             x = ops.read(streams, reading)
         return norm(x.view(batch, tokens, -1)), (state[0], streams, mixing, writing.mT)
 
     def write(self, carry: Any, y: Tensor) -> State:
         mean, streams, mixing, weights = carry
         flat = y.flatten(0, 1).to(streams.dtype)
-        with torch.autocast(streams.device.type, enabled=False):
+        with autocast_disabled(streams):
             streams = ops.write(streams, flat, mixing, weights)
         streams = streams.view(*y.shape[:2], *streams.shape[1:])
         return (streams.mean(-2) if self.sub_layer == "mlp" else mean), streams

@@ -21,7 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layermem.ops.shared_gradient import Grads, add, find_node, is_traced, leave, readable, share
+from layermem.ops.shared_gradient import (
+    Grads,
+    add,
+    autocast_disabled,
+    find_node,
+    is_traced,
+    leave,
+    readable,
+    share,
+)
 
 
 def score(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
@@ -86,7 +95,7 @@ class _Score(torch.autograd.Function):
         out = query.new_empty(len(keys), batch * tokens * heads)
         product = torch.empty_like(query, memory_format=torch.contiguous_format)
         ones = query.new_ones(width)
-        with torch.autocast(query.device.type, enabled=False):
+        with autocast_disabled(query):
             for key, row in zip(keys, out.unbind(), strict=True):
                 torch.mul(query, key.transpose(1, 2), out=product)
                 # Much faster than a sum over a short dimension.

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from layermem.ops.shared_gradient import autocast_disabled
+
 # Added to a variance before its square root, whose slope at 0 is infinite.
 _EPSILON = 1e-3
 # Numbers in the features [B, T, K] of a chunk of positions, at most.
@@ -39,7 +41,7 @@ def variance_and_covariance(
         chunk = max(1, _MAX_NUMBERS // (len(x) * len(weight)))
     # Squares of covariances overflow or vanish in half precision.
     wide = torch.promote_types(x.dtype, torch.float32)
-    with torch.autocast(x.device.type, enabled=False):
+    with autocast_disabled(x):
         x, weight = x.to(wide), weight.to(wide)
         if x.shape[1] <= chunk:
             sums = _sums(x, weight, real)

@@ -113,9 +113,10 @@ def is_traced() -> bool:
 def autocast_disabled(tensor: Tensor) -> AbstractContextManager[Any]:
     """Return a context without autocast, which would round products to half precision."""
     kind = tensor.device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return nullcontext()
+    # The meta device has no autocast, and asking for it is an error.
+    if tensor.is_meta or not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def equation_gradients(
@@ -132,7 +133,7 @@ def equation_gradients(
     # Aliases: one input may depend on another, and that way must not be counted here.
     aliases = [tensor.view_as(tensor) for tensor in inputs]
     wanted = [alias for alias, need in zip(aliases, needs, strict=True) if need]
-    with torch.autocast(inputs[0].device.type, enabled=False):
+    with autocast_disabled(inputs[0]):
         outs = equation(*aliases)
         gradients = iter(torch.autograd.grad(outs, wanted, grads, create_graph=True))
     return tuple(next(gradients) if need else None for need in needs)

@@ -66,7 +66,9 @@ def choose_words(options: AnalysisOptions, checkpoint: Checkpoint) -> AnalysisOp
 
 def compile_words(words: Sequence[str]) -> re.Pattern[str]:
     """Return a pattern that matches any of ``words`` as a whole word."""
-    if not words or len(set(words)) < len(words) or not all(words):
+    if not words:
+        raise ValueError("there are no words to look for; name some: --words A B")
+    if len(set(words)) < len(words) or not all(words):
         raise ValueError(
             f"words must be different and not empty, got {', '.join(map(repr, words))}"
         )

@@ -206,7 +206,7 @@ class Run:
     preset: str = "custom"
     """Name of the preset it came from."""
     variant: str = "lime"
-    """Architecture: a name that `layermem list presets` lists."""
+    """Architecture: a name that `layermem list variants` lists."""
     seed: int = number(0, SEED)
     """Seed of weights and order of the data. Two variants of one seed share both."""
     max_steps: int = number(1000, at_least(1))

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from layermem.ops.shared_gradient import autocast_disabled
+
 Weights = Tensor
 """Constant [C, S], per channel [C, S, D] or per token [B, T, C, S]."""
 
@@ -33,7 +35,7 @@ def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     """Return vectors[c] . states[j] for every token, [B, T, C, S], in float32 at least."""
     wide = torch.promote_types(common_dtype(states), torch.float32)
     # Autocast would compute the products in half precision.
-    with torch.autocast(vectors.device.type, enabled=False):
+    with autocast_disabled(vectors):
         return torch.stack([x.to(wide) @ vectors.to(wide).t() for x in states], dim=-1)
 
 

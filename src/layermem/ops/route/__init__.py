@@ -23,6 +23,7 @@ from layermem.ops.route import deferred, naive
 from layermem.ops.route.buffer import SlotBuffer, SmallBuffer, Sources, TracedBuffer, Weights
 from layermem.ops.route.groups import GroupBuffer
 from layermem.ops.route.naive import Slot
+from layermem.ops.route.shapes import check_shapes
 
 _NAMES = ("naive", "deferred", "grouped", "triton")
 # Up to this many numbers in an input without gradients, as at decoding, a call costs more than its
@@ -45,7 +46,7 @@ def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
     """
     if isinstance(slots, SlotBuffer):
         return slots.route(weight)
-    naive.check_shapes(slots, weight)
+    check_shapes(slots, weight)
     if _forced == "naive":
         return naive.route(slots, weight)
     if _forced == "triton":

@@ -34,6 +34,8 @@ class SlotBuffer(Sequence[Slot]):
         self._weights = weights
         self._sources = sources or [range(layer + 1) for layer in range(len(weights))]
         self._slots: list[Slot] = []
+        # The layer that was routed last, and its route.
+        self._last_route: tuple[int, Slot] | None = None
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -64,7 +66,10 @@ class SlotBuffer(Sequence[Slot]):
         """Compute ``naive.route`` of the sources of the last slot's layer, with its router."""
         layer = len(self._slots) - 1
         if weight is self._weights[layer]:
-            return self._route(layer, weight)
+            # Asked twice, by a hook that calls the router again, it is computed once.
+            if self._last_route is None or self._last_route[0] != layer:
+                self._last_route = layer, self._route(layer, weight)
+            return self._last_route[1]
         # Another weight than was announced when the forward began.
         return naive.route([self._slots[j] for j in self._sources[layer]], weight)
 

@@ -9,6 +9,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from layermem.ops.route.shapes import check_shapes
+
 Slot = tuple[Tensor, Tensor]
 
 
@@ -24,18 +26,6 @@ def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
     per_slot = weight.unflatten(1, (len(slots), heads)).unbind(1)
     keys, values = zip(*slots, strict=True)
     return _weighted_sum(keys, per_slot), _weighted_sum(values, per_slot)
-
-
-def check_shapes(slots: Sequence[Slot], weight: Tensor) -> None:
-    """Raise ``ValueError`` if the weight does not fit the slots."""
-    if not slots:
-        raise ValueError("route needs at least one slot (a pair of key and value), got none")
-    heads = slots[0][0].shape[1]
-    if weight.ndim != 2 or weight.shape[1] != len(slots) * heads:
-        raise ValueError(
-            f"the weight for {len(slots)} slots of {heads} heads must have the shape "
-            f"[{heads}, {len(slots) * heads}], got {list(weight.shape)}"
-        )
 
 
 def _weighted_sum(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:

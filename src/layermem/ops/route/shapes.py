@@ -1,0 +1,24 @@
+"""Whether slots and a router's weight fit: all implementations ask before they compute."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def check_shapes(slots: Sequence[tuple[Tensor, Tensor]], weight: Tensor) -> None:
+    """Raise ``ValueError`` if slots differ in shape, or if the weight does not fit them."""
+    if not slots:
+        raise ValueError("route needs at least one slot (a pair of key and value), got none")
+    shape = slots[0][0].shape
+    for number, slot in enumerate(slots):
+        if any(part.shape != shape for part in slot):
+            raise ValueError(
+                f"the keys and values of all slots must have the shape {list(shape)} of the first "
+                f"key, got {[list(part.shape) for part in slot]} in slot {number}"
+            )
+    heads = shape[1]
+    if weight.ndim != 2 or weight.shape[1] != len(slots) * heads:
+        raise ValueError(
+            f"the weight for {len(slots)} slots of {heads} heads must have "
+            f"{len(slots) * heads} columns, got the shape {list(weight.shape)}"
+        )
