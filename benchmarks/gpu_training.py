@@ -35,11 +35,14 @@ def list_depths(setup):
 
 def list_paths(setup):
     """Every implementation of routing, eager and compiled."""
-    measure = partial(measure_step, setup, implementations=route.implementations(), peers=["plain"])
-    every = [name for name in route.implementations() if name != "naive"]
+    names = route.implementations()
+    measure = partial(measure_step, setup, implementations=names, peers=["plain"])
+    every = [name for name in names if name != "naive"]
     compiled = partial(measure, implementations=every, options=setup.compile_options())
+    # Groups are of float32 and float64.
+    half = [name for name in names if name != "grouped"]
     return {
-        "1B, 8 kv heads, bfloat16": partial(measure, "1B, 8 kv heads"),
+        "1B, 8 kv heads, bfloat16": partial(measure, "1B, 8 kv heads", implementations=half),
         "150M, float32": partial(measure, "150M", dtype=torch.float32),
         "30M, float32, compiled": partial(compiled, "30M", dtype=torch.float32),
     }
