@@ -77,7 +77,7 @@ def put_base(path, name, **fields):
 
 
 def asked(base, source, out, *more, steps=8):
-    """Run `layermem finetune` on questions, and return its folder."""
+    """Run `layermem train --host` on questions, and return its folder."""
     records = ["--records", str(source), "--kind", "question-answering"]
     sizes = ["--batch-size", "8", "--micro-batch", "4", "--max-length", "24", "--stride", "4"]
     often = [

@@ -1,4 +1,4 @@
-"""`layermem convert`: layouts are told apart, and nothing is overwritten or half written."""
+"""`layermem models convert`: layouts are told apart, and nothing is overwritten or half written."""
 
 import json
 import shutil

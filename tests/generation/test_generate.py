@@ -1,4 +1,4 @@
-"""`layermem generate`: batches equal single prompts, draws, ends, chats, what is refused."""
+"""`layermem models generate`: batches equal single prompts, draws, ends, chats, what is refused."""
 
 import functools
 import io

@@ -1,4 +1,4 @@
-"""`layermem finetune --records`: classifiers from a model of transformers to their run folders."""
+"""`layermem train --host --records`: classifiers from a model of transformers to run folders."""
 
 import json
 import os

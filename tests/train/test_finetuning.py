@@ -1,4 +1,4 @@
-"""`layermem finetune` from a model of transformers to its run folder, and what it refuses."""
+"""`layermem train --host` from a model of transformers to its run folder, and what it refuses."""
 
 import json
 import re

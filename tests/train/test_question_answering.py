@@ -1,4 +1,4 @@
-"""`layermem finetune --kind question-answering`: from a model of transformers to scored answers."""
+"""`layermem train --host --kind question-answering`: from a model to scored answers."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What `layermem finetune --kind question-answering` refuses, and the ids of its runs."""
+"""What `layermem train --host --kind question-answering` refuses, and the ids of its runs."""
 
 import pytest
 from asked import asked, put_base, put_questions, question_rows
