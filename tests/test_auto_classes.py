@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 
 import pytest
 from tiny import TINY
@@ -114,3 +115,18 @@ def test_two_functions_wait_for_one_module(module):
         call_after_import("awaited", lambda name=name: sys.calls.append(name))
     importlib.import_module("awaited")
     assert sys.calls[0] == "body" and sorted(sys.calls[1:]) == ["first", "second"]
+
+
+def test_an_import_under_way_skips_no_finder(module):
+    """The awaited module may be imported while another import asks one finder after another."""
+
+    class Importing:
+        def find_spec(self, fullname, path, target=None):
+            if fullname == "other":
+                importlib.import_module("awaited")
+
+    (module.parent / "other.py").touch()
+    sys.meta_path.insert(sys.meta_path.index(PathFinder), Importing())
+    call_after_import("awaited", lambda: None)
+    importlib.import_module("other")
+    del sys.modules["other"]

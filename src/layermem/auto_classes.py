@@ -80,9 +80,10 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self.name or self not in sys.meta_path:
+        finders = list(sys.meta_path)
+        if fullname != self.name or self not in finders:
             return None
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+        for finder in finders[finders.index(self) + 1 :]:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 self._wrap_loader(spec)
@@ -97,9 +98,10 @@ class _Finder(MetaPathFinder):
         def execute_and_call(module: ModuleType) -> None:
             execute(module)
             self.function()
-            # Only now: if the function failed, so did the import, and the next one tries again.
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+            # Only now: if the function failed, so did the import, and the next one tries again. The
+            # list is replaced, not changed: an import under way that iterates over it would skip a
+            # finder, and not find a module that is there.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
         # A finder makes a new loader for each spec, so that no other module is concerned.
         spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]

@@ -155,6 +155,7 @@ def test_who_listens_for_sigterm_goes_on_listening(tmp_path, tokenizer, asked, m
 
 STUCK = """
 import json, sys, threading, time
+import transformers  # Two threads cannot be the first to import it: it replaces its own module.
 from layermem_bench.config.run import run_from_dict
 from layermem_bench.data import preparing
 from layermem_bench.data.tokenizers import load_tokenizer
