@@ -19,7 +19,7 @@ class Depth(nn.Module):
 
     buffer = GroupBuffer
 
-    def __init__(self, depth=7, width=5, heads=HEADS, without=(0,)):
+    def __init__(self, depth=7, width=5, heads=HEADS, without=(0,), apart=()):
         super().__init__()
         torch.manual_seed(0)
         self.width, self.heads = width, heads
@@ -33,22 +33,28 @@ class Depth(nn.Module):
                 if i not in without
             }
         )
+        # Layers whose values have a router of their own.
+        self.value_weights = nn.ParameterDict(
+            {str(i): torch.randn(heads, heads * (i + 1)) / (i + 1) for i in apart}
+        )
         # Float64 unless a test says otherwise: two orders of one sum differ, a mistake more.
         self.double()
 
     def forward(self, x, group_size=None, all_layers=False):
-        weights = [self.weights.get(str(i)) for i in range(len(self.keys))]
-        slots = [] if group_size is None else self.buffer(weights, group_size)
+        names = map(str, range(len(self.keys)))
+        routers = [(self.weights.get(i), self.value_weights.get(i)) for i in names]
+        routers = [tuple(w for w in router if w is not None) or None for router in routers]
+        slots = [] if group_size is None else self.buffer(routers, group_size)
         outputs = []
-        for i, weight in enumerate(weights):
+        for i, router in enumerate(routers):
             key, value = (
                 p(x).unflatten(-1, (self.heads, self.width)).transpose(1, 2)
                 for p in (self.keys[i], self.values[i])
             )
             slots.append(key, value) if group_size else slots.append((key, value))
             key, value = slots[-1]
-            if weight is not None:
-                key, value = slots.route(weight) if group_size else naive.route(slots, weight)
+            if router is not None:
+                key, value = slots.route(*router) if group_size else naive.route(slots, *router)
             # Autograd saves both of them, as attention does.
             x = x + torch.tanh(key * (2 + value)).transpose(1, 2).flatten(2)
             outputs.append(x)

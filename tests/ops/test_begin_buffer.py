@@ -142,6 +142,26 @@ def test_without_gradients_a_buffer_keeps_no_slots_that_would_be_freed(name, ali
         assert type(begin_buffer(weights, x[:1, :1], sources)) is SmallBuffer
 
 
+@pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
+def test_a_few_tokens_with_weights_of_their_own_for_values(sources):
+    noise = torch.Generator().manual_seed(0)
+    routers = [
+        tuple(torch.randn(HEADS, HEADS * len(own), generator=noise) for _ in range(2))
+        for own in sources
+    ]
+    x, slots = torch.randn(2, HEADS, 7, 5, generator=noise), []
+    with torch.no_grad():
+        buffer = begin_buffer(routers, x, sources)
+        assert type(buffer) is SmallBuffer
+        for own, router in zip(sources, routers, strict=True):
+            slots.append((x.sin(), x * 2))
+            buffer.append(*slots[-1])
+            got, expected = route(buffer, *router), route([slots[j] for j in own], *router)
+            for a, b in zip(got, expected, strict=True):
+                torch.testing.assert_close(a, b)
+            x = x + sum(got).tanh()
+
+
 @pytest.mark.parametrize(("requires_grad", "few"), [(True, 0), (False, 0), (False, 10**6)])
 def test_a_route_that_is_asked_for_twice_is_the_same(requires_grad, few, monkeypatch):
     """As a hook does that calls a router again."""
@@ -232,8 +252,9 @@ def test_tensors_of_another_type_have_no_buffer():
 
 @pytest.mark.parametrize("group_size", [1, 3, 8])
 @pytest.mark.parametrize("without", [(0,), (), (0, 3, 4, 5)])
-def test_the_buffer_of_compiled_code_equals_naive(group_size, without, monkeypatch):
-    model, x = Depth(without=without), an_input()
+@pytest.mark.parametrize("apart", [(), (1, 2, 6)])
+def test_the_buffer_of_compiled_code_equals_naive(group_size, without, apart, monkeypatch):
+    model, x = Depth(without=without, apart=apart), an_input()
     monkeypatch.setattr(model, "buffer", TracedBuffer)
     assert_same(outcome(model, x, group_size), outcome(model, x, None))
 

@@ -42,6 +42,19 @@ def test_layers_without_a_router(without):
     assert_same(outcome(model, x, 3), outcome(model, x, None))
 
 
+@pytest.mark.parametrize("apart", [range(1, 7), (3,), (2, 6)], ids=str)
+@pytest.mark.parametrize("group_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("frozen", ["nothing", "weights", "value_weights"])
+def test_keys_and_values_with_weights_of_their_own(apart, group_size, frozen):
+    model, x = Depth(apart=apart), an_input()
+    if frozen != "nothing":
+        getattr(model, frozen).requires_grad_(False)
+    assert_same(outcome(model, x, group_size), outcome(model, x, None))
+    with torch.no_grad():
+        many = an_input(tokens=MANY)
+        torch.testing.assert_close(model(many, group_size), model(many))
+
+
 @pytest.mark.parametrize("frozen", ["weights", "keys", "values", "x", "first", "everything but 3"])
 def test_partial_inputs_needing_gradients(frozen):
     model, x = Depth(), an_input()

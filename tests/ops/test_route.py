@@ -75,6 +75,18 @@ def test_gradients():
         torch.autograd.gradgradcheck(flat, (weight, *tensors))
 
 
+@pytest.mark.parametrize("name", ["naive", "deferred"])
+def test_values_may_have_a_weight_of_their_own(name):
+    slots, weight = random_slots(3)
+    value_weight = random_slots(3, seed=1)[1]
+    with using(name):
+        keys, values = route(slots, weight, value_weight)
+    torch.testing.assert_close(keys, by_the_indices(slots, weight)[0])
+    torch.testing.assert_close(values, by_the_indices(slots, value_weight)[1])
+    with pytest.raises(ValueError, match=r"one shape, got \[3, 9\] and \[2, 9\]"):
+        route(slots, weight, value_weight[:2])
+
+
 def test_routing_before_rope_equals_routing_after():
     slots, weight = random_slots(4)
     angles = torch.randn(2, 5, 2, dtype=torch.float64).repeat(1, 1, 2)

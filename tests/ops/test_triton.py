@@ -80,6 +80,13 @@ def forward_and_gradients(name, slots, weight, grads, *, stored):
     return [*out, *torch.autograd.grad(out, [weight, *leaves], grads)]
 
 
+def kernel_routes():
+    """Return the module of launches, which needs triton."""
+    from layermem.ops.route import launches
+
+    return launches
+
+
 def assert_close(got, expected, dtype):
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == dtype and a.shape == b.shape
@@ -98,6 +105,28 @@ def test_forward_and_every_gradient_equal_naive_in_float64(shape, dtype, stored,
     )
     got = forward_and_gradients("triton", slots, weight, grads, stored=stored)
     assert_close(got, expected, dtype)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "one operator"])
+@pytest.mark.parametrize("stored", [True, False], ids=["deferred", "ordinary"])
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_keys_and_values_with_weights_of_their_own(shape, stored, compiled, device):
+    slots, weight, grads = inputs(shape, torch.float32, device)
+    value_weight = inputs(shape, torch.float32, device, seed=1)[1]
+    outcomes = []
+    for name in ("naive", "triton"):
+        leaves = [tensor.clone().requires_grad_() for slot in slots for tensor in slot]
+        router = [w.clone().requires_grad_() for w in (weight, value_weight)]
+        pairs = list(zip(leaves[::2], leaves[1::2], strict=True))
+        with using(name):
+            if stored and not compiled:
+                pairs = [store(*pair) for pair in pairs]
+            if compiled and name == "triton":
+                out = kernel_routes()._compiled_route(leaves[::2], leaves[1::2], router)
+            else:
+                out = route(pairs, *router)
+        outcomes.append([*out, *torch.autograd.grad(out, [*router, *leaves], grads)])
+    assert_close(outcomes[1], [tensor.double() for tensor in outcomes[0]], torch.float32)
 
 
 @pytest.mark.parametrize("layout", ["head major", "strided"])

@@ -27,7 +27,7 @@ def begin_shared_buffer(
     """
     if any(map(runs_twice, layers)):
         return None
-    weights: list[Tensor | None] = []
+    routers: list[tuple[Tensor, ...] | None] = []
     sources: list[tuple[int, ...]] = []
     for layer, memory in enumerate(memories):
         if memory is not None and _has_company(memory):
@@ -35,13 +35,13 @@ def begin_shared_buffer(
         route = memory.as_route() if isinstance(memory, Memory) else None
         if route is not None:
             sources.append(route[0])
-            weights.append(route[1])
+            routers.append(route[1])
         elif layer == 0 and (memory is None or type(memory) is OwnLayerMemory):
             sources.append((0,))
-            weights.append(None)
+            routers.append(None)
         else:
             return None
-    return begin_buffer(weights, like, sources)
+    return begin_buffer(routers, like, sources)
 
 
 def runs_twice(layer: nn.Module) -> bool:

@@ -52,8 +52,8 @@ class Memory(nn.Module, ABC):
         nothing: with sources (0, 2) at layer 3 they are those of layers 0, 2, 3.
         """
 
-    def as_route(self) -> tuple[tuple[int, ...], Tensor] | None:
-        """Return source layers and weight if ``forward`` is ``route(slots, weight)``, else None.
+    def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
+        """Return source layers and weights if ``forward`` is ``route(slots, *weights)``, else None.
 
         Layers whose memories all are routes may share a buffer (``memories.begin_shared_buffer``).
         """

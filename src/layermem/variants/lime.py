@@ -133,6 +133,15 @@ class _Router(StaticRouter):
             # transformers' copy_ does nothing to weights that a checkpoint has filled in.
             initialization.copy_(weight, initial)
 
+    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
+        return route(slots, *weights)
+
+    def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
+        # A parametrized router is of a subclass, and computes its weight at each look.
+        if type(self) not in (LimeRouter, LimeSeparateRouters):
+            return None
+        return self.sources, tuple(self.named_weights().values())
+
     def with_sources(self, sources: tuple[int, ...]) -> Self:
         return type(self)(self.num_heads, sources, layer=self.layer, init=self.init)
 
@@ -148,21 +157,10 @@ class LimeRouter(_Router):
         """Route the slots of ``sources``, [B, R, T, E] each."""
         return route(slots, self.weight)
 
-    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
-        return route(slots, weights[0])
-
-    def as_route(self) -> tuple[tuple[int, ...], Tensor] | None:
-        # A parametrized router is of a subclass, and computes its weight at each look.
-        return (self.sources, self.weight) if type(self) is LimeRouter else None
-
 
 @final
 class LimeSeparateRouters(_Router):
-    """The routers of one layer: ``weight`` for keys and ``value_weight`` for values, [R, S * R].
-
-    Both are applied to keys and values in one product, of which half is used: slots hold both, and
-    are packed and get their gradients together.
-    """
+    """The routers of one layer: ``weight`` for keys and ``value_weight`` for values, [R, S * R]."""
 
     weight_names = MappingProxyType({"keys": "weight", "values": "value_weight"})
 
@@ -170,11 +168,7 @@ class LimeSeparateRouters(_Router):
 
     def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
         """Route the slots of ``sources``, [B, R, T, E] each."""
-        return self.route_by(slots, self.weight, self.value_weight)
-
-    def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
-        keys, values = route(slots, torch.cat(weights))
-        return keys[:, : self.num_heads], values[:, self.num_heads :]
+        return route(slots, self.weight, self.value_weight)
 
 
 @final
@@ -226,9 +220,11 @@ class Lime(Variant[LimeConfig]):
     def extra_flops(cls, config: LimeConfig) -> int:
         """Return 4 E for each weight, which multiplies E numbers of a key and E of a value.
 
-        Not counted: zeros that a buffer multiplies for slots that a router does not read.
+        Of keys and values apart each weight multiplies E numbers. Not counted: zeros that a buffer
+        multiplies for slots that a router does not read.
         """
-        return 4 * config.head_dim * cls._count_weights(config)
+        multiplied = 2 if config.router_shares_kv else 1
+        return 2 * multiplied * config.head_dim * cls._count_weights(config)
 
     @classmethod
     def metrics(cls, model: nn.Module) -> dict[str, float]:

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from layermem.ops.route import deferred, naive
-from layermem.ops.route.buffer import SlotBuffer, SmallBuffer, Sources, TracedBuffer, Weights
+from layermem.ops.route.buffer import SlotBuffer, SmallBuffer, Sources, TracedBuffer
 from layermem.ops.route.groups import GroupBuffer
 from layermem.ops.route.naive import Slot
+from layermem.ops.route.products import Router, as_router
 from layermem.ops.route.shapes import check_shapes
 
 _NAMES = ("naive", "deferred", "grouped", "triton")
@@ -38,20 +39,22 @@ _products = deferred.Products()
 _forced: str | None = None
 
 
-def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
+def route(slots: Sequence[Slot], weight: Tensor, value_weight: Tensor | None = None) -> Slot:
     """Compute the weighted sum of slots, ``out[h] = sum_{s, g} weight[h, s * R + g] * slot_s[g]``.
 
     ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
-    head minor, and is applied to keys and values alike. Returns (key, value), each [B, R, T, E].
+    head minor, and is applied to keys, and to values unless they have a ``value_weight`` of that
+    shape. Returns (key, value), each [B, R, T, E].
     """
+    router = (weight,) if value_weight is None else (weight, value_weight)
     if isinstance(slots, SlotBuffer):
-        return slots.route(weight)
-    check_shapes(slots, weight)
+        return slots.route(*router)
+    check_shapes(slots, *router)
     if _forced == "naive":
-        return naive.route(slots, weight)
+        return naive.route(slots, *router)
     if _forced == "triton":
-        return _kernels().route(slots, weight)
-    return deferred.route(_products, slots, weight)
+        return _kernels().route(slots, router)
+    return deferred.route(_products, slots, router)
 
 
 def store(key: Tensor, value: Tensor) -> Slot:
@@ -64,10 +67,11 @@ def store(key: Tensor, value: Tensor) -> Slot:
 
 
 def begin_buffer(
-    weights: Weights, embeds: Tensor, sources: Sources | None = None
+    routers: Sequence[Router | Tensor | None], embeds: Tensor, sources: Sources | None = None
 ) -> SlotBuffer | None:
-    """Return a buffer for a forward whose layer l routes its sources by ``weights[l]``.
+    """Return a buffer for a forward whose layer l routes its sources by ``routers[l]``.
 
+    A router is a weight, or one of keys and one of values in a tuple; None: the layer has none.
     ``sources[l]`` are the slots that layer l reads, ascending, its own last; None: all layers read
     all slots so far. Returns None, and layers have to call ``store`` and ``route`` on slots of
     their own, unless tensors are float32 or float64, autocast is off, weights are in memory and, in
@@ -77,27 +81,29 @@ def begin_buffer(
     reader, and a buffer would keep it. ``embeds`` [B, T, D] is the input of the forward.
     """
     if sources is None:
-        sources = [range(layer + 1) for layer in range(len(weights))]
+        sources = [range(layer + 1) for layer in range(len(routers))]
+    routers = list(map(as_router, routers))
     traced = torch.compiler.is_compiling()
     if _forced not in (None, "grouped") or not _sums_are_exact(embeds):
         return None
     if not traced and not _is_eager(embeds):
         return None
-    heads = next((weight.shape[0] for weight in weights if weight is not None), 0)
-    for weight, own in zip(weights, sources, strict=True):
-        if weight is not None and not _is_at_hand(weight, (heads, len(own) * heads), embeds):
+    heads = next((router[0].shape[0] for router in routers if router is not None), 0)
+    for router, own in zip(routers, sources, strict=True):
+        shape = (heads, len(own) * heads)
+        if router is not None and not all(_is_at_hand(w, shape, embeds) for w in router):
             return None
     if not heads:
         return None
-    group_size = max(_GROUP_SIZE, len(weights) // _MOST_GROUPS)
+    group_size = max(_GROUP_SIZE, len(routers) // _MOST_GROUPS)
     if traced:
         reads_all = all(len(own) == own[-1] + 1 for own in sources)
-        return TracedBuffer(weights, group_size) if reads_all else None
+        return TracedBuffer(routers, group_size) if reads_all else None
     if embeds.numel() <= _FEW and not torch.is_grad_enabled():
-        return SmallBuffer(weights, sources)
-    if not torch.is_grad_enabled() and 2 * _most_alive(sources) <= len(weights):
+        return SmallBuffer(routers, sources)
+    if not torch.is_grad_enabled() and 2 * _most_alive(sources) <= len(routers):
         return None
-    return GroupBuffer(weights, group_size, sources)
+    return GroupBuffer(routers, group_size, sources)
 
 
 def _most_alive(sources: Sources) -> int:

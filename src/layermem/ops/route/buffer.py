@@ -9,6 +9,7 @@ Letters: L layers, R heads, B batch, T tokens, E head width, C = B T E.
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import is_
 from typing import final, overload
 
 import torch
@@ -16,23 +17,24 @@ from torch import Tensor
 
 from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
-from layermem.ops.route.products import as_slot, view_slots
+from layermem.ops.route.products import Router, as_router, as_slot, view_slots
 
-Weights = Sequence[Tensor | None]
+Routers = Sequence[Router | Tensor | None]
 Sources = Sequence[Sequence[int]]
 
 
 class SlotBuffer(Sequence[Slot]):
     """The slots of one forward and their routes; as a sequence, the slots so far.
 
-    ``weights[l]`` [R, S * R] is the router of layer l, None if it has none; ``sources[l]`` are the
-    S layers that it reads, ascending, its own last (all so far, if they are not given). Layer after
-    layer calls ``append`` with its slot and then, if it has a router, ``route``.
+    ``routers[l]`` is the router of layer l, a weight [R, S * R] for keys and values or one for
+    each, None if it has none; ``sources[l]`` are the S layers that it reads, ascending, its own
+    last (all so far, if they are not given). Layer after layer calls ``append`` with its slot and
+    then, if it has a router, ``route``.
     """
 
-    def __init__(self, weights: Weights, sources: Sources | None = None) -> None:
-        self._weights = weights
-        self._sources = sources or [range(layer + 1) for layer in range(len(weights))]
+    def __init__(self, routers: Routers, sources: Sources | None = None) -> None:
+        self._routers = list(map(as_router, routers))
+        self._sources = sources or [range(layer + 1) for layer in range(len(routers))]
         self._slots: list[Slot] = []
         # The layer that was routed last, and its route.
         self._last_route: tuple[int, Slot] | None = None
@@ -62,16 +64,17 @@ class SlotBuffer(Sequence[Slot]):
         self._slots.append(slot)
         return slot
 
-    def route(self, weight: Tensor) -> Slot:
+    def route(self, *router: Tensor) -> Slot:
         """Compute ``naive.route`` of the sources of the last slot's layer, with its router."""
         layer = len(self._slots) - 1
-        if weight is self._weights[layer]:
+        announced = self._routers[layer] or ()
+        if len(router) == len(announced) and all(map(is_, router, announced)):
             # Asked twice, by a hook that calls the router again, it is computed once.
             if self._last_route is None or self._last_route[0] != layer:
-                self._last_route = layer, self._route(layer, weight)
+                self._last_route = layer, self._route(layer, router)
             return self._last_route[1]
         # Another weight than was announced when the forward began.
-        return naive.route([self._slots[j] for j in self._sources[layer]], weight)
+        return naive.route([self._slots[j] for j in self._sources[layer]], *router)
 
     @abstractmethod
     def _begin(self, key: Tensor) -> None:
@@ -82,7 +85,7 @@ class SlotBuffer(Sequence[Slot]):
         """Keep the slot of a layer and return it as it is kept."""
 
     @abstractmethod
-    def _route(self, layer: int, weight: Tensor) -> Slot:
+    def _route(self, layer: int, router: Router) -> Slot:
         """Compute the route of a layer, whose slot is the last that was kept."""
 
 
@@ -95,7 +98,7 @@ class SmallBuffer(SlotBuffer):
     """
 
     def _begin(self, key: Tensor) -> None:
-        depth, columns = len(self._weights), key.numel() // key.shape[1]
+        depth, columns = len(self._routers), key.numel() // key.shape[1]
         sizes = (depth * key.shape[1], 2 * columns)
         # Row (l, r) has head r of layer l: its key, then its value.
         self._matrix, routes = key.new_empty(sizes), key.new_empty(sizes)
@@ -104,6 +107,7 @@ class SmallBuffer(SlotBuffer):
             for m in (self._matrix, routes)
         )
         self._products = routes.chunk(depth)
+        self._halves = slice(columns), slice(columns, None)
 
     def _keep(self, layer: int, key: Tensor, value: Tensor) -> Slot:
         slot = self._kept[layer]
@@ -111,16 +115,21 @@ class SmallBuffer(SlotBuffer):
         slot[1].copy_(value)
         return slot
 
-    def _route(self, layer: int, weight: Tensor) -> Slot:
-        if weight.dtype != self._matrix.dtype:
-            weight = weight.to(self._matrix.dtype)
+    def _route(self, layer: int, router: Router) -> Slot:
+        if router[0].dtype != self._matrix.dtype:
+            router = tuple(weight.to(self._matrix.dtype) for weight in router)
         own, heads = self._sources[layer], self._shape[1]
         if layer - own[0] < len(own):
             rows = self._matrix[own[0] * heads : (layer + 1) * heads]
         else:
             places = _rows_of(tuple(own), heads).to(self._matrix.device)
             rows = self._matrix.index_select(0, places)
-        torch.mm(weight, rows, out=self._products[layer])
+        out = self._products[layer]
+        if len(router) == 1:
+            torch.mm(router[0], rows, out=out)
+        else:
+            for weight, half in zip(router, self._halves, strict=True):
+                torch.mm(weight, rows[:, half], out=out[:, half])
         return self._routed[layer]
 
 
@@ -140,44 +149,67 @@ class TracedBuffer(SlotBuffer):
     Autograd saves a slot twice, singly and in X_g, unless the compiler computes X_g again.
     """
 
-    def __init__(self, weights: Weights, group_size: int) -> None:
-        super().__init__(weights)
+    def __init__(self, routers: Routers, group_size: int) -> None:
+        super().__init__(routers)
         self._group_size = group_size
-        # Slots of the running group, [R, 2 C] each; older groups, [group_size * R, 2 C].
-        self._own: list[Tensor] = []
-        self._older: list[Tensor] = []
-        self._partials: dict[int, Tensor] = {}
+        # Keys and values side by side, or, where they have weights of their own, apart.
+        self._n_parts = max(len(router) for router in self._routers if router is not None)
+        # For each part, slots of the running group [R, C] and older groups [group_size * R, C].
+        self._own: list[list[Tensor]] = [[] for _ in range(self._n_parts)]
+        self._older: list[list[Tensor]] = [[] for _ in range(self._n_parts)]
+        self._partials: dict[int, list[Tensor]] = {}
 
     def _begin(self, key: Tensor) -> None:
         """Nothing is allocated before it is computed."""
 
     def _keep(self, layer: int, key: Tensor, value: Tensor) -> Slot:
         if layer and layer % self._group_size == 0:
-            self._older.append(torch.cat(self._own))
-            self._own = []
+            for own, older in zip(self._own, self._older, strict=True):
+                older.append(torch.cat(own))
+                own.clear()
             self._begin_group(layer)
         parts = [part.transpose(0, 1).flatten(1) for part in (key, value)]
-        self._own.append(torch.cat(parts, dim=1))
+        if self._n_parts == 1:
+            parts = [torch.cat(parts, dim=1)]
+        for own, part in zip(self._own, parts, strict=True):
+            own.append(part)
         return key, value
 
     def _begin_group(self, first: int) -> None:
         """Compute what the layers of a group read of older groups."""
-        heads = self._shape[1]
-        group = range(first, min(first + self._group_size, len(self._weights)))
-        weights = {i: w for i in group if (w := self._weights[i]) is not None}
-        if not weights:
+        heads, size = self._shape[1], self._group_size
+        group = range(first, min(first + size, len(self._routers)))
+        routers: dict[int, Router] = {}
+        for i in group:
+            router = self._routers[i]
+            if router is not None:
+                routers[i] = router
+        if not routers:
             return
-        dtype = self._older[0].dtype
-        older = torch.cat([w[:, : first * heads].to(dtype) for w in weights.values()])
-        partials = _sum_products(older.split(self._group_size * heads, dim=1), self._older)
-        self._partials = dict(zip(weights, partials.split(heads), strict=True))
+        self._partials = {i: [] for i in routers}
+        for part, older in enumerate(self._older):
+            weights = []
+            for router in routers.values():
+                weight = _of_part(router, part)[:, : first * heads]
+                weights.append(weight.to(older[0].dtype))
+            total = _sum_products(torch.cat(weights).split(size * heads, dim=1), older)
+            for i, partial in zip(routers, total.split(heads), strict=True):
+                self._partials[i].append(partial)
 
-    def _route(self, layer: int, weight: Tensor) -> Slot:
-        heads = self._shape[1]
-        own = weight[:, -len(self._own) * heads :].to(self._own[0].dtype)
-        out = _sum_products(own.split(heads, dim=1), self._own, self._partials.get(layer))
-        key, value = out.chunk(2, dim=1)
+    def _route(self, layer: int, router: Router) -> Slot:
+        heads, partials = self._shape[1], self._partials.get(layer)
+        sums = []
+        for part, own in enumerate(self._own):
+            weight = _of_part(router, part)[:, -len(own) * heads :].to(own[0].dtype)
+            total = None if partials is None else partials[part]
+            sums.append(_sum_products(weight.split(heads, dim=1), own, total))
+        key, value = sums[0].chunk(2, dim=1) if self._n_parts == 1 else sums
         return as_slot(key, self._shape), as_slot(value, self._shape)
+
+
+def _of_part(router: Router, part: int) -> Tensor:
+    """Return the weight of keys (0) or of values (1), which may be one."""
+    return router[min(part, len(router) - 1)]
 
 
 def _sum_products(

@@ -12,7 +12,9 @@ example with 3 layers and R = 2 heads. Layers 1 and 2 have routers W_1 [2, 4] an
     slot 1     d slot_1 = [W_2[:, 2:4]^T, W_1[:, 2:4]^T] [d out_2; d out_1]
     slot 0     likewise
 
-``Products`` computes in torch, ``launches.py`` in Triton kernels.
+A router is one weight, or one for keys and one for values. A product takes a pair of weights, for
+keys and for values: with one weight it is there twice. ``Products`` computes in torch,
+``launches.py`` in Triton kernels.
 
 Letters: S slots, R heads, M output heads, B batch, T tokens, E head width.
 """
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
-from layermem.ops.route.products import as_slot, sum_products
+from layermem.ops.route.products import Pair, Router, as_slot, sum_products
 from layermem.ops.shared_gradient import (
     Grads,
     add,
@@ -45,29 +47,32 @@ class Products:
         """Return a key or value in the memory layout that is fastest to read."""
         return x.transpose(0, 1).contiguous().transpose(0, 1)
 
-    def gather(self, weight: Tensor, parts: Sequence[Slot]) -> Slot:
-        """Return weight [M, S * R] @ the S parts, rounded once."""
+    def gather(self, weights: Pair, parts: Sequence[Slot]) -> Slot:
+        """Return weights [M, S * R] @ the S parts, rounded once."""
         keys, values = zip(*parts, strict=True)
-        return _product(weight, keys), _product(weight, values)
+        return _product(weights[0], keys), _product(weights[1], values)
 
-    def spread(self, columns: Tensor, grads: Slot) -> list[Slot]:
+    def spread(self, columns: Pair, grads: Slot) -> list[Slot]:
         """Return columns[i] [R, M] @ grads for each i."""
-        return [self.gather(column, [grads]) for column in columns]
+        return [self.gather(pair, [grads]) for pair in zip(*columns, strict=True)]
 
-    def gram(self, grads: Slot, parts: Sequence[Slot]) -> Tensor:
-        """Return grads @ the S parts, summed over batch, tokens and width, [M, S * R]."""
+    def gram(self, grads: Slot, parts: Sequence[Slot]) -> Pair:
+        """Return grads @ the S parts, summed over batch, tokens and width, [M, S * R] each."""
         pairs = zip(grads, zip(*parts, strict=True), strict=True)
         key, value = (_rows([grad]) @ _rows(part).t() for grad, part in pairs)
-        return key.float() + value.float() if key.element_size() == 2 else key + value
+        return (key.float(), value.float()) if key.element_size() == 2 else (key, value)
 
-    def sum_parts(self, parts: list[tuple[Tensor, Slot]], direct: Grads) -> Grads:
+    def sum_parts(self, parts: list[tuple[Pair, Slot]], direct: Grads) -> Grads:
         """Return the gradient of a slot from what its readers have left, (columns, gradients)."""
         if not parts:
             return direct
         columns, grads = zip(*parts, strict=True)
-        weight = torch.cat(columns, dim=1)
+        weight = torch.cat([of_keys for of_keys, _ in columns], dim=1)
+        weights = weight, weight
+        if any(of_keys is not of_values for of_keys, of_values in columns):
+            weights = weight, torch.cat([of_values for _, of_values in columns], dim=1)
         with autocast_disabled(weight):
-            return add(self.gather(weight, grads), direct)
+            return add(self.gather(weights, grads), direct)
 
 
 def store(products: Products, key: Tensor, value: Tensor) -> Slot:
@@ -79,14 +84,21 @@ def store(products: Products, key: Tensor, value: Tensor) -> Slot:
     return slot
 
 
-def route(products: Products, slots: Sequence[Slot], weight: Tensor) -> Slot:
+def route(products: Products, slots: Sequence[Slot], router: Router) -> Slot:
     """Compute ``naive.route`` by ``products``."""
     if torch._C._are_functorch_transforms_active():
-        return naive.route(slots, weight)
+        return naive.route(slots, *router)
     if torch.is_grad_enabled():
-        return _Route.apply(products, weight, *(readable(x) for slot in slots for x in slot))
-    with autocast_disabled(weight):
-        return products.gather(weight.to(slots[0][0].dtype), slots)
+        tensors = (readable(x) for slot in slots for x in slot)
+        return _Route.apply(products, len(router), *router, *tensors)
+    with autocast_disabled(router[0]):
+        return products.gather(in_pair(router, slots[0][0].dtype), slots)
+
+
+def in_pair(router: Router, dtype: torch.dtype) -> Pair:
+    """Return a router as the weights of keys and of values, in a dtype."""
+    weights = [weight.to(dtype) for weight in router]
+    return weights[0], weights[-1]
 
 
 def refuse_second_derivatives() -> None:
@@ -117,40 +129,53 @@ class _Store(torch.autograd.Function):
 
 
 class _Route(torch.autograd.Function):
-    """``naive.route`` on flat arguments: the weight, then key and value of each slot."""
+    """``naive.route`` on flat arguments: the router's weights, then key and value of each slot."""
 
     @staticmethod
-    def forward(ctx: Any, products: Products, weight: Tensor, *tensors: Tensor) -> Slot:
-        ctx.save_for_backward(weight, *tensors)
-        slots = pair_up(tensors)
-        ctx.products, ctx.nodes = products, [_find_node(slot, products) for slot in slots]
-        with autocast_disabled(weight):
-            return products.gather(weight.to(tensors[0].dtype), slots)
+    def forward(ctx: Any, products: Products, n_weights: int, *tensors: Tensor) -> Slot:
+        ctx.save_for_backward(*tensors)
+        router, slots = tensors[:n_weights], pair_up(tensors[n_weights:])
+        ctx.products, ctx.n_weights = products, n_weights
+        ctx.nodes = [_find_node(slot, products) for slot in slots]
+        with autocast_disabled(router[0]):
+            return products.gather(in_pair(router, slots[0][0].dtype), slots)
 
     @staticmethod
     def backward(ctx: Any, d_key: Tensor, d_value: Tensor) -> Grads:
         refuse_second_derivatives()
-        products, nodes = ctx.products, ctx.nodes
-        weight, *tensors = ctx.saved_tensors
-        _, needs_weight, *needs = ctx.needs_input_grad
+        products, nodes, count = ctx.products, ctx.nodes, ctx.n_weights
+        router, tensors = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        needs_router, needs = ctx.needs_input_grad[2 : 2 + count], ctx.needs_input_grad[2 + count :]
         grads = products.lay_out(d_key), products.lay_out(d_value)
-        d_weight, d_tensors = None, [None] * len(tensors)
+        d_router: list[Tensor | None] = [None] * count
+        d_tensors: list[Tensor | None] = [None] * len(tensors)
         # [S, R, M]: what takes a gradient of the output back to each slot.
-        columns = weight.to(d_key.dtype).unflatten(1, (-1, tensors[0].shape[1])).permute(1, 2, 0)
+        blocks = [
+            weight.to(d_key.dtype).unflatten(1, (-1, tensors[0].shape[1])).permute(1, 2, 0)
+            for weight in router
+        ]
         singly = [i for i, node in enumerate(nodes) if not node and any(needs[2 * i : 2 * i + 2])]
-        with autocast_disabled(weight):
-            if needs_weight:
-                d_weight = products.gram(grads, pair_up(tensors)).to(weight.dtype)
+        with autocast_disabled(router[0]):
+            if any(needs_router):
+                grams = products.gram(grads, pair_up(tensors))
+                sums = grams if count == 2 else (grams[0] + grams[1],)
+                d_router = [
+                    total.to(weight.dtype) if need else None
+                    for total, weight, need in zip(sums, router, needs_router, strict=True)
+                ]
             if singly:
-                spread = products.spread(columns[singly], grads)
+                chosen = [block[singly] for block in blocks]
+                spread = products.spread((chosen[0], chosen[-1]), grads)
                 for i, pair in zip(singly, spread, strict=True):
                     d_tensors[2 * i : 2 * i + 2] = pair
-        for node, column in zip(nodes, columns, strict=True):
+        of_slots = [block.unbind() for block in blocks]
+        for i, node in enumerate(nodes):
             if node:
-                leave(node, (column, grads))
+                leave(node, ((of_slots[0][i], of_slots[-1][i]), grads))
         return (
             None,
-            d_weight,
+            None,
+            *d_router,
             *(d if need else None for d, need in zip(d_tensors, needs, strict=True)),
         )
 

@@ -31,10 +31,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from layermem.ops.route.buffer import SlotBuffer, Sources, Weights
+from layermem.ops.route.buffer import Routers, SlotBuffer, Sources
 from layermem.ops.route.deferred import pair_up, refuse_second_derivatives
 from layermem.ops.route.naive import Slot
 from layermem.ops.route.products import (
+    Pair,
+    Router,
     add_product,
     as_slot,
     runs_of,
@@ -54,13 +56,20 @@ class _Group:
     heads: int
     # By layer with a router: all of its sources.
     sources: dict[int, Sequence[int]]
-    # [(last - first) * R, last * R]
-    weight: Tensor
+    # By layer with a router: how many weights it has, one or one of keys and one of values.
+    counts: dict[int, int]
+    # Of keys and of values, [(last - first) * R, last * R] each: one matrix where all have one.
+    weights: Pair
 
-    def block(self, layers: range, slots: range) -> Tensor:
-        """Return the weights by which ``layers`` read ``slots``."""
+    @property
+    def is_apart(self) -> bool:
+        """Whether keys and values have weights of their own in some layer."""
+        return self.weights[0] is not self.weights[1]
+
+    def block(self, part: int, layers: range, slots: range) -> Tensor:
+        """Return the weights by which ``layers`` read the keys (0) or values (1) of ``slots``."""
         rows = range(layers.start - self.first, layers.stop - self.first)
-        return self.weight[self.rows(rows), self.rows(slots)]
+        return self.weights[part][self.rows(rows), self.rows(slots)]
 
     def rows(self, layers: range) -> slice:
         """Return the rows of layers in a matrix that begins with layer 0."""
@@ -85,8 +94,8 @@ class _Group:
 class GroupBuffer(SlotBuffer):
     """Slots with routes and gradients in groups of ``group_size`` layers."""
 
-    def __init__(self, weights: Weights, group_size: int, sources: Sources | None = None) -> None:
-        super().__init__(weights, sources)
+    def __init__(self, routers: Routers, group_size: int, sources: Sources | None = None) -> None:
+        super().__init__(routers, sources)
         self._group_size = group_size
         # What routes read of the slots where there are gradients.
         self._aliases: list[Slot] = []
@@ -95,7 +104,7 @@ class GroupBuffer(SlotBuffer):
         self._tape = _Tape(key.shape) if torch.is_grad_enabled() else None
         heads, columns = key.shape[1], key.numel() // key.shape[1]
         # Two allocations: autograd saves the routed values, and routed keys only after rope.
-        self._matrices = [key.new_empty(len(self._weights) * heads, columns) for _ in range(2)]
+        self._matrices = [key.new_empty(len(self._routers) * heads, columns) for _ in range(2)]
         keys, values = (view_slots(matrix, key.shape) for matrix in self._matrices)
         self._kept = list(zip(keys, values, strict=True))
 
@@ -119,22 +128,29 @@ class GroupBuffer(SlotBuffer):
 
     def _begin_group(self, first: int) -> None:
         """Begin the group of layer ``first``: compute what its layers read of older slots."""
-        last, heads = min(first + self._group_size, len(self._weights)), self._shape[1]
-        routers = {i: w for i in range(first, last) if (w := self._weights[i]) is not None}
-        sources = {i: self._sources[i] for i in routers}
-        weight = self._matrices[0].new_zeros((last - first) * heads, last * heads)
-        self._group = group = _Group(first, last, heads, sources, weight)
+        last, heads = min(first + self._group_size, len(self._routers)), self._shape[1]
+        routers = {i: r for i in range(first, last) if (r := self._routers[i]) is not None}
+        sources, counts = (
+            {i: self._sources[i] for i in routers},
+            {i: len(r) for i, r in routers.items()},
+        )
+        of_keys = self._matrices[0].new_zeros((last - first) * heads, last * heads)
+        of_values = torch.zeros_like(of_keys) if 2 in counts.values() else of_keys
+        group = _Group(first, last, heads, sources, counts, (of_keys, of_values))
+        self._group = group
         with torch.no_grad():
             for i, router in routers.items():
                 start = 0
                 for run in runs_of(sources[i]):
-                    columns = router[:, start : start + len(run) * heads]
-                    group.block(range(i, i + 1), run).copy_(columns)
-                    start += len(run) * heads
+                    columns = slice(start, start + len(run) * heads)
+                    for part in (0, 1) if group.is_apart else (0,):
+                        weight = router[min(part, len(router) - 1)]
+                        group.block(part, range(i, i + 1), run).copy_(weight[:, columns])
+                    start = columns.stop
         if self._tape is not None and routers:
             self._tape.groups.append(group)
             older = self._aliases[:first]
-            self._token = _Begin.apply(self._tape, group, *routers.values(), *chain(*older))
+            self._token = _Begin.apply(self._tape, group, *chain(*routers.values(), *older))
         self._sum_older(group)
 
     def _sum_older(self, group: _Group) -> None:
@@ -149,13 +165,15 @@ class GroupBuffer(SlotBuffer):
                 for run in runs_of(group.read(readers, older))
                 for i in range(0, len(run), self._group_size)
             ]
-            weights = [group.block(self._span, run) for run in runs]
             self._partials = [
-                sum_products(weights, [matrix[group.rows(run)] for run in runs])
-                for matrix in self._matrices
+                sum_products(
+                    [group.block(part, self._span, run) for run in runs],
+                    [matrix[group.rows(run)] for run in runs],
+                )
+                for part, matrix in enumerate(self._matrices)
             ]
 
-    def _route(self, layer: int, weight: Tensor) -> Slot:
+    def _route(self, layer: int, router: Router) -> Slot:
         if self._tape is None:
             return self._complete_route(layer)
         slot: Slot = _Route.apply(
@@ -177,12 +195,12 @@ class GroupBuffer(SlotBuffer):
             start = (layer - self._span.start) * group.heads
             totals = [matrix[start : start + group.heads] for matrix in self._partials]
         for run in runs:
-            weight, rows = group.block(own, run), group.rows(run)
+            rows = group.rows(run)
             totals = [
-                torch.mm(weight, matrix[rows])
+                torch.mm(group.block(part, own, run), matrix[rows])
                 if total is None
-                else add_product(total, weight, matrix[rows])
-                for total, matrix in zip(totals, self._matrices, strict=True)
+                else add_product(total, group.block(part, own, run), matrix[rows])
+                for part, (total, matrix) in enumerate(zip(totals, self._matrices, strict=True))
             ]
         key, value = totals
         assert key is not None and value is not None, "a layer reads its own slot"
@@ -252,12 +270,12 @@ class _Tape:
             start = (layer - current.received_by.start) * group.heads
             sums = [matrix[start : start + group.heads] for matrix in current.received]
         for run in runs_of(group.readers(own.routed, slot)):
-            weight, rows = group.block(run, slot).t(), group.own(run)
-            parts_of_run = [matrix[rows] for matrix in own.matrices]
+            weights, rows = [group.block(part, run, slot).t() for part in (0, 1)], group.own(run)
+            products = zip(weights, (matrix[rows] for matrix in own.matrices), strict=True)
             if sums is None:
-                sums = [torch.mm(weight, part) for part in parts_of_run]
+                sums = [torch.mm(weight, rows) for weight, rows in products]
             else:
-                sums = [add_product(s, weight, p) for s, p in zip(sums, parts_of_run, strict=True)]
+                sums = [add_product(s, *product) for s, product in zip(sums, products, strict=True)]
         return direct if sums is None else add([as_slot(s, self.shape) for s in sums], direct)
 
     def _receive(self, current: _Pass, group: _Group) -> None:
@@ -272,28 +290,43 @@ class _Tape:
                 senders += [(later, run, gradients) for run in runs_of(layers)]
         if senders:
             by = current.received_by = range(min(read), max(read) + 1)
-            weights = [later.block(run, by).t() for later, run, _ in senders]
             current.received = [
-                sum_products(weights, [g.matrices[i][later.own(run)] for later, run, g in senders])
-                for i in (0, 1)
+                sum_products(
+                    [later.block(part, run, by).t() for later, run, _ in senders],
+                    [g.matrices[part][later.own(run)] for later, run, g in senders],
+                )
+                for part in (0, 1)
             ]
 
-    def router_gradients(self, group: _Group) -> dict[int, Tensor]:
+    def router_gradients(self, group: _Group) -> dict[int, list[Tensor]]:
         """Return the gradients of the routers whose routes the running pass has come by."""
         gradients, heads = self.gradients(group), group.heads
-        grads: dict[int, Tensor] = {}
+        grads: dict[int, list[Tensor]] = {}
         for layers in runs_of(sorted(gradients.routed)):
-            d_keys, d_values = (matrix[group.own(layers)] for matrix in gradients.matrices)
-            total = d_keys.new_empty(len(d_keys), group.last * heads)
+            d_routes = [matrix[group.own(layers)] for matrix in gradients.matrices]
+            # Of keys and of values, or of both.
+            totals = [
+                part.new_empty(len(part), group.last * heads)
+                for part in d_routes[: 1 + group.is_apart]
+            ]
             for run in runs_of(group.read(layers, range(group.last))):
                 slots = (gradients.slots[j] for j in run)
                 keys, values = (stack_rows(part) for part in zip(*slots, strict=True))
-                columns = total[:, group.rows(run)]
-                torch.mm(d_keys, keys.t(), out=columns)
-                add_product(columns, d_values, values.t())
-            for layer, rows in zip(layers, total.split(heads), strict=True):
-                blocks = [rows[:, group.rows(run)] for run in runs_of(group.sources[layer])]
-                grads[layer] = torch.cat(blocks, dim=1)
+                columns = [total[:, group.rows(run)] for total in totals]
+                torch.mm(d_routes[0], keys.t(), out=columns[0])
+                if group.is_apart:
+                    torch.mm(d_routes[1], values.t(), out=columns[1])
+                else:
+                    add_product(columns[0], d_routes[1], values.t())
+            for layer, *of_layer in zip(layers, *(t.split(heads) for t in totals), strict=True):
+                runs = runs_of(group.sources[layer])
+                of_weights = [
+                    torch.cat([rows[:, group.rows(run)] for run in runs], dim=1)
+                    for rows in of_layer
+                ]
+                if group.counts[layer] < len(of_weights):
+                    of_weights = [of_weights[0] + of_weights[1]]
+                grads[layer] = of_weights
         return grads
 
 
@@ -320,25 +353,31 @@ class _Begin(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: _Tape, group: _Group, *tensors: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.tape, ctx.group, count = tape, group, len(group.sources)
+        ctx.tape, ctx.group, count = tape, group, sum(group.counts.values())
         ctx.older = group.read(group.sources, range(group.first))
         slots = pair_up(tensors[count:])
         ctx.save_for_backward(*tensors[:count], *chain(*(slots[j] for j in ctx.older)))
-        return group.weight.new_zeros(())
+        return group.weights[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> Grads:
         refuse_second_derivatives()
-        group, count, saved = ctx.group, len(ctx.group.sources), ctx.saved_tensors
+        group, saved = ctx.group, ctx.saved_tensors
+        count = sum(group.counts.values())
         d_weights: list[Tensor | None] = [None] * count
         needs = ctx.needs_input_grad[2 : 2 + count]
         if any(needs):
             slots = ctx.tape.gradients(group).slots
             slots.update(zip(ctx.older, pair_up(saved[count:]), strict=True))
             grads = ctx.tape.router_gradients(group)
+            of_layers = [
+                total
+                for layer, n_weights in group.counts.items()
+                for total in grads.get(layer, [None] * n_weights)
+            ]
             d_weights = [
-                grads[layer].to(weight.dtype) if need and layer in grads else None
-                for layer, weight, need in zip(group.sources, saved[:count], needs, strict=True)
+                total.to(weight.dtype) if need and total is not None else None
+                for total, weight, need in zip(of_layers, saved[:count], needs, strict=True)
             ]
         return None, None, *d_weights, *(None for _ in ctx.needs_input_grad[2 + count :])
 

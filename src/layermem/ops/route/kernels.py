@@ -54,8 +54,8 @@ def _matrix(
 
 @triton.jit
 def gather(
-    parts, weight, stride_m, stride_r, stride_part, key_out, value_out, key_start, value_start,
-    n_parts, n_rows, COUNT: tl.constexpr, M: tl.constexpr, M_PADDED: tl.constexpr,
+    parts, key_weight, value_weight, stride_m, stride_r, stride_part, key_out, value_out, key_start,
+    value_start, n_parts, n_rows, COUNT: tl.constexpr, M: tl.constexpr, M_PADDED: tl.constexpr,
     R: tl.constexpr, R_PADDED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
     BLOCK: tl.constexpr, STARTS: tl.constexpr, PRECISION: tl.constexpr, dtype: tl.constexpr,
     DOT: tl.constexpr, SUM: tl.constexpr,
@@ -64,6 +64,7 @@ def gather(
     first, is_value = tl.program_id(0) * BLOCK, tl.program_id(1)
     offsets, mask = _tile(first, n_rows, R, R_PADDED, WIDTH, BLOCK, WIDTH_PADDED)
     out_at, out_mask = _tile(first, n_rows, M, M_PADDED, WIDTH, BLOCK, WIDTH_PADDED)
+    weight = key_weight if is_value == 0 else value_weight
     total = tl.zeros([M_PADDED, BLOCK * WIDTH_PADDED], SUM)
     if STARTS:
         start = key_start if is_value == 0 else value_start
@@ -81,7 +82,7 @@ def gather(
 
 @triton.jit
 def spread(
-    outs, weight, stride_part, stride_r, stride_m, key_grad, value_grad, n_rows,
+    outs, key_weight, value_weight, stride_part, stride_r, stride_m, key_grad, value_grad, n_rows,
     COUNT: tl.constexpr, M: tl.constexpr, M_PADDED: tl.constexpr, R: tl.constexpr,
     R_PADDED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, BLOCK: tl.constexpr,
     PRECISION: tl.constexpr, dtype: tl.constexpr,
@@ -96,6 +97,7 @@ def spread(
     offsets, mask = _tile(first, n_rows, M, M_PADDED, WIDTH, BLOCK, WIDTH_PADDED)
     out_at, out_mask = _tile(first, n_rows, R, R_PADDED, WIDTH, BLOCK, WIDTH_PADDED)
     grad = key_grad if is_value == 0 else value_grad
+    weight = key_weight if is_value == 0 else value_weight
     x = tl.load(grad + offsets, mask=mask, other=0.0)
     w = _matrix(weight + i * stride_part, stride_r, stride_m, R, R_PADDED, M, M_PADDED)
     y = tl.dot(w.to(dtype).to(DOT), x.to(DOT), input_precision=PRECISION, out_dtype=SUM)

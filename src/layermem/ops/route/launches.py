@@ -26,6 +26,7 @@ from torch import Tensor
 from layermem.ops.route import deferred, kernels
 from layermem.ops.route.deferred import Products
 from layermem.ops.route.naive import Slot
+from layermem.ops.route.products import Pair, Router
 
 # Slots of one launch: their pointers are kernel arguments, two for each slot.
 _MAX_SLOTS = 128
@@ -35,11 +36,13 @@ _MAX_PIECES = 64
 _TILE_BYTES = 16384
 
 
-def gather(weight: Tensor, parts: Sequence[Slot]) -> Slot:
-    """Launch ``gather``: weight [M, S * R] over S parts, rounded once."""
+def gather(weights: Pair, parts: Sequence[Slot]) -> Slot:
+    """Launch ``gather``: weights [M, S * R] over S parts, rounded once."""
     key = parts[0][0]
     batch, heads, tokens, width = key.shape
-    shape = (batch, tokens, weight.shape[0], width)
+    weights = _alike(weights)
+    heads_out = weights[0].shape[0]
+    shape = (batch, tokens, heads_out, width)
     totals: Sequence[Tensor] = ()
     for first in range(0, len(parts), _MAX_SLOTS):
         chunk = parts[first : first + _MAX_SLOTS]
@@ -47,12 +50,13 @@ def gather(weight: Tensor, parts: Sequence[Slot]) -> Slot:
         is_last = first + _MAX_SLOTS >= len(parts)
         dtype = key.dtype if is_last else sum_dtype(key.dtype)
         outs = [torch.empty(shape, dtype=dtype, device=key.device) for _ in range(2)]
-        sizes = kernel_sizes(key, weight.shape[0])
+        sizes = kernel_sizes(key, heads_out)
         pointers, count = _pointers(chunk, parts[0][0])
-        block = weight[:, first * heads :]
+        block, value_block = (weight[:, first * heads :] for weight in weights)
         kernels.gather[triton.cdiv(batch * tokens, sizes["BLOCK"]), 2](
             pointers,
             block,
+            value_block,
             block.stride(0),
             block.stride(1),
             heads * block.stride(1),
@@ -68,26 +72,34 @@ def gather(weight: Tensor, parts: Sequence[Slot]) -> Slot:
     return totals[0].transpose(1, 2), totals[1].transpose(1, 2)
 
 
-def spread(columns: Tensor, grads: Slot) -> list[Slot]:
+def spread(columns: Pair, grads: Slot) -> list[Slot]:
     """Launch ``spread``: columns [S, R, M] times one pair of gradients."""
     batch, _, tokens, width = grads[0].shape
-    n_parts, heads, heads_out = columns.shape
+    columns = _alike(columns)
+    n_parts, heads, heads_out = columns[0].shape
     shape = (batch, tokens, heads, width)
     # One allocation for each: gradients that are returned must not share memory.
     outs = [(grads[0].new_empty(shape), grads[1].new_empty(shape)) for _ in range(n_parts)]
     sizes = kernel_sizes(grads[0], heads_out, heads)
     for start in range(0, n_parts, _MAX_SLOTS):
         pointers, count = _pointers(outs[start : start + _MAX_SLOTS], outs[0][0])
-        block = columns[start:]
+        block, value_block = (column[start:] for column in columns)
         grid = (min(_MAX_SLOTS, n_parts - start), triton.cdiv(batch * tokens, sizes["BLOCK"]), 2)
         kernels.spread[grid](
-            pointers, block, *block.stride(), *grads, batch * tokens, COUNT=count, **sizes
+            pointers,
+            block,
+            value_block,
+            *block.stride(),
+            *grads,
+            batch * tokens,
+            COUNT=count,
+            **sizes,
         )
     return [(key.transpose(1, 2), value.transpose(1, 2)) for key, value in outs]
 
 
-def gram(grads: Slot, parts: Sequence[Slot]) -> Tensor:
-    """Launch ``gram``: return [M, S * R] in the dtype of the sums."""
+def gram(grads: Slot, parts: Sequence[Slot]) -> Pair:
+    """Launch ``gram``: return [M, S * R] of keys and of values, in the dtype of the sums."""
     batch, heads, tokens, _ = parts[0][0].shape
     heads_out, rows = grads[0].shape[1], batch * tokens
     sizes = kernel_sizes(parts[0][0], heads_out)
@@ -103,8 +115,16 @@ def gram(grads: Slot, parts: Sequence[Slot]) -> Tensor:
         kernels.gram[len(chunk), n_pieces, 2](
             pointers, *grads, pieces, len(chunk), rows, per_piece, COUNT=count, **sizes
         )
-        blocks.append(pieces.sum(0))
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)
+        blocks.append(pieces.unflatten(0, (2, -1)).sum(1))
+    keys, values = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+    return keys, values
+
+
+def _alike(weights: Pair) -> Pair:
+    """Return the weights of keys and of values with one layout, for which a kernel has strides."""
+    if weights[0].stride() == weights[1].stride():
+        return weights
+    return weights[0].contiguous(), weights[1].contiguous()
 
 
 def kernel_sizes(part: Tensor, heads_out: int, heads: int | None = None) -> dict[str, Any]:
@@ -184,13 +204,13 @@ class Kernels(Products):
     def lay_out(self, x: Tensor) -> Tensor:
         return token_major(x)
 
-    def gather(self, weight: Tensor, parts: Sequence[Slot]) -> Slot:
-        return gather(weight, _all_token_major(parts))
+    def gather(self, weights: Pair, parts: Sequence[Slot]) -> Slot:
+        return gather(weights, _all_token_major(parts))
 
-    def spread(self, columns: Tensor, grads: Slot) -> list[Slot]:
+    def spread(self, columns: Pair, grads: Slot) -> list[Slot]:
         return spread(columns, grads)
 
-    def gram(self, grads: Slot, parts: Sequence[Slot]) -> Tensor:
+    def gram(self, grads: Slot, parts: Sequence[Slot]) -> Pair:
         return gram(grads, _all_token_major(parts))
 
 
@@ -202,64 +222,69 @@ def store(key: Tensor, value: Tensor) -> Slot:
     return deferred.store(_kernels, key, value)
 
 
-def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
+def route(slots: Sequence[Slot], router: Router) -> Slot:
     """Compute ``naive.route`` with Triton kernels."""
     if torch.compiler.is_compiling():
         keys, values = zip(*slots, strict=True)
-        return _compiled_route(list(keys), list(values), weight)
-    return deferred.route(_kernels, slots, weight)
+        return _compiled_route(list(keys), list(values), list(router))
+    return deferred.route(_kernels, slots, router)
 
 
 @torch.library.custom_op("layermem::route", mutates_args=())
 def _compiled_route(
-    keys: list[Tensor], values: list[Tensor], weight: Tensor
+    keys: list[Tensor], values: list[Tensor], router: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Compute a route as one operator, which torch.compile does not look into."""
-    return _kernels.gather(weight, list(zip(keys, values, strict=True)))
+    slots = list(zip(keys, values, strict=True))
+    return _kernels.gather((router[0], router[-1]), slots)
 
 
 @_compiled_route.register_fake
-def _(keys: list[Tensor], values: list[Tensor], weight: Tensor) -> tuple[Tensor, Tensor]:
-    return _empty_token_major(keys[0], weight.shape[0]), _empty_token_major(
-        keys[0], weight.shape[0]
-    )
+def _(keys: list[Tensor], values: list[Tensor], router: list[Tensor]) -> tuple[Tensor, Tensor]:
+    heads_out = router[0].shape[0]
+    return _empty_token_major(keys[0], heads_out), _empty_token_major(keys[0], heads_out)
 
 
 @torch.library.custom_op("layermem::route_backward", mutates_args=())
 def _compiled_backward(
-    keys: list[Tensor], values: list[Tensor], weight: Tensor, d_key: Tensor, d_value: Tensor
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Return the gradients of keys, values and weight of one route."""
+    keys: list[Tensor], values: list[Tensor], router: list[Tensor], d_key: Tensor, d_value: Tensor
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Return the gradients of keys, values and weights of one route."""
     slots = list(zip(keys, values, strict=True))
     grads = token_major(d_key), token_major(d_value)
     heads = keys[0].shape[1]
-    columns = weight.to(d_key.dtype).unflatten(1, (-1, heads)).permute(1, 2, 0)
-    d_keys, d_values = zip(*spread(columns, grads), strict=True)
-    return list(d_keys), list(d_values), _kernels.gram(grads, slots).to(weight.dtype)
+    columns = [w.to(d_key.dtype).unflatten(1, (-1, heads)).permute(1, 2, 0) for w in router]
+    d_keys, d_values = zip(*spread((columns[0], columns[-1]), grads), strict=True)
+    grams = _kernels.gram(grads, slots)
+    sums = grams if len(router) == 2 else (grams[0] + grams[1],)
+    d_router = [total.to(weight.dtype) for total, weight in zip(sums, router, strict=True)]
+    return list(d_keys), list(d_values), d_router
 
 
 @_compiled_backward.register_fake
 def _(
-    keys: list[Tensor], values: list[Tensor], weight: Tensor, d_key: Tensor, d_value: Tensor
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    keys: list[Tensor], values: list[Tensor], router: list[Tensor], d_key: Tensor, d_value: Tensor
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     heads = keys[0].shape[1]
     return (
         [_empty_token_major(d_key, heads) for _ in keys],
         [_empty_token_major(d_value, heads) for _ in values],
-        torch.empty_like(weight),
+        [torch.empty_like(weight) for weight in router],
     )
 
 
-def _save_inputs(ctx: Any, inputs: tuple[list[Tensor], list[Tensor], Tensor], output: Any) -> None:
-    keys, values, weight = inputs
+def _save_inputs(
+    ctx: Any, inputs: tuple[list[Tensor], list[Tensor], list[Tensor]], output: Any
+) -> None:
+    keys, values, router = inputs
     ctx.count = len(keys)
-    ctx.save_for_backward(*keys, *values, weight)
+    ctx.save_for_backward(*keys, *values, *router)
 
 
 def _route_gradients(ctx: Any, d_key: Tensor, d_value: Tensor) -> tuple[Any, ...]:
-    *tensors, weight = ctx.saved_tensors
-    keys, values = list(tensors[: ctx.count]), list(tensors[ctx.count :])
-    return _compiled_backward(keys, values, weight, d_key, d_value)
+    tensors, count = list(ctx.saved_tensors), ctx.count
+    keys, values, router = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+    return _compiled_backward(keys, values, router, d_key, d_value)
 
 
 _compiled_route.register_autograd(_route_gradients, setup_context=_save_inputs)

@@ -14,22 +14,23 @@ from layermem.ops.route.shapes import check_shapes
 Slot = tuple[Tensor, Tensor]
 
 
-def route(slots: Sequence[Slot], weight: Tensor) -> Slot:
+def route(slots: Sequence[Slot], weight: Tensor, value_weight: Tensor | None = None) -> Slot:
     """Sum over slots and heads: ``out[h] = sum_{s, g} weight[h, s * R + g] * slot_s[g]``.
 
     ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
-    head minor, and is applied to keys and values alike. Returns (key, value), each [B, R, T, E].
-    ``weight`` may have another number of rows than R, which is then the number of output heads.
+    head minor, and is applied to keys, and to values unless there is a ``value_weight`` for them.
+    Returns (key, value), each [B, R, T, E]. A weight may have another number of rows than R, which
+    is then the number of output heads.
     """
-    check_shapes(slots, weight)
-    heads = slots[0][0].shape[1]
-    per_slot = weight.unflatten(1, (len(slots), heads)).unbind(1)
+    value_weight = weight if value_weight is None else value_weight
+    check_shapes(slots, weight, value_weight)
     keys, values = zip(*slots, strict=True)
-    return _weighted_sum(keys, per_slot), _weighted_sum(values, per_slot)
+    return _weighted_sum(keys, weight), _weighted_sum(values, value_weight)
 
 
-def _weighted_sum(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    dtype = parts[0].dtype
+def _weighted_sum(parts: Sequence[Tensor], weight: Tensor) -> Tensor:
+    dtype, heads = parts[0].dtype, parts[0].shape[1]
+    weights = weight.unflatten(1, (len(parts), heads)).unbind(1)
     # Sum in float32 at least, also under autocast, and round to the dtype of the parts once.
     wide = torch.promote_types(dtype, torch.float32)
     with torch.autocast(parts[0].device.type, enabled=False):

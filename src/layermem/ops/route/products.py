@@ -9,8 +9,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+Pair = tuple[Tensor, Tensor]
+"""What is of keys, and what is of values."""
+Router = tuple[Tensor, ...]
+"""The weight of keys and values, or one of keys and one of values."""
 # Columns of one product, so that what it adds to stays in the processor's cache.
 _TILE = 2048
+
+
+def as_router(router: Router | Tensor | None) -> Router | None:
+    """Return the weights of a router in a tuple, one weight as well; None: there is none."""
+    return (router,) if isinstance(router, Tensor) else router
 
 
 def as_slot(rows: Tensor, shape: torch.Size) -> Tensor:

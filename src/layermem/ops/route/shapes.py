@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-def check_shapes(slots: Sequence[tuple[Tensor, Tensor]], weight: Tensor) -> None:
-    """Raise ``ValueError`` if slots differ in shape, or if the weight does not fit them."""
+def check_shapes(slots: Sequence[tuple[Tensor, Tensor]], *weights: Tensor) -> None:
+    """Raise ``ValueError`` if slots differ in shape, or if a weight does not fit them."""
     if not slots:
         raise ValueError("route needs at least one slot (a pair of key and value), got none")
     shape = slots[0][0].shape
@@ -17,8 +17,14 @@ def check_shapes(slots: Sequence[tuple[Tensor, Tensor]], weight: Tensor) -> None
                 f"key, got {[list(part.shape) for part in slot]} in slot {number}"
             )
     heads = shape[1]
-    if weight.ndim != 2 or weight.shape[1] != len(slots) * heads:
-        raise ValueError(
-            f"the weight for {len(slots)} slots of {heads} heads must have "
-            f"{len(slots) * heads} columns, got the shape {list(weight.shape)}"
-        )
+    for weight in weights:
+        if weight.ndim != 2 or weight.shape[1] != len(slots) * heads:
+            raise ValueError(
+                f"the weight for {len(slots)} slots of {heads} heads must have "
+                f"{len(slots) * heads} columns, got the shape {list(weight.shape)}"
+            )
+        if weight.shape != weights[0].shape:
+            raise ValueError(
+                "the weights of keys and of values must have one shape, got "
+                f"{list(weights[0].shape)} and {list(weight.shape)}"
+            )
