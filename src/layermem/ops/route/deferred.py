@@ -144,7 +144,9 @@ class _Route(torch.autograd.Function):
     def backward(ctx: Any, d_key: Tensor, d_value: Tensor) -> Grads:
         refuse_second_derivatives()
         products, nodes, count = ctx.products, ctx.nodes, ctx.n_weights
-        router, tensors = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        # Asked for once: a checkpoint computes them when they are.
+        saved = ctx.saved_tensors
+        router, tensors = saved[:count], saved[count:]
         needs_router, needs = ctx.needs_input_grad[2 : 2 + count], ctx.needs_input_grad[2 + count :]
         grads = products.lay_out(d_key), products.lay_out(d_value)
         d_router: list[Tensor | None] = [None] * count

@@ -257,7 +257,8 @@ def _compiled_backward(
     d_keys, d_values = zip(*spread((columns[0], columns[-1]), grads), strict=True)
     grams = _kernels.gram(grads, slots)
     sums = grams if len(router) == 2 else (grams[0] + grams[1],)
-    d_router = [total.to(weight.dtype) for total, weight in zip(sums, router, strict=True)]
+    # Copies: what an operator returns must not share memory.
+    d_router = [s.to(weight.dtype, copy=True) for s, weight in zip(sums, router, strict=True)]
     return list(d_keys), list(d_values), d_router
 
 
