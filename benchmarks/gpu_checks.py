@@ -122,8 +122,8 @@ def measure_bandwidth(setup, heads):
     moved = 2 * grads[0].nbytes * (shape[0] + 1)
     works = {
         "copy": (partial(target.copy_, source), 2 * source.nbytes),
-        "gather": (partial(launches.gather, weight, slots), moved),
-        "spread": (partial(launches.spread, columns, grads), moved),
+        "gather": (partial(launches.gather, (weight, weight), slots), moved),
+        "spread": (partial(launches.spread, (columns, columns), grads), moved),
         "gram": (partial(launches.gram, grads, slots), moved),
     }
     count = 1 if setup.smoke else 10

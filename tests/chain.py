@@ -14,13 +14,14 @@ MANY = 600
 class Depth(nn.Module):
     """A chain as a model has it: every layer keeps a slot, and all but some route the slots so far.
 
-    ``group_size`` None: by ``naive.route``.
+    ``group_size`` None: by ``naive.route``. ``rows`` of each weight: those of heads, or one.
     """
 
     buffer = GroupBuffer
 
-    def __init__(self, depth=7, width=5, heads=HEADS, without=(0,), apart=()):
+    def __init__(self, depth=7, width=5, heads=HEADS, without=(0,), apart=(), rows=None):
         super().__init__()
+        rows = rows or heads
         torch.manual_seed(0)
         self.width, self.heads = width, heads
         inner = heads * width
@@ -28,14 +29,14 @@ class Depth(nn.Module):
         self.values = nn.ModuleList(nn.Linear(inner, inner) for _ in range(depth))
         self.weights = nn.ParameterDict(
             {
-                str(i): torch.randn(heads, heads * (i + 1)) / (i + 1)
+                str(i): torch.randn(rows, rows * (i + 1)) / (i + 1)
                 for i in range(depth)
                 if i not in without
             }
         )
         # Layers whose values have a router of their own.
         self.value_weights = nn.ParameterDict(
-            {str(i): torch.randn(heads, heads * (i + 1)) / (i + 1) for i in apart}
+            {str(i): torch.randn(rows, rows * (i + 1)) / (i + 1) for i in apart}
         )
         # Float64 unless a test says otherwise: two orders of one sum differ, a mistake more.
         self.double()

@@ -42,6 +42,8 @@ CASES = {
     "lime-pruned": ("lime", {"router_sources": [[], [], [0], [0, 2]]}),
     "lime-separate": ("lime", {"router_shares_kv": False}),
     "lime-separate-mha": ("lime", {"router_shares_kv": False, "num_key_value_heads": 4}),
+    "lime-of-heads-mha": ("lime", {"router_grain": "head", "num_key_value_heads": 4}),
+    "lime-of-layers": ("lime", {"router_shares_kv": False, "router_grain": "layer"}),
     "lime-biases": ("lime", {"attention_bias": True, "mlp_bias": True}),
     "lime-tied": ("lime", {"tie_word_embeddings": True}),
     "lime-classes": ("lime", {"num_labels": 3, "pad_token_id": 0}),

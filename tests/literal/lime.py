@@ -10,10 +10,18 @@ CASES = {
     "lime-last-2": {"router": "last", "router_window": 2},
     "lime-first-1": {"router": "first", "router_window": 1},
     "lime-separate": {"router_shares_kv": False},
+    "lime-value-residual": {"router_shares_kv": False, "router_init": "value_residual"},
+    "lime-of-heads": {"router_shares_kv": False, "router_grain": "head"},
+    "lime-of-layers": {"router_grain": "layer"},
+    "lime-of-layers-separate": {"router_shares_kv": False, "router_grain": "layer"},
     "lime-chosen": {"router_sources": [[], [0], [], [0, 2]]},
 }
 
-PLAIN = [{"router_init": "identity", "router_shares_kv": False}]
+PLAIN = [
+    {"router_init": "identity", "router_shares_kv": False},
+    {"router_init": "identity", "router_grain": "head"},
+    {"router_init": "identity", "router_shares_kv": False, "router_grain": "layer"},
+]
 
 
 def logits(model, ids):
@@ -34,7 +42,13 @@ def read(layer, query, slots):
         out = torch.zeros_like(slots[-1][part])
         for h in range(heads):
             for s, source in enumerate(router.sources):
-                for g in range(heads):
-                    out[:, h] += weight[h, s * heads + g] * slots[source][part][:, g]
+                match layer.self_attn.config.router_grain:
+                    case "pair":
+                        for g in range(heads):
+                            out[:, h] += weight[h, s * heads + g] * slots[source][part][:, g]
+                    case "head":
+                        out[:, h] += weight[h, s] * slots[source][part][:, h]
+                    case "layer":
+                        out[:, h] += weight[0, s] * slots[source][part][:, h]
         routed.append(out)
     return tuple(routed)

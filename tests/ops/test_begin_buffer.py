@@ -143,10 +143,11 @@ def test_without_gradients_a_buffer_keeps_no_slots_that_would_be_freed(name, ali
 
 
 @pytest.mark.parametrize("sources", SOURCES.values(), ids=SOURCES)
-def test_a_few_tokens_with_weights_of_their_own_for_values(sources):
+@pytest.mark.parametrize("rows", [HEADS, 1])
+def test_a_few_tokens_with_weights_of_their_own_for_values(rows, sources):
     noise = torch.Generator().manual_seed(0)
     routers = [
-        tuple(torch.randn(HEADS, HEADS * len(own), generator=noise) for _ in range(2))
+        tuple(torch.randn(rows, rows * len(own), generator=noise) for _ in range(2))
         for own in sources
     ]
     x, slots = torch.randn(2, HEADS, 7, 5, generator=noise), []
@@ -253,8 +254,9 @@ def test_tensors_of_another_type_have_no_buffer():
 @pytest.mark.parametrize("group_size", [1, 3, 8])
 @pytest.mark.parametrize("without", [(0,), (), (0, 3, 4, 5)])
 @pytest.mark.parametrize("apart", [(), (1, 2, 6)])
-def test_the_buffer_of_compiled_code_equals_naive(group_size, without, apart, monkeypatch):
-    model, x = Depth(without=without, apart=apart), an_input()
+@pytest.mark.parametrize("rows", [HEADS, 1])
+def test_the_buffer_of_compiled_code_equals_naive(group_size, without, apart, rows, monkeypatch):
+    model, x = Depth(without=without, apart=apart, rows=rows), an_input()
     monkeypatch.setattr(model, "buffer", TracedBuffer)
     assert_same(outcome(model, x, group_size), outcome(model, x, None))
 

@@ -22,7 +22,7 @@ def few_if_interpreted(tokens, name):
 class Depth(nn.Module):
     """A chain as a model has it: every layer stores a slot and routes over the slots so far."""
 
-    def __init__(self, width=5, windows=None, seed=0):
+    def __init__(self, width=5, windows=None, seed=0, rows=HEADS):
         super().__init__()
         torch.manual_seed(seed)
         self.width, self.windows = width, windows or [LAYERS] * LAYERS
@@ -30,7 +30,7 @@ class Depth(nn.Module):
         self.keys = nn.ModuleList(nn.Linear(inner, inner) for _ in self.windows)
         self.values = nn.ModuleList(nn.Linear(inner, inner) for _ in self.windows)
         self.weights = nn.ParameterList(
-            torch.randn(HEADS, HEADS * min(i + 1, self.windows[i])) / (i + 1)
+            torch.randn(rows, rows * min(i + 1, self.windows[i])) / (i + 1)
             for i in range(len(self.windows))
         )
         # Float64 unless a test says otherwise: two orders of one sum differ, a mistake more.
@@ -100,6 +100,11 @@ def test_a_chain_equals_naive(name, batch, tokens, width, dtype):
     tokens = few_if_interpreted(tokens, name)
     model, x = Depth(width).to(dtype), an_input(batch, tokens, width, dtype)
     assert_same(outcome(model, x, name), outcome(model, x, "naive"), rtol=1e-4, atol=1e-4)
+
+
+def test_a_scalar_for_each_slot(name):
+    model, x = Depth(rows=1), an_input(tokens=few_if_interpreted(MANY, name))
+    assert_same(outcome(model, x, name), outcome(model, x, "naive"))
 
 
 @pytest.mark.parametrize("window", [99, 9])

@@ -55,6 +55,16 @@ def test_keys_and_values_with_weights_of_their_own(apart, group_size, frozen):
         torch.testing.assert_close(model(many, group_size), model(many))
 
 
+@pytest.mark.parametrize("apart", [(), range(1, 7), (2, 6)], ids=str)
+@pytest.mark.parametrize("group_size", [1, 3, 8])
+def test_a_scalar_for_each_slot(apart, group_size):
+    model, x = Depth(apart=apart, rows=1), an_input()
+    assert_same(outcome(model, x, group_size), outcome(model, x, None))
+    with torch.no_grad():
+        many = an_input(tokens=MANY)
+        torch.testing.assert_close(model(many, group_size), model(many))
+
+
 @pytest.mark.parametrize("frozen", ["weights", "keys", "values", "x", "first", "everything but 3"])
 def test_partial_inputs_needing_gradients(frozen):
     model, x = Depth(), an_input()

@@ -87,6 +87,25 @@ def test_values_may_have_a_weight_of_their_own(name):
         route(slots, weight, value_weight[:2])
 
 
+@pytest.mark.parametrize("name", ["naive", "deferred", "grouped"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_scalar_for_each_slot_is_that_of_all_its_heads(name, apart):
+    slots, _ = random_slots(3)
+    scalars = torch.randn(2, 3, dtype=torch.float64)[:, None].requires_grad_()
+    weights = scalars.unbind()[: 1 + apart]
+    with using(name):
+        got = route(slots, *weights)
+    eye = torch.eye(3, dtype=torch.float64)
+    by_head = [torch.kron(weight, eye) for weight in weights]
+    expected = by_the_indices(slots, by_head[0])[0], by_the_indices(slots, by_head[-1])[1]
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    outcomes = [
+        torch.autograd.grad(sum(x.sin().sum() for x in out), scalars) for out in (got, expected)
+    ]
+    torch.testing.assert_close(*outcomes)
+
+
 def test_routing_before_rope_equals_routing_after():
     slots, weight = random_slots(4)
     angles = torch.randn(2, 5, 2, dtype=torch.float64).repeat(1, 1, 2)
@@ -120,9 +139,13 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="at least one slot"):
         route([], weight)
     with pytest.raises(
-        ValueError, match=r"3 slots of 3 heads must have 9 columns, got the shape \[3, 8\]"
+        ValueError, match=r"3 slots of 3 heads must have 9 columns, .* the shape \[3, 8\]"
     ):
         route(slots, weight[:, :8])
+    with pytest.raises(
+        ValueError, match=r"or be \[1, 3\], a scalar a slot; got the shape \[3, 3\]"
+    ):
+        route(slots, weight[:, :3])
     # With as many numbers, these would be added up in another order.
     swapped = (slots[1][0].transpose(0, 2), slots[1][1].transpose(0, 2))
     for other in ((slots[1][0][:, :, :-1], slots[1][1]), swapped):

@@ -109,10 +109,13 @@ def test_forward_and_every_gradient_equal_naive_in_float64(shape, dtype, stored,
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "one operator"])
 @pytest.mark.parametrize("stored", [True, False], ids=["deferred", "ordinary"])
+@pytest.mark.parametrize("scalars", [False, True], ids=["of heads", "a scalar a slot"])
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
-def test_keys_and_values_with_weights_of_their_own(shape, stored, compiled, device):
+def test_keys_and_values_with_weights_of_their_own(shape, scalars, stored, compiled, device):
     slots, weight, grads = inputs(shape, torch.float32, device)
     value_weight = inputs(shape, torch.float32, device, seed=1)[1]
+    if scalars:
+        weight, value_weight = weight[:1, : len(slots)], value_weight[:1, : len(slots)]
     outcomes = []
     for name in ("naive", "triton"):
         leaves = [tensor.clone().requires_grad_() for slot in slots for tensor in slot]
@@ -207,9 +210,10 @@ def test_memory_beyond_the_slots_is_neither_read_nor_written(device):
         slots.append((key, value))
     weight = torch.randn(heads, 2 * heads, device=device)
     before = pool.clone()
-    out = launches.gather(weight, slots)
+    out = launches.gather((weight, weight), slots)
     grads = tuple(torch.randn_like(x) for x in out)
-    launches.spread(weight.view(heads, 2, heads).permute(1, 2, 0), grads)
+    columns = weight.view(heads, 2, heads).permute(1, 2, 0)
+    launches.spread((columns, columns), grads)
     launches.gram(grads, slots)
     torch.testing.assert_close(pool, before, rtol=0, atol=0, equal_nan=True)
     assert all(x.isfinite().all() for x in out)
@@ -239,9 +243,9 @@ def test_the_operators_keep_torchs_rules(shape, device):
 
     slots, weight, grads = inputs(shape, torch.float32, device)
     keys, values = ([slot[k].requires_grad_() for slot in slots] for k in (0, 1))
-    torch.library.opcheck(launches._compiled_route, (keys, values, weight.requires_grad_()))
+    torch.library.opcheck(launches._compiled_route, (keys, values, [weight.requires_grad_()]))
     plain = [[t.detach() for t in side] for side in (keys, values)]
-    torch.library.opcheck(launches._compiled_backward, (*plain, weight.detach(), *grads))
+    torch.library.opcheck(launches._compiled_backward, (*plain, [weight.detach()], *grads))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointed"])

@@ -441,3 +441,78 @@ def test_weights_of_one_router_are_not_loaded_as_two(tmp_path):
     LimeForCausalLM(LimeConfig(**TINY)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="router_shares_kv"):
         LimeForCausalLM.from_pretrained(tmp_path, router_shares_kv=False)
+
+
+def routers_of(**fields):
+    model = LimeForCausalLM(LimeConfig(**{**TINY, **fields}))
+    return [layer.self_attn.memory for layer in model.model.layers[1:]]
+
+
+@pytest.mark.parametrize("grain", ["pair", "head", "layer"])
+def test_the_start_of_value_residual(grain, ids):
+    fields = {"router_shares_kv": False, "router_grain": grain}
+    config = LimeConfig(**TINY, router_init="value_residual", **fields)
+    model = LimeForCausalLM(config).eval()
+    residual = layermem.build("value_residual", **TINY).eval()
+    residual.load_state_dict(model.state_dict(), strict=False)
+    torch.testing.assert_close(model(ids).logits, residual(ids).logits)
+
+
+@pytest.mark.parametrize(("grain", "shape"), [("pair", 4), ("head", 2), ("layer", 1)])
+def test_a_router_has_a_number_for_each_of_its_grain(grain, shape):
+    for n_sources, router in enumerate(routers_of(router_grain=grain), 2):
+        assert router.weight.numel() == shape * n_sources
+        sources, by_source = router.static_weights()
+        assert sources == router.sources
+        assert by_source.shape == (router.rows, n_sources, 2 if grain != "layer" else 1)
+
+
+def test_pruned_layers_that_read_the_first_no_more_begin_with_their_own_values():
+    fields = {"router_shares_kv": False, "router_init": "value_residual"}
+    second, third, _ = routers_of(router_sources=[[], [0], [1], [0]], **fields)
+    eye = torch.eye(2)
+    assert torch.equal(second.value_weight, torch.cat((eye / 2, eye / 2), dim=1))
+    assert torch.equal(third.value_weight, torch.cat((0 * eye, eye), dim=1))
+    assert torch.equal(second.weight, torch.cat((0 * eye, eye), dim=1))
+
+
+@pytest.mark.parametrize("grain", ["head", "layer"])
+@pytest.mark.parametrize("by", ["layer", "entry"])
+def test_routers_of_other_grain_are_pruned(grain, by, ids, tmp_path):
+    model = separate(num_hidden_layers=6, router_grain=grain).double()
+    whole = copy.deepcopy(model)
+    rows = model.prune_routers(2, by)
+    with torch.no_grad():
+        for old, new in zip(whole.model.layers[1:], model.model.layers[1:], strict=True):
+            old, new = old.self_attn.memory, new.self_attn.memory
+            for name in old.weight_names.values():
+                kept = torch.zeros_like(getattr(old, name))
+                kept[:, [old.sources.index(j) for j in new.sources]] = getattr(new, name)
+                getattr(old, name).copy_(kept)
+        torch.testing.assert_close(model(ids).logits, whole(ids).logits, rtol=0, atol=1e-13)
+        model.save_pretrained(tmp_path)
+        loaded = LimeForCausalLM.from_pretrained(tmp_path).eval()
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-13)
+    assert any(row.dropped for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"router_init": "value_residual"}, "set router_shares_kv=False"),
+        (
+            {
+                "router_init": "value_residual",
+                "router_shares_kv": False,
+                "router": "last",
+                "router_window": 2,
+            },
+            'choose router="full" or "first"',
+        ),
+        ({"router": "average", "router_grain": "layer"}, "or choose a learned router"),
+        ({"router_grain": "channel"}, "router_grain"),
+    ],
+)
+def test_fields_that_do_not_fit_are_named(fields, message):
+    with pytest.raises(Exception, match=message):
+        LimeConfig(**TINY, **fields)

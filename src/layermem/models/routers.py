@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,14 @@ from layermem.models.seams import Memory, Part, WeightsUnknown
 from layermem.ops.route import Slot
 from layermem.ops.route.pruning import By, check_options, prune
 
+Grain = Literal["pair", "head", "layer"]
+"""For what a router has a number, at each source: a pair of heads, a head, or all of them."""
+
 
 class StaticRouter(Memory):
-    """A memory with one ``weight`` [R, S * R] for keys and values, source layer major.
+    """A memory with one ``weight`` for keys and values, source layer major.
 
+    By its ``grain`` the weight is [R, S * R], [R, S] or [1, S]: at each source it has ``columns``.
     ``layer`` is the index of its own layer, and ``sources`` are those of the layers that it reads,
     ascending; unless a layer is given it is the last source. The weight is a parameter if it is
     learned and a buffer if it is fixed.
@@ -40,9 +44,17 @@ class StaticRouter(Memory):
     weight_names: ClassVar[Mapping[str, str]] = MappingProxyType({"keys and values": "weight"})
     weight: Tensor
 
-    def __init__(self, num_heads: int, sources: tuple[int, ...], layer: int | None = None) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        sources: tuple[int, ...],
+        layer: int | None = None,
+        grain: Grain = "pair",
+    ) -> None:
         super().__init__()
-        self.num_heads, self.sources = num_heads, sources
+        self.num_heads, self.sources, self.grain = num_heads, sources, grain
+        self.rows = 1 if grain == "layer" else num_heads
+        self.columns = num_heads if grain == "pair" else 1
         self.layer = sources[-1] if layer is None else layer
         # Whether processes of tensor parallelism share its heads.
         self.is_shared = False
@@ -53,7 +65,7 @@ class StaticRouter(Memory):
 
     def own_part(self, weight: Tensor) -> Tensor:
         """Return the columns of a weight for the own layer; none if it is no source."""
-        return weight[:, -self.num_heads :] if self.sources[-1] == self.layer else weight[:, :0]
+        return weight[:, -self.columns :] if self.sources[-1] == self.layer else weight[:, :0]
 
     @property
     def is_learned(self) -> bool:
@@ -61,17 +73,22 @@ class StaticRouter(Memory):
 
     @abstractmethod
     def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
-        """Route slots by ``weights``, which are ``named_weights`` or their columns of some heads.
+        """Route slots by ``weights``, which are ``named_weights`` or their part of some heads.
 
         Of the slots [B, R, T, E] only these heads are then given.
         """
+
+    @abstractmethod
+    def initial_last(self, reads: str) -> Tensor:
+        """Return the initial weights on the last source, of the weight with this name."""
 
     @abstractmethod
     def with_sources(self, sources: tuple[int, ...]) -> Self:
         """Return a new router like this one that reads other sources, newly initialised."""
 
     def extra_repr(self) -> str:
-        return f"heads={self.num_heads}, sources={list(self.sources)}"
+        grain = "" if self.grain == "pair" else f", grain={self.grain}"
+        return f"heads={self.num_heads}, sources={list(self.sources)}{grain}"
 
     def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
         if len(self.weight_names) > 1:
@@ -88,7 +105,11 @@ class StaticRouter(Memory):
         return {"key": (self.sources, keys), "value": (self.sources, values)}
 
     def _by_source(self, weight: Tensor) -> Tensor:
-        return weight.unflatten(1, (len(self.sources), self.num_heads))
+        by_source = weight.unflatten(1, (len(self.sources), self.columns))
+        if self.grain == "head":
+            return by_source * torch.eye(self.num_heads).to(weight)[:, None]
+        # Of a router with a number a layer, one head stands for all.
+        return by_source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +118,8 @@ class RouterRow:
 
     ``off_layer_share`` is the share of the absolute weight on earlier layers, ``largest`` the
     largest absolute weight, and ``moved`` says whether the weights on the last source, initially
-    the identity, have changed. ``reads`` is "keys and values", or, in rows of their own, "keys" or
-    "values".
+    the identity or half of it, have changed. ``reads`` is "keys and values", or, in rows of their
+    own, "keys" or "values".
     """
 
     layer: int
@@ -147,9 +168,9 @@ class RouterMethods(PreTrainedDecoder):
 
         Where keys and values have weights of their own, each has a row.
 
-        A router has not moved if its weights on its last source are still exactly the identity. It
-        has exploded if a weight is not finite or larger than ``largest`` (initially, weights are
-        at most 1.23).
+        A router has not moved if its weights on its last source are still exactly the initial
+        ones. It has exploded if a weight is not finite or larger than ``largest`` (initially,
+        weights are at most 1.23).
         """
         routers = learned_routers(self)
         rows = [row for router in routers for row in _summarise(router)]
@@ -262,16 +283,14 @@ def _prune(router: StaticRouter, keep: float | int, by: By) -> tuple[StaticRoute
             f"the router of layer {router.layer} has weights that are not finite; load an "
             "earlier checkpoint"
         )
-    new, read = prune(old, keep, by, router.num_heads)
-    columns = read.repeat_interleave(router.num_heads)
+    new, read = prune(old, keep, by, router.columns)
+    columns = read.repeat_interleave(router.columns)
     old_sum, new_sum = (float(w.abs().sum(dtype=torch.float64)) for w in (old, new))
 
     kept = tuple(j for j, is_read in zip(router.sources, read.tolist(), strict=True) if is_read)
     smaller = router.with_sources(kept).train(router.training)
     kept_part = new[:, columns].contiguous()
-    for name, part in zip(
-        router.weight_names.values(), kept_part.split(router.num_heads), strict=True
-    ):
+    for name, part in zip(router.weight_names.values(), kept_part.split(router.rows), strict=True):
         needs_gradient = getattr(router, name).requires_grad
         setattr(smaller, name, nn.Parameter(part.clone(), requires_grad=needs_gradient))
     return smaller, PrunedRouter(
@@ -287,7 +306,7 @@ def _summarise(router: StaticRouter) -> list[RouterRow]:
     rows = []
     for reads, weight in router.named_weights().items():
         weight = weight.detach().float().cpu()
-        nearest, size = weight[:, -router.num_heads :], weight.abs()
+        nearest, size = weight[:, -router.columns :], weight.abs()
         rows.append(
             RouterRow(
                 layer=router.layer,
@@ -295,7 +314,7 @@ def _summarise(router: StaticRouter) -> list[RouterRow]:
                 off_layer_share=1 - float(router.own_part(size).sum() / size.sum()),
                 # torch's `max` returns NaN if there is one.
                 largest=float(size.max()),
-                moved=not torch.equal(nearest, torch.eye(router.num_heads)),
+                moved=not torch.equal(nearest, router.initial_last(reads)),
                 reads=reads,
             )
         )

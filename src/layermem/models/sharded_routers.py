@@ -56,6 +56,12 @@ def route_own_heads(
     ``names`` are those of the router's weights.
     """
     own = _own_heads(router.num_heads, mesh)
+    if router.grain != "pair":
+        # Each head reads itself alone.
+        rows = own if router.grain == "head" else slice(None)
+        return router.route_by(
+            slots, *(_sum_gradient(getattr(router, name), mesh)[rows] for name in names)
+        )
     if not router.is_learned:
         # A constant weight takes each head from the same head of every source.
         weight = _columns(router.weight[own], own, router.num_heads)

@@ -7,12 +7,14 @@ source layers, the own one last, before rope and with one weight for keys and va
 
 The paper's ablations are values of ``LimeConfig.router``. Initial weights:
 
-    columns           router_init="paper"                  router_init="identity"
-    own layer         identity                             identity
-    earlier layers    U(-b, b), b = sqrt(3 / (S R))        0
+    router_init       own layer       first layer     other earlier layers
+    "paper"           identity        U(-b, b)        U(-b, b), b = sqrt(3 / (S R))
+    "identity"        identity        0               0
+    "value_residual"  identity / 2    identity / 2    0               of values; of keys, "identity"
 
-``router="average"`` has the constant weight identity / S for every source and learns nothing. With
-``router_shares_kv=False`` (not in the paper) keys and values have a W each, initialised alike.
+``router="average"`` has the constant weight identity / S for every source and learns nothing. The
+rest is not in the paper: with ``router_shares_kv=False`` keys and values have a W each, and
+``router_grain`` gives W a number for each pair of heads, for each head, or for each source layer.
 
 Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 """
@@ -33,6 +35,7 @@ from layermem.models.decoder import Decoder
 from layermem.models.number_ranges import at_least, number
 from layermem.models.registry import declare
 from layermem.models.routers import (
+    Grain,
     RouterMethods,
     StaticRouter,
     check_sources,
@@ -42,7 +45,7 @@ from layermem.models.seams import Memory, ParameterOverride, Variant, forked_gen
 from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.ops.route import Slot, route, store
 
-RouterInit = Literal["paper", "identity", "average"]
+RouterInit = Literal["paper", "identity", "value_residual", "average"]
 
 
 @strict
@@ -51,7 +54,7 @@ class LimeConfig(DecoderConfig):
 
     shape_fields = (
         *DecoderConfig.shape_fields,
-        *("router", "router_window", "router_sources", "router_shares_kv"),
+        *("router", "router_window", "router_sources", "router_shares_kv", "router_grain"),
     )
     local_heads_tp_plan: ClassVar[Mapping[str, str]] = MappingProxyType(
         {**LOCAL_HEADS, "layers.*.self_attn.memory": SOURCE_HEADS}
@@ -62,14 +65,18 @@ class LimeConfig(DecoderConfig):
     ``router_window``, own included; "first" the first ``router_window``, the preceding, the own."""
     router_window: int | None = number(None, at_least(1))
     """Number of layers for router="last" and router="first"; None for the others."""
-    router_init: Literal["paper", "identity"] = "paper"
-    """Initial weights on earlier layers: random as in the paper, or zero ("identity": a new model
-    computes what the plain decoder does, as needed to add memory to a pretrained model)."""
+    router_init: Literal["paper", "identity", "value_residual"] = "paper"
+    """Initial weights: "paper" random on earlier layers; "identity" zero on them, so that a new
+    model computes what the plain decoder does, as needed to add memory to a pretrained model;
+    "value_residual" values half of the own and half of the first layer, keys of the own."""
     router_sources: list[list[int]] | None = number(None, at_least(0))
     """The earlier layers that each layer reads, ascending, as ``prune_routers`` sets them; None:
     those that ``router`` selects."""
     router_shares_kv: bool = True
     """Whether one router is for keys and values; False: each has its own."""
+    router_grain: Grain = "pair"
+    """For what a router has a number, at each source layer: "pair" each pair of a head and a source
+    head; "head" each head, which reads the same head of other layers; "layer" all heads."""
 
     def validate_router(self) -> None:
         """Raise ``ValueError`` unless ``router_window`` fits ``router``."""
@@ -85,6 +92,26 @@ class LimeConfig(DecoderConfig):
             raise ValueError(
                 'router="average" has constant weights, the same for keys and values, got '
                 "router_shares_kv=False; leave it True or choose a learned router"
+            )
+        if self.router == "average" and self.router_grain != "pair":
+            raise ValueError(
+                f'router="average" has constant weights, got router_grain="{self.router_grain}"; '
+                'leave it "pair" or choose a learned router'
+            )
+
+    def validate_router_init(self) -> None:
+        """Raise ``ValueError`` unless values have a router that can read the first layer."""
+        if self.router_init != "value_residual":
+            return
+        if self.router_shares_kv:
+            raise ValueError(
+                'router_init="value_residual" starts keys and values differently, got '
+                "router_shares_kv=True; set router_shares_kv=False"
+            )
+        if self.router == "last":
+            raise ValueError(
+                'router_init="value_residual" reads the first layer, which router="last" does not '
+                'in later layers; choose router="full" or "first"'
             )
 
     def validate_router_sources(self) -> None:
@@ -103,11 +130,12 @@ class _Router(StaticRouter):
         *,
         layer: int | None = None,
         init: RouterInit = "paper",
+        grain: Grain = "pair",
     ) -> None:
-        super().__init__(num_heads, tuple(sources), layer)
+        super().__init__(num_heads, tuple(sources), layer, grain)
         self.init = init
         for name in self.weight_names.values():
-            weight = torch.empty(num_heads, len(self.sources) * num_heads)
+            weight = torch.empty(self.rows, len(self.sources) * self.columns)
             if init == "average":
                 self.register_buffer(name, weight, persistent=False)
             else:
@@ -117,33 +145,59 @@ class _Router(StaticRouter):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Initialise as in the table above, without changing torch's random state."""
-        n_sources, heads = len(self.sources), self.num_heads
-        # On the CPU in float32, so that a seed gives the same routers on every device.
-        own = torch.eye(heads, device="cpu", dtype=torch.float32)
+        n_sources = len(self.sources)
         for reads, weight in self.named_weights().items():
-            initial = (own / n_sources).repeat(1, n_sources)
+            last = self.initial_last(reads)
+            initial = last.repeat(1, n_sources)
             if self.init != "average":
                 initial.zero_()
                 if self.init == "paper":
-                    bound = math.sqrt(3 / (n_sources * heads))
+                    bound = math.sqrt(3 / (n_sources * self.columns))
                     salt = "router of values" if reads == "values" else "router"
                     generator = forked_generator(f"{salt} {self.layer}")
                     initial.uniform_(-bound, bound, generator=generator)
-                initial[:, -heads:] = own
+                elif self._halves(reads):
+                    initial[:, : self.columns] = last
+                initial[:, -self.columns :] = last
             # transformers' copy_ does nothing to weights that a checkpoint has filled in.
             initialization.copy_(weight, initial)
 
+    def initial_last(self, reads: str) -> Tensor:
+        # On the CPU in float32, so that a seed gives the same routers on every device.
+        own = torch.eye(self.rows, self.columns, device="cpu", dtype=torch.float32)
+        if self.grain == "head":
+            own.fill_(1)
+        if self.init == "average":
+            return own / len(self.sources)
+        return own / 2 if self._halves(reads) else own
+
+    def _halves(self, reads: str) -> bool:
+        """Whether this weight begins as half of the own and half of the first layer."""
+        of_values = self.init == "value_residual" and reads == "values"
+        return of_values and self.sources[0] == 0 and len(self.sources) > 1
+
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        """Route the slots of ``sources``, [B, R, T, E] each."""
+        return self.route_by(slots, *(getattr(self, name) for name in self.weight_names.values()))
+
     def route_by(self, slots: Sequence[Slot], *weights: Tensor) -> Slot:
+        if self.grain == "head":
+            # Of each source, a diagonal of its own: [R, S] becomes [R, S * R].
+            return route(
+                slots, *(torch.diag_embed(w.t()).transpose(0, 1).flatten(1) for w in weights)
+            )
         return route(slots, *weights)
 
     def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
         # A parametrized router is of a subclass, and computes its weight at each look.
-        if type(self) not in (LimeRouter, LimeSeparateRouters):
+        if type(self) not in (LimeRouter, LimeSeparateRouters) or self.grain == "head":
             return None
         return self.sources, tuple(self.named_weights().values())
 
     def with_sources(self, sources: tuple[int, ...]) -> Self:
-        return type(self)(self.num_heads, sources, layer=self.layer, init=self.init)
+        return type(self)(
+            self.num_heads, sources, layer=self.layer, init=self.init, grain=self.grain
+        )
 
 
 @final
@@ -153,10 +207,6 @@ class LimeRouter(_Router):
     It can be used without the rest of the library, in any loop that keeps its slots.
     """
 
-    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
-        """Route the slots of ``sources``, [B, R, T, E] each."""
-        return route(slots, self.weight)
-
 
 @final
 class LimeSeparateRouters(_Router):
@@ -165,10 +215,6 @@ class LimeSeparateRouters(_Router):
     weight_names = MappingProxyType({"keys": "weight", "values": "value_weight"})
 
     value_weight: Tensor
-
-    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
-        """Route the slots of ``sources``, [B, R, T, E] each."""
-        return route(slots, self.weight, self.value_weight)
 
 
 @final
@@ -202,10 +248,9 @@ class Lime(Variant[LimeConfig]):
         if layer_idx == 0:
             return super().memory(config, layer_idx)
         heads, sources = config.num_key_value_heads, (*cls.sources(config, layer_idx), layer_idx)
-        if not config.router_shares_kv:
-            return LimeSeparateRouters(heads, sources, init=config.router_init)
+        router = LimeRouter if config.router_shares_kv else LimeSeparateRouters
         init = "average" if config.router == "average" else config.router_init
-        return LimeRouter(heads, sources, init=init)
+        return router(heads, sources, init=init, grain=config.router_grain)
 
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:
@@ -213,32 +258,35 @@ class Lime(Variant[LimeConfig]):
 
     @classmethod
     def extra_parameters(cls, config: LimeConfig) -> int:
-        """Return the sum of R x SR over the layers with a router."""
-        return 0 if config.router == "average" else cls._count_weights(config)
+        """Return the sum over the layers with a router of R x SR, R x S or S, by the grain.
+
+        Of keys and values apart, twice as many.
+        """
+        if config.router == "average":
+            return 0
+        heads, routers = config.num_key_value_heads, 1 if config.router_shares_kv else 2
+        of_source = {"pair": heads**2, "head": heads, "layer": 1}[config.router_grain]
+        return routers * of_source * cls._count_sources(config)
 
     @classmethod
     def extra_flops(cls, config: LimeConfig) -> int:
-        """Return 4 E for each weight, which multiplies E numbers of a key and E of a value.
+        """Return 4 E for each pair of heads at each source, or, by a number a layer, for each head.
 
-        Of keys and values apart each weight multiplies E numbers. Not counted: zeros that a buffer
-        multiplies for slots that a router does not read.
+        A number for each head is computed as one for each pair, with zeros. Not counted: zeros that
+        a buffer multiplies for slots that a router does not read.
         """
-        multiplied = 2 if config.router_shares_kv else 1
-        return 2 * multiplied * config.head_dim * cls._count_weights(config)
+        heads = config.num_key_value_heads
+        products = heads if config.router_grain == "layer" else heads**2
+        return 4 * config.head_dim * products * cls._count_sources(config)
 
     @classmethod
     def metrics(cls, model: nn.Module) -> dict[str, float]:
         return router_metrics(model)
 
     @classmethod
-    def _count_weights(cls, config: LimeConfig) -> int:
+    def _count_sources(cls, config: LimeConfig) -> int:
         layers = range(1, config.num_hidden_layers)
-        routers = 1 if config.router_shares_kv else 2
-        return (
-            routers
-            * config.num_key_value_heads**2
-            * sum(1 + len(cls.sources(config, i)) for i in layers)
-        )
+        return sum(1 + len(cls.sources(config, i)) for i in layers)
 
 
 declare("lime", LimeConfig, Lime, base=RouterMethods)

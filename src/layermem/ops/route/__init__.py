@@ -43,8 +43,9 @@ def route(slots: Sequence[Slot], weight: Tensor, value_weight: Tensor | None = N
     """Compute the weighted sum of slots, ``out[h] = sum_{s, g} weight[h, s * R + g] * slot_s[g]``.
 
     ``slots`` are S pairs (key, value) of shape [B, R, T, E]; ``weight`` is [R, S * R], slot major,
-    head minor, and is applied to keys, and to values unless they have a ``value_weight`` of that
-    shape. Returns (key, value), each [B, R, T, E].
+    head minor, or [1, S], a scalar a slot for all of its heads. It is applied to keys, and to
+    values unless they have a ``value_weight`` of that shape. Returns (key, value), each
+    [B, R, T, E].
     """
     router = (weight,) if value_weight is None else (weight, value_weight)
     if isinstance(slots, SlotBuffer):

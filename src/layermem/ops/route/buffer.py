@@ -17,7 +17,7 @@ from torch import Tensor
 
 from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
-from layermem.ops.route.products import Router, as_router, as_slot, view_slots
+from layermem.ops.route.products import Router, as_router, as_rows, as_slot, view_slots
 
 Routers = Sequence[Router | Tensor | None]
 Sources = Sequence[Sequence[int]]
@@ -26,15 +26,17 @@ Sources = Sequence[Sequence[int]]
 class SlotBuffer(Sequence[Slot]):
     """The slots of one forward and their routes; as a sequence, the slots so far.
 
-    ``routers[l]`` is the router of layer l, a weight [R, S * R] for keys and values or one for
-    each, None if it has none; ``sources[l]`` are the S layers that it reads, ascending, its own
-    last (all so far, if they are not given). Layer after layer calls ``append`` with its slot and
-    then, if it has a router, ``route``.
+    ``routers[l]`` is the router of layer l, a weight [R, S * R] or [1, S] for keys and values or
+    one for each, None if it has none; ``sources[l]`` are the S layers that it reads, ascending, its
+    own last (all so far, if they are not given). Layer after layer calls ``append`` with its slot
+    and then, if it has a router, ``route``.
     """
 
     def __init__(self, routers: Routers, sources: Sources | None = None) -> None:
         self._routers = list(map(as_router, routers))
         self._sources = sources or [range(layer + 1) for layer in range(len(routers))]
+        # Rows of a router's weight, and of a slot in a matrix: those of heads, or one.
+        self._heads = next((len(r[0]) for r in self._routers if r is not None), 1)
         self._slots: list[Slot] = []
         # The layer that was routed last, and its route.
         self._last_route: tuple[int, Slot] | None = None
@@ -54,6 +56,10 @@ class SlotBuffer(Sequence[Slot]):
         layer = len(self._slots)
         if not layer:
             self._shape = key.shape
+            if self._heads not in (1, key.shape[1]):
+                raise ValueError(
+                    f"routers of {self._heads} heads do not fit slots of {key.shape[1]} heads"
+                )
             self._begin(key)
         if key.shape != self._shape or value.shape != self._shape:
             raise ValueError(
@@ -98,8 +104,8 @@ class SmallBuffer(SlotBuffer):
     """
 
     def _begin(self, key: Tensor) -> None:
-        depth, columns = len(self._routers), key.numel() // key.shape[1]
-        sizes = (depth * key.shape[1], 2 * columns)
+        depth, columns = len(self._routers), key.numel() // self._heads
+        sizes = (depth * self._heads, 2 * columns)
         # Row (l, r) has head r of layer l: its key, then its value.
         self._matrix, routes = key.new_empty(sizes), key.new_empty(sizes)
         self._kept, self._routed = (
@@ -118,7 +124,7 @@ class SmallBuffer(SlotBuffer):
     def _route(self, layer: int, router: Router) -> Slot:
         if router[0].dtype != self._matrix.dtype:
             router = tuple(weight.to(self._matrix.dtype) for weight in router)
-        own, heads = self._sources[layer], self._shape[1]
+        own, heads = self._sources[layer], self._heads
         if layer - own[0] < len(own):
             rows = self._matrix[own[0] * heads : (layer + 1) * heads]
         else:
@@ -168,7 +174,7 @@ class TracedBuffer(SlotBuffer):
                 older.append(torch.cat(own))
                 own.clear()
             self._begin_group(layer)
-        parts = [part.transpose(0, 1).flatten(1) for part in (key, value)]
+        parts = [as_rows(part, self._heads) for part in (key, value)]
         if self._n_parts == 1:
             parts = [torch.cat(parts, dim=1)]
         for own, part in zip(self._own, parts, strict=True):
@@ -177,7 +183,7 @@ class TracedBuffer(SlotBuffer):
 
     def _begin_group(self, first: int) -> None:
         """Compute what the layers of a group read of older groups."""
-        heads, size = self._shape[1], self._group_size
+        heads, size = self._heads, self._group_size
         group = range(first, min(first + size, len(self._routers)))
         routers: dict[int, Router] = {}
         for i in group:
@@ -197,7 +203,7 @@ class TracedBuffer(SlotBuffer):
                 self._partials[i].append(partial)
 
     def _route(self, layer: int, router: Router) -> Slot:
-        heads, partials = self._shape[1], self._partials.get(layer)
+        heads, partials = self._heads, self._partials.get(layer)
         sums = []
         for part, own in enumerate(self._own):
             weight = _of_part(router, part)[:, -len(own) * heads :].to(own[0].dtype)

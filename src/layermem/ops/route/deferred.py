@@ -27,7 +27,7 @@ from torch import Tensor
 
 from layermem.ops.route import naive
 from layermem.ops.route.naive import Slot
-from layermem.ops.route.products import Pair, Router, as_slot, sum_products
+from layermem.ops.route.products import Pair, Router, as_rows, as_slot, sum_products
 from layermem.ops.shared_gradient import (
     Grads,
     add,
@@ -48,7 +48,7 @@ class Products:
         return x.transpose(0, 1).contiguous().transpose(0, 1)
 
     def gather(self, weights: Pair, parts: Sequence[Slot]) -> Slot:
-        """Return weights [M, S * R] @ the S parts, rounded once."""
+        """Return weights [M, S * R] or [1, S] @ the S parts, rounded once."""
         keys, values = zip(*parts, strict=True)
         return _product(weights[0], keys), _product(weights[1], values)
 
@@ -56,10 +56,11 @@ class Products:
         """Return columns[i] [R, M] @ grads for each i."""
         return [self.gather(pair, [grads]) for pair in zip(*columns, strict=True)]
 
-    def gram(self, grads: Slot, parts: Sequence[Slot]) -> Pair:
-        """Return grads @ the S parts, summed over batch, tokens and width, [M, S * R] each."""
+    def gram(self, grads: Slot, parts: Sequence[Slot], shape: torch.Size) -> Pair:
+        """Return grads @ the S parts, summed over all but heads: ``shape`` is that of a weight."""
+        rows, heads = shape[0], shape[1] // len(parts)
         pairs = zip(grads, zip(*parts, strict=True), strict=True)
-        key, value = (_rows([grad]) @ _rows(part).t() for grad, part in pairs)
+        key, value = (as_rows(grad, rows) @ _rows(part, heads).t() for grad, part in pairs)
         return (key.float(), value.float()) if key.element_size() == 2 else (key, value)
 
     def sum_parts(self, parts: list[tuple[Pair, Slot]], direct: Grads) -> Grads:
@@ -153,13 +154,13 @@ class _Route(torch.autograd.Function):
         d_tensors: list[Tensor | None] = [None] * len(tensors)
         # [S, R, M]: what takes a gradient of the output back to each slot.
         blocks = [
-            weight.to(d_key.dtype).unflatten(1, (-1, tensors[0].shape[1])).permute(1, 2, 0)
+            weight.to(d_key.dtype).unflatten(1, (len(nodes), -1)).permute(1, 2, 0)
             for weight in router
         ]
         singly = [i for i, node in enumerate(nodes) if not node and any(needs[2 * i : 2 * i + 2])]
         with autocast_disabled(router[0]):
             if any(needs_router):
-                grams = products.gram(grads, pair_up(tensors))
+                grams = products.gram(grads, pair_up(tensors), router[0].shape)
                 sums = grams if count == 2 else (grams[0] + grams[1],)
                 d_router = [
                     total.to(weight.dtype) if need else None
@@ -192,16 +193,16 @@ def _find_node(slot: Slot, products: Products) -> Any | None:
     return node if (key.output_nr, value.output_nr) == (0, 1) else None
 
 
-def _rows(parts: Sequence[Tensor]) -> Tensor:
-    """Return keys, or values, below each other: [S R, C] with C = B T E."""
-    return torch.cat([part.transpose(0, 1) for part in parts]).flatten(1)
+def _rows(parts: Sequence[Tensor], heads: int) -> Tensor:
+    """Return keys, or values, below each other, ``heads`` rows each."""
+    return torch.cat([as_rows(part, heads) for part in parts])
 
 
 def _product(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    first = parts[0]
+    first, heads = parts[0], weight.shape[1] // len(parts)
     exact = first.dtype in (torch.float32, torch.float64)
     if exact and first.is_cpu and not torch.compiler.is_compiling():
         # Faster than one product, and nothing is concatenated.
-        flat = [part.transpose(0, 1).flatten(1) for part in parts]
-        return as_slot(sum_products(weight.split(len(flat[0]), dim=1), flat), first.shape)
-    return as_slot(weight @ _rows(parts), first.shape)
+        flat = [as_rows(part, heads) for part in parts]
+        return as_slot(sum_products(weight.split(heads, dim=1), flat), first.shape)
+    return as_slot(weight @ _rows(parts, heads), first.shape)

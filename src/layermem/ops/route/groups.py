@@ -102,7 +102,7 @@ class GroupBuffer(SlotBuffer):
 
     def _begin(self, key: Tensor) -> None:
         self._tape = _Tape(key.shape) if torch.is_grad_enabled() else None
-        heads, columns = key.shape[1], key.numel() // key.shape[1]
+        heads, columns = self._heads, key.numel() // self._heads
         # Two allocations: autograd saves the routed values, and routed keys only after rope.
         self._matrices = [key.new_empty(len(self._routers) * heads, columns) for _ in range(2)]
         keys, values = (view_slots(matrix, key.shape) for matrix in self._matrices)
@@ -128,7 +128,7 @@ class GroupBuffer(SlotBuffer):
 
     def _begin_group(self, first: int) -> None:
         """Begin the group of layer ``first``: compute what its layers read of older slots."""
-        last, heads = min(first + self._group_size, len(self._routers)), self._shape[1]
+        last, heads = min(first + self._group_size, len(self._routers)), self._heads
         routers = {i: r for i in range(first, last) if (r := self._routers[i]) is not None}
         sources, counts = (
             {i: self._sources[i] for i in routers},
@@ -311,7 +311,7 @@ class _Tape:
             ]
             for run in runs_of(group.read(layers, range(group.last))):
                 slots = (gradients.slots[j] for j in run)
-                keys, values = (stack_rows(part) for part in zip(*slots, strict=True))
+                keys, values = (stack_rows(part, heads) for part in zip(*slots, strict=True))
                 columns = [total[:, group.rows(run)] for total in totals]
                 torch.mm(d_routes[0], keys.t(), out=columns[0])
                 if group.is_apart:

@@ -193,8 +193,19 @@ def token_major(x: Tensor) -> Tensor:
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _all_token_major(parts: Sequence[Slot]) -> list[Slot]:
-    return [(token_major(key), token_major(value)) for key, value in parts]
+def _of_heads(slot: Slot, heads: int) -> Slot:
+    """Return a slot token major, of ``heads`` heads: all, or one, whose tokens are those of all."""
+    return _by_head(slot[0], heads), _by_head(slot[1], heads)
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    memory = x.transpose(1, 2).contiguous()
+    return memory.view(len(x), -1, heads, x.shape[3]).transpose(1, 2)
+
+
+def _heads_out(weight: Tensor, n_parts: int, heads: int) -> int:
+    """Return the number of heads of a route: the rows of a weight, or all by a scalar a slot."""
+    return weight.shape[0] if weight.shape[1] == n_parts * heads else heads
 
 
 @final
@@ -205,13 +216,21 @@ class Kernels(Products):
         return token_major(x)
 
     def gather(self, weights: Pair, parts: Sequence[Slot]) -> Slot:
-        return gather(weights, _all_token_major(parts))
+        heads_out = _heads_out(weights[0], len(parts), parts[0][0].shape[1])
+        heads = weights[0].shape[1] // len(parts)
+        routed = gather(weights, [_of_heads(part, heads) for part in parts])
+        return _of_heads(routed, heads_out)
 
     def spread(self, columns: Pair, grads: Slot) -> list[Slot]:
-        return spread(columns, grads)
+        _, heads, rows = columns[0].shape
+        heads_in = grads[0].shape[1] * heads // rows
+        of_slots = spread(columns, _of_heads(grads, rows))
+        return [_of_heads(grad, heads_in) for grad in of_slots]
 
-    def gram(self, grads: Slot, parts: Sequence[Slot]) -> Pair:
-        return gram(grads, _all_token_major(parts))
+    def gram(self, grads: Slot, parts: Sequence[Slot], shape: torch.Size) -> Pair:
+        heads = shape[1] // len(parts)
+        slots = [_of_heads(part, heads) for part in parts]
+        return gram(_of_heads(grads, shape[0]), slots)
 
 
 _kernels = Kernels()
@@ -241,7 +260,7 @@ def _compiled_route(
 
 @_compiled_route.register_fake
 def _(keys: list[Tensor], values: list[Tensor], router: list[Tensor]) -> tuple[Tensor, Tensor]:
-    heads_out = router[0].shape[0]
+    heads_out = _heads_out(router[0], len(keys), keys[0].shape[1])
     return _empty_token_major(keys[0], heads_out), _empty_token_major(keys[0], heads_out)
 
 
@@ -252,10 +271,9 @@ def _compiled_backward(
     """Return the gradients of keys, values and weights of one route."""
     slots = list(zip(keys, values, strict=True))
     grads = token_major(d_key), token_major(d_value)
-    heads = keys[0].shape[1]
-    columns = [w.to(d_key.dtype).unflatten(1, (-1, heads)).permute(1, 2, 0) for w in router]
-    d_keys, d_values = zip(*spread((columns[0], columns[-1]), grads), strict=True)
-    grams = _kernels.gram(grads, slots)
+    columns = [w.to(d_key.dtype).unflatten(1, (len(keys), -1)).permute(1, 2, 0) for w in router]
+    d_keys, d_values = zip(*_kernels.spread((columns[0], columns[-1]), grads), strict=True)
+    grams = _kernels.gram(grads, slots, router[0].shape)
     sums = grams if len(router) == 2 else (grams[0] + grams[1],)
     # Copies: what an operator returns must not share memory.
     d_router = [s.to(weight.dtype, copy=True) for s, weight in zip(sums, router, strict=True)]

@@ -1,5 +1,7 @@
 """Products and layouts of slots that lie below each other: keys, or values, as one matrix [S R, C].
 
+Where a weight is a scalar a slot, a slot is one head, whose width is that of all: R = 1 here.
+
 Letters: S slots, R heads, M rows of a weight, B batch, T tokens, E head width, C = B T E.
 """
 
@@ -22,8 +24,16 @@ def as_router(router: Router | Tensor | None) -> Router | None:
     return (router,) if isinstance(router, Tensor) else router
 
 
+def as_rows(part: Tensor, heads: int) -> Tensor:
+    """Return a key or value [B, R, T, E] as a matrix of ``heads`` rows, which are R or one.
+
+    It is a view of what is head major.
+    """
+    return part.transpose(0, 1).reshape(heads, -1)
+
+
 def as_slot(rows: Tensor, shape: torch.Size) -> Tensor:
-    """Return rows [R, C] as a view [B, R, T, E] like ``shape``, with as many heads as rows."""
+    """Return rows of ``as_rows`` as a view [B, *, T, E] like ``shape`` but for its heads."""
     batch, _, tokens, width = shape
     return rows.view(-1, batch, tokens, width).transpose(0, 1)
 
@@ -62,15 +72,14 @@ def sum_products(weights: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
     return out
 
 
-def stack_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Return the keys, or the values, of slots as one matrix [S R, C].
+def stack_rows(parts: Sequence[Tensor], heads: int) -> Tensor:
+    """Return the keys, or the values, of slots as one matrix of ``heads`` rows a slot.
 
     It is a view where they lie in one storage in this order, as they do unless hooks on saved
     tensors have returned copies.
     """
     first = parts[0].transpose(0, 1)
-    heads, columns = first.shape[0], first[0].numel()
-    start, step = first.data_ptr(), heads * columns * first.element_size()
+    start, step = first.data_ptr(), first.numel() * first.element_size()
     storage = first.untyped_storage().data_ptr()
     if all(
         part.transpose(0, 1).is_contiguous()
@@ -78,5 +87,6 @@ def stack_rows(parts: Sequence[Tensor]) -> Tensor:
         and part.data_ptr() == start + i * step
         for i, part in enumerate(parts)
     ):
+        columns = first.numel() // heads
         return first.as_strided((len(parts) * heads, columns), (columns, 1))
-    return torch.cat([part.transpose(0, 1).flatten(1) for part in parts])
+    return torch.cat([as_rows(part, heads) for part in parts])

@@ -16,12 +16,13 @@ def check_shapes(slots: Sequence[tuple[Tensor, Tensor]], *weights: Tensor) -> No
                 f"the keys and values of all slots must have the shape {list(shape)} of the first "
                 f"key, got {[list(part.shape) for part in slot]} in slot {number}"
             )
-    heads = shape[1]
+    heads, count = shape[1], len(slots)
     for weight in weights:
-        if weight.ndim != 2 or weight.shape[1] != len(slots) * heads:
+        by_head = weight.ndim == 2 and weight.shape[1] == count * heads
+        if not by_head and weight.shape != (1, count):
             raise ValueError(
-                f"the weight for {len(slots)} slots of {heads} heads must have "
-                f"{len(slots) * heads} columns, got the shape {list(weight.shape)}"
+                f"the weight for {count} slots of {heads} heads must have {count * heads} columns, "
+                f"or be [1, {count}], a scalar a slot; got the shape {list(weight.shape)}"
             )
         if weight.shape != weights[0].shape:
             raise ValueError(
