@@ -42,6 +42,23 @@ def tiny_lm() -> Run:
 
 
 @preset
+def quiet_lm() -> Run:
+    """The same for 1,600 steps, judged on 1 MB: tells apart what differs by 0.01 nats."""
+    run = tiny_lm()
+    return replace(
+        run,
+        max_steps=1600,
+        eval_every=1600,
+        eval_blocks=8192,
+        save_every=400,
+        keep=1,
+        log_every=10,
+        data=replace(run.data, validation_share=0.05),
+        optim=replace(run.optim, lr=1e-2, warmup_steps=100),
+    )
+
+
+@preset
 def small_30m() -> Run:
     """30M parameters on FineWeb-Edu: minutes on one GPU (sizes assumed)."""
     return Run(
