@@ -8,6 +8,7 @@ from launchers import MadeUp
 from recorded import SIZES, record
 
 from layermem_bench.config.run import Optim, Run
+from layermem_bench.report.study_tables import rates_table
 from layermem_bench.results.study import TriedRates
 from layermem_bench.study.boards import board_of, study_of_variants
 from layermem_bench.study.carrying_out import carry_out
@@ -55,6 +56,52 @@ def test_each_arm_takes_its_best_rate(tmp_path):
     made_up.begun.clear()
     again, _ = carry_out(asked, tmp_path, launcher=made_up)
     assert again == result and not made_up.begun
+
+
+def test_each_arm_has_as_many_trials(tmp_path):
+    """Plain of rates alone; LIMe of rates and another of its routers with each."""
+
+    def with_own(run):
+        return loss(run) + abs(math.log10(run.optim.router_lr or 1e-2) + 2)
+
+    made_up = MadeUp(with_own)
+    board = board_of(RUN, "plain,lime", (1e-4, 1e-2), trials=5)
+    asked = study_of_variants([board], (0,), ("tokens",))
+    result, _ = carry_out(asked, tmp_path, launcher=made_up)
+    plain, lime = result.boards[0].tried
+    assert plain.rates == lime.rates == (1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
+    # Every fifth of the range once, and neither rising nor falling with the rate.
+    assert plain.own_rates == () and lime.own_rates == (0.013, 0.0023, 0.03, 0.0055, 0.001)
+    assert (plain.chosen, plain.own_chosen) == (1e-2, None)
+    best = min(range(5), key=lambda i: lime.losses[i])
+    assert (lime.chosen, lime.own_chosen) == (lime.rates[best], lime.own_rates[best])
+    name = f"lime-lr{lime.chosen:g}-own{lime.own_chosen:g}-s0"
+    assert made_up.begun[10:] == ["made-up/plain-lr0.01-s0", f"made-up/{name}"]
+    run = load_run(tmp_path / "made-up" / name / "config.yaml")
+    assert (run.optim.lr, run.optim.router_lr) == (lime.chosen, lime.own_chosen)
+    (_, of_lime) = rates_table(result.boards[0]).texts()
+    assert of_lime[1].endswith(" (own 0.013)") and of_lime[-1].endswith(f"own {lime.own_chosen:g}")
+
+
+@pytest.mark.parametrize(
+    ("rates", "changes", "message"),
+    [
+        ((1e-3,), {}, "lowest and the highest of --rates"),
+        ((), {}, "lowest and the highest of --rates"),
+        ((1e-3, 1e-2), {"decays": (0.0,)}, "leave --decays out"),
+        ((1e-3, 1e-2), {"trials": 1}, "trials must be at least 2, got 1"),
+        ((1e-3, 1e-2), {"own_rates": (1e-2, 1e-3)}, "got 0.01 0.001"),
+    ],
+)
+def test_trials_that_cannot_be_are_refused(rates, changes, message):
+    with pytest.raises(ValueError, match=message):
+        board_of(RUN, "plain,lime", rates, **{"trials": 4, **changes})
+
+
+def test_trials_try_the_routers_rate_themselves():
+    run = replace(RUN, optim=replace(RUN.optim, router_lr=1e-2))
+    with pytest.raises(ValueError, match=r"leave --optim\.router-lr out"):
+        board_of(run, "plain,lime", (1e-3, 1e-2), trials=4)
 
 
 def test_each_arm_takes_its_best_rate_and_decay(tmp_path):

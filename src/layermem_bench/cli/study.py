@@ -74,6 +74,12 @@ class Arms(Carrying):
     decays: tuple[float, ...] = number((), at_least(0))
     """Weight decays to try with every rate of --rates; each arm takes the best of all pairs. None
     given: all take the board's."""
+    trials: int | None = number(None, at_least(2))
+    """Settings that every arm tries, as many for each: learning rates between the lowest and the
+    highest of --rates, and with each another one for the parameters that an arm adds, if it adds
+    some. None: every rate of --rates, with the variants' own rates."""
+    own_rates: tuple[float, float] = number((1e-3, 3e-2), above(0))
+    """Lowest and highest learning rate of parameters that an arm adds, for --trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +97,14 @@ class OfPreset(StartingRun, Arms):
         from layermem_bench.study.boards import board_of, study_of_variants
 
         run = resolve_run(self)
-        board = board_of(run, self.variants, self.rates, self.decays)
+        board = board_of(
+            run,
+            self.variants,
+            self.rates,
+            self.decays,
+            trials=self.trials,
+            own_rates=self.own_rates,
+        )
         seeds = self.range_of_seeds(run.seed)
         return study_of_variants([board], seeds, self.conditions or ("tokens",))
 
@@ -115,7 +128,9 @@ class OfBoards(Arms):
         from layermem_bench.study.definition import ALL_CONDITIONS
 
         names = [name.strip() for name in self.boards.split(",") if name.strip()]
-        boards = open_boards(names, self.variants, self.rates, self.decays)
+        boards = open_boards(
+            names, self.variants, self.rates, self.decays, self.trials, self.own_rates
+        )
         seeds = self.range_of_seeds()
         return study_of_variants(boards, seeds, self.conditions or ALL_CONDITIONS)
 

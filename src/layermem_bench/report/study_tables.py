@@ -252,6 +252,8 @@ def rates_table(board: Board) -> Table:
     tried = board.tried
     rates = list(dict.fromkeys(rate for each in tried for rate in each.rates))
     with_decay = " and weight decay" if any(each.decay is not None for each in tried) else ""
+    if any(each.own_rates for each in tried):
+        with_decay = ", and that of the parameters that it adds (own),"
     by_right = any(each.right for each in tried)
     what = "right answers" if by_right else "validation loss"
     at_end = ", ".join(f"{x.arm} took the {end}" for x in tried if (end := end_of_range(x)))
@@ -262,13 +264,19 @@ def rates_table(board: Board) -> Table:
             [
                 each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}",
                 *(_outcome(each, rate) for rate in rates),
-                "" if each.chosen is None else f"{each.chosen:g}",
+                _chosen(each),
             ]
             for each in tried
         ],
         caption=f"Each arm's learning rate{with_decay} was chosen on a seed that is in no other "
         f"table. A run that diverged says where in its diverged.json, in a folder rates.{beyond}",
     )
+
+
+def _chosen(tried: TriedRates) -> str:
+    if tried.chosen is None:
+        return ""
+    return f"{tried.chosen:g}" + (f", own {tried.own_chosen:g}" if tried.own_chosen else "")
 
 
 def end_of_range(tried: TriedRates) -> str:
@@ -282,8 +290,10 @@ def end_of_range(tried: TriedRates) -> str:
 def _outcome(tried: TriedRates, rate: float) -> str:
     if rate not in tried.rates:
         return ""
-    value = (tried.right or tried.losses)[tried.rates.index(rate)]
-    return "diverged" if value is None else format_number(value, bool(tried.right))
+    place = tried.rates.index(rate)
+    value = (tried.right or tried.losses)[place]
+    shown = "diverged" if value is None else format_number(value, bool(tried.right))
+    return f"{shown} (own {tried.own_rates[place]:g})" if tried.own_rates else shown
 
 
 def steps_table(board: Board) -> Table | None:

@@ -85,6 +85,10 @@ class TriedRates:
     """Weight decay they were tried with; None: no others were tried."""
     right: tuple[float | None, ...] = ()
     """Right answers at each, where the choice is by these."""
+    own_rates: tuple[float, ...] = ()
+    """Learning rate of the parameters that the arm adds, tried with each; empty: none was."""
+    own_chosen: float | None = None
+    """The one that was taken with ``chosen``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,10 +53,13 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     return arms
 
 
-def arms_of_variants(names: str | Sequence[str], base: Run) -> tuple[Arm, ...]:
+def arms_of_variants(
+    names: str | Sequence[str], base: Run, *, own_rates: bool = False
+) -> tuple[Arm, ...]:
     """Return arms for a board of these runs; refuse one that cannot be built at its sizes.
 
     ``optim.router_lr`` is left out of arms that add no parameters, and refused if none does.
+    ``own_rates``: whether arms are to say if they add some.
     """
     text = names if isinstance(names, str) else ",".join(names)
     runs = {
@@ -78,6 +81,7 @@ def arms_of_variants(names: str | Sequence[str], base: Run) -> tuple[Arm, ...]:
         Arm(
             name=name,
             change=partial(_as_variant, variant=variant, options=options, router_lr=takes[name]),
+            has_own_rate=own_rates and adds_parameters(runs[name].variant, runs[name].model),
         )
         for name, (variant, options) in parse_arms(text).items()
     )
@@ -122,15 +126,19 @@ def board_of(
     decays: Sequence[float] = (),
     name: str = "",
     shape: str = "",
+    trials: int | None = None,
+    own_rates: tuple[float, float] = Board.own_rates,
 ) -> Board:
     """Return the board of a run: its variant and learning rate are the arms' to say."""
     return Board(
         name=name or run.preset,
         base=run,
-        arms=arms_of_variants(variants, run),
+        arms=arms_of_variants(variants, run, own_rates=trials is not None),
         rates=tuple(rates),
         decays=tuple(decays),
         shape=shape,
+        trials=trials,
+        own_rates=own_rates,
     )
 
 
@@ -141,7 +149,12 @@ def board_of_one(run: Run) -> Board:
 
 
 def open_boards(
-    names: Sequence[str], variants: str, rates: Sequence[float] = (), decays: Sequence[float] = ()
+    names: Sequence[str],
+    variants: str,
+    rates: Sequence[float] = (),
+    decays: Sequence[float] = (),
+    trials: int | None = None,
+    own_rates: tuple[float, float] = Board.own_rates,
 ) -> list[Board]:
     """Return the boards of some names; shapes of one preset have equally many parameters."""
     boards: dict[str, Board] = {}
@@ -162,7 +175,7 @@ def open_boards(
             if run is not first:
                 plain = with_parameters(replace(run, variant="plain"), plain_parameters(first))
                 run = replace(run, model=plain.model)
-        boards[folder] = board_of(run, variants, rates, decays, folder, shape)
+        boards[folder] = board_of(run, variants, rates, decays, folder, shape, trials, own_rates)
     if not boards:
         raise ValueError("name at least one board")
     return list(boards.values())

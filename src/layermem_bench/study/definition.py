@@ -42,6 +42,8 @@ class Arm:
     """Learning rates that it tries; None: the board's."""
     with_rate: Callable[[Run, float], Run] = with_learning_rate
     """Puts a learning rate into its run."""
+    has_own_rate: bool = False
+    """Whether it adds parameters to the plain decoder, whose learning rate trials try too."""
     note: str = ""
     """What it is, where its name does not say it."""
 
@@ -63,6 +65,11 @@ class Board:
     """Learning rates that every arm tries on a seed kept for that; empty: the base's."""
     decays: tuple[float, ...] = number((), at_least(0))
     """Weight decays that are tried with every rate; empty: the base's."""
+    trials: int | None = number(None, at_least(2))
+    """How many settings every arm tries between the lowest and the highest of ``rates``; None: each
+    of these, with each of the decays."""
+    own_rates: tuple[float, float] = number((1e-3, 3e-2), above(0))
+    """Lowest and highest learning rate that trials try for parameters that an arm adds."""
     by_right_answers: bool = False
     """Whether rates are chosen by right answers, and by the loss among equals. Few records are
     learnt by heart, and then the loss of a classifier rises while it gets more classes right."""
@@ -83,9 +90,27 @@ class Board:
             if len({f"{value:g}" for value in tried}) < len(tried):
                 shown = ", ".join(map(repr, tried))
                 raise ValueError(f"{what} must differ in six digits, got {shown}")
+        if self.trials is not None:
+            self._check_trials()
         if self.decays and not any(map(self.rates_of, self.arms)):
             raise ValueError(
                 "weight decays are tried with every learning rate: name some (--rates)"
+            )
+
+    def _check_trials(self) -> None:
+        low, high = self.own_rates
+        if low >= high:
+            raise ValueError(
+                f"--own-rates must be the lowest and the highest, got {low:g} {high:g}"
+            )
+        if self.decays:
+            raise ValueError("--trials tries learning rates alone: leave --decays out")
+        if any(len(self.rates_of(arm)) < 2 for arm in self.arms):
+            raise ValueError("--trials needs the lowest and the highest of --rates to try")
+        if self.base.optim.router_lr is not None:
+            raise ValueError(
+                "--trials tries the learning rate of what a variant adds: leave --optim.router-lr "
+                "out"
             )
 
     def rates_of(self, arm: Arm) -> tuple[float, ...]:

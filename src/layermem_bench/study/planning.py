@@ -1,6 +1,7 @@
 """A study -> its runs by name: those that choose learning rates, and those that count.
 
 BOARD/rates/ARM-lrRATE-wdDECAY-s1000    every arm with every rate and decay
+BOARD/rates/ARM-lrRATE-ownRATE-s1000    or with some rates, one for what it adds with each
 BOARD/ARM-lrRATE-wdDECAY-sSEED          every arm with what it chose and every seed
 BOARD/CONDITION/ARM-...                 those of them that a condition makes other runs
 
@@ -43,10 +44,12 @@ _NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
 
 @dataclass(frozen=True)
 class Tried:
-    """What an arm tries: a learning rate, and a weight decay where these are tried too."""
+    """What an arm tries: a learning rate, and where these are tried too a weight decay, or the
+    learning rate of the parameters that it adds."""
 
     rate: float
     decay: float | None = None
+    own_rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +107,36 @@ def trials(board: Board) -> Plan:
     """Return the runs that choose a board's learning rates; none where none are tried."""
     plan: Plan = {}
     for arm in board.arms:
-        for rate in board.rates_of(arm):
-            for decay in board.decays or (None,):
-                tried = Tried(rate, decay)
-                run = _run(board, arm, tried, CHOOSING_SEED)
-                _add(plan, f"{board.name}/rates", tried, replace(run, trial=tried))
+        for tried in candidates(board, arm):
+            run = _run(board, arm, tried, CHOOSING_SEED)
+            _add(plan, f"{board.name}/rates", tried, replace(run, trial=tried))
     return plan
+
+
+def candidates(board: Board, arm: Arm) -> list[Tried]:
+    """Return what an arm tries.
+
+    With ``trials``, as many rates as these, evenly spaced between the lowest and the highest on a
+    logarithmic scale; and an arm that adds parameters tries each with another rate of their own,
+    spaced alike, in an order in which neither rate says anything about the other.
+    """
+    rates = board.rates_of(arm)
+    if board.trials is None or not rates:
+        return [Tried(rate, decay) for rate in rates for decay in board.decays or (None,)]
+    spaced = _spaced(min(rates), max(rates), board.trials)
+    if not arm.has_own_rate:
+        return [Tried(rate) for rate in spaced]
+    own_rates = _spaced(*board.own_rates, board.trials)
+    # Multiples of the golden ratio spread evenly over the unit interval, in a mixed order.
+    places = [(i + 1) * (math.sqrt(5) - 1) / 2 % 1 for i in range(board.trials)]
+    ranks = [sorted(places).index(place) for place in places]
+    return [Tried(rate, own_rate=own_rates[rank]) for rate, rank in zip(spaced, ranks, strict=True)]
+
+
+def _spaced(low: float, high: float, count: int) -> list[float]:
+    """Return rates of two digits from the lowest to the highest, with equal ratios."""
+    ratio = (high / low) ** (1 / (count - 1))
+    return [float(f"{low * ratio**i:.2g}") for i in range(count)]
 
 
 def counting_runs(
@@ -165,6 +192,8 @@ def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> PlannedRun:
     if tried is not None:
         if tried.decay is not None:
             run = replace(run, optim=replace(run.optim, weight_decay=tried.decay))
+        if tried.own_rate is not None:
+            run = replace(run, optim=replace(run.optim, router_lr=tried.own_rate))
         run = arm.with_rate(run, tried.rate)
     return PlannedRun(board=board.name, arm=arm.name, run=run)
 
@@ -173,6 +202,7 @@ def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> N
     """Add a run under its name; raise where another has it: one would stand for the other."""
     rate = "" if tried is None else f"-lr{tried.rate:g}"
     rate += "" if tried is None or tried.decay is None else f"-wd{tried.decay:g}"
+    rate += "" if tried is None or tried.own_rate is None else f"-own{tried.own_rate:g}"
     arm = _NOT_IN_FOLDER_NAMES.sub("-", planned.arm)
     name = f"{folder}/{arm}{rate}-s{planned.run.seed}"
     if name in plan:
@@ -279,6 +309,8 @@ def tried_rates(arm: str, outcomes: Outcomes, *, by_right: bool = False) -> list
             right=values(of_decay, 0) if by_right else (),
             chosen=best.rate if best is not None and best.decay == decay else None,
             decay=decay,
+            own_rates=tuple(t.own_rate for t in of_decay if t.own_rate is not None),
+            own_chosen=best.own_rate if best is not None else None,
         )
         for decay in dict.fromkeys(tried.decay for tried in outcomes)
         for of_decay in [[tried for tried in outcomes if tried.decay == decay]]
@@ -289,6 +321,8 @@ def choices_of(tried: Iterable[TriedRates]) -> tuple[dict[str, Tried], frozenset
     """Return what each arm chose, and the arms that diverged at every rate."""
     tried = list(tried)
     choices = {
-        each.arm: Tried(each.chosen, each.decay) for each in tried if each.chosen is not None
+        each.arm: Tried(each.chosen, each.decay, each.own_chosen)
+        for each in tried
+        if each.chosen is not None
     }
     return choices, frozenset(each.arm for each in tried) - choices.keys()
