@@ -5,6 +5,7 @@ layermem study tiny-lm,aet-4,tiny-lm@16x64                    on several boards,
 layermem study paper/fig6 --scale tiny                        a table or figure of the paper
 layermem study retrofit MODEL --text FILE                     four ways of going on training
 layermem study encoders FILE.tsv                              small encoders on records
+layermem study recipe --text FILE                             which layer memory is the best one
 layermem study NAME                                           a study of a plugin
 
 `layermem train PRESET --seeds 0-2` is a study too: of one arm.
@@ -25,6 +26,7 @@ from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_
 from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
 from layermem_bench.results.study import Scale
 from layermem_bench.study.hosts import EncoderSizes
+from layermem_bench.study.recipe import ARMS
 
 if TYPE_CHECKING:
     from layermem_bench.config.run import Run
@@ -255,6 +257,56 @@ class OfEncoders(EncoderSizes, Carrying):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OfRecipe(Arms):
+    """Which layer memory? Its settings, its rivals and pairs of both, on source code, on a text of
+    yours and on arithmetic, in two widths and at two lengths, each arm with as many trials. Ended
+    runs are not run again, begun ones are resumed."""
+
+    variants: str = ",".join(ARMS)
+    """Arms, as for a preset; the first is what the others are compared with."""
+    rates: tuple[float, ...] = number((2e-3, 2e-2), above(0))
+    """Lowest and highest learning rate of trials; without trials those that every arm tries."""
+    trials: int | None = number(4, at_least(2))
+    """Settings that every arm tries on each board: learning rates, and with each another one for
+    the parameters that an arm adds, if it adds some. None: every rate of --rates."""
+    text: str | None = None
+    """A text of yours, as in --data.source of `layermem train`; None: source code alone."""
+    held_out: str | None = None
+    """Its validation text, at least 1 MB; None: a share of the text."""
+    widths: tuple[int, ...] = number((64, 128), at_least(8))
+    """Widths of the models of 8 layers."""
+    lengths: tuple[int, ...] = number((1600, 400), at_least(10))
+    """Training steps of text."""
+    code: bool = True
+    """Whether the Python standard library's source code is one of the texts."""
+    arithmetic: bool = True
+    """Whether there is a board of arithmetic."""
+
+    def study(self) -> "Study":
+        """Return the study."""
+        from layermem_bench.study.recipe import study_of_recipe
+
+        texts = [("code", "stdlib", None)] if self.code else []
+        if self.text is not None:
+            texts.append(("text", self.text, self.held_out))
+        elif self.held_out is not None:
+            raise ValueError("--held-out is the validation text of --text: name that too")
+        return study_of_recipe(
+            self.range_of_seeds(),
+            self.conditions or ("tokens", "time", "parameters"),
+            variants=self.variants,
+            texts=texts,
+            widths=self.widths,
+            lengths=self.lengths,
+            arithmetic=self.arithmetic,
+            rates=self.rates,
+            decays=self.decays,
+            trials=self.trials,
+            own_rates=self.own_rates,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OfPlugin(Carrying):
     """Carry out a study of a plugin; ended runs are not run again, begun ones are resumed."""
 
@@ -283,20 +335,24 @@ class AnyStudy(Carrying):
     paper/NAME: a table or figure of the paper. NAME: a study of a plugin.
 
     retrofit MODEL: four ways of going on training a model. encoders FILE: small encoders on
-    records.
+    records. recipe: which layer memory is the best one.
 
     Each has options of its own: layermem study retrofit --help.
     """
 
 
-_OF_HOSTS: dict[str, type[Any]] = {"retrofit": OfRetrofit, "encoders": OfEncoders}
+_BY_NAME: dict[str, type[Any]] = {
+    "retrofit": OfRetrofit,
+    "encoders": OfEncoders,
+    "recipe": OfRecipe,
+}
 
 
 def parse(args: Sequence[str]) -> Any:
     """Return the options of a study, an instance of its dataclass."""
     name = args[0] if args and not args[0].startswith("-") else ""
-    if name in _OF_HOSTS:
-        return tyro.cli(_OF_HOSTS[name], prog=f"layermem study {name}", args=args[1:])
+    if name in _BY_NAME:
+        return tyro.cli(_BY_NAME[name], prog=f"layermem study {name}", args=args[1:])
     kind = _kind(name, args)
     if kind is OfPreset:
         default = with_base_run(OfPreset, "study", args)
@@ -318,7 +374,7 @@ def _kind(name: str, args: Sequence[str]) -> type[Any]:
     if not name and {"--help", "-h"} & {*args}:
         return AnyStudy
     known = {*presets(), *(preset.removeprefix("tiny-") for preset in presets())}
-    close = difflib.get_close_matches(name, [*studies(), *_OF_HOSTS], n=1, cutoff=0.8)
+    close = difflib.get_close_matches(name, [*studies(), *_BY_NAME], n=1, cutoff=0.8)
     if close and name not in known and not is_run_folder(name):
         raise ValueError(f"unknown study {name!r}; did you mean {close[0]}?")
     return OfPreset

@@ -18,6 +18,7 @@ from layermem_bench.report.study_tables import (
     TITLES,
     arms_table,
     levels_tables,
+    ranks_table,
     rates_table,
     run_mark,
     runs_table,
@@ -54,6 +55,8 @@ def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
         sections.append(
             Section(title="Wide or deep", paragraphs=[_SHAPES], tables=tables, figures=drawn)
         )
+    if not result.claims and (ranks := ranks_table(result)):
+        sections.append(Section(title="Do the boards agree", tables=[ranks]))
     if tried := [rates_table(board) for board in result.boards if board.tried]:
         sections.append(Section(title="Learning rates", tables=tried))
     sections += [*_of_costs(result.boards), *further]
@@ -80,7 +83,8 @@ def tables(result: StudyResult) -> list[Table]:
                 shown.append(arms_table(result, board, condition, metric, narrow=True))
         if board.tried:
             shown.append(rates_table(board))
-    return [*shown, *(table for table, _, _ in shapes_tables(result))]
+    ranks = ranks_table(result)
+    return [*shown, *(table for table, _, _ in shapes_tables(result)), *([ranks] if ranks else [])]
 
 
 def sentence(result: StudyResult) -> str:

@@ -11,7 +11,7 @@ from layermem_bench.report.numbers import (
     looks_note,
 )
 from layermem_bench.report.page import Cell, Link, Table
-from layermem_bench.results.comparing import Line, compare, lines_of
+from layermem_bench.results.comparing import Line, compare, lines_of, rank_correlations
 from layermem_bench.results.intervals import mean_by_seed
 from layermem_bench.results.study import (
     BY_LEVEL,
@@ -217,6 +217,28 @@ def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metr
             lines = compare(of_part, result.seeds, metric.better, looks)
             title = f"{preset}, {part}, equal parameters"
             yield _shapes_table(title, name, metric, lines), lines, metric
+
+
+def ranks_table(result: StudyResult) -> Table | None:
+    """Return a table of how alike two boards rank the arms; None: no two can be compared."""
+    found = rank_correlations(result)
+    if not found:
+        return None
+    return Table(
+        header=["boards", "arms", "rank correlation", "95% interval"],
+        rows=[
+            [
+                " and ".join(each.boards),
+                str(each.arms),
+                f"{each.value:.2f}",
+                f"{each.low:.2f} to {each.high:.2f}",
+            ]
+            for each in found
+        ],
+        caption="Spearman's correlation of the arms' ranks by their means: 1 where two boards rank "
+        "them alike, 0 where one says nothing about the other. Intervals are of 2,000 draws of as "
+        "many seeds, with repetition.",
+    )
 
 
 def _shapes_table(title: str, name: str, metric: Metric, lines: Sequence[Line]) -> Table:

@@ -5,8 +5,10 @@ for the arms (or claims) of its table and for looks, and the pairs that would se
 """
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Literal
 
 from layermem_bench.results.intervals import (
@@ -22,6 +24,7 @@ from layermem_bench.results.intervals import (
     price_of_looks,
 )
 from layermem_bench.results.study import (
+    METRICS,
     Board,
     Claim,
     Condition,
@@ -128,6 +131,81 @@ def lines_of(result: StudyResult, board: Board, condition: Condition, metric: st
     seeds = result.seeds or sorted({run.seed for run in runs if run.state != "begun"})
     better = result.metric(metric).better
     return compare(values, seeds, better, max(1, len(condition.looks)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankCorrelation:
+    """Spearman's correlation of the ranks of the same arms on two boards, and its 95% interval.
+
+    The interval is that of a bootstrap over seeds: each draw takes as many seeds as there are, with
+    repetition, and ranks the arms by their means again, on each board by itself.
+    """
+
+    boards: tuple[str, str]
+    arms: int
+    value: float
+    low: float
+    high: float
+
+
+_DRAWS = 2000
+
+
+def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
+    """Return the correlations of each pair of boards, under the first condition they share.
+
+    Arms count that have every seed on both boards; of less than three nothing is said.
+    """
+    found = []
+    for first, second in combinations(result.boards, 2):
+        shared = [c.name for c in first.conditions if c.name in {d.name for d in second.conditions}]
+        if not shared or first.metric not in METRICS or second.metric not in METRICS:
+            continue
+        values = [
+            _of_better(result.values(board.name, shared[0], board.metric), board.metric)
+            for board in (first, second)
+        ]
+        seeds = set(result.seeds)
+        arms = [a for a in values[0] if all(seeds <= v.get(a, {}).keys() for v in values)]
+        if len(arms) >= RANKED_FROM and len(seeds) >= RANKED_FROM:
+            found.append(_correlation((first.name, second.name), values, arms, result.seeds))
+    return found
+
+
+def _of_better(
+    values: Mapping[str, Mapping[int, float]], metric: str
+) -> dict[str, dict[int, float]]:
+    """Return values of which the lowest is the best."""
+    sign = -1 if METRICS[metric].better == "higher" else 1
+    return {arm: {seed: sign * v for seed, v in of.items()} for arm, of in values.items()}
+
+
+def _correlation(
+    boards: tuple[str, str],
+    values: Sequence[Mapping[str, Mapping[int, float]]],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+) -> RankCorrelation:
+    from scipy.stats import spearmanr
+
+    def of(drawn: Sequence[Sequence[int]]) -> float:
+        means = [
+            [sum(v[arm][seed] for seed in picked) for arm in arms]
+            for v, picked in zip(values, drawn, strict=True)
+        ]
+        return float(spearmanr(*means).statistic)
+
+    generator = random.Random(0)
+    draws = sorted(
+        of([generator.choices(seeds, k=len(seeds)) for _ in values]) for _ in range(_DRAWS)
+    )
+    return RankCorrelation(
+        boards=boards,
+        arms=len(arms),
+        value=of([seeds, seeds]),
+        low=draws[int(0.025 * _DRAWS)],
+        high=draws[int(0.975 * _DRAWS) - 1],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,90 @@
+"""The study of the recipe: which memory is the best one, in two widths and at two lengths.
+
+    code-8x64-1600    TEXT-LAYERSxWIDTH-STEPS: source code of the Python standard library
+    text-8x64-1600    the same of a text that is given
+    tiny-aet-4        arithmetic expressions of 4 operands
+
+Boards of text are `quiet-lm` at another width and length. Every arm has as many trials on each.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from layermem_bench.config.run import Run
+from layermem_bench.efficiency.model_sizes import reshaped
+from layermem_bench.presets import get_preset
+from layermem_bench.study.definition import Board, Study
+
+_APART = "router_shares_kv=false:router_init=value_residual"
+ARMS = (
+    *("plain", "lime", f"lime:{_APART}", f"lime:{_APART}:router_grain=layer"),
+    *("value_residual", "mudd", "hyper_connections", "attention_residuals", "denseformer"),
+    *(f"lime+mudd:{_APART}", "value_residual+mudd", f"lime+hyper_connections:{_APART}"),
+)
+"""The arms; the others are compared with the first."""
+ARITHMETIC = "tiny-aet-4"
+# The tenth of a long run's steps, at most, over which learning rates rise.
+_MOST_WARMUP = 0.1
+
+
+def study_of_recipe(
+    seeds: Sequence[int],
+    conditions: Sequence[str],
+    *,
+    variants: str,
+    texts: Sequence[tuple[str, str, str | None]],
+    widths: Sequence[int],
+    lengths: Sequence[int],
+    arithmetic: bool,
+    rates: Sequence[float],
+    decays: Sequence[float],
+    trials: int | None,
+    own_rates: tuple[float, float],
+) -> Study:
+    """Return the study on boards of each text, width and length, and on arithmetic.
+
+    ``texts``: name, source and validation source of each (None: a share of the source).
+    """
+    # Only here: the command shows the arms without torch.
+    from layermem_bench.study.boards import board_of
+
+    runs = dict(_of_texts(texts, widths, lengths))
+    if arithmetic:
+        runs[ARITHMETIC] = get_preset(ARITHMETIC)
+    if not runs:
+        raise ValueError("the study needs at least one board: name a --text, or leave --code in")
+    boards: list[Board] = [
+        board_of(run, variants, rates, decays, name, trials=trials, own_rates=own_rates)
+        for name, run in runs.items()
+    ]
+    return Study(
+        name="recipe",
+        title="Which layer memory",
+        boards=tuple(boards),
+        seeds=tuple(seeds),
+        conditions=tuple(conditions),
+    )
+
+
+def _of_texts(
+    texts: Sequence[tuple[str, str, str | None]], widths: Sequence[int], lengths: Sequence[int]
+) -> Iterator[tuple[str, Run]]:
+    base = get_preset("quiet-lm")
+    layers = base.model.num_hidden_layers
+    for name, source, validation in texts:
+        for width in widths:
+            for steps in lengths:
+                run = reshaped(base, layers, width)
+                yield (
+                    f"{name}-{layers}x{width}-{steps}",
+                    replace(
+                        run,
+                        max_steps=steps,
+                        eval_every=steps,
+                        data=replace(run.data, source=source, validation=validation),
+                        optim=replace(
+                            run.optim,
+                            warmup_steps=min(run.optim.warmup_steps, int(steps * _MOST_WARMUP)),
+                        ),
+                    ),
+                )

@@ -1,0 +1,92 @@
+"""The study of the recipe: its boards, and whether they rank the arms alike."""
+
+import pytest
+from launchers import MadeUp
+
+from layermem.models.registry import lookup
+from layermem_bench.cli.study import parse
+from layermem_bench.report import study as page
+from layermem_bench.results.comparing import rank_correlations
+from layermem_bench.study.boards import parse_arms
+from layermem_bench.study.carrying_out import carry_out
+from layermem_bench.study.planning import trials
+from layermem_bench.study.recipe import ARMS
+
+FEW = "plain,lime,value_residual,denseformer"
+
+
+def asked(*options):
+    return parse(["recipe", "--variants", FEW, "--conditions", "tokens", *options]).study()
+
+
+def test_boards_are_texts_in_two_widths_at_two_lengths_and_arithmetic():
+    boards = {b.name: b.base for b in asked("--text", "a.jsonl", "--held-out", "b.jsonl").boards}
+    sizes = [f"8x{width}-{steps}" for width in (64, 128) for steps in (1600, 400)]
+    assert list(boards) == [f"{t}-{s}" for t in ("code", "text") for s in sizes] + ["tiny-aet-4"]
+    small, text = boards["code-8x64-400"], boards["text-8x128-1600"]
+    assert (small.max_steps, small.eval_every, small.optim.warmup_steps) == (400, 400, 40)
+    assert (text.data.source, text.data.validation) == ("a.jsonl", "b.jsonl")
+    assert (text.model.hidden_size, text.model.num_attention_heads) == (128, 16)
+    # Judged on a megabyte.
+    assert text.eval_blocks * text.data.block_size >= 1_000_000
+
+
+def test_every_arm_has_as_many_trials():
+    board = asked("--trials", "5").boards[0]
+    by_arm = [planned.arm for planned in trials(board).values()]
+    assert {arm: by_arm.count(arm) for arm in by_arm} == dict.fromkeys(FEW.split(","), 5)
+
+
+def test_the_arms_are_those_of_the_family():
+    arms = parse_arms(",".join(ARMS))
+    assert tuple(arms) == ARMS and all(lookup(variant) for variant, _ in arms.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--held-out", "b.jsonl"], "name that too"),
+        (["--decays", "0.1"], "leave --decays out"),
+        (["--no-code", "--no-arithmetic"], "at least one board"),
+        (["--widths", "63"], "width 63"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        asked(*options)
+
+
+def ranked(tmp_path, loss):
+    study = asked("--widths", "64", "--no-arithmetic", "--trials", "2", "--seeds", "4")
+    result, failure = carry_out(study, tmp_path, launcher=MadeUp(loss))
+    assert failure is None
+    return result
+
+
+PLACE = {name: place for place, name in enumerate(FEW.split(","))}
+
+
+def test_boards_that_rank_alike_and_otherwise(tmp_path):
+    def loss(run):
+        return PLACE[run.variant] + 0.01 * run.seed
+
+    (alike,) = rank_correlations(ranked(tmp_path / "alike", loss))
+    assert alike.boards == ("code-8x64-1600", "code-8x64-400") and alike.arms == 4
+    assert (alike.value, alike.low, alike.high) == pytest.approx((1, 1, 1))
+
+    def turned(run):
+        return loss(run) * (1 if run.max_steps == 400 else -1)
+
+    (otherwise,) = rank_correlations(ranked(tmp_path / "otherwise", turned))
+    assert (otherwise.value, otherwise.high) == pytest.approx((-1, -1))
+
+
+def test_noise_widens_the_interval_of_a_correlation(tmp_path):
+    def loss(run):
+        return PLACE[run.variant] + 5 * ((run.seed * 7 + PLACE[run.variant] * 3) % 4)
+
+    result = ranked(tmp_path, loss)
+    (noisy,) = rank_correlations(result)
+    assert noisy.high - noisy.low > 0.5
+    (table,) = [t for t in page.tables(result) if "rank correlation" in t.header]
+    assert table.texts()[0][:2] == ["code-8x64-1600 and code-8x64-400", "4"]
