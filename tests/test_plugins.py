@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from layermem_bench import cli
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
@@ -67,6 +69,8 @@ def test_the_parts_of_the_page_are_listed_and_train(tmp_path):
     assert "letters=7" in shown
     rows = (tmp_path / "runs" / "tiny-reversal-first_values-s0" / "metrics.jsonl").read_text()
     assert json.loads(rows.splitlines()[-1])["step"] == 20
+    final = tmp_path / "runs" / "tiny-reversal-first_values-s0" / "final"
+    assert "\nimport mine " in (final / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -169,6 +173,88 @@ def test_a_study_of_nearly_that_name_is_named(tmp_path):
     status, _, errors = command(tmp_path, "--plugin", "mine.py", "study", "first-value")
     assert status == 1
     assert "did you mean first-values?" in errors
+
+
+PRESET = """
+from layermem_bench.config.run import Model, Run, Task
+from layermem_bench.presets import preset
+
+@preset
+def of_nothing() -> Run:
+    model = Model(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    return Run(model=model, task=Task(name="reversl"))
+"""
+
+
+def test_a_preset_of_a_task_that_is_missing_is_named_among_the_others(tmp_path):
+    (tmp_path / "preset_alone.py").write_text(PRESET)
+    status, shown, errors = command(tmp_path, "--plugin", "preset_alone.py", "list", "presets")
+    assert status == 0, errors
+    words = shown.split()
+    assert {"tiny-lm", "paper-prosqa", "of-nothing"} <= set(words)
+    assert "unknown task 'reversl'" in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["train", "reversal"],
+        ["train", "tiny-lm", "--variant", "first_values", "--dry-run"],
+        ["list", "tasks", "reversal"],
+        ["study", "first-values"],
+        ["study", "tiny-lm", "--variants", "plain,first_values"],
+        ["study", "tiny-lm,reversal"],
+    ],
+    ids=" ".join,
+)
+def test_an_unknown_name_reminds_of_plugins(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        cli.main(asked)
+    assert re.search(r"unknown (preset|task|variant) '[\w-]+'; .* --plugin MODULE", left.value.code)
+
+
+SAVED = """
+import layermem, mine
+from layermem.models.card import imports_of
+
+sizes = dict(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=1)
+for name in ("first_values", "first_values+mudd"):
+    layermem.build(name, **sizes).save_pretrained(name)
+of_a_script = type("OwnConfig", (mine.FirstValuesConfig,), {"__module__": "__main__"})
+for config in (layermem.LimeConfig, of_a_script):
+    print(imports_of(config), "---")
+"""
+# Opens what a card says how to open; an error of one is printed.
+OPEN = """
+for name in ("first_values", "first_values+mudd"):
+    try:
+        exec(open(f"{name}/README.md").read().split("```python")[1].split("```")[0].replace(
+            "this-folder", name).replace("import mine ", INSTEAD))
+        print(type(model).__name__)
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_a_saved_model_says_what_to_import(tmp_path):
+    status, shown, errors = run(tmp_path, SAVED)
+    assert status == 0, errors
+    ours, of_a_script, _ = shown.split("---")
+    assert ours.count("import") == 1 and "import mine" in of_a_script
+    assert "__main__" not in of_a_script
+    for instead, variables in (
+        ("import mine ", {}),
+        # The environment names it.
+        ("", {"LAYERMEM_PLUGINS": str(tmp_path / "mine.py")}),
+    ):
+        status, shown, errors = run(tmp_path, f"INSTEAD = {instead!r}{OPEN}", **variables)
+        assert shown.split()[0] == "FirstValuesForCausalLM" and len(shown.split()) == 2, errors
+    _, shown, errors = run(tmp_path, f"INSTEAD = ''{OPEN}")
+    assert "ForCausalLM" not in shown
+    # Of the variant a warning that precedes transformers' own error; of the pair the error.
+    assert "no variant 'first_values': if a plugin declares it, import" in errors
+    assert "unknown variant 'first_values'; " in shown and "its import" in shown
 
 
 def test_two_plugins_with_a_task_of_one_name_are_refused(tmp_path):

@@ -7,6 +7,7 @@ it, it imports the variants, or attached models, which register themselves with 
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -41,6 +42,7 @@ class _ConfigsOnDemand(dict[str, Any]):
 
     A pair of variants (``layermem_lime+mudd``) is made then, by its name. ``layermem_attached`` is
     the type of a saved model of transformers with attached memory.
+    Plugins that are installed, or named by the environment, are imported for a type of nobody else.
     """
 
     def __contains__(self, model_type: object) -> bool:
@@ -55,7 +57,17 @@ class _ConfigsOnDemand(dict[str, Any]):
             _import("models.registry").lookup(name)
         else:
             _import("variants")
-        return super().__contains__(model_type)
+        if not (is_known := super().__contains__(model_type)):
+            _import("models.plugins").load_plugins()
+            is_known = super().__contains__(model_type)
+        if not is_known:
+            # Not an error: the model may come with code of its own (trust_remote_code).
+            warnings.warn(
+                f"layermem knows no variant {name!r}: if a plugin declares it, import the plugin's "
+                "module first (the README.md beside the model names it; commands: --plugin MODULE)",
+                stacklevel=2,
+            )
+        return is_known
 
 
 def call_after_import(name: str, function: Callable[[], object]) -> None:

@@ -13,7 +13,6 @@ from tiny import TINY, is_own
 import layermem
 from layermem.models.registry import lookup
 from layermem.models.seams import filled_seams
-from layermem_bench.study.boards import parse_arms
 
 PAIR = "lime+hyper_connections"
 
@@ -177,8 +176,3 @@ def test_unknown_names_of_the_module_are_no_pairs():
 
     with pytest.raises(AttributeError, match="no attribute 'LimeNothingModel'"):
         _ = pairs.LimeNothingModel
-
-
-def test_arms_of_a_study_may_be_pairs():
-    arms = parse_arms(f"plain,{PAIR}:streams=2")
-    assert arms[f"{PAIR}:streams=2"] == (PAIR, ("streams=2",))

@@ -19,8 +19,10 @@ def test_build_gives_a_causal_lm():
 
 
 def test_unknown_names_are_named():
-    with pytest.raises(ValueError, match=r"'lme'; there are .*lime.*plain"):
+    with pytest.raises(ValueError, match=r"'lme'; did you mean lime\? .*--plugin MODULE"):
         layermem.build("lme")
+    with pytest.raises(ValueError, match=r"'nothing'; there are .*lime.*plain.* pairs A\+B"):
+        layermem.build("nothing")
     with pytest.raises(TypeError, match=r"'hidden_sise'; did you mean hidden_size\?"):
         layermem.build("lime", hidden_sise=3)
     with pytest.raises(TypeError, match="'router'"):

@@ -107,7 +107,7 @@ def test_the_counted_bytes_are_those_that_stages_send(way, traffic, monkeypatch)
 
 
 def test_the_page_shows_what_is_counted(traffic):
-    page = (ROOT / "docs" / "mechanism.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     for model in traffic.MODELS:
         for way in ("LIMe, full", "LIMe, last 4"):
             cells = [f"| {model} ", f"| {way.removeprefix('LIMe, ')} |"]

@@ -91,6 +91,6 @@ def test_a_step_sends_what_is_counted(tmp_path, traffic, world):
 
 
 def test_the_page_shows_what_is_counted(traffic):
-    page = (ROOT / "docs" / "mechanism.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     for model, way, cells in traffic.rows(traffic.DEGREES, 8192):
         assert f"| {model} | {way} | {' | '.join(cells)} |" in page, (model, way)

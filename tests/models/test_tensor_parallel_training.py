@@ -110,7 +110,7 @@ def test_a_mesh_of_two_by_two_trains_as_one_process(tmp_path):
 @needs_mesh
 def test_the_script_of_the_page_trains_as_one_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "mechanism.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     (saving,) = (block for block in blocks if '"my-lime")' in block and "DTensor" not in block)
     (script,) = (block for block in blocks if "WORLD_SIZE" in block)

@@ -22,6 +22,12 @@ def planned(board, seeds=(0,)):
     return counting_runs(board, seeds, {}, lambda name, run: name)
 
 
+def test_arms_of_a_study_may_be_pairs():
+    pair = "lime+hyper_connections"
+    arms = parse_arms(f"plain,{pair}:streams=2")
+    assert arms[f"{pair}:streams=2"] == (pair, ("streams=2",))
+
+
 def test_arms_are_read():
     assert parse_arms("plain, lime:router=last:router_window=4") == {
         "plain": ("plain", ()),

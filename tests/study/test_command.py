@@ -96,6 +96,22 @@ def test_a_dry_run_trains_nothing(tmp_path, made_up, capsys, monkeypatch):
     assert not made_up.begun and not any(tmp_path.iterdir())
 
 
+def test_that_nothing_is_left_is_said_in_words(tmp_path, made_up, capsys, monkeypatch, caplog):
+    use(made_up, monkeypatch)
+    asked = ["study", "tiny-lm", "--seeds", "1", "--out", str(tmp_path)]
+    cli.main([*asked, "--dry-run"])
+    assert "2 runs, 2 to come, about" in capsys.readouterr().out
+    with caplog.at_level("INFO"):
+        cli.main(asked)
+        assert "2 of 2 runs are to be done" in caplog.text
+        caplog.clear()
+        cli.main(asked)
+    assert "nothing is left to train" in caplog.text and "0 of" not in caplog.text
+    capsys.readouterr()
+    cli.main([*asked, "--dry-run"])
+    assert "2 runs, nothing is left to train" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "named"),
     [

@@ -1,5 +1,6 @@
 """What a study would train and how long it would take: before, in between, afterwards."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -55,6 +56,20 @@ def test_runs_whose_rates_are_not_chosen_are_not_taken_for_recorded(tmp_path, st
     assert [name for name, (_, state) in known.items() if is_recorded(state)] == [
         f"board/plain-s{seed}" for seed in range(3)
     ]
+
+
+def test_what_carrying_out_refuses_is_refused_before(tmp_path, made_up, study):
+    asked = study(conditions=("tokens",), rates=(), variants="plain,lime", seeds=1)
+    other = record(tmp_path / "board" / "lime-s0", variant="lime", max_steps=80, preset="made-up")
+    for refusing in (estimate, lambda *args: carry_out(*args, launcher=made_up)):
+        with pytest.raises(ValueError, match=r"lime-s0 was begun .*max_steps was 80, is 40"):
+            refusing(asked, tmp_path)
+    assert not made_up.begun
+    # One that has lost what it recorded.
+    shutil.rmtree(other)
+    (record(other, run=replace(asked.boards[0].base, variant="lime")) / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"lime-s0 has ended, but .* step 40"):
+        estimate(asked, tmp_path)
 
 
 def test_a_record_that_cannot_be_read_counts_as_failed(tmp_path, study):

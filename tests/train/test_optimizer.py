@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from tiny import TINY
+from tiny import TINY, is_own
 from torch.nn.utils import parametrize
 
 import layermem
@@ -127,3 +127,29 @@ def test_a_checkpoint_says_nothing_of_how_a_step_is_carried_out(before, after, i
     theirs, _ = stepped(after, 5, ids)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_each_projection_of_hyper_connections_has_a_group():
+    """The paper: weight decay on what depends on the token, none on the static weights."""
+    model = layermem.build("hyper_connections", **TINY)
+    decay = {}
+    for group in parameter_groups(model, model.variant.overrides, Optim()):
+        decay |= dict.fromkeys(map(id, group["params"]), group["weight_decay"])
+    for name, parameter in model.named_parameters():
+        if "_connection" in name:
+            assert decay[id(parameter)] == (0.1 if "projection.weight" in name else 0.0), name
+
+
+def test_the_optimiser_settings_of_a_variant_are_those_of_its_own_parameters(case):
+    """optim.router_lr is the rate of every parameter that the variant adds, and of no other."""
+    entry, fields = case
+    model = entry.causal_lm(entry.config(**fields))
+    own = {name for name, _ in model.named_parameters() if is_own(name)}
+    if not own:
+        with pytest.raises(ValueError, match=r"optim\.router_lr=0\.5 "):
+            parameter_groups(model, entry.variant.overrides, Optim(router_lr=0.5))
+        return
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = parameter_groups(model, entry.variant.overrides, Optim(router_lr=0.5))
+    at_its_rate = {names[id(p)] for group in groups if group["lr"] == 0.5 for p in group["params"]}
+    assert at_its_rate == own

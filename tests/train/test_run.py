@@ -143,7 +143,7 @@ def test_two_variants_see_the_same_batches_from_the_same_weights(place, tmp_path
         ({"model": {"vocab_size": 100}}, "vocabulary .257.: its ids would lie beyond"),
         ({"data": {"block_size": 100_000}}, "less than one block of 100000; give more text"),
         ({"optim": {"batch_size": 6}}, r"batch_size \(6\) must be a multiple of .*micro_batch"),
-        ({"variant": "lame"}, "unknown variant 'lame'; there are"),
+        ({"variant": "lame"}, "unknown variant 'lame'; did you mean lime"),
         ({"model": {"options": ("ruoter=full",)}}, "no field 'ruoter'; did you mean router"),
         ({"model": {"options": ("hidden_size=8",)}}, "has a field for: --model.hidden-size"),
     ],

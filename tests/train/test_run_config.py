@@ -1,5 +1,6 @@
 """The config.yaml of a run folder: which run it holds, how it was begun, and of which commit."""
 
+import re
 import subprocess
 
 import pytest
@@ -18,8 +19,14 @@ def about(folder):
 
 def test_a_folder_that_holds_a_run(run, whole, place):
     before = whole.metrics.read_text()
-    with pytest.raises(FileExistsError, match="holds a run already; add --resume"):
+    with pytest.raises(FileExistsError, match=r"Go on with that run \(--resume\), .* or delete"):
         train(run, whole.path)
+    # --resume with these options would be refused: the way on is without them.
+    goes_on = (
+        rf"\(optim.lr was 0.01, is 0.5\).*layermem train {re.escape(str(whole.path))} --resume"
+    )
+    with pytest.raises(FileExistsError, match=goes_on):
+        train(a_run(place, optim={"lr": 0.5}), whole.path)
     with pytest.raises(ValueError, match=r"another config: optim.lr was 0.01, is 0.5\. Choose"):
         train(a_run(place, optim={"lr": 0.5}), whole.path, resume=True)
     assert whole.metrics.read_text() == before

@@ -1,4 +1,4 @@
-"""What a run starts from: a LLaMA, with memory or without, or what another run has left."""
+"""What a run starts from (a LLaMA, with memory or without, another run), and its precision."""
 
 import shutil
 
@@ -12,6 +12,7 @@ from layermem_bench.config.run import Task
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.train.run import train
 from layermem_bench.train.sequences import weights_digest
+from layermem_bench.train.setup import uses_bfloat16
 
 
 @pytest.fixture
@@ -119,3 +120,16 @@ def test_a_run_on_a_task_starts_from_another(tmp_path):
     later = train(run, tmp_path / "later")
     before, after = ((f.final / "model.safetensors").read_bytes() for f in (first, later))
     assert before == after
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_auto_takes_no_bfloat16_that_a_gpu_only_emulates(native, monkeypatch):
+    """An older GPU computes in it, slower than in float32."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: native or including_emulation,
+    )
+    assert uses_bfloat16("auto") is native
+    assert uses_bfloat16("bfloat16") and not uses_bfloat16("float32")

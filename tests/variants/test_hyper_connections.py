@@ -1,4 +1,4 @@
-"""Hyper-Connections: bad input, the read of each connection, the initial write, autocast, decay."""
+"""Hyper-Connections: bad input, the read of each connection, the initial write, autocast."""
 
 import pytest
 import torch
@@ -7,8 +7,6 @@ from tiny import TINY
 
 import layermem
 from layermem.variants.hyper_connections import HyperConnectionsConfig
-from layermem_bench.config.run import Optim
-from layermem_bench.train.optimizer import parameter_groups
 
 
 @pytest.mark.parametrize(
@@ -53,14 +51,3 @@ def test_autocast_does_not_round_the_residual():
         plain, ours = (model.model(ids).last_hidden_state for model in models)
     assert plain.dtype == ours.dtype == torch.float32
     torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
-
-
-def test_each_projection_has_a_group_of_the_optimizer():
-    """The paper: weight decay on what depends on the token, none on the static weights."""
-    model = layermem.build("hyper_connections", **TINY)
-    decay = {}
-    for group in parameter_groups(model, model.variant.overrides, Optim()):
-        decay |= dict.fromkeys(map(id, group["params"]), group["weight_decay"])
-    for name, parameter in model.named_parameters():
-        if "_connection" in name:
-            assert decay[id(parameter)] == (0.1 if "projection.weight" in name else 0.0), name

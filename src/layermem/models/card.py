@@ -9,6 +9,8 @@ from pathlib import Path
 
 from torch import nn
 
+from layermem.models.configuration import DecoderConfig
+
 CARD = "README.md"
 _SAVED_BY = "saved by [layermem](https://arxiv.org/abs/2502.09245)"
 _TEXT = """\
@@ -56,6 +58,23 @@ def write_card(
     fields = {"title": title, "description": description, "tag": tag, "code": code}
     fields["saved_by"] = _SAVED_BY
     path.write_text(_TEXT.format(**fields, parameters=parameters), encoding="utf-8")
+
+
+def imports_of(config: type[DecoderConfig]) -> str:
+    """Return the lines that make models of a config known to the Auto classes.
+
+    A variant of a plugin, or a pair with it, is known once the plugin's module is imported. One of
+    a script has no module to import.
+    """
+    modules = {cls.__module__ for cls in config.__mro__ if issubclass(cls, DecoderConfig)}
+    lines = [
+        "# First run the code that declares the model's variant."
+        if module == "__main__"
+        else f"import {module}  # declares the model's variant"
+        for module in sorted(modules)
+        if module.partition(".")[0] != "layermem"
+    ]
+    return "\n".join(["import layermem  # makes the model known to transformers", *lines])
 
 
 def _is_ours(path: Path) -> bool:

@@ -60,11 +60,24 @@ class Named(Generic[T]):
     def make(self, name: str, other_names: Iterable[str] = ()) -> T:
         """Return what the function of a name makes; ``other_names`` are such as are understood."""
         if name not in self.names():
-            close = difflib.get_close_matches(name, [*self._functions, *other_names], n=1)
-            known = ", ".join(self._functions) or "none"
-            hint = f"did you mean {close[0]}?" if close else f"there are {known}"
-            raise ValueError(f"unknown {self.kind} {name!r}; {hint}")
+            raise unknown_name(self.kind, name, self._functions, other_names)
         return self._functions[name]()
+
+
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], other_names: Iterable[str] = (), further: str = ""
+) -> ValueError:
+    """Return the error of an unknown name: the nearest or all, and that a plugin may be missing.
+
+    ``other_names`` are understood beside the known ones, ``further`` says which others there are.
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, [*known, *other_names], n=1)
+    there_are = f"there are {', '.join(known) or 'none'}{further}."
+    hint = f"did you mean {close[0]}?" if close else there_are
+    return ValueError(
+        f"unknown {kind} {name!r}; {hint} A plugin's needs --plugin MODULE (in Python: its import)"
+    )
 
 
 def add_plugins(names: list[str]) -> None:

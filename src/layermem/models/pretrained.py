@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from layermem.auto_classes import PREFIX
-from layermem.models.card import write_card
+from layermem.models.card import imports_of, write_card
 from layermem.models.checkpoints import (
     LLAMA_MODEL_TYPES,
     adapter_config,
@@ -116,7 +116,7 @@ class PreTrainedDecoder(PreTrainedModel):
             f"of width {config.hidden_size}, {config.num_attention_heads} query heads, "
             f"{config.num_key_value_heads} key-value heads",
             tag=variant,
-            code="import layermem  # makes the model known to transformers\n"
+            code=f"{imports_of(type(config))}\n"
             f"from transformers import {auto}\n\n"
             f'model = {auto}.from_pretrained("this-folder")',
         )

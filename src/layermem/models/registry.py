@@ -32,7 +32,7 @@ from layermem.auto_classes import PREFIX
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig, check_dtype
 from layermem.models.decoder import Decoder
-from layermem.models.plugins import load_plugins
+from layermem.models.plugins import load_plugins, unknown_name
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Variant
 
@@ -169,10 +169,11 @@ def lookup(name: str) -> RegisteredVariant:
 
         return declare_pair(name)
     if name not in _REGISTERED:
-        raise ValueError(
-            f"unknown variant {name!r}; there are {', '.join(variants())}, and pairs A+B of one "
-            "that changes what attention reads and one that changes the residual stream"
+        pairs = (
+            ", and pairs A+B of one that changes what attention reads and one that changes the "
+            "residual stream"
         )
+        raise unknown_name("variant", name, variants(), further=pairs)
     return _REGISTERED[name]
 
 

@@ -116,17 +116,16 @@ def _presets(options: ListPresets) -> None:
     from layermem_bench.report.numbers import with_unit
     from layermem_bench.report.page import Table
 
-    costs = {name: run_cost(presets.get_preset(name)) for name in presets.names()}
-    rows = [
-        [
-            name,
-            with_unit(cost.parameters, 3),
-            with_unit(cost.tokens, 3),
-            f"{cost.flops:.1e}",
-            presets.description(name),
-        ]
-        for name, cost in costs.items()
-    ]
+    costs, rows = dict[str, "RunCost"](), list[list[Any]]()
+    for name in presets.names():
+        try:
+            cost = costs[name] = run_cost(presets.get_preset(name))
+        # A plugin's function may raise anything: the others are listed all the same.
+        except Exception as error:
+            rows.append([name, "", "", "", f"cannot be trained: {error}"])
+            continue
+        numbers = [with_unit(cost.parameters, 3), with_unit(cost.tokens, 3), f"{cost.flops:.1e}"]
+        rows.append([name, *numbers, presets.description(name)])
     header = ["preset", "parameters", "tokens", "FLOPs", "what it is"]
     caption = f"Parameters and FLOPs: of plain. Variants: {', '.join(_variant_names())}"
     show(Table(header=header, rows=rows, caption=caption))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from layermem.models.number_ranges import SHARE, above, at_least, between, number
+from layermem.models.plugins import unknown_name
 from layermem_bench.cli.screen import screen, show_estimates, show_result
 from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_run, with_base_run
 from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
@@ -376,7 +377,7 @@ def _kind(name: str, args: Sequence[str]) -> type[Any]:
     known = {*presets(), *(preset.removeprefix("tiny-") for preset in presets())}
     close = difflib.get_close_matches(name, [*studies(), *_BY_NAME], n=1, cutoff=0.8)
     if close and name not in known and not is_run_folder(name):
-        raise ValueError(f"unknown study {name!r}; did you mean {close[0]}?")
+        raise unknown_name("study", name, close)
     return OfPreset
 
 
@@ -424,8 +425,10 @@ def _estimate(asked: "Study", options: Carrying) -> None:
     boards = estimate(asked, options.out, options.runs)
     show_estimates(boards)
     runs = sum(each.trials + each.counting for each in boards)
+    left = runs - sum(each.recorded for each in boards)
     seconds = 3600 * sum(each.hours for each in boards)
-    screen().print(f"{runs} runs, about {format_duration(seconds)} to come")
+    to_come = f"{left} to come, about {format_duration(seconds)}"
+    screen().print(f"{runs} runs, {to_come if left else 'nothing is left to train'}")
     if asked.tasks:
         tasks = f"{len(asked.tasks)} evaluation tasks ({', '.join(asked.tasks)})"
         screen().print(f"Then each model is asked {tasks}, for which no time is estimated.")

@@ -46,6 +46,8 @@ def parse(args: Sequence[str]) -> Any:
     """Return the options of a run, an instance of its dataclass."""
     if any(arg == _HOST or arg.startswith(f"{_HOST}=") for arg in args):
         return tyro.cli(TrainHost, prog="layermem train", args=list(args))
+    if {"--seed", "--seeds"} <= {arg.partition("=")[0] for arg in args}:
+        raise ValueError("--seeds takes the place of --seed: give one of them")
     default = with_base_run(Train, "train", args)
     return tyro.cli(Train, prog="layermem train", args=list(args), default=default)
 

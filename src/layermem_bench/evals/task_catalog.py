@@ -151,7 +151,8 @@ def find_task(name: str) -> EvalTask:
     if task is None:
         close = difflib.get_close_matches(name, [*TASKS, *map(short_name, TASKS), PAPER], n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {PAPER}, {', '.join(TASKS)}."
-        hint += " Other tasks are named by the file of their definition (my_task.yaml)"
+        hint += " Other tasks are named by the file of their definition (my_task.yaml); those of "
+        hint += "plugins need --plugin MODULE"
         raise ValueError(f"unknown task {name!r}; {hint}")
     return task
 

@@ -154,6 +154,8 @@ def _plan(
 
 def train_planned(plan: Plan, recorded: RecordedRuns, launcher: Launcher) -> str | None:
     """Train what is recorded nowhere; return what failed (None: nothing)."""
+    if not plan:
+        return None
     own = {
         name: planned.run
         for name, planned in plan.items()

@@ -18,6 +18,7 @@ from layermem_bench.efficiency.measuring import Shape
 from layermem_bench.efficiency.model_sizes import model_sizes
 from layermem_bench.results.costs import Cost
 from layermem_bench.results.files import read_result
+from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import MeasuredSteps, RunRecord
 from layermem_bench.study.boards import board_of_one
 from layermem_bench.study.definition import Board, Study
@@ -31,7 +32,7 @@ from layermem_bench.study.planning import (
     stages,
     trials,
 )
-from layermem_bench.study.records import RecordedRuns, standing
+from layermem_bench.study.records import RecordedRuns, check_usable, standing
 from layermem_bench.study.steps import STEPS, shape_of, time_steps
 
 Basis = Literal["timed", "extrapolated"]
@@ -147,8 +148,15 @@ def _unknown(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunRecor
 
 
 def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimate]:
-    """Return what each board would take; nothing is trained but some timed steps."""
+    """Return what each board would take; nothing is trained but some timed steps.
+
+    A folder that carrying the study out would refuse is refused here too.
+    """
     planned = planned_states(study, RecordedRuns(out, runs))
+    for each, state in planned.values():
+        # It has no id as long as it is not known which run it is.
+        if state.run_id:
+            check_usable(RunFolder(state.folder), each.run)
     boards = {board.name: board for stage in stages(study.boards) for board in stage}
     return [
         _estimate(board, [pair for pair in planned.values() if pair[0].board == name])

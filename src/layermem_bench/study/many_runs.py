@@ -19,13 +19,13 @@ from layermem_bench.study.records import (
     ERRORS,
     NOTE,
     OWN_WORDS,
+    check_usable,
     read_divergence,
     read_failure,
     read_metrics,
     recorded_about,
 )
 from layermem_bench.train.progress import RunsProgress
-from layermem_bench.train.run_config import check_same_run
 from layermem_bench.train.sequences import weights_digest
 
 # Seconds between two looks at the runs.
@@ -47,13 +47,13 @@ def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dic
     """
     folders = {name: RunFolder(out / name) for name in runs}
     for name, folder in folders.items():
-        if folder.rows() or folder.final.exists():
-            check_same_run(folder, runs[name])
-        if folder.final.exists():
-            read_metrics(folder, runs[name])
+        check_usable(folder, runs[name])
     missing = [name for name, folder in folders.items() if not _is_finished(runs[name], folder)]
     _check_starts(runs, folders, missing)
-    logger.info("%d of %d runs are to be done", len(missing), len(runs))
+    if missing:
+        logger.info("%d of %d runs are to be done", len(missing), len(runs))
+    else:
+        logger.info("nothing is left to train: all runs are recorded")
     create_folder(out)
     failed = _train_all(runs, folders, missing, launcher)
     if failed:

@@ -30,7 +30,12 @@ from layermem_bench.results.study import (
     State,
     Validation,
 )
-from layermem_bench.train.run_config import check_has_config, read_config, recorded_run
+from layermem_bench.train.run_config import (
+    check_has_config,
+    check_same_run,
+    read_config,
+    recorded_run,
+)
 
 ERRORS = "error.txt"
 """File of a run that has not ended: what its processes wrote, and how they ended."""
@@ -86,6 +91,14 @@ def run_state(folder: RunFolder, run: Run) -> tuple[State, str]:
     if failure := read_failure(folder):
         return "failed", failure
     return ("begun" if folder.metrics.exists() else "not begun"), ""
+
+
+def check_usable(folder: RunFolder, run: Run) -> None:
+    """Raise where a run's folder holds another run, or has lost what an ended one recorded."""
+    if folder.rows() or folder.final.exists():
+        check_same_run(folder, run)
+    if folder.final.exists():
+        read_metrics(folder, run)
 
 
 def recorded_about(folder: RunFolder) -> dict[str, Any]:

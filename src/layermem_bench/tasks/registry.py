@@ -1,6 +1,5 @@
 """Tasks by name: how their problems are generated, encoded as tokens, and graded."""
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from layermem.models.plugins import load_plugins
+from layermem.models.plugins import load_plugins, unknown_name
 from layermem_bench.config.run import Task, checked
 from layermem_bench.tasks import arithmetic, chains, mad, mqar, prosqa
 from layermem_bench.tasks.problems import (
@@ -175,9 +174,7 @@ def get_task(name: str) -> TaskDefinition:
     if name not in _TASKS:
         load_plugins()
     if name not in _TASKS:
-        close = difflib.get_close_matches(name, _TASKS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(_TASKS)}"
-        raise ValueError(f"unknown task {name!r}; {hint}")
+        raise unknown_name("task", name, _TASKS)
     return _TASKS[name]
 
 

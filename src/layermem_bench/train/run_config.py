@@ -33,8 +33,9 @@ def check_same_run(folder: RunFolder, run: Run) -> None:
     """Raise unless the folder holds this run; how it is carried out may differ."""
     if changes := config_changes(recorded_run(folder), run):
         raise ValueError(
-            f"{folder.path} was begun with another config: {changes}. Choose another "
-            "--out, or go on with it as it is (layermem train RUN --resume)"
+            f"{folder.path} was begun with another config: {changes}. Choose another --out, go "
+            f"on with it as it is (layermem train {folder.path} --resume), or delete it to start "
+            "over"
         )
 
 
@@ -52,9 +53,11 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
         return
     check_has_config(folder)
     if not resume:
+        changes = config_changes(recorded_run(folder), run)
+        how = f"layermem train {folder.path} --resume" if changes else "--resume"
         raise FileExistsError(
-            f"{folder.path} holds a run already; add --resume to go on with it, or choose another "
-            "--out"
+            f"{folder.path} holds a run already{f' ({changes})' if changes else ''}. Go on with "
+            f"that run ({how}), choose another --out, or delete the folder to start over"
         )
     check_same_run(folder, run)
     if recorded_run(folder) != run and not folder.final.exists():

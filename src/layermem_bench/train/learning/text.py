@@ -15,7 +15,10 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
+from layermem.models.card import imports_of
+from layermem.models.configuration import DecoderConfig
 from layermem.models.files import write_atomically
+from layermem.models.registry import lookup
 from layermem_bench.config.run import Run, Task
 from layermem_bench.data.blocks import Blocks
 from layermem_bench.data.preparing import prepare
@@ -200,7 +203,7 @@ def build_problem_datasets(task: Task, tokenizer: Any) -> tuple[ProblemDataset, 
 def _usage(run: Run, prompt: str) -> str:
     """Return code that loads the model and has it continue a prompt."""
     load, imports = "AutoModelForCausalLM.from_pretrained", "AutoModelForCausalLM, AutoTokenizer"
-    first = "import layermem  # makes the model known to transformers"
+    first = imports_of(lookup(run.variant).config if run.host.model is None else DecoderConfig)
     if run.host.model is not None and run.host.memory != "none":
         load, imports = "load_attached", "AutoTokenizer"
         first = "from layermem.retrofit import load_attached"
