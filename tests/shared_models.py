@@ -8,6 +8,7 @@ import datetime
 import os
 
 import torch
+from forked import in_forks
 from tiny import TINY, make
 from torch import distributed
 from torch.distributed.tensor import DTensor
@@ -164,7 +165,7 @@ def descend(model, steps, rows=slice(None)):
 
 def in_processes(work, world, folder, *args):
     """Run ``work(rank, world, folder, *args)`` in each of some processes; return what they say."""
-    torch.multiprocessing.spawn(_begin, (work, world, folder, *args), nprocs=world, join=True)
+    in_forks(_begin, (work, world, folder, *args), world)
     (folder / "meet").unlink(missing_ok=True)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
