@@ -47,6 +47,11 @@ def start_fork(work, *arguments, folder, **variables):
     return process
 
 
+def read_errors(process, folder):
+    """Return what a fork that has ended printed as errors."""
+    return (folder / f"{process.pid}.err").read_text(encoding="utf-8")
+
+
 def _begin(work, arguments, folder, variables):
     os.environ.update(variables)
     os.chdir(folder)
