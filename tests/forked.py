@@ -8,7 +8,9 @@ that start one.
 
 import multiprocessing
 import os
+import runpy
 import sys
+import warnings
 
 import torch
 
@@ -45,6 +47,21 @@ def start_fork(work, *arguments, folder, **variables):
     process = _FORKS.Process(target=_begin, args=(work, arguments, folder, variables))
     process.start()
     return process
+
+
+def run_script(path, options, *, folder):
+    """Run a script to its end as ``python -W ignore`` would; return the exit status and output."""
+    process = start_fork(_run, str(path), options, folder=folder)
+    process.join()
+    output = folder / f"{process.pid}.out"
+    return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
+
+
+def _run(path, options):
+    sys.argv = [path, *options]
+    sys.path.insert(0, os.path.dirname(path))  # noqa: PTH120
+    warnings.simplefilter("ignore")
+    runpy.run_path(path, run_name="__main__")
 
 
 def read_errors(process, folder):

@@ -57,16 +57,16 @@ TRAINING_ALONE = {"lime_hidden": ("lime_hidden", {})}
 OF_OWN_HEADS = ("plain", "lime", "lime+hyper_connections", "lime+mudd")
 
 
-def a_config(case):
+def a_config(case, **more):
     variant, fields = {**CASES, **TRAINING_ALONE}[case]
-    return lookup(variant).config(**{**SIZES, **fields})
+    return lookup(variant).config(**{**SIZES, **fields, **more})
 
 
-def a_model(case):
+def a_model(case, **more):
     variant, fields = {**CASES, **TRAINING_ALONE}[case]
     entry = lookup(variant)
     model_class = entry.sequence_classification if "num_labels" in fields else entry.causal_lm
-    model = make(model_class, a_config(case)).double()
+    model = make(model_class, a_config(case, **more)).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
