@@ -128,7 +128,7 @@ def write(model, ids, **how):
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=5,
+        max_new_tokens=3,
         do_sample=False,
         return_dict_in_generate=True,
         output_logits=True,
