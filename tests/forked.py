@@ -6,6 +6,7 @@ signals end it. What a new interpreter alone shows (imports, entry points, launc
 that start one.
 """
 
+import functools
 import multiprocessing
 import os
 import runpy
@@ -49,15 +50,20 @@ def start_fork(work, *arguments, folder, **variables):
     return process
 
 
-def run_script(path, options, *, folder):
-    """Run a script to its end as ``python -W ignore`` would; return the exit status and output."""
-    process = start_fork(_run, str(path), options, folder=folder)
+def run_script(path, options, *, folder, backend=None):
+    """Run a script to its end as ``python -W ignore`` would; return exit status, output, errors.
+
+    ``backend``: what compiles there in place of Inductor.
+    """
+    process = start_fork(_run, str(path), options, backend, folder=folder)
     process.join()
     output = folder / f"{process.pid}.out"
     return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
 
 
-def _run(path, options):
+def _run(path, options, backend):
+    if backend is not None:
+        torch.compile = functools.partial(torch.compile, backend=backend)
     sys.argv = [path, *options]
     sys.path.insert(0, os.path.dirname(path))  # noqa: PTH120
     warnings.simplefilter("ignore")
