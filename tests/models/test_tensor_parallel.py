@@ -36,7 +36,7 @@ SHARED = {
     "mlp.up_proj": 0,
     "mlp.down_proj": 1,
 }
-# Constant and separate weights are shared with two heads a process, where a column can be misplaced.
+# Constant and separate weights are compared with two heads a process: a column can be misplaced.
 OF_TWO = [case for case in CASES if case not in ("lime-average", "lime-separate")]
 # What more processes than two share; three share no width evenly, four need all heads of two.
 OF_THREE = ["lime", "lime-of-3", "plain"]
