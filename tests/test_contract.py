@@ -276,9 +276,7 @@ def test_compiled_equals_eager(entry, ids):
 def test_a_full_graph_has_no_breaks(case, ids):
     _, name, fields = case
     torch.compiler.reset()
-    # Each layer is traced; a third one reads two slots of other layers.
-    layers = {} if "router_sources" in fields else {"num_hidden_layers": 3}
-    model = causal_lm((lookup(name), {**TINY, **layers, **fields}))
+    model = causal_lm((lookup(name), {**TINY, **fields}))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(ids).logits, model(ids).logits, **CLOSE)
