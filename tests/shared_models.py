@@ -8,6 +8,7 @@ import datetime
 import os
 
 import torch
+from forked import in_forks
 from tiny import TINY, make
 from torch import distributed
 from torch.distributed.tensor import DTensor
@@ -58,16 +59,16 @@ TRAINING_ALONE = {"lime_hidden": ("lime_hidden", {})}
 OF_OWN_HEADS = ("plain", "lime", "lime+hyper_connections", "lime+mudd")
 
 
-def a_config(case):
+def a_config(case, **more):
     variant, fields = {**CASES, **TRAINING_ALONE}[case]
-    return lookup(variant).config(**{**SIZES, **fields})
+    return lookup(variant).config(**{**SIZES, **fields, **more})
 
 
-def a_model(case):
+def a_model(case, **more):
     variant, fields = {**CASES, **TRAINING_ALONE}[case]
     entry = lookup(variant)
     model_class = entry.sequence_classification if "num_labels" in fields else entry.causal_lm
-    model = make(model_class, a_config(case)).double()
+    model = make(model_class, a_config(case, **more)).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -129,7 +130,7 @@ def write(model, ids, **how):
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        max_new_tokens=5,
+        max_new_tokens=3,
         do_sample=False,
         return_dict_in_generate=True,
         output_logits=True,
@@ -166,7 +167,7 @@ def descend(model, steps, rows=slice(None)):
 
 def in_processes(work, world, folder, *args):
     """Run ``work(rank, world, folder, *args)`` in each of some processes; return what they say."""
-    torch.multiprocessing.spawn(_begin, (work, world, folder, *args), nprocs=world, join=True)
+    in_forks(_begin, (work, world, folder, *args), world)
     (folder / "meet").unlink(missing_ok=True)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 

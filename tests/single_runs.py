@@ -13,7 +13,7 @@ PENALTY = Regularizer(penalty="seq_vcr", covariance_weight=0.5, width=12)
 def long_run(folder):
     """Documents are kept apart, so that not every sequence has as many labels."""
     isolated = {"isolate_documents": True}
-    return a_run(folder, max_steps=50, eval_every=25, save_every=20, data=isolated)
+    return a_run(folder, max_steps=20, eval_every=10, save_every=8, data=isolated)
 
 
 def layout_run(folder):

@@ -1,11 +1,10 @@
 """The examples run as a user starts them, at tiny sizes."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY = {
@@ -20,13 +19,16 @@ OUTPUT = {
 }
 
 
-def start(script, options, folder):
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", str(EXAMPLES / script), *options],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-    )
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that runs an example in a folder of its own and returns its output."""
+
+    def run(script, options):
+        status, output, errors = run_script(EXAMPLES / script, options, folder=tmp_path)
+        assert status == 0, output + errors
+        return output
+
+    return run
 
 
 def test_there_are_three():
@@ -36,17 +38,14 @@ def test_there_are_three():
 @pytest.mark.parametrize(
     "script", ["look_inside.py", *(pytest.param(n, marks=pytest.mark.slow) for n in [*TINY][:2])]
 )
-def test_an_example_runs(script, tmp_path):
-    done = start(script, TINY[script], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(OUTPUT[script], done.stdout)
-    # Nothing is written but where the options say.
-    assert {path.name for path in tmp_path.iterdir()} <= {"runs"}
+def test_an_example_runs(script, start, tmp_path):
+    assert re.search(OUTPUT[script], start(script, TINY[script]))
+    # Nothing is written but where the options say, and what it printed.
+    assert {path.name for path in tmp_path.iterdir() if not path.stem.isdigit()} <= {"runs"}
 
 
 @pytest.mark.slow
-def test_what_one_example_saves_another_reads(tmp_path):
-    start("add_memory_to_llama.py", TINY["add_memory_to_llama.py"], tmp_path)
-    done = start("look_inside.py", ["--model=runs", *TINY["look_inside.py"]], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "share that layer i (row) reads" in done.stdout
+def test_what_one_example_saves_another_reads(start):
+    start("add_memory_to_llama.py", TINY["add_memory_to_llama.py"])
+    output = start("look_inside.py", ["--model=runs", *TINY["look_inside.py"]])
+    assert "share that layer i (row) reads" in output

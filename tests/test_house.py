@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import run_script
 
 import layermem
 from layermem.models.registry import lookup
@@ -320,10 +321,6 @@ def test_files_stay_small():
 def test_a_benchmark_runs(command, tmp_path):
     script, *options = command
     json = ["--json", str(tmp_path / "figures.json")] if "--repeats=1" in options else []
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / script), *options, *json],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    status, *said = run_script(ROOT / "benchmarks" / script, [*options, *json], folder=tmp_path)
+    assert status == 0, said
     assert not json or (tmp_path / "figures.json").stat().st_size

@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from forked import in_forks
 from tiny import CASES, SLOW, TINY, make, needs_kernels
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
@@ -118,7 +119,7 @@ OTHERS = [
     ],
 )
 def test_two_processes_descend_as_one(cases, tmp_path):
-    torch.multiprocessing.spawn(work, (cases, tmp_path), nprocs=WORLD, join=True)
+    in_forks(work, (cases, tmp_path), WORLD)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
     for i, case in enumerate(cases):
         with using("naive"):

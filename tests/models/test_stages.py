@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import in_forks
 from tiny import TINY, make
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -168,7 +169,7 @@ def work(rank, world, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_with_a_stage_each_compute_what_one_does(world, tmp_path):
-    torch.multiprocessing.spawn(work, (world, tmp_path), nprocs=world, join=True)
+    in_forks(work, (world, tmp_path), world)
     of_ranks = [
         torch.load(tmp_path / f"{world}-{rank}.pt", weights_only=True) for rank in range(world)
     ]

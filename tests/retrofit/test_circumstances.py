@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from forked import in_forks
 from host_models import HOSTS, make_attached, make_host, make_ids, shake_routers
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
@@ -417,7 +418,7 @@ def work(rank, how, folder):
 @pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed package")
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "ddp, checkpointed", "fsdp, checkpointed"])
 def test_two_processes_descend_as_one(how, tmp_path):
-    torch.multiprocessing.spawn(work, (how, str(tmp_path)), nprocs=2)
+    in_forks(work, (how, str(tmp_path)), 2)
     model = make_attached("llama", dtype=torch.float64).train()
     expected = two_steps(model, a_batch())
     before = [p.detach() for p in make_attached("llama", dtype=torch.float64).parameters()]

@@ -131,7 +131,7 @@ def generating(folder):
 
 
 def long(folder):
-    """Fifty steps each way."""
+    """Twenty steps each way."""
     run = long_run(folder)
     for way, shard in (("ddp", False), ("fsdp", True)):
         train(replace(run, compute=replace(run.compute, shard=shard)), folder / "long" / way)

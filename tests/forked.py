@@ -1,0 +1,84 @@
+"""Processes for tests that begin with torch and transformers imported: forks of one server.
+
+A new interpreter takes six seconds of CPU time to import what a training needs, a fork takes 0.1.
+What a fork does after its start is what any process does: its own memory, its own exit status, and
+signals end it. What a new interpreter alone shows (imports, entry points, launchers) is for tests
+that start one.
+"""
+
+import functools
+import multiprocessing
+import os
+import runpy
+import sys
+import warnings
+
+import torch
+
+_FORKS = multiprocessing.get_context("forkserver")
+# The server has the search path of an interpreter, and no module of the tests. None of these starts
+# a thread, which a fork would not have.
+_FORKS.set_forkserver_preload(
+    [
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "transformers.generation.utils",
+        "transformers.models.auto.modeling_auto",
+        "layermem_bench.cli.train",
+        "layermem_bench.train.run",
+        "layermem_bench.train.trainer",
+        "layermem_bench.evals.solving",
+        "layermem.convert",
+        "layermem.retrofit",
+        "layermem.variants",
+    ]
+)
+
+
+def in_forks(work, arguments, count):
+    """Call ``work(rank, *arguments)`` in some processes; an error in one of them is raised here."""
+    torch.multiprocessing.start_processes(work, arguments, nprocs=count, start_method="forkserver")
+
+
+def start_fork(work, *arguments, folder, **variables):
+    """Start ``work(*arguments)`` in a folder, with environment variables; return the process.
+
+    What it prints is written to ``{pid}.out`` and ``{pid}.err`` in the folder.
+    """
+    process = _FORKS.Process(target=_begin, args=(work, arguments, folder, variables))
+    process.start()
+    return process
+
+
+def run_script(path, options, *, folder, backend=None):
+    """Run a script to its end as ``python -W ignore`` would; return exit status, output, errors.
+
+    ``backend``: what compiles there in place of Inductor.
+    """
+    process = start_fork(_run, str(path), options, backend, folder=folder)
+    process.join()
+    output = folder / f"{process.pid}.out"
+    return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
+
+
+def _run(path, options, backend):
+    if backend is not None:
+        torch.compile = functools.partial(torch.compile, backend=backend)
+    sys.argv = [path, *options]
+    sys.path.insert(0, os.path.dirname(path))  # noqa: PTH120
+    warnings.simplefilter("ignore")
+    runpy.run_path(path, run_name="__main__")
+
+
+def read_errors(process, folder):
+    """Return what a fork that has ended printed as errors."""
+    return (folder / f"{process.pid}.err").read_text(encoding="utf-8")
+
+
+def _begin(work, arguments, folder, variables):
+    os.environ.update(variables)
+    os.chdir(folder)
+    for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
+        with open(f"{os.getpid()}.{name}", "wb") as file:  # noqa: PTH123
+            os.dup2(file.fileno(), stream.fileno())
+    work(*arguments)
