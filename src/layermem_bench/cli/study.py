@@ -287,7 +287,9 @@ class OfRecipe(Arms):
         """Return the study."""
         from layermem_bench.study.recipe import study_of_recipe
 
-        texts = [("code", "stdlib", None)] if self.code else []
+        texts: list[tuple[str, str, str | None]] = []
+        if self.code:
+            texts.append(("code", "stdlib", None))
         if self.text is not None:
             texts.append(("text", self.text, self.held_out))
         elif self.held_out is not None:
