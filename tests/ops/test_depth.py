@@ -21,6 +21,43 @@ class Unstored:
     store = staticmethod(lambda x, *_: x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_many_sums_as_one_tensor_equal_their_equation(dtype):
+    noise = torch.Generator().manual_seed(0)
+    states = [torch.randn(2, 7, 6, generator=noise).to(dtype).requires_grad_() for _ in range(4)]
+    weights = torch.randn(5, 4, generator=noise).requires_grad_()
+    states[1].requires_grad_(False)
+
+    def outcome(ops, weights, states, **grad):
+        out = ops.mix_heads(states, weights)
+        wanted = [weights, *(x for x in states if x.requires_grad)]
+        factor = torch.linspace(-1, 1, out.numel()).to(dtype).view_as(out)
+        return [out, *torch.autograd.grad((out * factor).sum(), wanted, **grad)]
+
+    # The equation in float64, rounded once.
+    leaves = [x.detach().double().requires_grad_(x.requires_grad) for x in states]
+    exact = outcome(naive, weights.detach().double().requires_grad_(), leaves)
+    dtypes = [dtype, torch.float32, *[dtype] * 3]
+    expected = [x.to(to) for x, to in zip(exact, dtypes, strict=True)]
+    assert_all_close(outcome(depth, weights, states), expected)
+    assert_all_close(outcome(depth, weights, states, create_graph=True)[:1], expected[:1])
+    with torch.no_grad():
+        assert_all_close([depth.mix_heads(states, weights)], expected[:1])
+
+
+def assert_all_close(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b)
+
+
+def test_second_derivatives_of_many_sums():
+    states = [torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    weights = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(lambda w, *xs: depth.mix_heads(xs, w), (weights, *states))
+    torch.autograd.gradgradcheck(lambda w, *xs: depth.mix_heads(xs, w), (weights, *states))
+
+
 class Chain(nn.Module):
     """Layers that read mixtures of all states so far, by weights of the three kinds."""
 

@@ -50,7 +50,7 @@ from layermem.models.seams import (
     Variant,
     forked_generator,
 )
-from layermem.ops.depth import mix, store
+from layermem.ops.depth import mix, mix_heads, store
 
 
 @strict
@@ -120,16 +120,21 @@ class HeadWeights(DepthWeights):
 class HeadMixtures(Connection):
     """The connection of attention: mixtures as inputs of keys and values, one for each head."""
 
-    def __init__(self, weights: HeadWeights | None) -> None:
+    def __init__(self, weights: HeadWeights | None, *, is_static: bool) -> None:
         super().__init__()
-        self.weights = weights
+        self.weights, self.is_static = weights, is_static
 
     def read(self, state: State, norm: Norm) -> tuple[Inputs, State]:
-        normed = store(norm(state[0]))
+        normed = norm(state[0])
+        if not self.is_static:
+            normed = store(normed)
         carry = (*state, normed)
         if self.weights is None:
             return normed, carry
-        mixtures = torch.stack(mix(carry[1:], self.weights(normed)))
+        weights, states = self.weights(normed), carry[1:]
+        mixtures = (
+            mix_heads(states, weights) if self.is_static else torch.stack(mix(states, weights))
+        )
         return (normed, mixtures, mixtures), carry
 
 
@@ -194,7 +199,8 @@ class LimeHidden(Variant[LimeHiddenConfig]):
     ) -> Connection:
         if sub_layer == "mlp":
             return super().connection(config, layer_idx, sub_layer)
-        return HeadMixtures(HeadWeights(config, layer_idx) if layer_idx else None)
+        weights = HeadWeights(config, layer_idx) if layer_idx else None
+        return HeadMixtures(weights, is_static=config.form == "static")
 
     @classmethod
     def extra_parameters(cls, config: LimeHiddenConfig) -> int:

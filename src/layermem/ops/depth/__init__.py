@@ -1,6 +1,7 @@
 """Weighted sums of states of different depths, whose backward computes each state's gradient once.
 
     mix           out_c = sum_j weights[c, j] x_j        weights constant, per channel or per token
+    mix_heads     the same of constant weights, C sums as one tensor
     score         out[..., c, j] = vectors[c] . x_j      numbers for each token and state
     inverse_rms   1 / sqrt(mean(x^2) + eps) of each token of one state
     store         marks a state that several of these will read
@@ -11,6 +12,9 @@ A reader of a stored state leaves its incoming gradient and its weights with the
     d x_j = sum over mixtures m, sums c of weights_m[c, j] d out_mc
           + sum over scores p, c of d scores_p[c, j] vectors_p[c] one product for all scores
           + the gradient of its inverse root mean square, likewise a sum
+
+``mix_heads`` leaves nothing: for many sums of all states, one product for the gradients of all of
+them, which autograd adds up, is less work than to read every gradient for every state.
 
 Nothing is saved but the states themselves, once, and the weights. Under torch.compile, torch.func
 and ``create_graph=True`` the equations of naive.py are differentiated.
@@ -104,6 +108,17 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
         return products.mix(states, weights)
 
 
+def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Compute ``naive.mix_heads``."""
+    if is_traced():
+        return naive.mix_heads(states, weights)
+    if torch.is_grad_enabled():
+        mixed: Tensor = _MixHeads.apply(weights, *states)
+        return mixed
+    with autocast_disabled(weights):
+        return products.mix_heads(states, weights)
+
+
 def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     """Compute ``naive.score``."""
     if is_traced():
@@ -171,6 +186,24 @@ class _Mix(torch.autograd.Function):
         return d_weights, *d_states
 
 
+class _MixHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, *states: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, *states)
+        with autocast_disabled(weights):
+            return products.mix_heads(states, weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Grads:
+        if torch.is_grad_enabled():
+            return _differentiable_gradients(ctx, _mix_heads_as_list, (grad,))
+        weights, *states = ctx.saved_tensors
+        with autocast_disabled(weights):
+            of_weights, of_states = products.mix_heads_gradients(states, weights, grad)
+        grads = zip((of_weights, *of_states), ctx.needs_input_grad, strict=True)
+        return tuple(grad if need else None for grad, need in grads)
+
+
 class _Score(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, *states: Tensor) -> Tensor:
@@ -227,6 +260,10 @@ class _InverseRms(torch.autograd.Function):
             return products.accumulate(None, [term]).to(x.dtype), None
 
 
+def _mix_heads_as_list(states: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+    return [naive.mix_heads(states, weights)]
+
+
 def _score_as_list(states: Sequence[Tensor], vectors: Tensor) -> list[Tensor]:
     return [naive.score(states, vectors)]
 
@@ -263,4 +300,4 @@ def _differentiable_gradients(ctx: Any, equation: Any, grads: Sequence[Tensor]) 
     return equation_gradients(of_all, ctx.saved_tensors, ctx.needs_input_grad, grads)
 
 
-__all__ = ["inverse_rms", "mix", "score", "store"]
+__all__ = ["inverse_rms", "mix", "mix_heads", "score", "store"]

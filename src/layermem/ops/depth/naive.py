@@ -31,6 +31,11 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
     return sums
 
 
+def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Return the sums of ``mix`` by constant weights [C, S] as one tensor, [C, B, T, D]."""
+    return torch.stack(mix(states, weights))
+
+
 def score(states: Sequence[Tensor], vectors: Tensor) -> Tensor:
     """Return vectors[c] . states[j] for every token, [B, T, C, S], in float32 at least."""
     wide = torch.promote_types(common_dtype(states), torch.float32)

@@ -53,6 +53,31 @@ def mix(states: Sequence[Tensor], weights: Weights) -> list[Tensor]:
     return [out.view(shape) for out in outs]
 
 
+def mix_heads(states: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Compute ``naive.mix_heads``: one product, which is copied nowhere."""
+    dtype = common_dtype(states)
+    wide = weights.to(widest(dtype))
+    return (wide @ _rows(states, wide.dtype)).view(-1, *states[0].shape).to(dtype)
+
+
+def mix_heads_gradients(
+    states: Sequence[Tensor], weights: Tensor, grad: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of the weights and of the states of ``mix_heads``."""
+    wide = weights.to(widest(weights.dtype, common_dtype(states)))
+    rows = grad.flatten(1).to(wide.dtype)
+    of_weights = rows @ _rows(states, wide.dtype).t()
+    of_states = (wide.t() @ rows).view(-1, *states[0].shape).unbind()
+    return of_weights.to(weights.dtype), [
+        d.to(x.dtype) for d, x in zip(of_states, states, strict=True)
+    ]
+
+
+def _rows(states: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return states below each other, [S, N D]."""
+    return torch.stack([x.to(dtype) for x in states]).flatten(1)
+
+
 def accumulate(total: Tensor | None, terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """Return ``total`` plus the sum of x * weight over ``terms``, in the dtype of the weights.
 
