@@ -252,6 +252,7 @@ def test_public_names():
         "PlainConfig",
         "PlainForCausalLM",
         "PlainModel",
+        "RECIPE",
         "attach",
         "build",
         "detach",

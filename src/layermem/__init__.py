@@ -1,6 +1,7 @@
 """layermem: transformers whose attention reads keys and values of every earlier layer (LIMe).
 
     build("lime", **fields)   a causal LM with fresh weights; variants() lists the names
+    build("lime", **RECIPE)   with the settings of routers that we advise, which are not the paper's
     LimeForCausalLM           the same, Hugging Face style: from_pretrained, generate, from_llama
     LimeRouter, route         the mechanism alone, for a loop of your own
     attach(model)             the mechanism in a model of transformers, in place; detach(model)
@@ -37,12 +38,13 @@ if TYPE_CHECKING:
         save_routers,
         trainable,
     )
-    from layermem.variants.lime import LimeConfig, LimeForCausalLM, LimeModel, LimeRouter
+    from layermem.variants.lime import RECIPE, LimeConfig, LimeForCausalLM, LimeModel, LimeRouter
     from layermem.variants.plain import PlainConfig, PlainForCausalLM, PlainModel
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "RECIPE",
     "LimeConfig",
     "LimeForCausalLM",
     "LimeModel",
@@ -63,6 +65,7 @@ __all__ = [
 
 _PACKAGES = ("convert", "generation", "models", "ops", "retrofit", "variants")
 _MODULE_OF = {
+    "RECIPE": "variants.lime",
     "LimeConfig": "variants.lime",
     "LimeForCausalLM": "variants.lime",
     "LimeModel": "variants.lime",

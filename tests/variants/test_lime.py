@@ -522,3 +522,13 @@ def test_routers_of_other_grain_are_pruned(grain, by, ids, tmp_path):
 def test_fields_that_do_not_fit_are_named(fields, message):
     with pytest.raises(Exception, match=message):
         LimeConfig(**TINY, **fields)
+
+
+def test_the_recipe_is_lime_with_fields_of_its_own():
+    model = layermem.build("lime", **TINY, **layermem.RECIPE)
+    assert type(model) is LimeForCausalLM
+    assert {name: getattr(model.config, name) for name in layermem.RECIPE} == layermem.RECIPE
+    # A number for each source of each of the layers 1 to 3, of keys and of values.
+    assert Lime.extra_parameters(model.config) == 2 * (2 + 3 + 4)
+    with pytest.raises(TypeError):
+        layermem.RECIPE["router_grain"] = "pair"

@@ -22,7 +22,7 @@ Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -45,6 +45,10 @@ from layermem.models.seams import Memory, ParameterOverride, Variant, forked_gen
 from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.ops.route import Slot, route, store
 
+RECIPE: Mapping[str, Any] = MappingProxyType(
+    {"router_shares_kv": False, "router_init": "value_residual", "router_grain": "layer"}
+)
+"""The fields that docs/recipe.md advises; the defaults are the paper's."""
 RouterInit = Literal["paper", "identity", "value_residual", "average"]
 
 
