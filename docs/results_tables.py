@@ -1,6 +1,6 @@
-"""Write the tables of docs/results.md from what was recorded: python THIS_FILE.
+"""Write the tables of docs/results.md and docs/recipe.md from what was recorded: python THIS_FILE.
 
-A line ``<!-- NAME: TABLE -->`` in the page stands before a table of docs/records/NAME.json, which
+A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/NAME.json, which
 ``layermem study``, ``report`` or ``eval`` wrote. TABLE is
 
     METRIC                         the arms of the record's only board by a metric
@@ -46,7 +46,7 @@ from layermem_bench.results.files import read_result
 from layermem_bench.results.intervals import adjusted_p_values, interval, paired
 from layermem_bench.results.study import BY_LEVEL, LOSS, StudyResult
 
-PAGE = Path(__file__).parent / "results.md"
+PAGES = tuple(Path(__file__).parent / name for name in ("results.md", "recipe.md"))
 RECORDS = Path(__file__).parent / "records"
 OVER_SEEDS = " over seeds"
 CHOOSING = " with the choosing seed"
@@ -56,7 +56,8 @@ _PLACE = re.compile(r"(?m)^<!-- (?:(?P<name>[\w-]+): )?(?P<table>[^>]+?) -->\n(?
 
 
 def main() -> None:
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def with_tables(page: str, records: Path = RECORDS) -> str:

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md are those of the records beside it."""
+"""The tables of docs/results.md and docs/recipe.md are those of the records beside it."""
 
 import importlib.util
 import re
@@ -56,14 +56,15 @@ PAPERS = tuple(
 )
 
 
-def test_the_page_has_what_was_recorded(script):
-    page = script.PAGE.read_text(encoding="utf-8")
-    assert script.with_tables(page) == page, "run python docs/results_tables.py"
+def test_the_pages_have_what_was_recorded(script):
+    for path in script.PAGES:
+        page = path.read_text(encoding="utf-8")
+        assert script.with_tables(page) == page, f"{path.name}: run python docs/results_tables.py"
 
 
 def test_every_record_has_a_place(script):
-    found = script._PLACE.finditer(script.PAGE.read_text(encoding="utf-8"))
-    places = {place["name"] for place in found} - {None}
+    texts = "\n".join(path.read_text(encoding="utf-8") for path in script.PAGES)
+    places = {place["name"] for place in script._PLACE.finditer(texts)} - {None}
     recorded = {path.stem for path in script.RECORDS.glob("*.json")}
     # Those of artefacts have a place in the first table.
     assert recorded == places - {path.stem for path in script.RECORDS.glob("artefacts/*.json")}
