@@ -15,6 +15,15 @@ CASES = {
     "lime-of-layers": {"router_grain": "layer"},
     "lime-of-layers-separate": {"router_shares_kv": False, "router_grain": "layer"},
     "lime-chosen": {"router_sources": [[], [0], [], [0, 2]]},
+    "lime-half": {"storage": "half", "router_shares_kv": False, "router_init": "value_residual"},
+    "lime-half-mixed": {"storage": "half", "upper": "mix"},
+    "lime-lowest-mixed": {
+        "storage": 2,
+        "upper": "mix",
+        "router_shares_kv": False,
+        "router_grain": "layer",
+    },
+    "lime-lent": {"storage": [0, 1], "borrow_from": [1, 0]},
 }
 
 PLAIN = [
@@ -25,24 +34,38 @@ PLAIN = [
 
 
 def logits(model, ids):
-    return parts.residual_logits(model, ids, read)
+    # What each storage layer attends to, before rope, for layers that borrow.
+    lent = {}
+
+    def of_layer(layer, query, slots):
+        if not layer.lenders:
+            routed = read(layer, query, slots)
+            lent[layer.layer_idx] = routed
+        elif model.config.upper == "borrow":
+            (lender,) = layer.lenders
+            routed = lent[lender]
+        else:
+            routed = read(layer, query, lent)
+        return routed
+
+    return parts.residual_logits(model, ids, of_layer)
 
 
 def read(layer, query, slots):
     if layer.layer_idx == 0:
         return slots[0]
     router = layer.self_attn.memory
-    heads = slots[0][0].shape[1]
+    heads, config = slots[0][0].shape[1], layer.self_attn.config
     routed = []
     for part in (0, 1):
         # One weight for keys and values, or one for each.
         weight = router.weight
-        if part == 1 and not layer.self_attn.config.router_shares_kv:
+        if part == 1 and not config.router_shares_kv:
             weight = router.value_weight
-        out = torch.zeros_like(slots[-1][part])
+        out = torch.zeros_like(slots[0][part])
         for h in range(heads):
             for s, source in enumerate(router.sources):
-                match layer.self_attn.config.router_grain:
+                match config.router_grain:
                     case "pair":
                         for g in range(heads):
                             out[:, h] += weight[h, s * heads + g] * slots[source][part][:, g]

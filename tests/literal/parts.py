@@ -22,19 +22,24 @@ def norm(module, x):
 
 
 def project(layer, query_input, key_input=None, value_input=None):
-    """Return q [B, H, T, E], k and v [B, G, T, E] of a layer's inputs, before rope."""
+    """Return q [B, H, T, E], k and v [B, G, T, E] of a layer's inputs, before rope.
+
+    A layer without projections of its own has None in their place.
+    """
     attention = layer.self_attn
     key_input = query_input if key_input is None else key_input
     value_input = query_input if value_input is None else value_input
 
     def heads(x, linear):
+        if linear is None:
+            return None
         y = x @ linear.weight.T
         return y.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
 
     return (
         heads(query_input, attention.q_proj),
-        heads(key_input, attention.k_proj),
-        heads(value_input, attention.v_proj),
+        heads(key_input, getattr(attention, "k_proj", None)),
+        heads(value_input, getattr(attention, "v_proj", None)),
     )
 
 

@@ -86,8 +86,9 @@ class DecoderConfig(PreTrainedConfig):
     local_heads_tp_plan: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # TRL and others read this attribute. It has entries in saved files only.
     auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    # Auto class -> model class name, set by `registry.declare`.
+    # Auto class -> model class name, and the variant, set by `registry.declare`.
     auto_classes: ClassVar[dict[str, str]] = {}
+    variant: ClassVar[Any] = None
 
     vocab_size: int = number(32000, at_least(1))
     """Number of token ids."""
@@ -130,6 +131,14 @@ class DecoderConfig(PreTrainedConfig):
     """Dropout on attention weights during training."""
     mlp_bias: bool = False
     """Whether the mlp's projections have biases."""
+
+    @property
+    def kv_sharing_modes(self) -> list[str | None] | None:
+        """Return "reuse" for each layer without keys and values of its own, as transformers' caches
+        read it to leave out their entries; None: all have some."""
+        layers = range(self.num_hidden_layers)
+        modes = ["reuse" if self.variant.lenders(self, i) else None for i in layers]
+        return modes if any(modes) else None
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.num_key_value_heads is None:

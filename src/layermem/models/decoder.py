@@ -7,6 +7,7 @@ The forward of one layer, with the parts that a variant may replace marked:
     own slot = store(k, v)                          variant
     k, v = memory(q, slots of sources + own)        variant; before rope
     q, k = rope(q, k); the cache; attention; o_proj -> y
+    a layer that borrows: q = rope(q); k, v = memory(q, what its lenders attend to); attention
     state = connection.write(carry, y)              variant
     ... and read, mlp, write once more
 
@@ -14,7 +15,7 @@ Letters: L layers, B batch, T tokens, D width, H query heads, G key-value heads,
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +40,14 @@ from layermem.models.layers import (
 from layermem.models.memories import begin_shared_buffer, is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
 from layermem.models.seams import Inputs, Variant
-from layermem.ops.rope import rotate_both
+from layermem.ops.rope import rotate, rotate_both
 from layermem.ops.route import Slot, SlotBuffer
 
 logger = logging.get_logger(__name__)
+
+
+Handed = tuple[Literal["slot", "lent"], int]
+"""What a layer hands to later ones: its slot, or what it attends to."""
 
 
 class Attention(nn.Module):
@@ -68,6 +73,9 @@ class Attention(nn.Module):
         kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(width, q_width, bias=bias)
         linear = HeadwiseLinear if variant.inputs_by_head(config) else nn.Linear
+        # Whether it attends to what other layers attend to, and whether others do to what it does.
+        self.borrows = bool(variant.lenders(config, layer_idx))
+        self.lends = False
         self.projected = variant.projects(config, layer_idx)
         for part, name in (("key", "k_proj"), ("value", "v_proj")):
             # Adapters and sharding plans look for a matrix under the name of a projection.
@@ -90,9 +98,11 @@ class Attention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor | None, ...]:
-        """Return (output, attention weights or None, *key and value of the slot handed on).
+        """Return (output, attention weights or None, *key and value of the slot handed on, *key and
+        value that are lent).
 
-        ``slots`` are those of earlier layers. To a buffer the own slot is appended, not returned.
+        ``slots`` are those of earlier layers, or what the lenders of this layer attend to. To a
+        buffer the own slot is appended, not returned.
         """
         query_input, key_input, value_input = x if isinstance(x, tuple) else (x, x, x)
         # Views [B, T, heads, E] -> [B, heads, T, E].
@@ -109,9 +119,13 @@ class Attention(nn.Module):
         key, value = self.memory(query, slots)
         if self.hands_on == "read" and not isinstance(slots, SlotBuffer):
             own_slot = (key, value)
-        query, key = rotate_both(query, key, *position_embeddings)
-        cache = only_cache(cache, past_key_values)
-        key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
+        if self.borrows:
+            query = rotate(query, *position_embeddings)
+        else:
+            query, key = rotate_both(query, key, *position_embeddings)
+            cache = only_cache(cache, past_key_values)
+            key, value = update_cache(cache, key, value, self.layer_idx, kwargs)
+        lent = (key, value) if self.lends else ()
 
         # vLLM finds these two lines in the source of the forward, and reads ``scaling`` off them.
         implementation = self.config._attn_implementation
@@ -128,7 +142,7 @@ class Attention(nn.Module):
         )
         # vLLM returns the tokens of all requests as one axis.
         y = self.o_proj(y.reshape(*query_input.shape[:-1], -1))
-        return y, weights, *own_slot
+        return y, weights, *own_slot, *lent
 
     def _project(
         self, key_input: Tensor, value_input: Tensor, by_head: tuple[int, ...]
@@ -168,6 +182,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         # `Decoder.update_sources`.
         self.sources: tuple[int, ...] = ()
         self.is_source = False
+        self.lenders: tuple[int, ...] = ()
         self.stream_grows = stream_grows
         self.self_attn = Attention(config, variant, layer_idx)
         self.mlp = MLP(config)
@@ -175,6 +190,18 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attn_connection = variant.connection(config, layer_idx, "attention")
         self.mlp_connection = variant.connection(config, layer_idx, "mlp")
+
+    def reads(self, has_buffer: bool = False) -> list[Handed]:
+        """Return what it is given of earlier layers, in this order; slots in a buffer are not."""
+        if self.lenders:
+            return [("lent", j) for j in self.lenders]
+        return [] if has_buffer else [("slot", j) for j in self.sources]
+
+    def hands_on(self, has_buffer: bool = False) -> list[Handed]:
+        """Return what it returns beside the state, in this order."""
+        slot: list[Handed] = [("slot", self.layer_idx)]
+        lent: list[Handed] = [("lent", self.layer_idx)]
+        return slot * (self.is_source and not has_buffer) + lent * self.self_attn.lends
 
     def forward(
         self, x: Tensor, *history: Tensor, slot_buffer: SlotBuffer | None = None, **kwargs: Any
@@ -184,27 +211,29 @@ class DecoderLayer(GradientCheckpointingLayer):
         Returns (*state, *own slot). Of a state that grows (``Stream.grows``) only the first tensor
         and the new ones are returned, and of the own slot nothing unless a later layer reads it.
         With a ``slot_buffer`` slots are read from it and appended to it, and are neither inputs nor
-        outputs. ``kwargs`` are those of attention.
+        outputs. A layer that borrows is given what its ``lenders`` attend to in place of slots, and
+        one that lends returns what it attends to last. ``kwargs`` are those of attention.
 
         An example: layer 2 of LIMe is called with (x, k_0, v_0, k_1, v_1), where x is the whole
         state, and returns (x, k_2, v_2); with a buffer it is called with x and returns (x,).
         """
-        n_state = len(history) if slot_buffer is not None else len(history) - 2 * len(self.sources)
+        n_state = len(history) - 2 * len(self.reads(slot_buffer is not None))
         state = (x, *history[:n_state])
         slots: tuple[Slot, ...] | SlotBuffer = (
             tuple(zip(history[n_state::2], history[n_state + 1 :: 2], strict=True))
-            if slot_buffer is None
+            if slot_buffer is None or self.lenders
             else slot_buffer
         )
 
         inputs, carry = self.attn_connection.read(state, self.input_layernorm)
-        y, _, *own_slot = self.self_attn(inputs, slots, **kwargs)
+        y, _, *handed = self.self_attn(inputs, slots, **kwargs)
+        own_slot, lent = (handed[:-2], handed[-2:]) if self.self_attn.lends else (handed, [])
         state = self.attn_connection.write(carry, y)
 
         inputs, carry = self.mlp_connection.read(state, self.post_attention_layernorm)
         x, *new = self.mlp_connection.write(carry, self.mlp(inputs))
         new = new[n_state:] if self.stream_grows else new
-        return (x, *new, *own_slot) if self.is_source else (x, *new)
+        return (x, *new, *(own_slot if self.is_source else ()), *lent)
 
 
 class Decoder(PreTrainedDecoder):
@@ -234,24 +263,24 @@ class Decoder(PreTrainedDecoder):
         self.post_init()
 
     def update_sources(self) -> None:
-        """Set which slots each layer reads and when each is freed, from ``variant.sources``.
+        """Set which slots each layer reads and when each is freed, from ``variant.sources``, and
+        which layers lend what they attend to, from ``variant.lenders``.
 
         To be called again when the config has changed what ``sources`` returns.
         """
         layers = cast("Sequence[DecoderLayer]", self.layers)
-        last_reader: dict[int, int] = {}
         for i, layer in enumerate(layers):
             layer.sources = self.variant.sources(self.config, i)
-            for j in layer.sources:
-                if not (layers[j].self_attn.projected or layers[j].self_attn.hands_on == "read"):
-                    raise ValueError(f"layer {i} reads layer {j}, which has no slot")
-            last_reader.update(dict.fromkeys(layer.sources, i))
-        # For each layer, the slots that no layer after it reads.
-        self._slots_to_free: list[list[int]] = [[] for _ in layers]
-        for j, i in last_reader.items():
-            self._slots_to_free[i].append(j)
+            layer.lenders = self.variant.lenders(self.config, i)
+            _check_reads(layers, i)
+        last_reader = {name: i for i, layer in enumerate(layers) for name in layer.reads()}
+        # For each layer, what no layer after it reads.
+        self._to_free: list[list[Handed]] = [[] for _ in layers]
+        for name, i in last_reader.items():
+            self._to_free[i].append(name)
         for j, layer in enumerate(layers):
-            layer.is_source = j in last_reader
+            layer.is_source = ("slot", j) in last_reader
+            layer.self_attn.lends = ("lent", j) in last_reader
 
     def _has_no_use_for_cache(
         self, attention_mask: Tensor | None, position_ids: Tensor | None
@@ -317,28 +346,32 @@ class Decoder(PreTrainedDecoder):
         slot_buffer = self._begin_buffer(layers, embeds)
         if slot_buffer is not None:
             layer_kwargs["slot_buffer"] = slot_buffer
-        slots: dict[int, list[Tensor]] = {}
-        for layer in layers:
-            if slot_buffer is not None:
-                x, *new = layer(*state, **layer_kwargs)
-            else:
-                x, *new = layer(
-                    *state, *(tensor for j in layer.sources for tensor in slots[j]), **layer_kwargs
-                )
-                if layer.is_source:
-                    *new, key, value = new
-                    slots[layer.layer_idx] = [key, value]
-                for j in self._slots_to_free[layer.layer_idx]:
-                    del slots[j]
-            state = (x, *state[1:], *new) if self.stream.grows else (x, *new)
-
+        state = self._run_layers(layers, state, layer_kwargs)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(self.stream.end(state)), **{CACHE: cache}
         )
 
+    def _run_layers(
+        self, layers: Sequence[DecoderLayer], state: tuple[Tensor, ...], kwargs: dict[str, Any]
+    ) -> tuple[Tensor, ...]:
+        """Run the layers, handing slots and what is lent from layer to layer; return the state."""
+        has_buffer = "slot_buffer" in kwargs
+        handed: dict[Handed, list[Tensor]] = {}
+        for layer in layers:
+            read = (tensor for name in layer.reads(has_buffer) for tensor in handed[name])
+            x, *new = layer(*state, *read, **kwargs)
+            for name in reversed(layer.hands_on(has_buffer)):
+                *new, key, value = new
+                handed[name] = [key, value]
+            for name in self._to_free[layer.layer_idx]:
+                handed.pop(name, None)
+            state = (x, *state[1:], *new) if self.stream.grows else (x, *new)
+        return state
+
     def _begin_buffer(self, layers: Sequence[DecoderLayer], embeds: Tensor) -> SlotBuffer | None:
         """Return the buffer that the layers of this forward share, if they may and do."""
-        for layer in layers:
+        storing = [layer for layer in layers if not layer.lenders]
+        for layer in storing:
             attention = layer.self_attn
             # A wrapper, or a module put in its place, may expect slots as arguments.
             if type(layer) is not DecoderLayer or type(attention) is not Attention:
@@ -348,7 +381,8 @@ class Decoder(PreTrainedDecoder):
             # A buffer has the own slot of every layer.
             if attention.hands_on != "own" or not attention.projected:
                 return None
-        return begin_shared_buffer(layers, [layer.self_attn.memory for layer in layers], embeds)
+        memories = {layer.layer_idx: layer.self_attn.memory for layer in storing}
+        return begin_shared_buffer(layers, memories, embeds)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -362,6 +396,26 @@ class Decoder(PreTrainedDecoder):
                 f"({longest}); predictions beyond that position get worse"
             )
         return embeds
+
+
+def _check_reads(layers: Sequence[DecoderLayer], i: int) -> None:
+    """Raise ``ValueError`` where a layer reads a slot, or borrows what another layer has not."""
+    layer = layers[i]
+    for j in layer.sources:
+        if not (layers[j].self_attn.projected or layers[j].self_attn.hands_on == "read"):
+            raise ValueError(f"layer {i} reads layer {j}, which has no slot")
+    if layer.lenders and (layer.self_attn.projected or layer.sources):
+        raise ValueError(
+            f"layer {i} borrows from layers {list(layer.lenders)}, and can neither project keys "
+            f"and values nor read slots, got projections of {list(layer.self_attn.projected)} and "
+            f"sources {list(layer.sources)}"
+        )
+    for j in layer.lenders:
+        if not 0 <= j < i or layers[j].lenders:
+            raise ValueError(
+                f"layer {i} borrows from layer {j}, which is no earlier layer with keys and values "
+                "of its own"
+            )
 
 
 def _are_of_documents(position_ids: Tensor) -> bool:

@@ -5,7 +5,7 @@ adapter, and calls one of them. Analysis, metrics and pruning must read that one
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,25 +16,28 @@ from layermem.ops.route import SlotBuffer, begin_buffer
 
 
 def begin_shared_buffer(
-    layers: Iterable[nn.Module], memories: Sequence[nn.Module | None], like: Tensor
+    layers: Iterable[nn.Module], memories: Mapping[int, nn.Module | None], like: Tensor
 ) -> SlotBuffer | None:
     """Return a buffer for the slots of a forward, native or attached, or None.
 
-    With a buffer each layer appends its slot and its memory reads the buffer; with None slots are
-    handed from layer to layer. Layers share one if each runs once, if every memory but the first
-    layer's is a route, and if nothing else runs when a memory is called. ``ops.route.begin_buffer``
-    then decides by the weights and by ``like``, a tensor of the forward.
+    ``memories`` are those of the layers that have slots, by layer. With a buffer each of these
+    appends its slot and its memory reads the buffer; with None slots are handed from layer to
+    layer. Layers share one if each runs once, if every memory but the first layer's is a route,
+    and if nothing else runs when a memory is called. ``ops.route.begin_buffer`` then decides by the
+    weights and by ``like``, a tensor of the forward.
     """
     if any(map(runs_twice, layers)):
         return None
     routers: list[tuple[Tensor, ...] | None] = []
     sources: list[tuple[int, ...]] = []
-    for layer, memory in enumerate(memories):
+    # Slots of a buffer lie in the order of their layers, without those of layers that have none.
+    places = {layer: place for place, layer in enumerate(memories)}
+    for layer, memory in memories.items():
         if memory is not None and _has_company(memory):
             return None
         route = memory.as_route() if isinstance(memory, Memory) else None
         if route is not None:
-            sources.append(route[0])
+            sources.append(tuple(places[j] for j in route[0]))
             routers.append(route[1])
         elif layer == 0 and (memory is None or type(memory) is OwnLayerMemory):
             sources.append((0,))

@@ -208,7 +208,7 @@ class RouterMethods(PreTrainedDecoder):
         if self.config.router == "average":
             raise ValueError('router="average" has no learned weights to prune')
         decoder = self.base_model
-        sources = [list(self.variant.sources(self.config, i)) for i in range(len(decoder.layers))]
+        sources = [list(layer.sources or layer.lenders) for layer in decoder.layers]
         routers = learned_routers(decoder)
         for router in routers:
             layer = router.layer

@@ -49,7 +49,8 @@ class Memory(nn.Module, ABC):
 
         ``query`` [B, H, T, E] is that of this layer. ``slots`` are the (key, value) of the layers
         that ``Variant.sources`` names, in that order, and then of this layer, unless it projects
-        nothing: with sources (0, 2) at layer 3 they are those of layers 0, 2, 3.
+        nothing: with sources (0, 2) at layer 3 they are those of layers 0, 2, 3. A layer that
+        borrows is given what its ``Variant.lenders`` attend to instead, after rope.
         """
 
     def as_route(self) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
@@ -226,6 +227,16 @@ class Variant(Generic[ConfigT]):
         return ("key", "value")
 
     @classmethod
+    def lenders(cls, config: ConfigT, layer_idx: int) -> tuple[int, ...]:
+        """Return the earlier layers whose keys and values the layer attends to, ascending.
+
+        A layer that borrows projects none of its own and has no entry in the cache. Its memory is
+        given what its lenders attend to, in place of slots: of all tokens so far, keys rotated,
+        as the cache holds them. A layer that borrows lends nothing.
+        """
+        return ()
+
+    @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:
         """Return the slot of a layer: the same key and value, in the layout its readers want."""
         return key, value
@@ -276,7 +287,7 @@ class Variant(Generic[ConfigT]):
 
 # The methods of ``Variant`` that fill each seam.
 SEAMS: Mapping[str, tuple[str, ...]] = {
-    "memory": ("sources", "memory", "store", "hands_on", "projects"),
+    "memory": ("sources", "memory", "store", "hands_on", "projects", "lenders"),
     "stream": ("stream", "connection", "inputs_by_head"),
 }
 

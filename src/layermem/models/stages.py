@@ -133,6 +133,11 @@ def _check(model: DecoderForCausalLM, decoder: Decoder, layers: range) -> None:
     count = model.config.num_hidden_layers
     if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
         raise ValueError(f"a stage has consecutive layers of the {count}, got {layers}")
+    if any(layer.lenders for layer in cast("Sequence[DecoderLayer]", decoder.layers)):
+        raise ValueError(
+            "a model whose layers borrow keys and values (storage) cannot be cut into stages yet: "
+            "what is lent does not travel from one stage to the next"
+        )
     if model.config.tie_word_embeddings:
         raise ValueError(
             "the embeddings and the head share a weight (tie_word_embeddings=True), which lies in "

@@ -128,7 +128,7 @@ class Attachment:
     def begin_forward(self) -> RunningForward:
         """Return a forward with a lane for each projection of a layer."""
         routers = [attention._modules.get(MEMORY) for attention in self.attentions]
-        begin = partial(begin_shared_buffer, self.layers, routers)
+        begin = partial(begin_shared_buffer, self.layers, dict(enumerate(routers)))
         return RunningForward(self, self._new_lanes(begin, defers=self._stays_whole()))
 
     def begin_layer(self, *, defers: bool) -> RunningForward:

@@ -16,6 +16,13 @@ The paper's ablations are values of ``LimeConfig.router``. Initial weights:
 rest is not in the paper: with ``router_shares_kv=False`` keys and values have a W each, and
 ``router_grain`` gives W a number for each pair of heads, for each head, or for each source layer.
 
+With ``storage`` some layers, the first among them, have keys and values of their own, and route
+those of each other. The others have none, and no entry in the cache:
+
+    upper="borrow"    a layer attends to what one storage layer does, by default the nearest below
+    upper="mix"       it attends to W_l [what the storage layers below attend to], keys rotated:
+                      rope turns all of them alike
+
 Letters: R key-value heads, S source layers, B batch, T tokens, E head width.
 """
 
@@ -41,7 +48,7 @@ from layermem.models.routers import (
     check_sources,
     router_metrics,
 )
-from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
+from layermem.models.seams import Memory, ParameterOverride, Part, Variant, forked_generator
 from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.ops.route import Slot, route, store
 
@@ -59,6 +66,7 @@ class LimeConfig(DecoderConfig):
     shape_fields = (
         *DecoderConfig.shape_fields,
         *("router", "router_window", "router_sources", "router_shares_kv", "router_grain"),
+        *("storage", "upper", "borrow_from"),
     )
     local_heads_tp_plan: ClassVar[Mapping[str, str]] = MappingProxyType(
         {**LOCAL_HEADS, "layers.*.self_attn.memory": SOURCE_HEADS}
@@ -81,6 +89,65 @@ class LimeConfig(DecoderConfig):
     router_grain: Grain = "pair"
     """For what a router has a number, at each source layer: "pair" each pair of a head and a source
     head; "head" each head, which reads the same head of other layers; "layer" all heads."""
+
+    storage: Literal["half"] | int | list[int] | None = None
+    """The layers with keys and values of their own, and entries in the cache: None all; "half" the
+    first and every second one after it; a number of lowest ones; or a list that begins with 0."""
+    upper: Literal["borrow", "mix"] = "borrow"
+    """What the other layers attend to: "borrow" the same as one storage layer, "mix" a routed sum
+    of what all below them attend to."""
+    borrow_from: list[int] | None = number(None, at_least(0))
+    """With upper="borrow": the storage layer of each other layer; None: the nearest below."""
+
+    def storing(self) -> tuple[int, ...]:
+        """Return the layers with keys and values of their own."""
+        if self.storage is None:
+            return tuple(range(self.num_hidden_layers))
+        if self.storage == "half":
+            return tuple(range(0, self.num_hidden_layers, 2))
+        return tuple(range(self.storage) if isinstance(self.storage, int) else self.storage)
+
+    def lender_of(self, layer: int) -> int:
+        """Return the storage layer that one of the other layers borrows from."""
+        storing = self.storing()
+        if self.borrow_from is None:
+            return max(j for j in storing if j < layer)
+        others = [i for i in range(self.num_hidden_layers) if i not in storing]
+        return self.borrow_from[others.index(layer)]
+
+    def validate_storage(self) -> None:
+        """Raise ``ValueError`` unless the first layer stores, and all borrow from one that does."""
+        layers, storing = self.num_hidden_layers, self.storing()
+        if list(storing) != sorted(set(storing) & set(range(layers))) or storing[:1] != (0,):
+            raise ValueError(
+                f'storage must be "half", a number of lowest layers from 1 to {layers}, or a list '
+                f"of layers up to {layers - 1}, ascending, that begins with 0, got {self.storage!r}"
+            )
+        if self.storage is None:
+            if self.upper != "borrow" or self.borrow_from is not None:
+                raise ValueError(
+                    f'upper="{self.upper}" and borrow_from={self.borrow_from} are for layers that '
+                    'store nothing: set storage ("half"), or leave them out'
+                )
+            return
+        if self.router != "full":
+            raise ValueError(
+                f'storage={self.storage!r} is for router="full", got router="{self.router}"'
+            )
+        if self.borrow_from is not None:
+            self._check_lenders([i for i in range(layers) if i not in storing])
+
+    def _check_lenders(self, others: list[int]) -> None:
+        lenders, storing = self.borrow_from or [], self.storing()
+        if self.upper == "mix":
+            raise ValueError('borrow_from is for upper="borrow", got upper="mix": leave it None')
+        if len(lenders) != len(others) or any(
+            j not in storing or j > i for i, j in zip(others, lenders, strict=False)
+        ):
+            raise ValueError(
+                f"borrow_from must name one of the storage layers {list(storing)} below each of "
+                f"the layers {others}, got {lenders}"
+            )
 
     def validate_router(self) -> None:
         """Raise ``ValueError`` unless ``router_window`` fits ``router``."""
@@ -222,10 +289,30 @@ class LimeSeparateRouters(_Router):
 
 
 @final
+class LentMemory(Memory):
+    """What one storage layer attends to."""
+
+    def __init__(self, lender: int) -> None:
+        super().__init__()
+        self.lender = lender
+
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        return slots[0]
+
+    def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
+        # Of one head, which stands for all.
+        return (self.lender,), torch.ones(1, 1, 1)
+
+    def extra_repr(self) -> str:
+        return f"lender={self.lender}"
+
+
+@final
 class Lime(Variant[LimeConfig]):
     """Differences from the plain decoder:
 
     * memory: every layer but the first routes over depth (``LimeRouter``);
+    * with ``storage`` the other layers project no keys and values;
     * optimiser: routers have learning rate 1e-2 and no weight decay.
     """
 
@@ -235,6 +322,8 @@ class Lime(Variant[LimeConfig]):
 
     @classmethod
     def sources(cls, config: LimeConfig, layer_idx: int) -> tuple[int, ...]:
+        if layer_idx not in config.storing():
+            return ()
         if config.router_sources is not None:
             return tuple(config.router_sources[layer_idx])
         window = config.router_window or 0
@@ -245,16 +334,35 @@ class Lime(Variant[LimeConfig]):
                 first = range(min(layer_idx, window))
                 return tuple(sorted({*first, *range(max(0, layer_idx - 1), layer_idx)}))
             case _:
-                return tuple(range(layer_idx))
+                return tuple(j for j in config.storing() if j < layer_idx)
+
+    @classmethod
+    def lenders(cls, config: LimeConfig, layer_idx: int) -> tuple[int, ...]:
+        storing = config.storing()
+        if layer_idx in storing:
+            return ()
+        if config.upper == "borrow":
+            return (config.lender_of(layer_idx),)
+        if config.router_sources is not None:
+            return tuple(config.router_sources[layer_idx])
+        return tuple(j for j in storing if j < layer_idx)
+
+    @classmethod
+    def projects(cls, config: LimeConfig, layer_idx: int) -> tuple[Part, ...]:
+        return () if cls.lenders(config, layer_idx) else ("key", "value")
 
     @classmethod
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
         if layer_idx == 0:
             return super().memory(config, layer_idx)
         heads, sources = config.num_key_value_heads, (*cls.sources(config, layer_idx), layer_idx)
+        if lenders := cls.lenders(config, layer_idx):
+            if config.upper == "borrow":
+                return LentMemory(lenders[0])
+            sources = lenders
         router = LimeRouter if config.router_shares_kv else LimeSeparateRouters
         init = "average" if config.router == "average" else config.router_init
-        return router(heads, sources, init=init, grain=config.router_grain)
+        return router(heads, sources, layer=layer_idx, init=init, grain=config.router_grain)
 
     @classmethod
     def store(cls, key: Tensor, value: Tensor) -> Slot:
@@ -264,24 +372,27 @@ class Lime(Variant[LimeConfig]):
     def extra_parameters(cls, config: LimeConfig) -> int:
         """Return the sum over the layers with a router of R x SR, R x S or S, by the grain.
 
-        Of keys and values apart, twice as many.
+        Of keys and values apart, twice as many. Minus the projections that do not exist.
         """
         if config.router == "average":
             return 0
+        absent = cls._count_absent_weights(config)
         heads, routers = config.num_key_value_heads, 1 if config.router_shares_kv else 2
         of_source = {"pair": heads**2, "head": heads, "layer": 1}[config.router_grain]
-        return routers * of_source * cls._count_sources(config)
+        return routers * of_source * cls._count_sources(config) - absent
 
     @classmethod
     def extra_flops(cls, config: LimeConfig) -> int:
         """Return 4 E for each pair of heads at each source, or, by a number a layer, for each head.
 
-        A number for each head is computed as one for each pair, with zeros. Not counted: zeros that
-        a buffer multiplies for slots that a router does not read.
+        A number for each head is computed as one for each pair, with zeros. Minus those of absent
+        projections. Not counted: zeros that a buffer multiplies for slots that a router does not
+        read, and what is routed again of tokens in the cache (upper="mix").
         """
         heads = config.num_key_value_heads
         products = heads if config.router_grain == "layer" else heads**2
-        return 4 * config.head_dim * products * cls._count_sources(config)
+        routed = 4 * config.head_dim * products * cls._count_sources(config)
+        return routed - 2 * cls._count_absent_weights(config)
 
     @classmethod
     def metrics(cls, model: nn.Module) -> dict[str, float]:
@@ -289,8 +400,18 @@ class Lime(Variant[LimeConfig]):
 
     @classmethod
     def _count_sources(cls, config: LimeConfig) -> int:
-        layers = range(1, config.num_hidden_layers)
-        return sum(1 + len(cls.sources(config, i)) for i in layers)
+        mixing = config.upper == "mix"
+        return sum(
+            mixing * len(lenders)
+            if (lenders := cls.lenders(config, i))
+            else 1 + len(cls.sources(config, i))
+            for i in range(1, config.num_hidden_layers)
+        )
+
+    @classmethod
+    def _count_absent_weights(cls, config: LimeConfig) -> int:
+        absent = config.num_hidden_layers - len(config.storing())
+        return 2 * absent * config.hidden_size * config.num_key_value_heads * config.head_dim
 
 
 declare("lime", LimeConfig, Lime, base=RouterMethods)

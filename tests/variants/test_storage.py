@@ -1,0 +1,146 @@
+"""LIMe with storage layers: what the cache holds, what layers borrow, what cannot be."""
+
+import copy
+
+import pytest
+import torch
+from tiny import TINY, make
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+import layermem
+from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
+from layermem.models.keywords import CACHE
+from layermem.models.stages import DecoderStage
+from layermem.variants.lime import Lime
+
+DEEP = {**TINY, "num_hidden_layers": 6}
+HALF = {"storage": "half", **layermem.RECIPE}
+
+
+def bytes_in(cache):
+    """Return the bytes of all tensors that the layers of a cache hold."""
+    tensors = [t for layer in cache.layers for t in vars(layer).values() if torch.is_tensor(t)]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [({"storage": "half"}, 3 / 6), ({"storage": 2}, 2 / 6), ({"storage": [0, 4]}, 2 / 6)],
+    ids=str,
+)
+@pytest.mark.parametrize("upper", ["borrow", "mix"])
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_a_cache_holds_the_entries_of_storage_layers_alone(fields, share, upper, kind, ids):
+    found = []
+    for model in (
+        make(PlainForCausalLM, PlainConfig(**DEEP)),
+        make(LimeForCausalLM, LimeConfig(**DEEP, **fields, upper=upper)),
+    ):
+        lengths = {"max_cache_len": 16} if kind is StaticCache else {}
+        cache = kind(config=model.config, **lengths)
+        with torch.no_grad():
+            model(ids, use_cache=True, **{CACHE: cache})
+        found.append(bytes_in(cache))
+    plain, ours = found
+    assert plain and ours == pytest.approx(share * plain, rel=0.01)
+
+
+def test_layers_without_keys_and_values_have_no_projections():
+    model = LimeForCausalLM(LimeConfig(**DEEP, storage="half"))
+    stored = [hasattr(layer.self_attn, "k_proj") for layer in model.model.layers]
+    assert stored == [True, False] * 3
+    names = [name for name, _ in model.named_parameters() if "layers.1." in name]
+    assert not [name for name in names if "k_proj" in name or "v_proj" in name]
+    assert [layer.lenders for layer in model.model.layers] == [(), (0,), (), (2,), (), (4,)]
+    assert model.config.kv_sharing_modes == [None, "reuse"] * 3
+    assert LimeForCausalLM(LimeConfig(**TINY)).config.kv_sharing_modes is None
+
+
+@pytest.mark.parametrize("fields", [HALF, {**HALF, "upper": "mix"}], ids=["borrow", "mix"])
+def test_storage_layers_share_a_buffer(fields, ids):
+    model = make(LimeForCausalLM, LimeConfig(**DEEP, **fields)).double()
+    layers = list(model.model.layers)
+    with torch.no_grad():
+        buffer = model.model._begin_buffer(layers, model.model.embed_tokens(ids))
+        assert buffer is not None
+        with_buffer = model(ids).logits
+        model.model._begin_buffer = lambda *_: None
+        torch.testing.assert_close(model(ids).logits, with_buffer)
+
+
+def test_what_is_lent_is_freed_after_its_last_reader():
+    model = LimeForCausalLM(LimeConfig(**DEEP, storage=[0, 3], borrow_from=[0, 0, 3, 0])).model
+    # Layers 1, 2 and 5 borrow from layer 0, layer 4 from layer 3, which reads the slot of layer 0.
+    assert model._to_free == [[], [], [], [("slot", 0)], [("lent", 3)], [("lent", 0)]]
+
+
+def test_mixing_routers_are_pruned_and_loaded(ids, tmp_path):
+    model = make(LimeForCausalLM, LimeConfig(**DEEP, storage=4, upper="mix")).double()
+    whole = copy.deepcopy(model)
+    model.prune_routers(2)
+    assert model.config.router_sources[5] == list(model.model.layers[5].lenders)
+    assert len(model.model.layers[5].lenders) == 2
+    with torch.no_grad():
+        for old, new in zip(whole.model.layers[1:], model.model.layers[1:], strict=True):
+            old, new = old.self_attn.memory, new.self_attn.memory
+            kept = torch.zeros_like(old.weight).unflatten(1, (len(old.sources), -1))
+            places = [old.sources.index(j) for j in new.sources]
+            kept[:, places] = new.weight.unflatten(1, (len(places), -1))
+            old.weight.copy_(kept.flatten(1))
+        torch.testing.assert_close(model(ids).logits, whole(ids).logits, rtol=0, atol=1e-13)
+        model.save_pretrained(tmp_path)
+        loaded = LimeForCausalLM.from_pretrained(tmp_path).eval()
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-13)
+
+
+def test_pairs_have_storage_too(ids):
+    model = layermem.build("lime+mudd", **TINY, **HALF)
+    assert [layer.lenders for layer in model.model.layers] == [(), (0,), (), (2,)]
+    model(ids, labels=ids).loss.backward()
+
+
+def test_weights_of_another_layout_are_refused(tmp_path):
+    LimeForCausalLM(LimeConfig(**TINY, storage="half")).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="storage"):
+        LimeForCausalLM.from_pretrained(tmp_path, storage=2)
+
+
+def test_what_needs_all_projections_is_refused():
+    sizes = {k: v for k, v in TINY.items() if k in LlamaConfig().to_dict()}
+    with pytest.raises(ValueError, match="storage='half' 2 of the 4 layers"):
+        LimeForCausalLM.from_llama(LlamaForCausalLM(LlamaConfig(**sizes)), storage="half")
+    with pytest.raises(ValueError, match="cannot be cut into stages"):
+        DecoderStage(LimeForCausalLM(LimeConfig(**TINY, storage="half")), range(2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"storage": []}, r"begins with 0, got \[\]"),
+        ({"storage": 0}, "begins with 0, got 0"),
+        ({"storage": [1, 2]}, r"begins with 0, got \[1, 2\]"),
+        ({"storage": [0, 2, 1]}, "ascending"),
+        ({"storage": 5}, "from 1 to 4"),
+        ({"storage": [0, 4]}, "up to 3"),
+        ({"storage": "third"}, "storage"),
+        ({"upper": "mix"}, "set storage"),
+        ({"borrow_from": [0]}, "set storage"),
+        ({"storage": 2, "borrow_from": [0]}, r"each of the layers \[2, 3\], got \[0\]"),
+        ({"storage": 2, "borrow_from": [0, 2]}, r"storage layers \[0, 1\]"),
+        ({"storage": [0, 3], "borrow_from": [0, 3]}, r"layers \[1, 2\], got \[0, 3\]"),
+        ({"storage": 2, "upper": "mix", "borrow_from": [0, 0]}, "leave it None"),
+        ({"storage": 2, "router": "last", "router_window": 2}, 'for router="full"'),
+    ],
+    ids=str,
+)
+def test_storage_that_cannot_be_is_named(fields, message):
+    with pytest.raises(Exception, match=message):
+        LimeConfig(**TINY, **fields)
+
+
+def test_parameters_are_counted_without_what_is_absent():
+    config = LimeConfig(**TINY, storage="half", upper="mix")
+    heads, width = config.num_key_value_heads, config.num_key_value_heads * config.head_dim
+    # Routers of layers 1 (of layer 0), 2 (of 0 and its own) and 3 (of 0 and 2).
+    routers = heads**2 * (1 + 2 + 2)
+    assert Lime.extra_parameters(config) == routers - 2 * 2 * config.hidden_size * width
