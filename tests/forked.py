@@ -50,13 +50,21 @@ def start_fork(work, *arguments, folder, **variables):
     return process
 
 
-def run_script(path, options, *, folder, backend=None):
+def run_script(path, options, *, folder, backend=None, seconds=900):
     """Run a script to its end as ``python -W ignore`` would; return exit status, output, errors.
 
-    ``backend``: what compiles there in place of Inductor.
+    ``backend``: what compiles there in place of Inductor. Raises ``TimeoutError`` for a script that
+    has not ended after ``seconds``.
     """
     process = start_fork(_run, str(path), options, backend, folder=folder)
-    process.join()
+    process.join(timeout=seconds)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise TimeoutError(
+            f"{path} had not ended after {seconds} seconds and was killed; mend what it waits for, "
+            f"or give it more seconds. Its errors: {read_errors(process, folder)[-2000:]}"
+        )
     output = folder / f"{process.pid}.out"
     return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
 
