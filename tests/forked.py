@@ -55,10 +55,27 @@ def run_script(path, options, *, folder, backend=None):
 
     ``backend``: what compiles there in place of Inductor.
     """
-    process = start_fork(_run, str(path), options, backend, folder=folder)
-    process.join()
+    process = start_script(path, options, folder=folder, backend=backend)
+    wait_for_end(process, path, folder=folder)
     output = folder / f"{process.pid}.out"
     return process.exitcode, output.read_text(encoding="utf-8"), read_errors(process, folder)
+
+
+def start_script(path, options, *, folder, backend=None, **variables):
+    """Start a script as ``run_script`` does, with environment variables; return the process."""
+    return start_fork(_run, str(path), options, backend, folder=folder, **variables)
+
+
+def wait_for_end(process, path, *, folder, seconds=900):
+    """Wait for the end of a script; kill one that takes longer and raise ``TimeoutError``."""
+    process.join(timeout=seconds)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise TimeoutError(
+            f"{path} had not ended after {seconds} seconds and was killed; mend what it waits for, "
+            f"or give it more seconds. Its errors: {read_errors(process, folder)[-2000:]}"
+        )
 
 
 def _run(path, options, backend):

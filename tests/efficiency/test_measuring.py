@@ -170,6 +170,11 @@ def test_what_does_not_fit_is_refused_before_it_is_built(monkeypatch):
 
 
 @pytest.mark.slow
-def test_compiled_and_half_precision_steps_are_measured():
+def test_compiled_and_half_precision_steps_are_measured(monkeypatch):
+    """The process that measures the peak would compile them once more."""
+    peaks = []
+    monkeypatch.setattr(measuring, "measure_peak_memory", lambda *asked: peaks.append(asked))
     shape = Shape(batch=2, tokens=16, precision="bfloat16", mode="default")
-    assert measure({"lime": ("lime", SHALLOW)}, shape, repeats=2)["lime"].seconds > 0
+    model = ("lime", SHALLOW)
+    assert measure({"lime": model}, shape, repeats=2)["lime"].seconds > 0
+    assert peaks == [(model, shape)]

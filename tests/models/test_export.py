@@ -7,6 +7,8 @@ from torch.export import Dim
 
 from layermem.models.registry import lookup
 
+# The last layer reads the first; what all layers do need not be traced again.
+SHALLOW = {**TINY, "num_hidden_layers": 2}
 ANY = {"input_ids": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, "use_cache": None}
 
 
@@ -18,7 +20,7 @@ def export(model, ids):
 @pytest.mark.parametrize("name", KINDS)
 def test_an_exported_decoder_computes_the_same_at_other_sizes(name, tmp_path):
     entry = lookup(name)
-    model = make(entry.causal_lm, entry.config(**TINY))
+    model = make(entry.causal_lm, entry.config(**SHALLOW))
     ids = torch.randint(TINY["vocab_size"], (3, 14), generator=torch.Generator().manual_seed(0))
     exported = export(model, ids[:2, :9])
     torch.export.save(exported, tmp_path / "model.pt2")

@@ -23,7 +23,7 @@ LIMIT = 64 * 1024
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 POINTERS = {"key_out", "value_out", "key_grad", "value_grad"}
 # Not rounded.
-WIDE = {"key_start", "value_start", "pieces"}
+WIDE = {"key_weight", "value_weight", "key_start", "value_start", "pieces"}
 
 
 def kind(name, dtype, constants):
@@ -32,7 +32,7 @@ def kind(name, dtype, constants):
         return (f"*{dtype}",) * (2 * constants["COUNT"])
     if name in POINTERS:
         return f"*{dtype}"
-    return "*fp32" if name == "weight" or name in WIDE else "i32"
+    return "*fp32" if name in WIDE else "i32"
 
 
 def constants_of(kernel, dtype, heads, width, count, starts):

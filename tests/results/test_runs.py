@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import subprocess
@@ -73,6 +74,74 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path):
     assert [p.name for p in folder.complete_checkpoints()] == ["checkpoint-10", "checkpoint-30"]
     assert (folder.latest_checkpoint() / "inner" / "more.txt").read_text() == "x"
     assert sorted(os.listdir(folder.checkpoints)) == ["checkpoint-10", "checkpoint-30"]
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing on the way may catch it."""
+
+
+class Kill:
+    """A hook that refuses every operation on files from one of them on.
+
+    What is there then stays as a kill at that moment leaves it: no clean-up gets through.
+    """
+
+    left = None
+
+    def __call__(self, event, _):
+        if self.left is not None and event.startswith(("open", "os.", "shutil.")):
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+    def before(self, operation, act):
+        """Call ``act``, killed before one of its operations; return whether it got to it."""
+        self.left = operation
+        try:
+            act()
+        except Killed:
+            return True
+        finally:
+            self.left = None
+        return False
+
+
+@pytest.fixture(scope="module")
+def kill():
+    # Python removes no audit hook; this one does nothing once the tests have ended.
+    hook = Kill()
+    sys.addaudithook(hook)
+    return hook
+
+
+def test_a_kill_before_any_operation_leaves_checkpoints_and_rows_whole(kill, tmp_path):
+    """A save, the deletion of what is old and that of rows: each is done or not begun."""
+    steps = set()
+    for operation in itertools.count():
+        folder = RunFolder(tmp_path / str(operation))
+        folder.create()
+        save(folder, 5)
+        for step in range(5, 9):
+            folder.append_row({"step": step})
+
+        def act(folder=folder):
+            save(folder, 10)
+            folder.delete_old_checkpoints(1, best=None)
+            folder.drop_rows_after(6)
+
+        killed = kill.before(operation, act)
+        for path in folder.complete_checkpoints():
+            check_complete(path)
+        steps.add(folder.latest_checkpoint().name)
+        assert [row["step"] for row in folder.rows()] in ([5, 6, 7, 8], [5, 6]), operation
+        # Whoever goes on saves again.
+        save(folder, 20)
+        folder.delete_old_checkpoints(1, best=None)
+        assert os.listdir(folder.checkpoints) == ["checkpoint-20"]
+        if not killed:
+            break
+    assert operation > 20 and steps == {"checkpoint-5", "checkpoint-10"}
+    assert [row["step"] for row in folder.rows()] == [5, 6]
 
 
 def test_a_second_save_of_a_step_changes_nothing(tmp_path):

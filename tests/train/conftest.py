@@ -3,11 +3,11 @@
 import fcntl
 import json
 import os
-import subprocess
-import sys
+import socket
 from pathlib import Path
 
 import pytest
+from forked import read_errors, start_script, wait_for_end
 from single_runs import train_alone
 from small_run import a_run
 
@@ -47,14 +47,21 @@ def two_processes(tmp_path_factory):
 
 
 def launch_two(folder):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*launch, str(here / "processes.py"), str(folder)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    """Have two processes do what processes.py says, as torchrun would start them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    script = Path(__file__).parent / "processes.py"
+    processes = [
+        start_script(script, [str(folder)], folder=folder, RANK=rank, LOCAL_RANK=rank, **shared)
+        for rank in "01"
+    ]
+    try:
+        for process in processes:
+            wait_for_end(process, script, folder=folder)
+            assert process.exitcode == 0, read_errors(process, folder)[-5000:]
+    finally:
+        # One that failed leaves the other waiting.
+        for process in processes:
+            process.kill()

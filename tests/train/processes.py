@@ -1,6 +1,6 @@
 """What two processes do for the tests, all in one launch; what they saw is written as JSON.
 
-torchrun --nproc-per-node 2 processes.py FOLDER
+Started twice with the variables of torchrun, whose own start another test has: processes.py FOLDER
 """
 
 import json
@@ -207,6 +207,7 @@ class Sent(TorchDispatchMode):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     # One start for all: it takes longer than most of them.
     probes = (copied, sharded, solving, long, layouts, penalized, generating)
