@@ -87,7 +87,9 @@ def test_our_variants(variant, fields):
                 # Mixed by weights that depend on the input, or before the projection.
                 continue
             # The routed values are the router's sum of the raw ones.
-            raw = torch.stack([torch.from_numpy(captured.values[j]) for j in sources])
+            # Of a layer that borrows: of what its lenders read.
+            given = captured.routed if model.model.layers[i].lenders else captured.values
+            raw = torch.stack([torch.from_numpy(given[j]) for j in sources])
             raw = raw.unflatten(-1, (weights.shape[0], -1))
             expected = torch.einsum("rsq,sbtqe->btre", weights, raw).flatten(2)
             np.testing.assert_allclose(routed, expected.detach(), rtol=1e-4, atol=1e-6)

@@ -401,7 +401,6 @@ def shared():
         contract.test_second_derivatives_are_those_of_the_formulas,
         contract.test_parameters_and_flops_equal_the_closed_form,
         contract.test_hidden_states_and_attention_weights_are_those_of_the_layers,
-        contract.test_the_optimiser_settings_of_a_variant_are_those_of_its_own_parameters,
     ],
     ids=lambda check: check.__name__.removeprefix("test_"),
 )

@@ -79,7 +79,7 @@ def test_a_dry_run_times_steps_here(tmp_path, capsys):
     # Of 4 + 4 trials and 2 + 2 runs that count.
     cli.main(["study", "paper/fig11", "--dry-run", "--seeds", "2", "--out", str(tmp_path)])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "8 + 4" in shown and "12 runs, about" in shown and "within a factor of 2" in shown
+    assert "8 + 4" in shown and "12 runs, 12 to come" in shown and "within a factor of 2" in shown
     assert not list(tmp_path.iterdir())
 
 

@@ -117,7 +117,7 @@ def test_a_run_that_was_interrupted_ends_as_one_left_alone(kind, folder, tmp_pat
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
         stop_at(patch, 5, interrupt)
         finetuned(folder, tmp_path / "part", *options)
-    with pytest.raises(SystemExit, match="add --resume to go on"):
+    with pytest.raises(SystemExit, match=r"Go on with that run \(--resume\)"):
         finetuned(folder, tmp_path / "part", *options)
     # By its own command, or by that of any run.
     if kind == "lora":

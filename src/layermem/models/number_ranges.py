@@ -95,11 +95,15 @@ def check_numbers(config: Any, path: str = "") -> None:
     """Raise ``ValueError`` if a number of a dataclass is not in the range of its field.
 
     ``path``: what comes before a field's name in the error, as ``"optim."`` or, of an option of a
-    command, ``"--"``. None stands for no number, whatever the field.
+    command, ``"--"``. None stands for no number, whatever the field, and so does a word that the
+    type of the field names (``Literal["half"] | int``).
     """
     kind: Any = type(config)
     for name, allowed, is_whole in ranges(kind):
-        for value in _numbers_in(getattr(config, name)):
+        given = getattr(config, name)
+        if isinstance(given, str) and given in _words(kind, name):
+            continue
+        for value in _numbers_in(given):
             check_number(value, allowed, _shown(path, name), is_whole=is_whole)
 
 
@@ -130,6 +134,20 @@ def number_types(hint: Any) -> set[type]:
     if typing.get_origin(hint) is typing.Literal:
         return set()
     return set().union(*map(number_types, typing.get_args(hint)))
+
+
+@cache
+def _words(kind: type, name: str) -> frozenset[str]:
+    """Return the words that the type of a field names."""
+    hints = [next(f.type for f in fields(kind) if f.name == name)]
+    words: set[str] = set()
+    while hints:
+        hint = hints.pop()
+        if typing.get_origin(hint) is typing.Literal:
+            words.update(word for word in typing.get_args(hint) if isinstance(word, str))
+        else:
+            hints.extend(typing.get_args(hint))
+    return frozenset(words)
 
 
 def _numbers_in(value: Any) -> Iterator[Any]:

@@ -90,7 +90,7 @@ class LimeConfig(DecoderConfig):
     """For what a router has a number, at each source layer: "pair" each pair of a head and a source
     head; "head" each head, which reads the same head of other layers; "layer" all heads."""
 
-    storage: Literal["half"] | int | list[int] | None = None
+    storage: Literal["half"] | int | list[int] | None = number(None, at_least(0))
     """The layers with keys and values of their own, and entries in the cache: None all; "half" the
     first and every second one after it; a number of lowest ones; or a list that begins with 0."""
     upper: Literal["borrow", "mix"] = "borrow"

@@ -38,7 +38,8 @@ class CapturedBatch:
     hidden: Sequence[Array]
     """Output of each layer [B, T, D]."""
     values: Sequence[Array]
-    """Each layer's own values, its heads concatenated [B, T, G * E]."""
+    """Each layer's own values, its heads concatenated [B, T, G * E]; of a layer that borrows, those
+    that the last of its lenders reads."""
     routed: Sequence[Array]
     """The values that each layer's attention reads [B, T, G * E]; without routing, its own."""
 
