@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import TINY, make
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
@@ -136,6 +137,12 @@ def test_what_needs_all_projections_is_refused():
 def test_storage_that_cannot_be_is_named(fields, message):
     with pytest.raises(Exception, match=message):
         LimeConfig(**TINY, **fields)
+
+
+def test_the_cache_of_continuous_batching_is_refused(ids):
+    paged = object.__new__(PagedAttentionCache)
+    with pytest.raises(NotImplementedError, match="generate with another cache"):
+        LimeForCausalLM(LimeConfig(**TINY, storage="half")).model(ids, **{CACHE: paged})
 
 
 def test_parameters_are_counted_without_what_is_absent():

@@ -113,6 +113,11 @@ def check_keywords(
     cache of continuous batching those of ``PAGED``. A keyword that is None was not given.
     ``ValueError``: the attention does not read what tells the texts of a row apart.
     """
+    if isinstance(cache, PagedAttentionCache) and config.kv_sharing_modes:
+        raise NotImplementedError(
+            f"{model} has layers that borrow keys and values (storage), which the cache of "
+            "continuous batching does not keep for them: generate with another cache"
+        )
     implementation = config._attn_implementation
     attention = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     paged = PAGED if isinstance(cache, PagedAttentionCache) else frozenset()
