@@ -248,6 +248,7 @@ for name in ("first_values", "first_values+mudd"):
 """
 
 
+@pytest.mark.slow
 def test_a_saved_model_says_what_to_import(tmp_path):
     status, shown, errors = run(tmp_path, SAVED)
     assert status == 0, errors
