@@ -130,6 +130,8 @@ def test_what_needs_all_projections_is_refused():
         ({"storage": 2, "borrow_from": [0, 2]}, r"storage layers \[0, 1\]"),
         ({"storage": [0, 3], "borrow_from": [0, 3]}, r"layers \[1, 2\], got \[0, 3\]"),
         ({"storage": 2, "upper": "mix", "borrow_from": [0, 0]}, "leave it None"),
+        ({"storage": 2, "upper": "mix", "router_sources": [[], [0], [], [0]]}, "one at least"),
+        ({"storage": 2, "upper": "mix", "router_sources": [[], [0], [0], [2]]}, "storage layers"),
         ({"storage": 2, "router": "last", "router_window": 2}, 'for router="full"'),
     ],
     ids=str,

@@ -189,6 +189,13 @@ class LimeConfig(DecoderConfig):
         """Raise ``ValueError`` unless every layer has a list of earlier layers."""
         if self.router_sources is not None:
             check_sources(self.router_sources, self.num_hidden_layers)
+            storing = self.storing()
+            for layer, sources in enumerate(self.router_sources):
+                if not set(sources) <= set(storing) or (layer not in storing and not sources):
+                    raise ValueError(
+                        f"router_sources[{layer}] must list storage layers of {list(storing)}, and "
+                        f"one at least where the layer stores nothing, got {sources}"
+                    )
 
 
 class _Router(StaticRouter):

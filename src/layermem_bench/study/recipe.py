@@ -16,14 +16,16 @@ from layermem_bench.presets import get_preset
 from layermem_bench.study.definition import Board, Study
 
 _APART = "router_shares_kv=false:router_init=value_residual"
+_GRAIN = ":router_grain=layer"
 ARMS = (
-    *("plain", "lime", f"lime:{_APART}", f"lime:{_APART}:router_grain=layer"),
+    *("plain", "lime", f"lime:{_APART}", f"lime:{_APART}{_GRAIN}"),
     *("value_residual", "mudd", "hyper_connections", "attention_residuals", "denseformer"),
-    *(f"lime+mudd:{_APART}", "value_residual+mudd", f"lime+hyper_connections:{_APART}"),
+    *(f"lime+mudd:{_APART}{_GRAIN}", "value_residual+mudd"),
+    f"lime+hyper_connections:{_APART}{_GRAIN}",
 )
 """The arms; the others are compared with the first."""
 ARITHMETIC = "tiny-aet-4"
-# The tenth of a long run's steps, at most, over which learning rates rise.
+# Share of a run's steps, at most, over which learning rates rise.
 _MOST_WARMUP = 0.1
 
 
