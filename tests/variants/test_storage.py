@@ -10,6 +10,7 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
+from layermem.models.counting import count_cached, count_read
 from layermem.models.keywords import CACHE
 from layermem.models.stages import DecoderStage
 from layermem.variants.lime import Lime
@@ -25,17 +26,27 @@ def bytes_in(cache):
 
 
 @pytest.mark.parametrize(
-    ("fields", "share"),
-    [({"storage": "half"}, 3 / 6), ({"storage": 2}, 2 / 6), ({"storage": [0, 4]}, 2 / 6)],
+    ("name", "fields", "share"),
+    [
+        ("lime", {"storage": "half"}, 3 / 6),
+        ("lime", {"storage": 2}, 2 / 6),
+        ("lime", {"storage": [0, 4]}, 2 / 6),
+        ("lime", {"storage": "half", "upper": "mix"}, 3 / 6),
+        ("lime", {"storage": 2, "upper": "mix"}, 2 / 6),
+        ("cla", {}, 3 / 6),
+        ("cla", {"sharing": 6}, 1 / 6),
+        ("yoco", {}, 3 / 6),
+        ("fused_kv", {"num_kv_shared_layers": 4}, 2 / 6),
+        ("fused_kv", {"fusion": "lite"}, 3 / 6),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("upper", ["borrow", "mix"])
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
-def test_a_cache_holds_the_entries_of_storage_layers_alone(fields, share, upper, kind, ids):
+def test_a_cache_holds_the_entries_of_storage_layers_alone(name, fields, share, kind, ids):
     found = []
     for model in (
         make(PlainForCausalLM, PlainConfig(**DEEP)),
-        make(LimeForCausalLM, LimeConfig(**DEEP, **fields, upper=upper)),
+        layermem.build(name, **DEEP, **fields).eval(),
     ):
         lengths = {"max_cache_len": 16} if kind is StaticCache else {}
         cache = kind(config=model.config, **lengths)
@@ -44,6 +55,24 @@ def test_a_cache_holds_the_entries_of_storage_layers_alone(fields, share, upper,
         found.append(bytes_in(cache))
     plain, ours = found
     assert plain and ours == pytest.approx(share * plain, rel=0.01)
+    if kind is DynamicCache:
+        assert ours == 4 * ids.numel() * count_cached(model.config, model.variant)
+
+
+def test_what_a_token_reads_of_the_cache_is_counted():
+    """Entries of four layers: each layer reads one, and one that mixes all that it mixes."""
+    entry = 2 * 2 * 8
+    for name, fields, entries in (
+        ("plain", {}, 4),
+        ("lime", {"storage": "half"}, 4),
+        # Layer 1 mixes one entry, layer 3 those of layers 0 and 2.
+        ("lime", {"storage": "half", "upper": "mix"}, 5),
+        ("yoco", {}, 4),
+        ("fused_kv", {}, 6),
+        ("fused_kv", {"fusion": "lite"}, 4),
+    ):
+        model = layermem.build(name, **TINY, **fields)
+        assert count_read(model.config, model.variant) == entries * entry, (name, fields)
 
 
 def test_layers_without_keys_and_values_have_no_projections():
@@ -153,3 +182,69 @@ def test_parameters_are_counted_without_what_is_absent():
     # Routers of layers 1 (of layer 0), 2 (of 0 and its own) and 3 (of 0 and 2).
     routers = heads**2 * (1 + 2 + 2)
     assert Lime.extra_parameters(config) == routers - 2 * 2 * config.hidden_size * width
+
+
+def tokens_run(model, ids, **kwargs):
+    """Return how many tokens each layer runs on, and the logits of the last one."""
+    counts = []
+    hooks = [
+        layer.register_forward_hook(lambda _, args, __: counts.append(args[0].shape[1]))
+        for layer in model.model.layers
+    ]
+    with torch.no_grad():
+        logits = model(ids, logits_to_keep=1, **kwargs).logits
+    for hook in hooks:
+        hook.remove()
+    return counts, logits
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "cut"),
+    [
+        ("lime", {"storage": 2, **layermem.RECIPE}, 4),
+        ("lime", {"storage": 3, "upper": "mix"}, 3),
+        ("lime", {"storage": "half"}, 1),
+        ("lime", {"storage": [0, 5]}, 0),
+        ("yoco", {}, 3),
+        ("fused_kv", {"num_kv_shared_layers": 2}, 2),
+        ("lime+hyper_connections", {"storage": 2}, 0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_layers_without_a_cache_read_the_last_token_of_a_prompt(name, fields, cut, attention, ids):
+    model = attentive(layermem.build(name, **DEEP, **fields, attn_implementation=attention))
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    for given in ({}, {"attention_mask": mask}):
+        with torch.no_grad():
+            whole = model(ids, use_cache=True, **given).logits[:, -1:]
+        counts, logits = tokens_run(model, ids, use_cache=True, **given)
+        assert counts == [ids.shape[1]] * (6 - cut) + [1] * cut
+        torch.testing.assert_close(logits, whole, rtol=0, atol=1e-12)
+
+
+def attentive(model):
+    """Return a model in float64 whose tokens attend to some tokens more than to others."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                parameter.mul_(20)
+    return model.eval().double()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"use_cache": False},
+        {"output_hidden_states": True},
+        {"output_attentions": True},
+    ],
+    ids=str,
+)
+def test_all_layers_run_on_a_prompt_that_is_looked_at_or_not_cached(given, ids):
+    model = layermem.build("yoco", **DEEP, attn_implementation="eager").eval()
+    counts, _ = tokens_run(model, ids, **{"use_cache": True, **given})
+    assert counts == [ids.shape[1]] * 6
+    counts, _ = tokens_run(model.train(), ids, use_cache=True)
+    assert counts == [ids.shape[1]] * 6

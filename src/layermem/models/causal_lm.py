@@ -70,6 +70,8 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
         ``past_key_values`` is the older name of ``cache``.
         """
         cache = only_cache(cache, past_key_values)
+        # Passed only where it has an effect: what stands in the decoder's place may not know it.
+        cut = {"last_token_only": True} if self._needs_last_token(labels, logits_to_keep) else {}
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -77,6 +79,7 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             **{CACHE: cache},
+            **cut,
             **(kwargs if labels is None else self._without_loss_keywords(kwargs)),
         )
         if labels is not None and loss_chunk:
@@ -94,6 +97,12 @@ class DecoderForCausalLM(PreTrainedDecoder, GenerationMixin):
             attentions=outputs.attentions,
             **{CACHE: getattr(outputs, CACHE)},
         )
+
+    def _needs_last_token(self, labels: Tensor | None, logits_to_keep: int | Tensor) -> bool:
+        """Return whether layers without entries in the cache may run on the last token alone."""
+        last_alone = isinstance(logits_to_keep, int) and logits_to_keep == 1 and labels is None
+        model: Any = self.model
+        return last_alone and model.without_cache_from < self.config.num_hidden_layers
 
     def _without_loss_keywords(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keywords that are not for the loss alone."""

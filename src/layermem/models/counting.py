@@ -42,6 +42,12 @@ class Additions(Protocol):
     def extra_flops(self, config: Any, /) -> int:
         """Count the forward FLOPs per token beyond the plain decoder's."""
 
+    def lenders(self, config: Any, layer_idx: int, /) -> tuple[int, ...]:
+        """Return the layers whose keys and values a layer attends to instead of its own."""
+
+    def entries_read(self, config: Any, layer_idx: int, /) -> int:
+        """Count the cache entries, a key and a value each, that a layer reads of one token."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderSizes:
@@ -82,6 +88,24 @@ def count_forward_flops(config: Sizes, variant: Additions | None, tokens: int) -
     head = 2 * config.vocab_size * config.hidden_size
     extra = variant.extra_flops(config) if variant else 0
     return 2 * _count_linear_weights(config) + head + attention + extra
+
+
+def count_cached(config: Sizes, variant: Additions | None = None) -> int:
+    """Count the numbers, of keys and values, that a cache holds for one token."""
+    layers = range(config.num_hidden_layers)
+    storing = [i for i in layers if variant is None or not variant.lenders(config, i)]
+    return len(storing) * _count_of_entry(config)
+
+
+def count_read(config: Sizes, variant: Additions | None = None) -> int:
+    """Count the numbers that one decoded token reads of each token in the cache."""
+    layers = range(config.num_hidden_layers)
+    entries = sum(1 if variant is None else variant.entries_read(config, i) for i in layers)
+    return entries * _count_of_entry(config)
+
+
+def _count_of_entry(config: Sizes) -> int:
+    return 2 * config.num_key_value_heads * config.head_dim
 
 
 def _count_linear_weights(config: Sizes) -> int:

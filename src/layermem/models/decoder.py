@@ -14,7 +14,7 @@ The forward of one layer, with the parts that a variant may replace marked:
 Letters: L layers, B batch, T tokens, D width, H query heads, G key-value heads, E head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -39,7 +39,7 @@ from layermem.models.layers import (
 )
 from layermem.models.memories import begin_shared_buffer, is_replaced
 from layermem.models.pretrained import PreTrainedDecoder
-from layermem.models.seams import Inputs, Variant
+from layermem.models.seams import Inputs, Stream, Variant
 from layermem.ops.rope import rotate, rotate_both
 from layermem.ops.route import Slot, SlotBuffer
 
@@ -281,6 +281,8 @@ class Decoder(PreTrainedDecoder):
         for j, layer in enumerate(layers):
             layer.is_source = ("slot", j) in last_reader
             layer.self_attn.lends = ("lent", j) in last_reader
+        # The lowest layer from which on none has an entry in the cache.
+        self.without_cache_from = 1 + max(i for i, layer in enumerate(layers) if not layer.lenders)
 
     def _has_no_use_for_cache(
         self, attention_mask: Tensor | None, position_ids: Tensor | None
@@ -308,11 +310,14 @@ class Decoder(PreTrainedDecoder):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         past_key_values: Cache | None = None,
+        last_token_only: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Run the decoder on token ids or embeddings; see transformers for the arguments.
 
-        ``past_key_values`` is the older name of ``cache``.
+        ``past_key_values`` is the older name of ``cache``. ``last_token_only``: the caller needs
+        the last token's hidden state alone. The last layers, if they have no entries in the cache,
+        may then run on that token, and the result be [B, 1, D].
         """
         cache = only_cache(cache, past_key_values)
         check_keywords(
@@ -346,18 +351,44 @@ class Decoder(PreTrainedDecoder):
         slot_buffer = self._begin_buffer(layers, embeds)
         if slot_buffer is not None:
             layer_kwargs["slot_buffer"] = slot_buffer
-        state = self._run_layers(layers, state, layer_kwargs)
+        cut_at = None
+        if last_token_only and cache is not None and self._may_cut(mask, kwargs):
+            cut_at = self.without_cache_from
+        state = self._run_layers(layers, state, layer_kwargs, cut_at)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(self.stream.end(state)), **{CACHE: cache}
         )
 
+    def _may_cut(self, mask: Any, kwargs: Mapping[str, Any]) -> bool:
+        """Return whether the last layers may run on the last token alone.
+
+        They may where the state is the residual, all masks can be cut, and nobody looks at the
+        layers' outputs.
+        """
+        looked_at = any(
+            kwargs.get(name) or getattr(self.config, name, False)
+            for name in ("output_hidden_states", "output_attentions")
+        )
+        can_be_cut = mask is None or isinstance(mask, Tensor)
+        return type(self.stream) is Stream and can_be_cut and not looked_at and not self.training
+
     def _run_layers(
-        self, layers: Sequence[DecoderLayer], state: tuple[Tensor, ...], kwargs: dict[str, Any]
+        self,
+        layers: Sequence[DecoderLayer],
+        state: tuple[Tensor, ...],
+        kwargs: dict[str, Any],
+        cut_at: int | None = None,
     ) -> tuple[Tensor, ...]:
-        """Run the layers, handing slots and what is lent from layer to layer; return the state."""
+        """Run the layers, handing slots and what is lent from layer to layer; return the state.
+
+        From layer ``cut_at`` on, they run on the last token.
+        """
         has_buffer = "slot_buffer" in kwargs
         handed: dict[Handed, list[Tensor]] = {}
         for layer in layers:
+            if layer.layer_idx == cut_at:
+                state = tuple(x[:, -1:] for x in state)
+                kwargs = _of_last_token(kwargs)
             read = (tensor for name in layer.reads(has_buffer) for tensor in handed[name])
             x, *new = layer(*state, *read, **kwargs)
             for name in reversed(layer.hands_on(has_buffer)):
@@ -396,6 +427,20 @@ class Decoder(PreTrainedDecoder):
                 f"({longest}); predictions beyond that position get worse"
             )
         return embeds
+
+
+def _of_last_token(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of attention for queries of the last token."""
+    mask = kwargs["attention_mask"]
+    # A mask [B, 1, T, keys] has a row for each query; one [B, keys] is of keys alone.
+    if mask is not None and mask.ndim == 4:
+        mask = mask[:, :, -1:]
+    return {
+        **kwargs,
+        "attention_mask": mask,
+        "position_embeddings": tuple(x[:, -1:] for x in kwargs["position_embeddings"]),
+        "position_ids": kwargs["position_ids"][:, -1:],
+    }
 
 
 def _check_reads(layers: Sequence[DecoderLayer], i: int) -> None:

@@ -89,6 +89,25 @@ class OwnLayerMemory(Memory):
         return slots[-1]
 
 
+@final
+class LentMemory(Memory):
+    """What one earlier layer attends to: the memory of a layer that borrows from it alone."""
+
+    def __init__(self, lender: int) -> None:
+        super().__init__()
+        self.lender = lender
+
+    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
+        return slots[0]
+
+    def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
+        # Of one head, which stands for all.
+        return (self.lender,), torch.ones(1, 1, 1)
+
+    def extra_repr(self) -> str:
+        return f"lender={self.lender}"
+
+
 class DepthWeights(nn.Module, ABC):
     """The weights with which one place of a model mixes states or slots of different depths.
 
@@ -209,8 +228,12 @@ class Variant(Generic[ConfigT]):
 
     @classmethod
     def memory(cls, config: ConfigT, layer_idx: int) -> Memory:
-        """Build the memory of one layer."""
-        return OwnLayerMemory()
+        """Build the memory of one layer; of one that borrows from several there is no default."""
+        lenders = cls.lenders(config, layer_idx)
+        if not lenders:
+            return OwnLayerMemory()
+        (lender,) = lenders
+        return LentMemory(lender)
 
     @classmethod
     def inputs_by_head(cls, config: ConfigT) -> bool:
@@ -222,9 +245,10 @@ class Variant(Generic[ConfigT]):
         """Return what the layer projects itself.
 
         A part that it does not project is zero in its slot. A layer that projects nothing has no
-        slot: its memory reads those of other layers alone.
+        slot: its memory reads those of other layers alone. By default a layer projects both, unless
+        it borrows.
         """
-        return ("key", "value")
+        return () if cls.lenders(config, layer_idx) else ("key", "value")
 
     @classmethod
     def lenders(cls, config: ConfigT, layer_idx: int) -> tuple[int, ...]:
@@ -272,12 +296,24 @@ class Variant(Generic[ConfigT]):
     @classmethod
     def extra_parameters(cls, config: ConfigT) -> int:
         """Count the trainable parameters beyond the plain decoder's, in closed form."""
-        return 0
+        return -cls.absent_weights(config)
 
     @classmethod
     def extra_flops(cls, config: ConfigT) -> int:
         """Count the forward FLOPs per token beyond the plain decoder's, two per multiply-add."""
-        return 0
+        return -2 * cls.absent_weights(config)
+
+    @classmethod
+    def entries_read(cls, config: ConfigT, layer_idx: int) -> int:
+        """Count the cache entries, a key and a value each, that a layer reads of one token."""
+        return max(1, len(cls.lenders(config, layer_idx)))
+
+    @final
+    @classmethod
+    def absent_weights(cls, config: ConfigT) -> int:
+        """Count the weights of key and value projections that layers do without."""
+        absent = sum(2 - len(cls.projects(config, i)) for i in range(config.num_hidden_layers))
+        return absent * config.hidden_size * config.num_key_value_heads * config.head_dim
 
     @classmethod
     def metrics(cls, model: nn.Module) -> dict[str, float]:

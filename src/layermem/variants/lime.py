@@ -48,7 +48,7 @@ from layermem.models.routers import (
     check_sources,
     router_metrics,
 )
-from layermem.models.seams import Memory, ParameterOverride, Part, Variant, forked_generator
+from layermem.models.seams import Memory, ParameterOverride, Variant, forked_generator
 from layermem.models.sharded_routers import SOURCE_HEADS
 from layermem.ops.route import Slot, route, store
 
@@ -296,25 +296,6 @@ class LimeSeparateRouters(_Router):
 
 
 @final
-class LentMemory(Memory):
-    """What one storage layer attends to."""
-
-    def __init__(self, lender: int) -> None:
-        super().__init__()
-        self.lender = lender
-
-    def forward(self, query: Tensor, slots: Sequence[Slot]) -> Slot:
-        return slots[0]
-
-    def static_weights(self) -> tuple[tuple[int, ...], Tensor]:
-        # Of one head, which stands for all.
-        return (self.lender,), torch.ones(1, 1, 1)
-
-    def extra_repr(self) -> str:
-        return f"lender={self.lender}"
-
-
-@final
 class Lime(Variant[LimeConfig]):
     """Differences from the plain decoder:
 
@@ -355,18 +336,12 @@ class Lime(Variant[LimeConfig]):
         return tuple(j for j in storing if j < layer_idx)
 
     @classmethod
-    def projects(cls, config: LimeConfig, layer_idx: int) -> tuple[Part, ...]:
-        return () if cls.lenders(config, layer_idx) else ("key", "value")
-
-    @classmethod
     def memory(cls, config: LimeConfig, layer_idx: int) -> Memory:
-        if layer_idx == 0:
+        lenders = cls.lenders(config, layer_idx)
+        if layer_idx == 0 or (lenders and config.upper == "borrow"):
             return super().memory(config, layer_idx)
-        heads, sources = config.num_key_value_heads, (*cls.sources(config, layer_idx), layer_idx)
-        if lenders := cls.lenders(config, layer_idx):
-            if config.upper == "borrow":
-                return LentMemory(lenders[0])
-            sources = lenders
+        heads = config.num_key_value_heads
+        sources = lenders or (*cls.sources(config, layer_idx), layer_idx)
         router = LimeRouter if config.router_shares_kv else LimeSeparateRouters
         init = "average" if config.router == "average" else config.router_init
         return router(heads, sources, layer=layer_idx, init=init, grain=config.router_grain)
@@ -383,10 +358,9 @@ class Lime(Variant[LimeConfig]):
         """
         if config.router == "average":
             return 0
-        absent = cls._count_absent_weights(config)
         heads, routers = config.num_key_value_heads, 1 if config.router_shares_kv else 2
         of_source = {"pair": heads**2, "head": heads, "layer": 1}[config.router_grain]
-        return routers * of_source * cls._count_sources(config) - absent
+        return routers * of_source * cls._count_sources(config) - cls.absent_weights(config)
 
     @classmethod
     def extra_flops(cls, config: LimeConfig) -> int:
@@ -399,7 +373,7 @@ class Lime(Variant[LimeConfig]):
         heads = config.num_key_value_heads
         products = heads if config.router_grain == "layer" else heads**2
         routed = 4 * config.head_dim * products * cls._count_sources(config)
-        return routed - 2 * cls._count_absent_weights(config)
+        return routed - 2 * cls.absent_weights(config)
 
     @classmethod
     def metrics(cls, model: nn.Module) -> dict[str, float]:
@@ -414,11 +388,6 @@ class Lime(Variant[LimeConfig]):
             else 1 + len(cls.sources(config, i))
             for i in range(1, config.num_hidden_layers)
         )
-
-    @classmethod
-    def _count_absent_weights(cls, config: LimeConfig) -> int:
-        absent = config.num_hidden_layers - len(config.storing())
-        return 2 * absent * config.hidden_size * config.num_key_value_heads * config.head_dim
 
 
 declare("lime", LimeConfig, Lime, base=RouterMethods)

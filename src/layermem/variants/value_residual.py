@@ -193,22 +193,10 @@ class ValueResidual(Variant[ValueResidualConfig]):
 
     @classmethod
     def extra_parameters(cls, config: ValueResidualConfig) -> int:
-        """Return the learned weights, or minus the value projections that do not exist."""
+        """Return the learned weights, minus the value projections that do not exist."""
         layers = config.num_hidden_layers
-        match config.form:
-            case "learnable":
-                return 2 * (layers - 1)
-            case "dense":
-                return sum(range(2, layers + 1))
-            case "svformer":
-                return -cls._absent_weights(config)
-            case _:
-                return 0
-
-    @classmethod
-    def extra_flops(cls, config: ValueResidualConfig) -> int:
-        """Return minus those of absent projections; mixtures are element-wise and do not count."""
-        return -2 * cls._absent_weights(config) if config.form == "svformer" else 0
+        learned = {"learnable": 2 * (layers - 1), "dense": sum(range(2, layers + 1))}
+        return learned.get(config.form, 0) - cls.absent_weights(config)
 
     @classmethod
     def _first_reader(cls, config: ValueResidualConfig) -> int:
@@ -216,11 +204,6 @@ class ValueResidual(Variant[ValueResidualConfig]):
             return 1
         layers = config.num_hidden_layers
         return max(1, layers - (config.last_layers or math.ceil(layers / 4)))
-
-    @classmethod
-    def _absent_weights(cls, config: ValueResidualConfig) -> int:
-        width = config.num_key_value_heads * config.head_dim
-        return config.hidden_size * width * (config.num_hidden_layers - 1)
 
 
 declare("value_residual", ValueResidualConfig, ValueResidual)

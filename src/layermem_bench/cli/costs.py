@@ -65,6 +65,7 @@ def costs(options: Costs, command: str) -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, to_json(result))
     show(cost_tables.counted_table(result.points))
+    show(cost_tables.cache_table(result.points))
     if options.measure:
         show(cost_tables.measured_table(result))
     if options.figure is not None:

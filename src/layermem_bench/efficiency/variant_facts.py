@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from layermem_bench.config.typed_dicts import from_dict
 
 if TYPE_CHECKING:
-    from layermem.models.decoder import Decoder
     from layermem.models.registry import RegisteredVariant
 
 RECORD = Path(__file__).parent / "facts.json"
@@ -88,6 +87,7 @@ def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> 
 
     They are counted, or seen in a narrow model.
     """
+    from layermem.models.counting import count_cached
     from layermem.models.registry import lookup, variants
     from layermem.models.seams import filled_seams
 
@@ -95,7 +95,7 @@ def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> 
     for name in variants() if names is None else names:
         entry = lookup(name)
         config, plain = entry.config(**sizes), entry.variant.plain_fields
-        depth, cache = _count_elements(entry, sizes)
+        depth = _count_handed_on(entry, sizes)
         facts.append(
             VariantFacts(
                 name=name,
@@ -103,7 +103,7 @@ def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> 
                 extra_parameters=entry.variant.extra_parameters(config),
                 extra_flops=entry.variant.extra_flops(config),
                 depth_bytes=_BYTES * depth,
-                cache_bytes=_BYTES * cache,
+                cache_bytes=_BYTES * count_cached(config, entry.variant),
                 plain_fields=(
                     None if plain is None else ", ".join(f"{k}={v}" for k, v in plain.items())
                 ),
@@ -113,24 +113,17 @@ def find_facts(sizes: Mapping[str, Any], names: Sequence[str] | None = None) -> 
     return facts
 
 
-def _count_elements(entry: "RegisteredVariant", sizes: Mapping[str, Any]) -> tuple[int, int]:
-    """Return, for a token, the numbers a layer hands on, on average, and those in the cache.
+def _count_handed_on(entry: "RegisteredVariant", sizes: Mapping[str, Any]) -> int:
+    """Return how many numbers a layer hands on for a token, on average.
 
     They are seen in a model whose heads have width 2, and are proportional to that width.
     """
+    import torch
+
     heads = sizes["num_attention_heads"]
     width = sizes["hidden_size"] // heads
     narrow = {"hidden_size": 2 * heads, "intermediate_size": 8, "vocab_size": 8}
     model = entry.decoder(entry.config(**{**sizes, **narrow})).eval()
-    handed_on, cache = _numbers_of_a_token(model)
-    return round(handed_on * width / 2 / len(model.layers)), round(cache * width / 2)
-
-
-def _numbers_of_a_token(model: "Decoder") -> tuple[float, float]:
-    """Return how many numbers all layers hand on, and how many are in the cache, for one token."""
-    import torch
-    from transformers import DynamicCache
-
     counts: list[int] = []
 
     def count(layer: Any, inputs: Any, outputs: Sequence[torch.Tensor]) -> None:
@@ -139,10 +132,8 @@ def _numbers_of_a_token(model: "Decoder") -> tuple[float, float]:
     for layer in model.layers:
         layer.register_forward_hook(count)
         # With a hook on a memory, layers hand their slots on one by one, not in one buffer.
-        memory: Any = layer.self_attn.memory  # type: ignore[union-attr]
+        memory: Any = layer.self_attn.memory
         memory.register_forward_pre_hook(lambda *_: None)
-    cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(torch.zeros(1, _TOKENS, dtype=torch.long), cache=cache, use_cache=True)
-    cached = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-    return sum(counts) / _TOKENS, cached / _TOKENS
+        model(torch.zeros(1, _TOKENS, dtype=torch.long), use_cache=False)
+    return round(sum(counts) / _TOKENS * width / 2 / len(model.layers))

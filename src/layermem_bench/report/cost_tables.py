@@ -8,13 +8,19 @@ from matplotlib.axes import Axes
 from layermem_bench.report import figures
 from layermem_bench.report.numbers import in_bytes, with_unit
 from layermem_bench.report.page import Figure, Section, Table
-from layermem_bench.results.costs import CostPoint, Costs, MeasuringOptions
+from layermem_bench.results.costs import CacheCost, CostPoint, Costs, MeasuringOptions
 
 COUNTED = (
     "FLOPs of the forward of one sequence, in closed form: two a multiply-add, attention to the "
     "keys a causal query sees. The paper's (Table 8): one a multiply-add of linear layers and "
     "routers, two of attention, all keys."
 )
+_CACHE = (
+    "Keys and values in bfloat16, in closed form. Read: by one new token, of a cache of T tokens; "
+    "a layer that borrows reads what its lenders hold."
+)
+_BYTES = 2
+_GIBIBYTE = 2**30
 # What goes across, and the other size, which then tells lines apart.
 _AXES = {"layers": "width", "width": "layers"}
 
@@ -34,6 +40,26 @@ def counted_table(points: Sequence[CostPoint]) -> Table:
             first = first or numbers
     header = ["", "variant", "parameters", "more", "FLOPs", "more", "paper's FLOPs", "more"]
     return Table(header=header, rows=rows, caption=COUNTED)
+
+
+def cache_table(points: Sequence[CostPoint]) -> Table:
+    """Return what the cache of keys and values holds, and what is read of it."""
+    rows = []
+    for point in points:
+        first: CacheCost | None = None
+        for name, cache in point.cache.items():
+            held, read = (_BYTES * numbers for numbers in (cache.held, cache.read))
+            cells = [
+                in_bytes(held),
+                _increase(cache.held, first.held if first else None),
+                f"{_GIBIBYTE // held:,}",
+                in_bytes(read * point.tokens),
+                _increase(cache.read, first.read if first else None),
+            ]
+            rows.append(["" if first else _describe(point), name, *cells])
+            first = first or cache
+    header = ["", "variant", "cache of a token", "more", "tokens in 1 GiB", "read", "more"]
+    return Table(header=header, rows=rows, caption=_CACHE)
 
 
 def measured_table(costs: Costs) -> Table:
@@ -101,7 +127,7 @@ def counted_section(
     return Section(
         title=title,
         paragraphs=notes,
-        tables=[counted_table(points)],
+        tables=_counted_tables(points),
         figures=_figures(drawn, points),
     )
 
@@ -113,10 +139,16 @@ def given_section(title: str, costs: Costs) -> Section:
     return Section(
         title=title,
         paragraphs=[] if was_measured else [note],
-        tables=[measured_table(costs) if was_measured else counted_table(costs.points)],
+        tables=[measured_table(costs)] if was_measured else _counted_tables(costs.points),
         figures=_figures(list(drawings(costs.points)), costs.points),
         commands=[costs.command] if costs.command else [],
     )
+
+
+def _counted_tables(points: Sequence[CostPoint]) -> list[Table]:
+    """Return the tables of closed forms; records of earlier studies have no cache."""
+    has_cache = any(point.cache for point in points)
+    return [counted_table(points), *([cache_table(points)] if has_cache else [])]
 
 
 def _figures(

@@ -3,11 +3,12 @@
 Costs             one command's answer
   CostPoint         one preset at one depth, width and length
     counted           arm -> counting ("honest", "paper") -> Cost
+    cache             arm -> CacheCost
     measured          mode ("eager", ...) -> arm -> Measurement
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from layermem.models.number_ranges import at_least, number
@@ -49,6 +50,16 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheCost:
+    """What a cache of keys and values costs, in numbers, not bytes."""
+
+    held: int
+    """Numbers that it holds for one token."""
+    read: int
+    """Numbers that one decoded token reads of each token that it holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """What a training step of one model took."""
 
@@ -80,6 +91,8 @@ class CostPoint:
     """Tokens of a sequence."""
     counted: Mapping[str, Mapping[Counting, Cost]]
     """Arm to its closed-form cost under each counting."""
+    cache: Mapping[str, CacheCost] = field(default_factory=dict)
+    """Arm to what its cache of keys and values costs; empty: not counted."""
     measured: Mapping[str, Mapping[str, Measurement]] | None = None
     """Mode to arm to what was measured; None: nothing was."""
 

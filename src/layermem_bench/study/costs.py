@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from layermem.models.counting import count_cached, count_read
 from layermem.models.registry import lookup
 from layermem_bench import presets
 from layermem_bench.config.run import Model as ModelConfig
@@ -25,7 +26,7 @@ from layermem_bench.efficiency.measuring import (
     measure,
 )
 from layermem_bench.efficiency.model_sizes import SIZES, model_sizes, resized, saved_sizes
-from layermem_bench.results.costs import CostPoint, Costs, Measurement, MeasuringOptions
+from layermem_bench.results.costs import CacheCost, CostPoint, Costs, Measurement, MeasuringOptions
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import SettingCosts
 from layermem_bench.study.boards import parse_arms
@@ -77,7 +78,7 @@ def count_costs(
 
 def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
     """Return closed-form costs of models of one size on one sequence of ``tokens``."""
-    counted = {}
+    counted, cache = {}, {}
     for name, (variant, fields) in models.items():
         entry = lookup(variant)
         # A config takes any name, and a misspelt option would cost nothing.
@@ -87,6 +88,9 @@ def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
         counted[name] = {
             counting: cost(config, entry.variant, tokens, counting) for counting in COUNTINGS
         }
+        cache[name] = CacheCost(
+            held=count_cached(config, entry.variant), read=count_read(config, entry.variant)
+        )
     return CostPoint(
         preset=preset,
         layers=config.num_hidden_layers,
@@ -95,6 +99,7 @@ def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
         kv_heads=config.num_key_value_heads,
         tokens=tokens,
         counted=counted,
+        cache=cache,
     )
 
 

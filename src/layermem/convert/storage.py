@@ -1,0 +1,262 @@
+"""A trained model in which every second layer, say, does without keys and values of its own.
+
+A layer u that borrows from a layer s gets queries and outputs that make the best of what s has. On
+a text, by least squares, head r of u reads head p(r) of s:
+
+    K_u[r] ~ c_r * K_s[p(r)]       c_r: a complex number for each two channels that rope rotates
+    V_u[r] ~ V_s[p(r)] A_r         A_r: [E, E]
+
+The numbers c_r commute with rope, and q . (c K) = (conj(c) q) . K: they go into ``q_proj``, A_r
+into ``o_proj``, p into the order of query heads, and the new model is a LIMe with storage and
+nothing else. p pairs the heads that explain most, one after the other.
+
+Letters: G key-value heads, E head width, T tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from layermem.models.decoder import Attention, DecoderLayer
+from layermem.variants.lime import LimeConfig, LimeForCausalLM
+from layermem.variants.plain import PlainForCausalLM
+
+Method = Literal["fit", "average", "copy"]
+"""How a layer that borrows makes do with another's keys and values: "fit" as above; "average" both
+have the mean of their projections; "copy" nothing is changed."""
+# Of a head that is zero on the text, nothing can be told.
+_TINY = 1e-30
+_OF_THE_FILE = ("model_type", "architectures", "auto_map", "transformers_version")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Borrowed:
+    """How well one layer makes do with the keys and values of another."""
+
+    layer: int
+    """The layer that borrows."""
+    lender: int
+    """The layer that it borrows from."""
+    heads: tuple[int, ...]
+    """For each of its key-value heads, the head that it reads."""
+    keys: float | None
+    """Share of the squared norm of its own keys that is explained on the text; None: of an average,
+    which changes the lender's too, it is not known."""
+    values: float | None
+    """The same of its values."""
+
+
+def with_storage(
+    source: str | PreTrainedModel,
+    storage: Any,
+    texts: Iterable[Tensor],
+    *,
+    method: Method = "fit",
+    **fields: Any,
+) -> tuple[LimeForCausalLM, list[Borrowed]]:
+    """Return a LIMe with storage that begins near a LLaMA, and how near each layer is to it.
+
+    ``storage``, and ``fields`` such as ``borrow_from``: fields of ``LimeConfig``. Routers begin as
+    the identity. ``texts``: token ids [B, T] to fit on, without padding.
+    """
+    llama: Any = PlainForCausalLM.from_llama(source).eval()
+    values = {k: v for k, v in llama.config.to_dict().items() if k not in _OF_THE_FILE}
+    config = LimeConfig(**{**values, "router_init": "identity", **fields, "storage": storage})
+    if config.upper != "borrow" or config.router_init != "identity":
+        raise ValueError(
+            'a trained model is converted to upper="borrow" with router_init="identity", got '
+            f'upper="{config.upper}" and router_init="{config.router_init}"'
+        )
+    lenders = {
+        layer: config.lender_of(layer)
+        for layer in range(config.num_hidden_layers)
+        if layer not in config.storing()
+    }
+    fits = {layer: _Fit(config) for layer in lenders}
+    _collect(llama, texts, lenders, fits)
+    rows = [
+        Borrowed(
+            layer=layer,
+            lender=lender,
+            heads=tuple(fits[layer].heads() if method == "fit" else range(_heads(config))),
+            **fits[layer].explained(method),
+        )
+        for layer, lender in lenders.items()
+    ]
+    layers = _layers(llama)
+    if method == "average":
+        _average(layers, lenders)
+    for row in rows if method == "fit" else ():
+        _adapt(layers[row.layer].self_attn, fits[row.layer], row.heads)
+    model: Any = LimeForCausalLM(config).to(llama.dtype).eval()
+    missing, _ = model.load_state_dict(llama.state_dict(), strict=False)
+    if unknown := [name for name in missing if ".memory." not in name]:
+        raise RuntimeError(f"weights of {unknown} are not among the LLaMA's")
+    model.generation_config = llama.generation_config
+    return model, rows
+
+
+class _Fit:
+    """Sums over tokens of one layer and its lender, and what they say."""
+
+    def __init__(self, config: LimeConfig) -> None:
+        heads, width = _heads(config), config.head_dim
+        pairs = (heads, heads)
+        # Of own head and lender's head, in float64; keys as complex numbers.
+        self.key_cross = torch.zeros(*pairs, width // 2, dtype=torch.complex128)
+        self.key_square = torch.zeros(heads, width // 2, dtype=torch.float64)
+        self.own_key_square = torch.zeros(heads, width // 2, dtype=torch.float64)
+        self.value_cross = torch.zeros(*pairs, width, width, dtype=torch.float64)
+        self.value_gram = torch.zeros(heads, width, width, dtype=torch.float64)
+        self.own_value_square = torch.zeros(heads, dtype=torch.float64)
+
+    def add(self, own: tuple[Tensor, Tensor], lent: tuple[Tensor, Tensor]) -> None:
+        """Add keys and values [T, G, E] of the layer and of its lender."""
+        own_key, key = (_as_complex(keys) for keys in (own[0], lent[0]))
+        self.key_cross += torch.einsum("trp,tgp->rgp", own_key, key.conj())
+        self.key_square += key.abs().square().sum(0)
+        self.own_key_square += own_key.abs().square().sum(0)
+        own_value, value = own[1].double(), lent[1].double()
+        self.value_cross += torch.einsum("tgd,tre->rgde", value, own_value)
+        self.value_gram += torch.einsum("tgd,tge->gde", value, value)
+        self.own_value_square += own_value.square().sum((0, 2))
+
+    def key_scales(self) -> Tensor:
+        """Return c for each own head and lender's head, [G, G, E / 2]."""
+        return self.key_cross / self.key_square.clamp_min(_TINY)
+
+    def value_maps(self) -> Tensor:
+        """Return A for each own head and lender's head, [G, G, E, E]."""
+        return torch.linalg.pinv(self.value_gram, hermitian=True) @ self.value_cross
+
+    def _shares(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is explained of keys and of values by scales and maps, [G, G] each."""
+        lent_key = (keys.abs().square() * self.key_square).sum(-1)
+        both = (keys.conj() * self.key_cross).real.sum(-1)
+        own_key = self.own_key_square.sum(-1, keepdim=True).clamp_min(_TINY)
+        lent_value = torch.einsum("rgde,gdf,rgfe->rg", values, self.value_gram, values)
+        both_values = (values * self.value_cross).sum((-1, -2))
+        own_value = self.own_value_square[:, None].clamp_min(_TINY)
+        return (2 * both - lent_key) / own_key, (2 * both_values - lent_value) / own_value
+
+    def heads(self) -> list[int]:
+        """Return the lender's head for each own head, each once, the best pair first."""
+        gain = sum(self._shares(self.key_scales(), self.value_maps()))
+        gain = cast("Tensor", gain).clone()
+        chosen = [0] * len(gain)
+        for _ in chosen:
+            own, lent = divmod(int(gain.argmax()), len(gain))
+            chosen[own] = lent
+            gain[own], gain[:, lent] = -torch.inf, -torch.inf
+        return chosen
+
+    def explained(self, method: Method) -> dict[str, float | None]:
+        """Return the shares of keys and of values that are explained, over all heads."""
+        if method == "average":
+            return {"keys": None, "values": None}
+        own = torch.arange(len(self.value_gram))
+        if method == "fit":
+            lent = torch.tensor(self.heads())
+            keys, values = self.key_scales(), self.value_maps()
+        else:
+            lent = own
+            keys = torch.ones_like(self.key_cross)
+            values = torch.eye(self.value_gram.shape[-1]).double().expand_as(self.value_cross)
+        of_keys, of_values = (share[own, lent] for share in self._shares(keys, values))
+        norms = self.own_key_square.sum(-1), self.own_value_square
+        return {
+            name: float((share * norm).sum() / norm.sum().clamp_min(_TINY))
+            for name, share, norm in zip(
+                ("keys", "values"), (of_keys, of_values), norms, strict=True
+            )
+        }
+
+
+@torch.no_grad()
+def _collect(
+    llama: Any, texts: Iterable[Tensor], lenders: dict[int, int], fits: dict[int, _Fit]
+) -> None:
+    """Run the model on the texts and add up what its layers project."""
+    seen: dict[tuple[int, str], Tensor] = {}
+    hooks, width = [], llama.config.head_dim
+
+    def keep(layer: int, part: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            seen[layer, part] = output.flatten(0, 1).unflatten(-1, (-1, width))
+
+        return hook
+
+    layers = _layers(llama)
+    for i in {*lenders, *lenders.values()}:
+        for part in ("k_proj", "v_proj"):
+            hooks.append(getattr(layers[i].self_attn, part).register_forward_hook(keep(i, part)))
+    try:
+        tokens = 0
+        for ids in texts:
+            llama.model(ids, use_cache=False)
+            tokens += ids.numel()
+            for layer, lender in lenders.items():
+                own, lent = (
+                    (seen[i, "k_proj"].cpu(), seen[i, "v_proj"].cpu()) for i in (layer, lender)
+                )
+                fits[layer].add(own, lent)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if tokens < width:
+        raise ValueError(
+            f"a text of {tokens} tokens is too short to fit maps of {width} x {width} on; give at "
+            "least some thousand tokens"
+        )
+
+
+@torch.no_grad()
+def _adapt(attention: Attention, fit: _Fit, heads: Sequence[int]) -> None:
+    """Change queries and outputs of a layer so that it reads its lender's keys and values."""
+    width, groups = attention.head_dim, attention.num_key_value_groups
+    own = torch.arange(len(heads))
+    scales, maps = fit.key_scales()[own, list(heads)], fit.value_maps()[own, list(heads)]
+    # Own head r takes the place of the lender's head p(r): [place] -> own head.
+    order = torch.tensor(heads).argsort()
+    for name, parameter in attention.q_proj.named_parameters():
+        # Rows [G, H / G, 2, E / 2, ...]: the two halves of a head are real and imaginary parts.
+        rows = parameter.double().reshape(len(heads), groups, 2, width // 2, -1)
+        number = torch.complex(rows[:, :, 0], rows[:, :, 1])
+        number = number * scales.conj()[:, None, :, None]
+        rows = torch.stack([number.real, number.imag], 2)[order]
+        parameter.copy_(rows.reshape(parameter.shape if name == "weight" else (-1,)))
+    weight = attention.o_proj.weight
+    columns = weight.double().unflatten(1, (len(heads), groups, width))
+    # O_h A_r^T: y = sum_h O_h (A_r^T v), with values as rows in v A_r.
+    columns = torch.einsum("orhe,rde->orhd", columns, maps)[:, order]
+    weight.copy_(columns.flatten(1))
+
+
+@torch.no_grad()
+def _average(layers: Sequence[DecoderLayer], lenders: dict[int, int]) -> None:
+    """Give each lender the mean of its projections and of those of the layers that borrow."""
+    for lender in set(lenders.values()):
+        group = [lender, *(layer for layer, j in lenders.items() if j == lender)]
+        for part in ("k_proj", "v_proj"):
+            matrices = [getattr(layers[i].self_attn, part) for i in group]
+            for name, parameter in matrices[0].named_parameters():
+                mean = torch.stack([dict(m.named_parameters())[name] for m in matrices]).mean(0)
+                parameter.copy_(mean)
+
+
+def _as_complex(keys: Tensor) -> Tensor:
+    """Return keys [..., E] as [..., E / 2]: rope rotates channels i and i + E / 2."""
+    real, imaginary = keys.double().chunk(2, -1)
+    return torch.complex(real, imaginary)
+
+
+def _heads(config: LimeConfig) -> int:
+    return int(config.num_key_value_heads)
+
+
+def _layers(model: Any) -> Sequence[DecoderLayer]:
+    return cast("Sequence[DecoderLayer]", model.model.layers)
