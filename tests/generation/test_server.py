@@ -8,6 +8,7 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import layermem
 from layermem.models.registry import lookup
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "vllm_server.py"
@@ -47,6 +49,12 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# Forms of LIMe in which some layers have no keys and values of their own.
+STORAGE = {
+    "half": {"storage": "half", **layermem.RECIPE},
+    "lowest": {"storage": 2, "borrow_from": [1, 0]},
+    "mixed": {"storage": "half", "upper": "mix"},
+}
 LONGEST, NEW_TOKENS, QUEUE = 256, 24, 8
 TEMPLATE = "{% for m in messages %}w{{ m['content'] | length }} {{ m['content'] }} {% endfor %}w3"
 
@@ -61,7 +69,8 @@ def build(name):
         model = lookup(variant).causal_lm.from_llama(llama)
     else:
         entry = lookup(variant)
-        model = entry.causal_lm(entry.config(**SIZES, num_key_value_heads=heads))
+        config = entry.config(**SIZES, num_key_value_heads=heads, **STORAGE.get(form, {}))
+        model = entry.causal_lm(config)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if ".memory." in parameter_name:
@@ -138,7 +147,10 @@ def check(answer, model, prompt):
 
 @pytest.mark.parametrize(
     "name",
-    ["plain mha", "plain gqa", "lime mha", "lime gqa", "lime pruned", "lime from_llama"],
+    [
+        *("plain mha", "plain gqa", "lime mha", "lime gqa", "lime pruned", "lime from_llama"),
+        *("lime half", "lime lowest", "lime mixed", "cla gqa", "yoco gqa"),
+    ],
 )
 def test_many_requests_at_once_are_answered_as_by_generate(name, tmp_path):
     """Fifty, of different lengths, so that most wait in a queue."""
@@ -152,6 +164,23 @@ def test_many_requests_at_once_are_answered_as_by_generate(name, tmp_path):
         answers = list(pool.map(lambda prompt: ask(port, request(prompt)), asked))
         for answer, prompt in zip(answers, asked, strict=True):
             check(answer, model, prompt)
+
+
+def cache_tokens(folder):
+    """Return how many tokens fit into the gigabyte of a server's cache, as its log says."""
+    log = (folder.parent / f"{folder.name}.log").read_text(encoding="utf-8")
+    return int(re.findall(r"KV cache size: ([\d,]+) tokens", log)[-1].replace(",", ""))
+
+
+def test_twice_as_many_tokens_fit_where_half_of_the_layers_borrow(tmp_path):
+    tokens = {}
+    for name in ("plain gqa", "lime half", "lime mixed", "cla gqa"):
+        folder = tmp_path / name.replace(" ", "-")
+        save(name, folder)
+        with serving(folder):
+            tokens[name] = cache_tokens(folder)
+    plain = tokens.pop("plain gqa")
+    assert tokens == {"lime half": 2 * plain, "lime mixed": plain, "cla gqa": 2 * plain}
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,15 @@ vLLM calls ``register``, which the package names as an entry point, in each of i
 Importing the package has made the Auto classes known, so no remote code is needed. vLLM has one
 cache of keys and values for each layer, as transformers does, and calls a model on the tokens of
 all requests as one sequence: a variant fits if it mixes over depth alone, each token for itself.
+Layers that borrow share a cache (``vllm_backend``).
 """
 
 from layermem.models.registry import lookup
 
-SERVED = ("plain", "lime")
+SERVED = ("plain", "lime", "cla", "yoco")
 """The variants that were compared with ``generate``; vLLM says of the others that their
 architecture is not supported."""
-_BACKEND = "vllm.model_executor.models.transformers:TransformersForCausalLM"
+_BACKEND = "layermem.generation.vllm_backend:SharedCacheForCausalLM"
 
 
 def register() -> None:
