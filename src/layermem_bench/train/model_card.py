@@ -221,15 +221,6 @@ def _table(values: Mapping[str, Any]) -> str:
     return "\n".join(["|  | value |", "|---|---|", *rows])
 
 
-def head_loading(run: Run, auto_class: str) -> tuple[str, str]:
-    """Return code that imports what loads a model with a head, and code that loads it."""
-    imports = f"from transformers import {auto_class}, AutoTokenizer"
-    if run.host.memory == "none":
-        return imports, f"{auto_class}.from_pretrained(path)"
-    attached = "from layermem.retrofit import load_attached"
-    return f"{attached}\n{imports}", f"load_attached(path, auto_class={auto_class})"
-
-
 def literal(text: str) -> str:
     """Return a text as a Python literal in double quotes."""
     return json.dumps(text, ensure_ascii=False)

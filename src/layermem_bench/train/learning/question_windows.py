@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
 from layermem_bench.data.question_records import QuestionRecord
-from layermem_bench.train.learning.record_inputs import encode, has_segments, joins_pairs
+from layermem_bench.train.learning.record_inputs import PairEncoder, has_segments
 from layermem_bench.train.sequences import IGNORED, PaddedSequences, padding_of
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
@@ -69,7 +69,8 @@ _Whole: TypeAlias = tuple[list[int], list[int], list[tuple[int, int]], int]
 _Span: TypeAlias = tuple[float, float, float, float, Window]
 
 
-class WindowEncoder:
+@final
+class WindowEncoder(PairEncoder):
     """Turns questions into windows."""
 
     def __init__(
@@ -86,17 +87,11 @@ class WindowEncoder:
                 f"{type(tokenizer).__name__} does not say which characters a token is of, so that "
                 "no answer can be found in a text: a fast tokenizer is needed (tokenizer.json)"
             )
-        self.tokenizer, self.max_length, self.stride = tokenizer, max_length, stride
-        self.joins_pairs = joins_pairs(tokenizer)
-        self.has_segments = has_segments and self.joins_pairs
+        super().__init__(tokenizer, max_length, has_segments=has_segments)
+        self.stride = stride
         cls = tokenizer.cls_token_id
         joins_after_cls = cls is not None and cls in tokenizer("a", "a")["input_ids"]
         self.has_null_first = reads_both_ways and joins_after_cls
-
-    @property
-    def separator(self) -> str | None:
-        """Return the token that is put between the texts; None: the tokenizer sees to it."""
-        return None if self.joins_pairs else self.tokenizer.eos_token
 
     def encode(self, record: QuestionRecord) -> Iterator[Window]:
         """Yield the windows of a question, from the beginning of its context on."""
@@ -139,7 +134,7 @@ class WindowEncoder:
         return room
 
     def _joined(self, record: QuestionRecord) -> _Whole:
-        encoded = self._call(record.question, record.context)
+        encoded = self.call(record.question, record.context, return_offsets_mapping=True)
         ids, segments = list(encoded["input_ids"]), list(encoded["token_type_ids"])
         of_context = [i for i, text in enumerate(encoded.sequence_ids()) if text == 1]
         begin, end = (of_context[0], of_context[-1] + 1) if of_context else (len(ids), len(ids))
@@ -148,25 +143,16 @@ class WindowEncoder:
         return ids, segments, encoded["offset_mapping"][begin:end], begin
 
     def _side_by_side(self, record: QuestionRecord) -> _Whole:
-        question, context = (
-            self._call(text, special=False) for text in (record.question, record.context)
-        )
+        question = self.call(record.question, special=False)
+        context = self.call(record.context, special=False, return_offsets_mapping=True)
         before = [*question["input_ids"], self._end()]
         ids = [*before, *context["input_ids"], self._end()]
         return ids, [0] * len(ids), context["offset_mapping"], len(before)
 
     def _end(self) -> int:
-        end = self.tokenizer.eos_token_id
-        if end is None:
-            raise ValueError(
-                "the tokenizer has no end token to put after a context, where a decoder says that "
-                "there is no answer; give it one: tokenizer.eos_token = ..., "
-                "tokenizer.save_pretrained(...)"
-            )
-        return int(end)
-
-    def _call(self, *texts: str, special: bool = True) -> Any:
-        return encode(self.tokenizer, *texts, special=special, return_offsets_mapping=True)
+        return self.end_token(
+            "has no end token to put after a context, where a decoder says that there is no answer"
+        )
 
 
 def window_encoder(config: Any, tokenizer: Any, max_length: int, stride: int) -> WindowEncoder:

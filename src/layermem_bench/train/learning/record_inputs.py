@@ -1,9 +1,13 @@
-"""What learning labels and questions share: a tokenizer that fits, and outputs of a model."""
+"""What learning labels and questions share: ``RecordLearning``, encoding two texts, model outputs.
+
+Letters: B sequences.
+"""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +17,7 @@ from transformers import AutoTokenizer
 from layermem.models.checkpoints import check_path
 from layermem_bench.config.run import Run
 from layermem_bench.results.solved import Shares
+from layermem_bench.train.host_models import load_host_config, load_record_model
 from layermem_bench.train.sequences import PaddedSequences, padding_of
 
 logger = logging.getLogger(__name__)
@@ -24,6 +29,88 @@ _OFFSET_POSITIONS = {
     "camembert",
     "roberta-prelayernorm",
 }
+
+
+class RecordLearning(ABC):
+    """What a run on records learns; the loss of a step is the mean over its sequences."""
+
+    auto_class: ClassVar[Any]
+    """Class of transformers that has the head."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.tokenizer = run, load_host_tokenizer(run)
+        self.config = load_host_config(run)
+
+    def load_model(self) -> Any:
+        return load_record_model(self.run, self.config, self.auto_class)
+
+    def step_loss(self, outputs: Any, labels: Tensor, **_: Any) -> Tensor:
+        return self.losses(outputs, labels).sum() / self.run.optim.batch_size
+
+    def judge(self, model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
+        labels = batch.pop("labels")
+        outputs = model(**batch)
+        losses, numbers = self.losses(outputs, labels), self.numbers(outputs, labels)
+        return torch.cat([torch.stack([losses, torch.ones_like(losses)], 1), numbers.to(losses)], 1)
+
+    @abstractmethod
+    def losses(self, outputs: Any, labels: Tensor) -> Tensor:
+        """Return the loss of each sequence [B], in float32."""
+
+    @abstractmethod
+    def numbers(self, outputs: Any, labels: Tensor) -> Tensor:
+        """Return the numbers of each sequence [B, N] that ``metrics`` reads."""
+
+    def usage(self, call: str) -> str:
+        """Return code that loads the model with its head, and then ``call``."""
+        name = self.auto_class.__name__
+        imports, load = f"from transformers import {name}, AutoTokenizer", f"{name}.from_pretrained"
+        arguments = "path"
+        if self.run.host.memory != "none":
+            imports = f"from layermem.retrofit import load_attached\n{imports}"
+            load, arguments = "load_attached", f"path, auto_class={name}"
+        return f"""{imports}
+
+path = "path/to/this/folder"
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = {load}({arguments})
+{call}"""
+
+
+class PairEncoder:
+    """Encodes two texts: the tokenizer joins them, or has its end token put between."""
+
+    def __init__(self, tokenizer: Any, max_length: int, *, has_segments: bool) -> None:
+        self.tokenizer, self.max_length = tokenizer, max_length
+        special = tokenizer("a", "a", return_special_tokens_mask=True)["special_tokens_mask"]
+        between = special[special.index(0) : len(special) - special[::-1].index(0)]
+        self.joins_pairs = 1 in between
+        # Where a tokenizer does not know of pairs, it knows of no second segment.
+        self.has_segments = has_segments and self.joins_pairs
+
+    def separator(self, texts: int = 2) -> str | None:
+        """Return the token that is put between two texts; None: the tokenizer sees to it."""
+        return None if texts == 1 or self.joins_pairs else self.tokenizer.eos_token
+
+    def call(self, *texts: str, special: bool = True, **options: Any) -> Any:
+        """Return what the tokenizer makes of texts; what looks like a special token is text."""
+        return self.tokenizer(
+            *texts,
+            add_special_tokens=special,
+            split_special_tokens=True,
+            return_token_type_ids=True,
+            verbose=False,
+            **options,
+        )
+
+    def end_token(self, problem: str) -> int:
+        """Return the id of the end token; where there is none, raise what the tokenizer lacks."""
+        if self.tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"the tokenizer {problem}; give it one: tokenizer.eos_token = ..., "
+                "tokenizer.save_pretrained(...)"
+            )
+        return int(self.tokenizer.eos_token_id)
 
 
 def path_of(source: str | None) -> Path:
@@ -82,27 +169,9 @@ def check_known(items: Sequence[Mapping[str, Any]], tokenizer: Any, model: str) 
         )
 
 
-def joins_pairs(tokenizer: Any) -> bool:
-    """Return whether a tokenizer puts a special token between two texts."""
-    special = tokenizer("a", "a", return_special_tokens_mask=True)["special_tokens_mask"]
-    return 1 in special[special.index(0) : len(special) - special[::-1].index(0)]
-
-
 def has_segments(config: Any) -> bool:
     """Return whether a model tells the tokens of two texts apart."""
     return getattr(config, "type_vocab_size", 0) > 1
-
-
-def encode(tokenizer: Any, *texts: str, special: bool = True, **options: Any) -> Any:
-    """Return what a tokenizer makes of texts; what looks like a special token is text."""
-    return tokenizer(
-        *texts,
-        add_special_tokens=special,
-        split_special_tokens=True,
-        return_token_type_ids=True,
-        verbose=False,
-        **options,
-    )
 
 
 def shares_without_steps(count: int, accuracy: float, interval: tuple[float, ...]) -> Shares:
@@ -116,15 +185,6 @@ def log_counts(counts: Any) -> None:
     """Log what a run on records is trained on: each field of a dataclass."""
     named = (f"{name.replace('_', ' ')} {value}" for name, value in vars(counts).items())
     logger.info("records: %s", ", ".join(named))
-
-
-def judge_outputs(
-    model: Any, batch: dict[str, Tensor], judge: Callable[[Any, Tensor], tuple[Tensor, Tensor]]
-) -> Tensor:
-    """Return [B, 2 + N]: loss of each sequence, one, and N numbers, by outputs and labels."""
-    labels = batch.pop("labels")
-    losses, numbers = judge(model(**batch), labels)
-    return torch.cat([torch.stack([losses, torch.ones_like(losses)], 1), numbers.to(losses)], 1)
 
 
 @torch.no_grad()
