@@ -6,12 +6,10 @@
     columns                         .parquet: a column for each field; 256 rows are held at once
 
 ``datasets`` reads these files otherwise, without an error: a text such as "2020-01-01" becomes a
-date, the labels 1 and "1" one number, a missing field None, a short row of a table is filled up.
-Its errors name no line, and it takes two to four times as long.
+date, the labels 1 and "1" one number, a short row is filled up. Its errors name no line.
 
-Incomplete compressed data is an error. The standard library's readers ignore what follows the end
-of a complete .xz or .bz2, zstandard's and ``datasets`` accept half a frame. Here every member of a
-file (``cat a.gz b.gz`` has two) is read to its own end mark.
+Incomplete compressed data is an error (zstandard's reader and ``datasets`` let it pass), and every
+member of a file (``cat a.gz b.gz`` has two) is read to its own end mark.
 """
 
 import bz2

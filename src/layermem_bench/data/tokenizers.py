@@ -123,10 +123,8 @@ def id_dtype(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
 
 
 def _encodes_bytes(tokenizer: Any) -> bool:
-    """Return whether a tokenizer encodes every text as the tokenizer "bytes" does.
-
-    A tokenizer to which tokens were added, or with a class of its own, may not.
-    """
+    """Return whether a tokenizer encodes every text as the tokenizer "bytes" does; with added
+    tokens, or a class of its own, it may not."""
     own = load_tokenizer("bytes")
     same_class = type(tokenizer) is type(own)
     return same_class and tokenizer.backend_tokenizer.to_str() == own.backend_tokenizer.to_str()
@@ -144,12 +142,10 @@ def _bytes_of_token(tokenizer: Any, token: int) -> bytes:
 
 
 def _byte_vocabulary() -> dict[str, int]:
-    """Return one token for each byte, in order, named by the letter that byte-level BPE uses."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # Printable bytes are named by themselves; the others, in order, by the letters from 256 on.
-    printable = {ord(letter) for letter in letters if ord(letter) < 256}
-    other_letters = iter(letter for letter in letters if ord(letter) >= 256)
-    return {chr(byte) if byte in printable else next(other_letters): byte for byte in range(256)}
+    """Return one token for each byte, named by the letter that byte-level BPE uses."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in sorted(bytes_to_unicode().items())}
 
 
 def _fast_tokenizer(model: Any) -> "PreTrainedTokenizerFast":
