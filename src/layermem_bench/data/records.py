@@ -204,10 +204,8 @@ def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
 
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file's content, decompressed where its suffix says so.
-
-    Reading raises ``ValueError`` where compressed data is incomplete or damaged.
-    """
+    """Yield a file's content, decompressed where its suffix says so; reading raises ``ValueError``
+    where compressed data is incomplete or damaged."""
     with path.open("rb") as file:
         if path.suffix.lower() in _MEMBERS:
             yield cast("IO[bytes]", io.BufferedReader(_Pieces(_decompress(file, path)), 2**16))

@@ -187,11 +187,8 @@ class HubDataset(Source):
 
 
 def cut_document(text: str) -> Iterator[str]:
-    """Yield the parts of a text, each of at most ``MAX_CHARACTERS``.
-
-    A part ends at a line of its second half; without one before a space there, or anywhere. The end
-    depends only on the text before it, so a file is cut while it is read.
-    """
+    """Yield the parts of a text, each of at most ``MAX_CHARACTERS``: a part ends with the last line
+    of its second half, or else at the last space. This depends only on the text before it."""
     start = 0
     while len(text) - start > MAX_CHARACTERS:
         window = start + MAX_CHARACTERS // 2, start + MAX_CHARACTERS

@@ -66,11 +66,8 @@ def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool
 
 @contextmanager
 def staging_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write in, which is renamed to ``folder`` once the block ends.
-
-    It is deleted where the block fails or SIGTERM comes; what a killed process left, by the next
-    call for any folder beside it. Use it under ``claim_folder``.
-    """
+    """Yield a folder to write in, which is renamed to ``folder`` once the block ends, or deleted
+    where it fails or SIGTERM comes. Use it under ``claim_folder``."""
     _delete_abandoned(folder)
     staging = folder.with_name(f"{_STAGING}{folder.name}-{_HOST}-{os.getpid()}")
     with _sigterm_as_exception():
@@ -124,10 +121,8 @@ def _delete_abandoned(folder: Path) -> None:
 
 
 def _is_abandoned(staging: Path, host: str) -> bool:
-    """Return whether no process writes to a staging folder whose lock is free.
-
-    Some file systems keep locks within a machine, so one of another machine must also be old.
-    """
+    """Return whether no process writes to a staging folder whose lock is free; that of another
+    machine must also be old, since some file systems keep locks within a machine."""
     if host == _HOST:
         return True
     try:

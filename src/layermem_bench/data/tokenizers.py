@@ -41,10 +41,8 @@ _SPECIAL = {
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
-    """Return the tokenizer "bytes", that of a folder, or one from the hub, with an end token.
-
-    ``revision``: branch, tag or commit of one from the hub; None: the newest.
-    """
+    """Return the tokenizer "bytes", that of a folder, or one from the hub, with an end token;
+    ``revision``: branch, tag or commit of one from the hub."""
     if name == "bytes":
         return _fast_tokenizer(models.BPE(_byte_vocabulary(), []))
     path = Path(name).expanduser()
@@ -75,11 +73,8 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def batch_encoder(tokenizer: Any) -> Callable[[Sequence[str]], list[Ids]]:
-    """Return a function that encodes texts as ``tokenizer`` does, without special tokens.
-
-    What looks like a special token in a text is encoded like other text. Where every byte is its
-    own id, no tokenizer is called: the UTF-8 of a text is its encoding.
-    """
+    """Return a function that encodes texts as ``tokenizer`` does, but special tokens as other text.
+    Where every byte is its own id, the UTF-8 of a text is its encoding."""
     dtype = id_dtype(tokenizer)
 
     def encode(texts: Sequence[str]) -> list[Ids]:
@@ -162,8 +157,7 @@ def _fast_tokenizer(model: Any) -> "PreTrainedTokenizerFast":
 def train_word_pieces(texts: Sequence[str], vocabulary: int) -> Any:
     """Return a fast tokenizer of lower-cased pieces of words, of at most ``vocabulary`` ids.
 
-    Two texts are joined as ``[CLS] first [SEP] second [SEP]``, and are two segments. The same texts
-    always give the same pieces.
+    Two texts are joined as ``[CLS] first [SEP] second [SEP]``, and are two segments.
     """
     from transformers import PreTrainedTokenizerFast
 
