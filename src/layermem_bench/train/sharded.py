@@ -1,12 +1,9 @@
 """The trainer with parameters, gradients and optimizer states sharded over processes (FSDP2).
 
-Every layer is a unit of torch's ``fully_shard``, on CPUs and on GPUs. The root unit, which is
-gathered once a forward, holds the embeddings and the head. In bfloat16 the weights of linear layers
-are gathered in bfloat16, as autocast would cast them, and all others (norms, routers, embeddings)
-in float32, so that a run computes what the unsharded run does; gradients are summed in float32. A
-checkpoint holds the full model, so that it can be loaded as any other, and beside it ``sharded/``,
-where every process writes its own part. Weights are loaded before the model is sharded, the
-optimizer's moments after (``checkpoints``).
+Every layer is a unit of torch's ``fully_shard``. The root unit, gathered once a forward, holds the
+embeddings and the head. In bfloat16 the weights of linear layers are gathered in bfloat16, as
+autocast would cast them, and all others in float32, so that a run computes what the unsharded run
+does; gradients are summed in float32. A checkpoint also holds the full model, to be loaded as any.
 """
 
 from pathlib import Path
@@ -58,10 +55,8 @@ class ShardedTrainer(Trainer):
             self.model.set_reshard_after_forward(False)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Scatter gradients and free weights after each micro-batch, or after a step's last one.
-
-        ``compute.keep_whole`` says which of them stay in full between micro-batches.
-        """
+        """Scatter gradients and free weights after each micro-batch, unless ``compute.keep_whole``
+        keeps them in full until a step's last one."""
         keep_whole, is_last = self.run.compute.keep_whole, self.accelerator.sync_gradients
         self.model.set_requires_gradient_sync(is_last or keep_whole == "nothing")
         self.model.set_reshard_after_backward(is_last or keep_whole != "all")
