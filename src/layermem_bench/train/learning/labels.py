@@ -31,11 +31,8 @@ from layermem_bench.results.solved import RecordCounts, Shares, Solved
 from layermem_bench.train.learning.record_inputs import (
     PairEncoder,
     RecordLearning,
-    check_fits,
-    check_known,
     forward_all,
     has_segments,
-    log_counts,
     path_of,
     shares_without_steps,
 )
@@ -53,26 +50,22 @@ class LabelLearning(RecordLearning):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        records, model = run.records, str(run.host.model)
+        records = run.records
         train, validation, left_out, names = read_splits(records)
-        classes = _order_classes(find_classes(train), self.config, model)
+        classes = _order_classes(find_classes(train), self.config, run.host.model)
         for side in (train, validation):
             check_labels(side, classes)
-        check_fits(run, self.config, self.tokenizer)
-        encoder = RecordEncoder(
-            self.tokenizer, records.max_length, has_segments=has_segments(self.config)
-        )
+        segments = has_segments(self.config)
+        encoder = RecordEncoder(self.tokenizer, records.max_length, has_segments=segments)
         encoder.check_length(len(names.texts))
         self.train_data, self.validation_data = (
             RecordDataset(side, classes, encoder) for side in (train, validation)
         )
         self.collate = self.train_data.collate
-        check_known(self.train_data.items, self.tokenizer, model)
+        self.check_known(self.train_data.items)
         self.config.id2label = dict(enumerate(classes))
         self.config.label2id = {label: i for i, label in enumerate(classes)}
         self.config.problem_type = "single_label_classification"
-        # A decoder reads the class at the last token that is no padding.
-        self.config.pad_token_id = padding_of(self.tokenizer)
         majority, count = Counter(record.label for record in validation).most_common(1)[0]
         self.counts = RecordCounts(
             fields=names.texts,
@@ -87,7 +80,7 @@ class LabelLearning(RecordLearning):
             majority=majority,
             majority_share=count / len(validation),
         )
-        log_counts(self.counts)
+        self.log_counts(self.counts)
 
     def losses(self, outputs: Any, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs.logits.float(), labels, reduction="none")
@@ -182,10 +175,8 @@ class RecordEncoder(PairEncoder):
             )
 
     def encode(self, texts: Sequence[str]) -> tuple[dict[str, list[int]], bool]:
-        """Return the ids and segments of one or two texts, and whether they were cut.
-
-        Of two texts the longer is cut, to the length of the other before both are.
-        """
+        """Return the ids and segments of one or two texts, and whether they were cut; of two the
+        longer is cut first, to the length of the other."""
         if len(texts) == 2 and not self.joins_pairs:
             return self._encode_joined(texts)
         encoded, most = self.call(*texts), self.max_length
@@ -216,18 +207,14 @@ class RecordDataset(PaddedSequences):
     ) -> None:
         self.records, self.classes = records, classes
         self.labels = [classes.index(record.label) for record in records]
-        encoded = [encoder.encode(record.texts) for record in records]
-        for record, (inputs, _) in zip(records, encoded, strict=True):
+        self.cut, items = 0, []
+        for record, label in zip(records, self.labels, strict=True):
+            inputs, is_cut = encoder.encode(record.texts)
             if not inputs["input_ids"]:
                 raise ValueError(f"{record.where}: the tokenizer makes no token of {record.texts}")
-        self.cut = sum(is_cut for _, is_cut in encoded)
-        super().__init__(
-            [
-                {**inputs, "labels": label}
-                for (inputs, _), label in zip(encoded, self.labels, strict=True)
-            ],
-            padding_of(encoder.tokenizer),
-        )
+            self.cut += is_cut
+            items.append({**inputs, "labels": label})
+        super().__init__(items, padding_of(encoder.tokenizer))
 
 
 def score_classes(data: RecordDataset, predicted: Sequence[int], chance: float) -> Solved:
@@ -238,9 +225,8 @@ def score_classes(data: RecordDataset, predicted: Sequence[int], chance: float) 
         for i, name in enumerate(data.classes)
         if i in data.labels
     }
-    faults = Counter(
-        f"{data.classes[ours]} for {data.classes[label]}" for ours, label in pairs if ours != label
-    )
+    names = [(data.classes[ours], data.classes[label]) for ours, label in pairs if ours != label]
+    faults = Counter(f"{ours} for {label}" for ours, label in names)
     return Solved(
         **vars(_shares([ours == label for ours, label in pairs])),
         split="validation",
@@ -255,7 +241,7 @@ def _shares(right: Sequence[bool]) -> Shares:
     return shares_without_steps(len(right), share, interval)
 
 
-def _order_classes(classes: list[str], config: Any, model: str) -> list[str]:
+def _order_classes(classes: list[str], config: Any, model: str | None) -> list[str]:
     """Return the classes in the order of the head that a model has already, if it has one."""
     if not any(name.endswith(_HEADED) for name in config.architectures or ()):
         return classes

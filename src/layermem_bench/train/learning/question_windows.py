@@ -3,14 +3,10 @@
     [CLS] question [SEP] context [SEP]                        a tokenizer that joins two texts
     question <|endoftext|> context <|endoftext|>              one that does not (GPT-2)
 
-A sequence is the question, then a window of its context. A context that is too long is read in
-windows, of which two in a row share ``stride`` tokens. In a window that does not hold the whole
-answer, the answer is the null token, as it is where there is no answer at all. An encoder has [CLS]
-as that token; a decoder, which has read nothing at its first token, the last one, so that an end
-token is put there where the tokenizer puts none.
-
-A tokenizer's own windows (``return_overflowing_tokens``) are the same, but have no room for the end
-token of a decoder.
+A context that is too long is read in windows, of which two in a row share ``stride`` tokens. In a
+window without the whole answer, the answer is the null token: an encoder's [CLS], or the last token
+of a decoder, which has read nothing at its first. An end token is put there where the tokenizer
+puts none; a tokenizer's own windows (``return_overflowing_tokens``) have no room for it.
 
 Letters: B windows, T tokens.
 """
@@ -43,7 +39,7 @@ class Window:
     token_type_ids: Numbers
     labels: Numbers
     spans: Numbers
-    """Of each token of the context [N, 2]: its first character, and the one after its last."""
+    """First character of each token of the context, and the one after its last [N, 2]."""
     first: int
     """Where the context begins in the sequence."""
 
@@ -227,10 +223,7 @@ class QuestionDataset(PaddedSequences):
         return len(asked - reached)
 
     def given(self, best: Sequence[Sequence[float]], *, unanswerable: bool) -> list[GivenAnswer]:
-        """Return the answer to each question, of the best span of each window.
-
-        ``best``: score, first token, last token and null score of each window, in order.
-        """
+        """Return the answer to each question, by what ``best_spans`` gives for each window."""
         spans: dict[int, list[_Span]] = defaultdict(list)
         for number, window, (score, first, last, null) in zip(
             self.record_of, self.windows, best, strict=True
@@ -264,13 +257,13 @@ def _choose(record: QuestionRecord, spans: Sequence[_Span], *, unanswerable: boo
 
 def window_losses(starts: Tensor, ends: Tensor, labels: Tensor) -> Tensor:
     """Return the mean of both cross-entropies of each window [B] of logits [B, T], in float32."""
-    both = (
+    first, last = (
         nn.functional.cross_entropy(
             _candidates(logits, labels), _has(labels, flag).int().argmax(1), reduction="none"
         )
         for logits, flag in ((starts, START), (ends, END))
     )
-    return sum(both, torch.zeros_like(starts[:, 0], dtype=torch.float32)) / 2
+    return (first + last) / 2
 
 
 def best_spans(starts: Tensor, ends: Tensor, labels: Tensor, longest: int) -> Tensor:

@@ -44,15 +44,11 @@ from layermem_bench.train.learning.question_windows import (
 )
 from layermem_bench.train.learning.record_inputs import (
     RecordLearning,
-    check_fits,
-    check_known,
     forward_all,
-    log_counts,
     path_of,
     shares_without_steps,
 )
 from layermem_bench.train.model_card import Learnt, literal
-from layermem_bench.train.sequences import padding_of
 
 # Training windows by which a tokenizer is checked to know the texts.
 _CHECKED_WINDOWS = 1000
@@ -67,17 +63,15 @@ class QuestionLearning(RecordLearning):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        records, model = run.records, str(run.host.model)
-        _check_head(self.config, model)
+        records = run.records
+        _check_head(self.config, run.host.model)
         self.training, validation, left_out = _read(records)
         _check_answers(self.training, records.unanswerable)
-        check_fits(run, self.config, self.tokenizer)
         encoder = window_encoder(self.config, self.tokenizer, records.max_length, records.stride)
         self.train_data = QuestionDataset(self.training, encoder)
         self.validation_data = QuestionDataset(validation, encoder)
         self.collate = self.train_data.collate
-        check_known(self.train_data.items[:_CHECKED_WINDOWS], self.tokenizer, model)
-        self.config.pad_token_id = padding_of(self.tokenizer)
+        self.check_known(self.train_data.items[:_CHECKED_WINDOWS])
         if self.config.num_labels != 2:
             # Of a classifier that is gone on with; some heads have an output for each.
             self.config.num_labels = 2
@@ -93,7 +87,7 @@ class QuestionLearning(RecordLearning):
             separator=encoder.separator(),
             null_is_first=encoder.has_null_first,
         )
-        log_counts(self.counts)
+        self.log_counts(self.counts)
 
     def losses(self, outputs: Any, labels: Tensor) -> Tensor:
         return window_losses(outputs.start_logits, outputs.end_logits, labels)
@@ -207,16 +201,11 @@ def answer_questions(
     whether it may give none.
     """
     encoder = window_encoder(model.config, tokenizer, max_length, stride)
-    records = [
-        QuestionRecord(
-            id=str(number),
-            context=context,
-            question=question.strip(),
-            answers=(),
-            where=f"question {number}",
-        )
-        for number, (question, context) in enumerate(asked)
-    ]
+    records = []
+    for number, (question, context) in enumerate(asked):
+        names = {"id": str(number), "where": f"question {number}"}
+        question = question.strip()
+        records.append(QuestionRecord(**names, context=context, question=question, answers=()))
     data = QuestionDataset(records, encoder)
     return answer_all(model, data, batch_size, longest_answer, unanswerable=unanswerable)
 
@@ -237,10 +226,8 @@ def score(
     records: Sequence[QuestionRecord], texts: Sequence[str], *, is_guess: bool = False
 ) -> AnswerScore:
     """Return the mean scores of answers, with intervals unless they are guesses."""
-    count, pairs = len(records), list(zip(texts, records, strict=True))
-    exact, overlap = (
-        math.fsum(of(text, record.gold) for text, record in pairs) for of in (exact_match, f1)
-    )
+    count, gold = len(records), [record.gold for record in records]
+    exact, overlap = (math.fsum(map(of, texts, gold)) for of in (exact_match, f1))
     return AnswerScore(
         count=count,
         exact=exact / count,
@@ -281,19 +268,14 @@ def guesses(
     words = round(statistics.median(lengths)) if lengths else 1
     texts = {
         "none": ["" for _ in records],
-        "first words": [_piece(record, words, 0.0) for record in records],
-        "random words": [
-            _piece(record, words, hash_to_unit_interval(record.id)) for record in records
-        ],
+        "first words": [_piece(each, words, 0.0) for each in records],
+        "random words": [_piece(each, words, hash_to_unit_interval(each.id)) for each in records],
     }
     return {name: score(records, each, is_guess=True) for name, each in texts.items()}
 
 
 def solved_of(answers: Answers, records: Sequence[QuestionRecord], texts: Sequence[str]) -> Solved:
-    """Return the exact matches as shares, for result.json, beside those of the best guess.
-
-    Questions with and without an answer are called as SQuAD 2.0 calls them.
-    """
+    """Return the exact matches as shares, for result.json, in SQuAD 2.0's names of levels."""
     levels = {"HasAns": answers.has_answer, "NoAns": answers.no_answer}
     shares = {
         name: shares_without_steps(of.count, of.exact, of.exact_interval)
@@ -356,7 +338,7 @@ def _check_answers(train: Sequence[QuestionRecord], unanswerable: bool) -> None:
         )
 
 
-def _check_head(config: Any, model: str) -> None:
+def _check_head(config: Any, model: str | None) -> None:
     if type(config) not in AutoModelForQuestionAnswering._model_mapping:
         raise ValueError(
             f"transformers has no head for question answering on {config.model_type} ({model}); "

@@ -22,13 +22,13 @@ from layermem_bench.train.sequences import PaddedSequences, padding_of
 
 logger = logging.getLogger(__name__)
 # Models whose positions are counted from the id of the padding token on.
-_OFFSET_POSITIONS = {
+_OFFSET_POSITIONS = (
     "roberta",
     "xlm-roberta",
     "xlm-roberta-xl",
     "camembert",
     "roberta-prelayernorm",
-}
+)
 
 
 class RecordLearning(ABC):
@@ -38,8 +38,30 @@ class RecordLearning(ABC):
     """Class of transformers that has the head."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self.tokenizer = run, load_host_tokenizer(run)
+        self.run, self.tokenizer = run, _load_host_tokenizer(run)
         self.config = load_host_config(run)
+        _check_fits(run, self.config, self.tokenizer)
+        # A decoder reads the class at the last token that is no padding.
+        self.config.pad_token_id = padding_of(self.tokenizer)
+
+    def check_known(self, items: Sequence[Mapping[str, Any]]) -> None:
+        """Raise if most tokens of training records are unknown: transformers makes a tokenizer up
+        where there is none."""
+        tokens = [int(token) for item in items for token in item["input_ids"]]
+        unknown = tokens.count(self.tokenizer.unk_token_id)
+        special_ids = set(self.tokenizer.all_special_ids)
+        words = len(tokens) - sum(token in special_ids for token in tokens) + unknown
+        if 2 * unknown > words:
+            raise ValueError(
+                f"the tokenizer of {self.run.host.model} knows {words - unknown} of {words} tokens "
+                "of the training records: it is none of theirs, or there is none; save one there: "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
+
+    def log_counts(self, counts: Any) -> None:
+        """Log each field of a dataclass."""
+        named = (f"{name.replace('_', ' ')} {value}" for name, value in vars(counts).items())
+        logger.info("records: %s", ", ".join(named))
 
     def load_model(self) -> Any:
         return load_record_model(self.run, self.config, self.auto_class)
@@ -118,8 +140,7 @@ def path_of(source: str | None) -> Path:
     return Path(str(source)).expanduser()
 
 
-def load_host_tokenizer(run: Run) -> Any:
-    """Return the tokenizer of the model."""
+def _load_host_tokenizer(run: Run) -> Any:
     host = run.host
     if run.records.from_config is None:
         check_path(str(host.model))
@@ -132,7 +153,7 @@ def load_host_tokenizer(run: Run) -> Any:
         ) from error
 
 
-def check_fits(run: Run, config: Any, tokenizer: Any) -> None:
+def _check_fits(run: Run, config: Any, tokenizer: Any) -> None:
     """Raise if the model has no place for what the tokenizer makes of the records."""
     text, model = config.get_text_config(), run.records.from_config or run.host.model
     if len(tokenizer) > text.vocab_size:
@@ -155,20 +176,6 @@ def check_fits(run: Run, config: Any, tokenizer: Any) -> None:
         )
 
 
-def check_known(items: Sequence[Mapping[str, Any]], tokenizer: Any, model: str) -> None:
-    """Raise if most tokens of training records are unknown: transformers makes a tokenizer up where
-    there is none."""
-    tokens = [int(token) for item in items for token in item["input_ids"]]
-    unknown, special_ids = tokens.count(tokenizer.unk_token_id), set(tokenizer.all_special_ids)
-    special = sum(token in special_ids for token in tokens) - unknown
-    if 2 * unknown > len(tokens) - special:
-        raise ValueError(
-            f"the tokenizer of {model} knows {len(tokens) - special - unknown} of "
-            f"{len(tokens) - special} tokens of the training records: it is none of theirs, or "
-            "there is none; save one there: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
-
-
 def has_segments(config: Any) -> bool:
     """Return whether a model tells the tokens of two texts apart."""
     return getattr(config, "type_vocab_size", 0) > 1
@@ -179,12 +186,6 @@ def shares_without_steps(count: int, accuracy: float, interval: tuple[float, ...
     return Shares(
         count=count, accuracy=accuracy, interval=interval, steps=accuracy, steps_interval=interval
     )
-
-
-def log_counts(counts: Any) -> None:
-    """Log what a run on records is trained on: each field of a dataclass."""
-    named = (f"{name.replace('_', ' ')} {value}" for name, value in vars(counts).items())
-    logger.info("records: %s", ", ".join(named))
 
 
 @torch.no_grad()

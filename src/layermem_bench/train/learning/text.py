@@ -1,8 +1,7 @@
 """Learning tokens: blocks of text, or problems of a task with the loss on their solutions.
 
-Of problems with queries the sequence is the prompt, with the loss on the answers alone. The label
-after a query is its answer, whatever token stands there. A validation and the end of a run on a
-task have the model solve problems of their own.
+Of problems with queries the sequence is the prompt, and the label after a query is its answer,
+whatever token stands there. A validation and the end of a run on a task solve other problems.
 
 Letters: B sequences, T tokens, V words of the vocabulary.
 """
@@ -51,9 +50,8 @@ def judge_tokens(model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tenso
     else:
         # In float32, as in training.
         logits = model(**batch, use_cache=False).logits.flatten(0, 1).float()
-        token_losses = nn.functional.cross_entropy(
-            logits, next_tokens.flatten(), reduction="none"
-        ).view_as(next_tokens)
+        losses = nn.functional.cross_entropy(logits, next_tokens.flatten(), reduction="none")
+        token_losses = losses.view_as(next_tokens)
     # A loss is zero where a token has no label.
     return torch.stack([token_losses.sum(1), (next_tokens != IGNORED).sum(1)], dim=1)
 
