@@ -191,11 +191,9 @@ def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
         with parquet.ParquetFile(path) as file:
             # Without the field that is to be read: all, so that an error can name them.
             columns = [only] if only in file.schema_arrow.names else None
-            number = 0
-            for batch in file.iter_batches(batch_size=256, columns=columns):
-                for row in batch.to_pylist():
-                    yield Record(row, f"{path}, row {number}")
-                    number += 1
+            batches = file.iter_batches(batch_size=256, columns=columns)
+            for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+                yield Record(row, f"{path}, row {number}")
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is damaged, cut short or no Parquet file ({error}); fetch it again"

@@ -5,9 +5,8 @@
     .lock-NAME                  held by the process that makes NAME; deleted when it is done
     .staging-NAME-HOST-PID      what it has written so far; renamed to NAME once complete
 
-The operating system releases a lock when its process ends, however it ends. Processes that wait
-look every second, so no time-out of a process group ends the waiting. Where the file system has no
-locks, several processes may make the same folder, and one copy stays.
+A lock ends with its process, however that ends. Where the file system has no locks, several
+processes may make the same folder, and one copy stays.
 """
 
 import errno

@@ -106,8 +106,7 @@ def load_schedule(checkpoint: Path, scheduler: Any) -> None:
 
 
 def _trainer_state(checkpoint: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((checkpoint / TRAINER_STATE_NAME).read_text("utf-8"))
-    return state
+    return dict(json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8")))
 
 
 def load_unlogged_loss(checkpoint: Path) -> tuple[float, int]:

@@ -136,9 +136,7 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
     """Raise where the text or records that are held out are among those of an earlier stage."""
     part = "data" if isinstance(ours, Data) else "records"
 
-    def is_theirs(source: str | None) -> bool:
-        if source is None:
-            return False
+    def is_theirs(source: str) -> bool:
         named = hub_name(source) == hub_name(str(theirs.source))
         if named and _of_hub(ours) == _of_hub(theirs):
             return True
@@ -152,7 +150,7 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
                 "here: name a --validation of other text"
             )
         return
-    if not is_theirs(ours.source):
+    if not is_theirs(str(ours.source)):
         return
     # With a validation set of its own all of the source was trained on.
     before = 0.0 if theirs.validation is not None else theirs.validation_share

@@ -44,7 +44,9 @@ def load_host_config(run: Run) -> Any:
 def load_host(run: Run) -> Any:
     """Return the model of a run on text or a task, in float32, with the parameters it trains."""
     host, location = run.host, str(run.host.model)
-    _check_length(run)
+    config = load_host_config(run)
+    if run.task.name is None:
+        check_positions(config, location, "data.block_size", run.data.block_size)
     if loading.is_attached(location):
         _check_same_memory(location, host)
         model: Any = loading.load_attached(location, dtype=torch.float32)
@@ -109,14 +111,13 @@ def _check_same_memory(location: str, host: Host) -> None:
         )
 
 
-def _check_length(run: Run) -> None:
-    """Raise if blocks of text are longer than the positions that the model knows."""
-    config = load_host_config(run)
+def check_positions(config: Any, model: str, option: str, tokens: int, offset: int = 0) -> None:
+    """Raise if sequences are longer than the positions that a model knows, less an offset."""
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if run.task.name is None and isinstance(longest, int) and run.data.block_size > longest:
+    if isinstance(longest, int) and tokens > longest - offset:
         raise ValueError(
-            f"data.block_size={run.data.block_size} is more than {run.host.model} reads, {longest} "
-            "tokens (max_position_embeddings): lower it"
+            f"{option}={tokens} is more than {model} reads, {longest - offset} tokens "
+            "(max_position_embeddings): lower it"
         )
 
 

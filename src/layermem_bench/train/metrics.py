@@ -67,10 +67,8 @@ def forward_flops(model: Any, tokens: int) -> int:
 
 def variant_metrics(model: Any) -> dict[str, float]:
     """Return what a variant computes from its own parameters, or what attached routers are like."""
-    metrics: dict[str, float] = (
-        model.variant.metrics(model) if is_ours(model) else router_metrics(model)
-    )
-    return metrics
+    compute = model.variant.metrics if is_ours(model) else router_metrics
+    return dict(compute(model))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,10 +33,7 @@ def is_ours(model: nn.Module) -> bool:
 
 def overrides_of(model: Any) -> Sequence[ParameterOverride]:
     """Return the optimizer settings of a variant's own parameters, or of attached routers."""
-    overrides: Sequence[ParameterOverride] = (
-        model.variant.overrides if is_ours(model) else _ATTACHED
-    )
-    return overrides
+    return tuple(model.variant.overrides if is_ours(model) else _ATTACHED)
 
 
 def parameter_groups(

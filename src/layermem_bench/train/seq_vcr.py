@@ -1,11 +1,10 @@
 """Seq-VCR: a penalty that keeps the last hidden states of different sequences apart.
 
 Arefin et al., 2024 (arXiv 2411.02344). The last hidden states, as the head reads them, are
-projected by a matrix of their own; ``ops/seq_vcr.py`` has the terms. Deviations and choices: the
-covariance is over the sequences that one process computes at once, in each micro-batch; the matrix
-has no bias, which a covariance would not notice; it is trained as any other weight matrix. It hangs
-on the model while it is trained, so that optimizer, clipping, DDP and FSDP2 treat it as every other
-parameter, and is saved in a file of its own in checkpoints alone.
+projected by a matrix of their own; ``ops/seq_vcr.py`` has the terms. Choices: the covariance is
+over the sequences of a process's micro-batch; the matrix has no bias, which a covariance would not
+notice. It hangs on the model while it is trained, so that optimizer, clipping, DDP and FSDP2 treat
+it as every other parameter, and is saved in a file of its own in checkpoints alone.
 """
 
 import json
@@ -104,8 +103,7 @@ class SeqVCR(nn.Module):
         return 2 * features * (width + sequences)
 
     def _gather(self, args: TrainingArguments) -> list[float]:
-        sums: list[float] = nested_gather(self._sums[None], args.parallel_mode).sum(0).tolist()
-        return sums
+        return list(nested_gather(self._sums[None], args.parallel_mode).sum(0).tolist())
 
 
 def model_names(names: Iterable[str]) -> set[str]:

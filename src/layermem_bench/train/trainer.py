@@ -1,11 +1,8 @@
 """The trainer of one run: transformers' Trainer with our optimizer, data order and checkpoints.
 
-It differs from transformers' in the following. Parameter groups and learning rates come from the
-variant (``optimizer``), the order of the data from the seed (``DataOrder``); batches, loss and what
-is judged from what the run learns (``Learning``). A checkpoint is complete or absent, holds no
-pickled arguments, and is resumed under any number of processes (``checkpoints``). Metrics go to
-metrics.jsonl; numbers that are not finite stop the run, SIGTERM and Ctrl-C save and stop it
-(``stopping``).
+Parameter groups and learning rates come from the variant (``optimizer``), the order of the data
+from the seed (``DataOrder``), batches, loss and what is judged from ``Learning``. A checkpoint is
+complete or absent, holds no pickled arguments, and is resumed under any number of processes.
 """
 
 import time
@@ -19,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_gather
@@ -98,8 +95,7 @@ class Trainer(transformers.Trainer):
             data_collator=learning.collate,
             callbacks=[RunProgress(run.max_steps), self.stop, _TrainerEvents(self)],
         )
-        for display in (ProgressCallback, PrinterCallback):
-            self.remove_callback(display)
+        self.remove_callback(PrinterCallback)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(folder.path / "tensorboard")

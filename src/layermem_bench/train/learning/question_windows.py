@@ -61,8 +61,6 @@ class GivenAnswer:
 # Token ids and segments of a question with its whole context, the characters of each token of the
 # context, and where the context begins.
 _Whole: TypeAlias = tuple[list[int], list[int], list[tuple[int, int]], int]
-# Score, first token, last token and null score of the best span of a window.
-_Span: TypeAlias = tuple[float, float, float, float, Window]
 
 
 @final
@@ -224,11 +222,9 @@ class QuestionDataset(PaddedSequences):
 
     def given(self, best: Sequence[Sequence[float]], *, unanswerable: bool) -> list[GivenAnswer]:
         """Return the answer to each question, by what ``best_spans`` gives for each window."""
-        spans: dict[int, list[_Span]] = defaultdict(list)
-        for number, window, (score, first, last, null) in zip(
-            self.record_of, self.windows, best, strict=True
-        ):
-            spans[number].append((score, first, last, null, window))
+        spans: dict[int, list[tuple[Sequence[float], Window]]] = defaultdict(list)
+        for number, span, window in zip(self.record_of, best, self.windows, strict=True):
+            spans[number].append((span, window))
         return [
             _choose(record, spans[number], unanswerable=unanswerable)
             for number, record in enumerate(self.records)
@@ -243,10 +239,12 @@ def _gold_tokens(window: Window) -> int:
     return int(ends.argmax() - begins.argmax()) + 1
 
 
-def _choose(record: QuestionRecord, spans: Sequence[_Span], *, unanswerable: bool) -> GivenAnswer:
+def _choose(
+    record: QuestionRecord, spans: Sequence[tuple[Sequence[float], Window]], *, unanswerable: bool
+) -> GivenAnswer:
     """Return the best span of all windows, or none where the null score is higher."""
-    null = min(span[3] for span in spans)
-    score, first, last, _, window = max(spans, key=lambda span: span[0])
+    null = min(span[3] for span, _ in spans)
+    (score, first, last, _), window = max(spans, key=lambda pair: pair[0][0])
     if unanswerable and null > score:
         return GivenAnswer(text="", start=None, score=score, null_score=null)
     begin = int(window.spans[int(first) - window.first, 0])

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from layermem.models.checkpoints import check_path
 from layermem_bench.config.run import Run
 from layermem_bench.results.solved import Shares
-from layermem_bench.train.host_models import load_host_config, load_record_model
+from layermem_bench.train.host_models import check_positions, load_host_config, load_record_model
 from layermem_bench.train.sequences import PaddedSequences, padding_of
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def _load_host_tokenizer(run: Run) -> Any:
 
 def _check_fits(run: Run, config: Any, tokenizer: Any) -> None:
     """Raise if the model has no place for what the tokenizer makes of the records."""
-    text, model = config.get_text_config(), run.records.from_config or run.host.model
+    text, model = config.get_text_config(), run.records.from_config or str(run.host.model)
     if len(tokenizer) > text.vocab_size:
         raise ValueError(
             f"{model} has {text.vocab_size} token ids, and its tokenizer {len(tokenizer)}: they "
@@ -168,12 +168,7 @@ def _check_fits(run: Run, config: Any, tokenizer: Any) -> None:
             "tokenizer that it was trained with"
         )
     offset = padding_of(tokenizer) + 1 if config.model_type in _OFFSET_POSITIONS else 0
-    longest = getattr(text, "max_position_embeddings", None)
-    if isinstance(longest, int) and run.records.max_length > longest - offset:
-        raise ValueError(
-            f"records.max_length={run.records.max_length} is more than {model} reads, "
-            f"{longest - offset} tokens (max_position_embeddings): lower it"
-        )
+    check_positions(config, model, "records.max_length", run.records.max_length, offset)
 
 
 def has_segments(config: Any) -> bool:
