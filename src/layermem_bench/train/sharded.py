@@ -43,8 +43,11 @@ class ShardedTrainer(Trainer):
         mesh = init_device_mesh(self.args.device.type, (self.args.world_size,))
         policy = MixedPrecisionPolicy()
         if uses_bfloat16(self.run.compute.precision):
-            # One small unit, gathered from the first norm to the end of the backward.
-            fully_shard(_float32_modules(self.model.model), mesh=mesh, reshard_after_forward=False)
+            # What autocast leaves in float32, but for embeddings, is one small unit, gathered from
+            # the first norm to the end of the backward.
+            parts = [m for m in self.model.model.modules() if list(m.parameters(recurse=False))]
+            kept = [m for m in parts if not isinstance(m, nn.Linear | nn.Embedding)]
+            fully_shard(kept, mesh=mesh, reshard_after_forward=False)
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -81,13 +84,3 @@ class ShardedTrainer(Trainer):
         checkpoints.save_sharded(Path(output_dir), self.model, self.unwrapped_optimizer())
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-
-def _float32_modules(decoder: nn.Module) -> list[nn.Module]:
-    """Return the modules whose parameters autocast leaves in float32, except embeddings."""
-    return [
-        module
-        for module in decoder.modules()
-        if not isinstance(module, nn.Linear | nn.Embedding)
-        and next(module.parameters(recurse=False), None) is not None
-    ]

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,11 +132,16 @@ class FiniteCheck:
         what = _CHECKED_LOGS[logged[0]] if logged else "the loss"
         self._raise_if(bool(logged) or loss_failed, f"{what} is not finite at")
 
+    @torch.no_grad()
     def check_weights(self) -> None:
         """Raise, in all processes, if a weight or a moment of the optimizer is not finite."""
         states = self._trainer.unwrapped_optimizer().state.values()
         moments = (value for state in states for value in state.values())
-        finite = _all_finite(itertools.chain(self._trainer.model.parameters(), moments))
+        tensors = itertools.chain(self._trainer.model.parameters(), moments)
+        # Of a sharded tensor each process looks at its part.
+        local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+        flags = [t.isfinite().all() for t in local if t.is_floating_point()]
+        finite = bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
         self._raise_if(not finite, "weights or moments of the optimizer are not finite after")
 
     def _raise_if(self, failed: bool, what: str) -> None:
@@ -148,10 +153,3 @@ class FiniteCheck:
             f"{what} step {self._trainer.state.global_step}; {good}. Lower optim.lr (or "
             "optim.router_lr), or clip more"
         )
-
-
-@torch.no_grad()
-def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-    flags = [t.isfinite().all() for t in local if t.is_floating_point()]
-    return bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())

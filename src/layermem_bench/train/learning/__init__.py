@@ -48,9 +48,10 @@ class Learning(Protocol):
     @property
     def save(self) -> Save | None:
         """A function that measures the final model of an ended trainer, writes each attempt into
-        the run's folder, and returns the result and each problem or record as a text; or None.
+        the run's folder, and returns the result and each problem or record as a text.
 
-        All processes call it, and the first returns the result. A resumed run calls it again.
+        All processes call it, and the first returns the result. A signal may interrupt it; the
+        resumed run calls it again. None: nothing is measured at the end.
         """
 
     def collate(self, items: Sequence[dict[str, Tensor]], /) -> dict[str, Tensor]:
