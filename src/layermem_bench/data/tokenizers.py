@@ -26,8 +26,6 @@ Ids: TypeAlias = np.ndarray[Any, Any]
 END = "<|endoftext|>"
 BYTE_VOCABULARY_SIZE = 257
 """The number of ids of the tokenizer "bytes": the bytes, and the end token."""
-# What a byte is called in a vocabulary of characters that holds bytes for all others.
-_BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
 # Characters of a text in which its first token ends.
 _FIRST_TOKEN = 1000
 # The special tokens of pieces of words, as BERT has them.
@@ -130,7 +128,8 @@ def _bytes_of_token(tokenizer: Any, token: int) -> bytes:
     name = tokenizer.convert_ids_to_tokens(int(token))
     decoder = tokenizer.backend_tokenizer.decoder
     kind = decoder.__getstate__() if decoder is not None else b""
-    if b'"ByteFallback"' in kind and _BYTE_NAME.fullmatch(name):
+    # A vocabulary of characters names bytes so, which it holds for all others.
+    if b'"ByteFallback"' in kind and re.fullmatch("<0x[0-9A-F]{2}>", name):
         return bytes.fromhex(name[3:-1])
     letters = _byte_vocabulary() if b'"ByteLevel"' in kind else {}
     return bytes(letters[letter] for letter in name) if set(name) <= letters.keys() else b""

@@ -77,7 +77,8 @@ def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
 def check_earlier_stages(run: Run) -> Lineage:
     """Raise where a stage of the model that a run starts from was trained on its held-out data;
     return the stages, of which new weights have none."""
-    start = _start_of(run)
+    # With from_config, host.model has the tokenizer alone.
+    start = None if run.records.from_config else run.model.pretrained or run.host.model
     if start is None:
         return Lineage()
     lineage = read_lineage(start, run.host.revision)
@@ -92,12 +93,6 @@ def check_earlier_stages(run: Run) -> Lineage:
         elif stage.data is not None:
             _check_source(run.data, stage.data, stage, told)
     return lineage
-
-
-def _start_of(run: Run) -> str | None:
-    """Return the saved model whose weights a run starts from; None: new weights."""
-    # With from_config, host.model has the tokenizer alone.
-    return None if run.records.from_config else run.model.pretrained or run.host.model
 
 
 def content_of(run: Run) -> tuple[str, ...]:

@@ -19,8 +19,6 @@ from torch.utils.data import Dataset, Sampler
 
 IGNORED = -100
 """Label of a token that has no loss."""
-# Suffixes of files with weights.
-_WEIGHTS = (".safetensors", ".bin")
 # Sequences of a dataset that ``sequences_digest`` reads, spread evenly over it.
 _MAX_SEQUENCES = 4096
 
@@ -125,8 +123,8 @@ def weights_digest(source: str | None) -> str | None:
     """Return twelve hexadecimal digits that identify the weights in a folder; None: it is none."""
     if source is None or not Path(source).is_dir():
         return None
-    paths = sorted(path for path in Path(source).iterdir() if path.suffix in _WEIGHTS)
-    return _short_digest([[path.name, file_digest(path)] for path in paths])
+    files = [path for path in Path(source).iterdir() if path.suffix in (".safetensors", ".bin")]
+    return _short_digest([[path.name, file_digest(path)] for path in sorted(files)])
 
 
 def file_digest(path: Path) -> str:

@@ -8,7 +8,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, TrainingArguments
 
-from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
@@ -16,6 +15,7 @@ from layermem_bench.config.run import Model, Run
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.tasks import registry as tasks
+from layermem_bench.train.host_models import load_host
 from layermem_bench.train.optimizer import find_overridden
 from layermem_bench.train.processes import form_cpu_group
 
@@ -41,8 +41,10 @@ def load_run_tokenizer(run: Run) -> Any:
     return load_tokenizer(run.task.tokenizer or run.data.tokenizer)
 
 
-def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
-    """Return a model with new weights, a saved model, or a LLaMA converted to the variant."""
+def build_model(run: Run, tokenizer: Any) -> Any:
+    """Return a model of transformers, or a decoder of ours: new, saved, or a LLaMA converted."""
+    if run.host.model is not None:
+        return load_host(run)
     source, entry = run.model.pretrained, lookup(run.variant)
     if source is None:
         return build(run.variant, **_model_fields(run, tokenizer))
@@ -61,8 +63,7 @@ def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
             f"{source} has its own {', '.join(sorted(run.model.variant_fields()))}; leave "
             "--model.options out"
         )
-    model: DecoderForCausalLM = entry.causal_lm.from_pretrained(source, dtype=torch.float32)
-    return model
+    return entry.causal_lm.from_pretrained(source, dtype=torch.float32)
 
 
 @cache

@@ -39,8 +39,6 @@ from layermem_bench.train.learning.record_inputs import (
 from layermem_bench.train.model_card import Learnt, literal
 from layermem_bench.train.sequences import PaddedSequences, padding_of
 
-_HEADED = "ForSequenceClassification"
-
 
 @final
 class LabelLearning(RecordLearning):
@@ -165,9 +163,8 @@ class RecordEncoder(PairEncoder):
 
     def check_length(self, texts: int) -> None:
         """Raise if ``max_length`` has no room for a token of each text."""
-        special = self.tokenizer.num_special_tokens_to_add(pair=texts == 2)
-        if texts == 2 and not self.joins_pairs:
-            special = 1
+        is_joined = texts == 2 and not self.joins_pairs
+        special = 1 if is_joined else self.tokenizer.num_special_tokens_to_add(pair=texts == 2)
         if self.max_length < special + texts:
             raise ValueError(
                 f"records.max_length={self.max_length} has no room for a token of {texts} texts "
@@ -243,7 +240,7 @@ def _shares(right: Sequence[bool]) -> Shares:
 
 def _order_classes(classes: list[str], config: Any, model: str | None) -> list[str]:
     """Return the classes in the order of the head that a model has already, if it has one."""
-    if not any(name.endswith(_HEADED) for name in config.architectures or ()):
+    if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
         return classes
     of_head = [str(config.id2label[i]) for i in range(config.num_labels)]
     if of_head == [f"LABEL_{i}" for i in range(config.num_labels)]:

@@ -52,7 +52,6 @@ from layermem_bench.train.model_card import Learnt, literal
 
 # Training windows by which a tokenizer is checked to know the texts.
 _CHECKED_WINDOWS = 1000
-_WORD = re.compile(r"\S+")
 
 
 @final
@@ -295,7 +294,7 @@ def solved_of(answers: Answers, records: Sequence[QuestionRecord], texts: Sequen
 
 def _piece(record: QuestionRecord, words: int, where: float) -> str:
     """Return some words in a row of a context; ``where``: 0 for the first, below 1 for the last."""
-    found = [match.span() for match in _WORD.finditer(record.context)]
+    found = [match.span() for match in re.finditer(r"\S+", record.context)]
     count = min(words, len(found))
     begin = int(where * (len(found) - count + 1))
     return record.context[found[begin][0] : found[begin + count - 1][1]]

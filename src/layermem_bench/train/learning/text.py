@@ -25,7 +25,6 @@ from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Solved
 from layermem_bench.tasks import registry
 from layermem_bench.tasks.problems import Problem
-from layermem_bench.train.host_models import load_host
 from layermem_bench.train.metrics import validation_row
 from layermem_bench.train.model_card import Learnt, literal
 from layermem_bench.train.sequences import IGNORED, PaddedSequences, padding_of
@@ -33,11 +32,6 @@ from layermem_bench.train.setup import build_model, load_run_tokenizer
 
 # From a model, its tokenizer, a task and the name of a split to the result and every attempt.
 Evaluate: TypeAlias = Callable[[Any, Any, Task, str], tuple[Solved, Sequence[Any]]]
-
-
-def load_token_model(run: Run, tokenizer: Any) -> Any:
-    """Return the model of a run that predicts tokens: of transformers, or a decoder of ours."""
-    return load_host(run) if run.host.model is not None else build_model(run, tokenizer)
 
 
 def judge_tokens(model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
@@ -73,7 +67,7 @@ class TextLearning:
         self.validation_data = blocks(validation_tokens, at_most=run.eval_blocks)
 
     def load_model(self) -> Any:
-        return load_token_model(self.run, self.tokenizer)
+        return build_model(self.run, self.tokenizer)
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         return validation_row(loss)
@@ -103,7 +97,7 @@ class ProblemLearning:
         self.save = self._save if evaluate else None
 
     def load_model(self) -> Any:
-        return load_token_model(self.run, self.tokenizer)
+        return build_model(self.run, self.tokenizer)
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         row = validation_row(loss)
