@@ -17,8 +17,14 @@ from layermem_bench.config.host import VARIANT, Host
 from layermem_bench.config.records import Records
 from layermem_bench.config.run import Data, Model, Run, Task
 from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.train.earlier_stages import check_earlier_stages, content_of
-from layermem_bench.train.lineage import Lineage, read_lineage, stage_of, write_lineage
+from layermem_bench.train.earlier_stages import (
+    Lineage,
+    check_earlier_stages,
+    content_of,
+    read_lineage,
+    stage_of,
+    write_lineage,
+)
 from layermem_bench.train.run import train
 
 TEXT = Run(preset="p", data=Data(source="books.jsonl", validation_share=0.1))

@@ -1,7 +1,4 @@
-"""A prepared file of tokens as a dataset of blocks.
-
-The file is cut into blocks as it is read, so one file serves every block size, and only an
-incomplete last block is not used.
+"""A prepared file of tokens as a dataset of blocks: one file serves every block size.
 
 Letters: N tokens, T tokens of a block.
 """

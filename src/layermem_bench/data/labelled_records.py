@@ -5,17 +5,17 @@
 
 The fields of the texts are found by the names that such data sets use, unless they are given.
 
-A record's side depends on its texts alone, of a question on its context alone: not on its place in
-the file, nor on the seed. Records with the same texts are therefore on one side, and so are all
-questions about a text.
+A record's side depends on its texts alone (of a question, on its context), so that all records with
+the same texts are on one side.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from layermem_bench.config.text_hash import hash_to_unit_interval
+from layermem_bench.data.question_records import QuestionRecord
 from layermem_bench.data.records import Record, file_records
 
 _USUAL_FIELDS = (
@@ -30,16 +30,7 @@ _USUAL_FIELDS = (
 )
 # Written where there is no label: in test files of GLUE, and where SNLI's annotators differ.
 _NO_LABEL = ("", "-", "-1")
-
-
-class Splittable(Protocol):
-    """A record with a text that decides on its side."""
-
-    @property
-    def split_key(self) -> str: ...
-
-
-_R = TypeVar("_R", bound=Splittable)
+_R = TypeVar("_R", "LabelledRecord", QuestionRecord)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,19 +61,13 @@ class FieldNames:
 def read_records(
     path: Path, fields: Sequence[str] = (), label: str | None = None
 ) -> tuple[list[LabelledRecord], FieldNames]:
-    """Return the records of a file, and the fields that were read.
-
-    ``fields``, ``label``: names of the fields; none given: those with usual names. A record that
-    lacks one, or whose label is none, is an error that names its line.
-    """
+    """Return the records of a file, and the fields that were read: as given, or the usual ones."""
     records: list[LabelledRecord] = []
     names: FieldNames | None = None
     for record in file_records(path):
         names = names or _find_fields(record, fields, label)
-        texts = tuple(map(record.text, names.texts))
-        records.append(
-            LabelledRecord(texts=texts, label=_label(record, names.label), where=record.where)
-        )
+        texts, of_record = tuple(map(record.text, names.texts)), _label(record, names.label)
+        records.append(LabelledRecord(texts=texts, label=of_record, where=record.where))
     if names is None:
         raise ValueError(f"there are no records in {path}")
     return records, names
@@ -122,10 +107,8 @@ def _label(record: Record, name: str) -> str:
 def split_records(
     records: Sequence[_R], validation: list[_R] | None, share: float
 ) -> tuple[list[_R], list[_R], int]:
-    """Return training and validation records, and how many are left out of training.
-
-    ``validation``: records of a file of their own; None: a share is held out.
-    """
+    """Return training and validation records, and how many are left out of training; without
+    ``validation``, the records of another file, a share is held out."""
     if validation is not None:
         validated = {record.split_key for record in validation}
         train = [record for record in records if record.split_key not in validated]
@@ -144,7 +127,7 @@ def split_records(
                 f"of {len(records)} records none are left for {name} with records.validation_share="
                 f"{share}: choose another share, or name a --validation file"
             )
-    return *sides, 0
+    return sides[0], sides[1], 0
 
 
 def find_classes(records: Sequence[LabelledRecord]) -> list[str]:

@@ -2,8 +2,7 @@
 
 Every document is followed by the end token. The folder of prepared files is named by a digest of
 the text, the tokenizer and the options that change the tokens. One process writes the files, and
-others that need the same wait for it (``staging``). Documents of the validation set are left out of
-training. A batch of documents is tokenized while the next is read and the one before is written.
+others that need the same wait for it (``staging``).
 """
 
 import hashlib
@@ -11,7 +10,6 @@ import itertools
 import json
 import logging
 import os
-from array import array
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,7 +45,10 @@ def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
     fingerprints = [source.fingerprint() for source in sources]
     if len(set(fingerprints)) < len(fingerprints):
         raise _same_text_error(config)
-    folder = cache_folder(config.cache) / _cache_key(config, fingerprints, tokenizer)
+    share = None if config.validation else config.validation_share
+    parts = [_VERSION, fingerprints, share, config.max_documents, fingerprint(tokenizer)]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+    folder = cache_folder(config.cache) / key
     with claim_folder(folder, (folder / _META).exists) as must_build:
         if must_build:
             _build(folder, config, sources, tokenizer, fingerprints)
@@ -98,21 +99,10 @@ def _open_sources(config: Data) -> list[Source]:
     for source in filter(None, (config.source, config.validation)):
         # Another dataset has configurations and revisions of its own.
         same = hub_name(source)[0] == hub_name(config.source)[0]
-        sources.append(
-            open_source(
-                source,
-                text_field=config.text_field,
-                streaming=config.streaming,
-                **(of_dataset if same else {}),
-            )
-        )
+        options = of_dataset if same else {}
+        field, streaming = config.text_field, config.streaming
+        sources.append(open_source(source, text_field=field, streaming=streaming, **options))
     return sources
-
-
-def _cache_key(config: Data, fingerprints: Sequence[str], tokenizer: Any) -> str:
-    share = None if config.validation else config.validation_share
-    parts = [_VERSION, fingerprints, share, config.max_documents, fingerprint(tokenizer)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
 def _build(
@@ -151,30 +141,27 @@ class _HeldOut:
     """Hashes of the documents of validation, which training leaves out."""
 
     def __init__(self) -> None:
-        self.hashes, self.left_out = array("Q"), 0
+        self.hashes: set[bytes] = set()
+        self.left_out = 0
 
     def hold_out(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Yield parts of documents, whose hashes are kept."""
         for text, first in parts:
-            self.hashes.append(_hash_text(text))
+            self.hashes.add(_hash_text(text))
             yield text, first
 
     def leave_out(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Yield parts of documents without those that are held out, which are counted."""
-        hashes = np.unique(np.frombuffer(self.hashes, dtype=np.uint64))
         for text, first in parts:
-            if len(hashes):
-                value = np.uint64(_hash_text(text))
-                index = hashes.searchsorted(value)
-                if index < len(hashes) and hashes[index] == value:
-                    self.left_out += bool(text)
-                    continue
-            yield text, first
+            if self.hashes and _hash_text(text) in self.hashes:
+                self.left_out += bool(text)
+            else:
+                yield text, first
 
 
-def _hash_text(text: str) -> int:
+def _hash_text(text: str) -> bytes:
     """Return a hash of 8 bytes of a text without the white space around it."""
-    return int.from_bytes(hashlib.blake2b(text.strip().encode(), digest_size=8).digest())
+    return hashlib.blake2b(text.strip().encode(), digest_size=8).digest()
 
 
 class _Writer:
@@ -264,7 +251,6 @@ def _batch_parts(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 
 def _check_splits(writers: dict[str, _Writer], config: Data, left_out: int) -> None:
-    """Raise where a split has no document."""
     train, valid = writers["train"], writers["valid"]
     if left_out and not train.documents:
         raise _same_text_error(config)

@@ -5,17 +5,16 @@
 
 A file has such records, with names that may be others, or is the nested ``.json`` of SQuAD 1.1 and
 2.0 (data, paragraphs, qas), whose questions may be marked ``is_impossible``.
-An answer must stand in its context where it is said to; whitespace at its ends is left out.
 
 An answer is scored as SQuAD does, by exact match and F1 of its words:
 
     gold "the Eiffel Tower", answer "Eiffel tower!"   exact match 1, F1 1
     gold "in 1889",          answer "1889"            exact match 0, F1 2/3
 
-Both are of normalised texts: in lower case, without ASCII punctuation, without the words a, an and
-the, and with single spaces. Of several gold answers the best counts. No answer is the empty text,
-which is right where there is none. As in SQuAD 2.0's rules, gold answers that normalise to nothing
-are left out, and where that is all of them the right answer is none.
+Both are of normalised texts: in lower case, without ASCII punctuation and the words a, an and the,
+and with single spaces. Of several gold answers the best counts. No answer is the empty text. As in
+SQuAD 2.0's rules, gold answers that normalise to nothing are left out, and where that is all of
+them the right answer is none.
 """
 
 import re
@@ -78,10 +77,7 @@ class QuestionFields:
 def read_questions(
     path: Path, names: QuestionFields, *, unanswerable: bool
 ) -> list[QuestionRecord]:
-    """Return the records of a file; one that is damaged is an error that names its place.
-
-    ``unanswerable``: whether a record may have no answer.
-    """
+    """Return the records of a file; ``unanswerable``: they may have no answer."""
     records: list[QuestionRecord] = []
     places: dict[str, str] = {}
     for each in _squad(path, names) if kind_of(path) == ".json" else file_records(path):
@@ -132,7 +128,14 @@ def _question(record: Record, names: QuestionFields, *, unanswerable: bool) -> Q
         _answer(text, start, context, f"{record.where}: {names.answers}")
         for text, start in _pairs(record, names.answers)
     )
-    _check_answerable(record, bool(answers), unanswerable)
+    impossible = record.fields.get("is_impossible")
+    if isinstance(impossible, bool) and impossible == bool(answers):
+        there = "answers" if answers else "no answers"
+        raise ValueError(f"{record.where}: is_impossible is {impossible}, and there are {there}")
+    if not (answers or unanswerable):
+        raise ValueError(
+            f"{record.where} has no answer: leave it out, or add --unanswerable to learn it as such"
+        )
     return QuestionRecord(
         id=str(number),
         context=context,
@@ -173,17 +176,6 @@ def _answer(text: Any, start: Any, context: str, where: str) -> Answer:
         )
     stripped = text.strip()
     return Answer(text=stripped, start=start + text.index(stripped))
-
-
-def _check_answerable(record: Record, has_answers: bool, unanswerable: bool) -> None:
-    impossible = record.fields.get("is_impossible")
-    if isinstance(impossible, bool) and impossible == has_answers:
-        there = "answers" if has_answers else "no answers"
-        raise ValueError(f"{record.where}: is_impossible is {impossible}, and there are {there}")
-    if not (has_answers or unanswerable):
-        raise ValueError(
-            f"{record.where} has no answer: leave it out, or add --unanswerable to learn it as such"
-        )
 
 
 def normalized(text: str) -> str:

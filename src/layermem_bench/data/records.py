@@ -6,12 +6,10 @@
     columns                         .parquet: a column for each field; 256 rows are held at once
 
 ``datasets`` reads these files otherwise, without an error: a text such as "2020-01-01" becomes a
-date, the labels 1 and "1" one number, a missing field None, a short row of a table is filled up.
-Its errors name no line, and it takes two to four times as long.
+date, the labels 1 and "1" one number, a short row is filled up. Its errors name no line.
 
-Incomplete compressed data is an error. The standard library's readers ignore what follows the end
-of a complete .xz or .bz2, zstandard's and ``datasets`` accept half a frame. Here every member of a
-file (``cat a.gz b.gz`` has two) is read to its own end mark.
+Incomplete compressed data is an error (zstandard's reader and ``datasets`` let it pass), and every
+member of a file (``cat a.gz b.gz`` has two) is read to its own end mark.
 """
 
 import bz2
@@ -193,11 +191,9 @@ def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
         with parquet.ParquetFile(path) as file:
             # Without the field that is to be read: all, so that an error can name them.
             columns = [only] if only in file.schema_arrow.names else None
-            number = 0
-            for batch in file.iter_batches(batch_size=256, columns=columns):
-                for row in batch.to_pylist():
-                    yield Record(row, f"{path}, row {number}")
-                    number += 1
+            batches = file.iter_batches(batch_size=256, columns=columns)
+            for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+                yield Record(row, f"{path}, row {number}")
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is damaged, cut short or no Parquet file ({error}); fetch it again"
@@ -206,10 +202,8 @@ def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
 
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file's content, decompressed where its suffix says so.
-
-    Reading raises ``ValueError`` where compressed data is incomplete or damaged.
-    """
+    """Yield a file's content, decompressed where its suffix says so; reading raises ``ValueError``
+    where compressed data is incomplete or damaged."""
     with path.open("rb") as file:
         if path.suffix.lower() in _MEMBERS:
             yield cast("IO[bytes]", io.BufferedReader(_Pieces(_decompress(file, path)), 2**16))

@@ -1,9 +1,8 @@
 """Sources of documents: local files, the standard library, or a Hugging Face dataset.
 
-A source yields one text at a time. No text is longer than ``MAX_CHARACTERS``: a longer document is
-cut into parts, at ends of lines where it has any, and a plain file while it is read (``datasets``
-would hold it whole, and write its ends of lines otherwise). The fingerprint of a source depends on
-its documents alone, not on where they are stored.
+A document longer than ``MAX_CHARACTERS`` is cut into parts, at ends of lines where it has any. A
+plain file is cut while it is read (``datasets`` would hold it whole, and write its ends of lines
+otherwise). The fingerprint of a source depends on its documents alone, not on their place.
 """
 
 import codecs
@@ -70,11 +69,10 @@ def open_source(
     streaming: bool = False,
 ) -> Source:
     """Return the documents of "stdlib", a file, a folder, or a dataset (NAME or NAME:SPLIT)."""
-    local = (
-        LocalFiles(standard_library(), text_field)
-        if source == "stdlib"
-        else open_path(Path(source).expanduser(), text_field)
-    )
+    if source == "stdlib":
+        local: LocalFiles | None = LocalFiles(standard_library(), text_field)
+    else:
+        local = open_path(Path(source).expanduser(), text_field)
     if local and revision:
         raise ValueError(
             f"{source} is on this machine and has no revision {revision!r}: leave data.revision out"
@@ -87,14 +85,7 @@ def open_source(
             f"{source} does not exist; data.source is a file, a folder, a Hugging Face dataset "
             '(NAME or NAME:SPLIT), or "stdlib"'
         )
-    return HubDataset(
-        name=name,
-        subset=subset,
-        text_field=text_field,
-        split=split,
-        streaming=streaming,
-        revision=revision,
-    )
+    return HubDataset(name, split, text_field, subset, revision, streaming)
 
 
 def hub_name(source: str) -> tuple[str, str]:
@@ -129,16 +120,16 @@ class LocalFiles(Source):
 
 
 @final
-@dataclass(kw_only=True)
+@dataclass
 class HubDataset(Source):
     """A split of a Hugging Face dataset."""
 
     name: str
-    subset: str | None
-    text_field: str
     split: str
-    streaming: bool
+    text_field: str
+    subset: str | None
     revision: str | None
+    streaming: bool
     _loaded: Any = None
 
     def _documents(self) -> Iterator[Iterable[str]]:
@@ -196,11 +187,8 @@ class HubDataset(Source):
 
 
 def cut_document(text: str) -> Iterator[str]:
-    """Yield the parts of a text, each of at most ``MAX_CHARACTERS``; all but the last end a line.
-
-    Where the second half of a part has no end of a line, the part ends before a space, and without
-    a space anywhere. The end depends only on the text before it, so a file is cut while it is read.
-    """
+    """Yield the parts of a text, each of at most ``MAX_CHARACTERS``: a part ends with the last line
+    of its second half, or else at the last space. This depends only on the text before it."""
     start = 0
     while len(text) - start > MAX_CHARACTERS:
         window = start + MAX_CHARACTERS // 2, start + MAX_CHARACTERS

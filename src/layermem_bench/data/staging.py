@@ -5,9 +5,8 @@
     .lock-NAME                  held by the process that makes NAME; deleted when it is done
     .staging-NAME-HOST-PID      what it has written so far; renamed to NAME once complete
 
-The operating system releases a lock when its process ends, however it ends. Processes that wait
-look every second, so no time-out of a process group ends the waiting. Where the file system has no
-locks, several processes may make the same folder, and one copy stays.
+A lock ends with its process, however that ends. Where the file system has no locks, several
+processes may make the same folder, and one copy stays.
 """
 
 import errno
@@ -20,10 +19,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 logger = logging.getLogger(__name__)
 # Seconds between two attempts to take the lock, and between two lines of the log that say so.
@@ -35,10 +34,6 @@ _HOST = socket.gethostname()
 _ABANDONED_AFTER = 3600.0
 
 
-class _NoLocksError(OSError):
-    """The file system or the operating system has no locks."""
-
-
 @contextmanager
 def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool]:
     """Wait while another process makes the folder; yield whether this process is to make it."""
@@ -47,14 +42,22 @@ def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool
         folder.parent.mkdir(parents=True, exist_ok=True)
     while not is_complete():
         with _try_lock(lock) as held:
+            if isinstance(held, OSError):
+                logger.warning(
+                    "%s cannot be locked (%s): other processes may prepare the same text meanwhile",
+                    folder.parent,
+                    held,
+                )
             if held:
                 # The process that held the lock before may have completed the folder meanwhile.
                 yield not is_complete()
                 return
         if waited % _LOG_EVERY < _POLL:
-            logger.info(
-                "waiting, for %.0f s so far: %s is made by %s", waited, folder, _lock_holder(lock)
-            )
+            holder = ""
+            with suppress(OSError):
+                holder = lock.read_text(encoding="utf-8")
+            text = "waiting, for %.0f s so far: %s is made by %s"
+            logger.info(text, waited, folder, holder or "another process")
         time.sleep(_POLL)
         waited += _POLL
     yield False
@@ -62,11 +65,8 @@ def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool
 
 @contextmanager
 def staging_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write in, which is renamed to ``folder`` once the block ends.
-
-    It is deleted where the block fails or SIGTERM comes; what a killed process left, by the next
-    one that makes any folder beside it. Use it under ``claim_folder``.
-    """
+    """Yield a folder to write in, which is renamed to ``folder`` once the block ends, or deleted
+    where it fails or SIGTERM comes. Use it under ``claim_folder``."""
     _delete_abandoned(folder)
     staging = folder.with_name(f"{_STAGING}{folder.name}-{_HOST}-{os.getpid()}")
     with _sigterm_as_exception():
@@ -94,7 +94,6 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 def _publish(staging: Path, folder: Path) -> None:
-    """Write a folder to disk and rename it."""
     for path in staging.iterdir():
         with write_errors(path), path.open("rb") as file:
             os.fsync(file.fileno())
@@ -112,20 +111,17 @@ def _delete_abandoned(folder: Path) -> None:
     for path in folder.parent.glob(f"{_STAGING}*"):
         name, _, process = path.name.removeprefix(_STAGING).partition("-")
         host = process.rpartition("-")[0]
-        try:
+        with _try_lock(folder.with_name(f"{_LOCK}{name}")) as held:
+            if isinstance(held, OSError):
+                return
             # The lock of ``folder`` itself is held by this process.
-            with _try_lock(folder.with_name(f"{_LOCK}{name}"), strict=True) as held:
-                if (held or name == folder.name) and _is_abandoned(path, host):
-                    shutil.rmtree(path, ignore_errors=True)
-        except _NoLocksError:
-            return
+            if (held or name == folder.name) and _is_abandoned(path, host):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_abandoned(staging: Path, host: str) -> bool:
-    """Return whether no process writes to a staging folder whose lock is free.
-
-    Some file systems keep locks within a machine, so one of another machine must also be old.
-    """
+    """Return whether no process writes to a staging folder whose lock is free; that of another
+    machine must also be old, since some file systems keep locks within a machine."""
     if host == _HOST:
         return True
     try:
@@ -136,60 +132,39 @@ def _is_abandoned(staging: Path, host: str) -> bool:
 
 
 @contextmanager
-def _try_lock(path: Path, *, strict: bool = False) -> Iterator[bool]:
-    """Yield whether a lock could be taken; where there are no locks True, or an error if strict."""
+def _try_lock(path: Path) -> Iterator[bool | OSError]:
+    """Yield whether a lock could be taken; where there are no locks, the error that says so."""
+    # A soft lock, which FileLock would fall back to, would outlive a killed process.
+    lock = FileLock(path, fallback_to_soft=False)
+    taken = _acquire(lock, path)
     try:
-        lock = _take_lock(path)
-    except _NoLocksError as error:
-        if strict:
-            raise
-        logger.warning(
-            "%s cannot be locked (%s): other processes may prepare the same text meanwhile",
-            path.parent,
-            error,
-        )
-        yield True
-        return
-    if lock is None:
-        yield False
-        return
-    with lock:
-        try:
-            yield True
-        finally:
+        yield taken
+    finally:
+        if taken is True:
             # Deleted while it is held: FileLock takes no file that was deleted since it was opened.
             # Windows deletes no file that is open; there the lock file stays.
             with suppress(PermissionError):
                 path.unlink(missing_ok=True)
+        lock.release()
 
 
-def _take_lock(path: Path) -> AbstractContextManager[object] | None:
-    """Return the lock, taken, or None where another process holds it."""
-    # A soft lock, which FileLock would fall back to, would outlive a killed process.
-    lock = FileLock(path, fallback_to_soft=False)
+def _acquire(lock: BaseFileLock, path: Path) -> bool | OSError:
     while True:
         with write_errors(path):
             path.touch()
         try:
-            held = lock.acquire(blocking=False)
+            lock.acquire(blocking=False)
         except Timeout:
             if path.exists():
-                return None
+                return False
             # Its holder deleted the file before this process could lock it: the lock is free.
             continue
         except OSError as error:
-            raise _NoLocksError(error.errno, error.strerror) from error
+            return error
         # For the log of those who wait; on a full disk they do without.
         with suppress(OSError):
             path.write_text(f"process {os.getpid()} on {_HOST}", encoding="utf-8")
-        return held
-
-
-def _lock_holder(lock: Path) -> str:
-    try:
-        return lock.read_text(encoding="utf-8") or "another process"
-    except OSError:
-        return "another process"
+        return True
 
 
 @contextmanager

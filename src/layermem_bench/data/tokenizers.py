@@ -26,8 +26,6 @@ Ids: TypeAlias = np.ndarray[Any, Any]
 END = "<|endoftext|>"
 BYTE_VOCABULARY_SIZE = 257
 """The number of ids of the tokenizer "bytes": the bytes, and the end token."""
-# What a byte is called in a vocabulary of characters that holds bytes for all others.
-_BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
 # Characters of a text in which its first token ends.
 _FIRST_TOKEN = 1000
 # The special tokens of pieces of words, as BERT has them.
@@ -41,10 +39,8 @@ _SPECIAL = {
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
-    """Return the tokenizer "bytes", that of a folder, or one from the hub, with an end token.
-
-    ``revision``: branch, tag or commit of one from the hub; None: the newest.
-    """
+    """Return the tokenizer "bytes", that of a folder, or one from the hub, with an end token;
+    ``revision``: branch, tag or commit of one from the hub."""
     if name == "bytes":
         return _fast_tokenizer(models.BPE(_byte_vocabulary(), []))
     path = Path(name).expanduser()
@@ -75,11 +71,8 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def batch_encoder(tokenizer: Any) -> Callable[[Sequence[str]], list[Ids]]:
-    """Return a function that encodes texts as ``tokenizer`` does, without special tokens.
-
-    What looks like a special token in a text is encoded like other text. Where every byte is its
-    own id, no tokenizer is called: the UTF-8 of a text is its encoding.
-    """
+    """Return a function that encodes texts as ``tokenizer`` does, but special tokens as other text.
+    Where every byte is its own id, the UTF-8 of a text is its encoding."""
     dtype = id_dtype(tokenizer)
 
     def encode(texts: Sequence[str]) -> list[Ids]:
@@ -123,10 +116,8 @@ def id_dtype(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
 
 
 def _encodes_bytes(tokenizer: Any) -> bool:
-    """Return whether a tokenizer encodes every text as the tokenizer "bytes" does.
-
-    A tokenizer to which tokens were added, or with a class of its own, may not.
-    """
+    """Return whether a tokenizer encodes every text as the tokenizer "bytes" does; with added
+    tokens, or a class of its own, it may not."""
     own = load_tokenizer("bytes")
     same_class = type(tokenizer) is type(own)
     return same_class and tokenizer.backend_tokenizer.to_str() == own.backend_tokenizer.to_str()
@@ -137,19 +128,18 @@ def _bytes_of_token(tokenizer: Any, token: int) -> bytes:
     name = tokenizer.convert_ids_to_tokens(int(token))
     decoder = tokenizer.backend_tokenizer.decoder
     kind = decoder.__getstate__() if decoder is not None else b""
-    if b'"ByteFallback"' in kind and _BYTE_NAME.fullmatch(name):
+    # A vocabulary of characters names bytes so, which it holds for all others.
+    if b'"ByteFallback"' in kind and re.fullmatch("<0x[0-9A-F]{2}>", name):
         return bytes.fromhex(name[3:-1])
     letters = _byte_vocabulary() if b'"ByteLevel"' in kind else {}
     return bytes(letters[letter] for letter in name) if set(name) <= letters.keys() else b""
 
 
 def _byte_vocabulary() -> dict[str, int]:
-    """Return one token for each byte, in order, named by the letter that byte-level BPE uses."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # Printable bytes are named by themselves; the others, in order, by the letters from 256 on.
-    printable = {ord(letter) for letter in letters if ord(letter) < 256}
-    other_letters = iter(letter for letter in letters if ord(letter) >= 256)
-    return {chr(byte) if byte in printable else next(other_letters): byte for byte in range(256)}
+    """Return one token for each byte, named by the letter that byte-level BPE uses."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {letter: byte for byte, letter in sorted(bytes_to_unicode().items())}
 
 
 def _fast_tokenizer(model: Any) -> "PreTrainedTokenizerFast":
@@ -166,8 +156,7 @@ def _fast_tokenizer(model: Any) -> "PreTrainedTokenizerFast":
 def train_word_pieces(texts: Sequence[str], vocabulary: int) -> Any:
     """Return a fast tokenizer of lower-cased pieces of words, of at most ``vocabulary`` ids.
 
-    Two texts are joined as ``[CLS] first [SEP] second [SEP]``, and are two segments. The same texts
-    always give the same pieces.
+    Two texts are joined as ``[CLS] first [SEP] second [SEP]``, and are two segments.
     """
     from transformers import PreTrainedTokenizerFast
 

@@ -1,10 +1,8 @@
 """Checkpoints: the optimizer's state, what a run had logged, and where each checkpoint came from.
 
-A checkpoint is loaded under any number of processes, sharded or not. It holds the full model
-(``model.safetensors``) and the optimizer in one of two layouts: ``optimizer.pt``, or ``sharded/``,
-where every process wrote its own part (torch.distributed.checkpoint). ``origin.json`` records the
-run and digests of its data and of the weights that it started from. A run goes on only from a
-checkpoint of its own: ``run_identity`` says which fields must be the same.
+The optimizer has one of two layouts: ``optimizer.pt``, or ``sharded/``, where every process wrote
+its own part; either is loaded under any number of processes, sharded or not. ``origin.json`` has
+the run, and digests of its data and of the weights that it started from.
 """
 
 import json
@@ -17,12 +15,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    get_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as sharding
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -44,36 +37,28 @@ _IS_DROPOUT = re.compile("(dropout|_pdrop|dropout_prob)$")
 # Fields of a model's config that do not change what the model computes, and the tokenizer's ids;
 # memory that is attached to it is the run's.
 _IGNORED_MODEL_FIELDS = {
-    FIELD,
-    "layer_memory",
-    "architectures",
-    "dtype",
-    "transformers_version",
-    "use_cache",
-    "_name_or_path",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
+    *(FIELD, "layer_memory", "architectures", "dtype", "transformers_version", "use_cache"),
+    *("_name_or_path", "bos_token_id", "eos_token_id", "pad_token_id"),
 }
 
 
 def save_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Save this process's part of the weights and of the optimizer's moments."""
-    weights, moments = get_state_dict(model, optimizer)
+    weights, moments = sharding.get_state_dict(model, optimizer)
     save({"model": weights, "optimizer": moments}, checkpoint_id=folder / SHARDED)
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Load a checkpoint's moments and learning rates into the optimizer, from either layout."""
     if (checkpoint / SHARDED).is_dir():
-        moments = get_optimizer_state_dict(model, optimizer)
+        moments = sharding.get_optimizer_state_dict(model, optimizer)
         state = {"optimizer": moments}
         alone = not distributed.is_initialized()
         with warnings.catch_warnings():
             # One process may read what several have written.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             load(state, checkpoint_id=checkpoint / SHARDED, no_dist=alone)
-        set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
+        sharding.set_optimizer_state_dict(model, optimizer, optim_state_dict=state["optimizer"])
         return
     if not (checkpoint / OPTIMIZER_NAME).is_file():
         raise ValueError(
@@ -83,8 +68,8 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> 
     state = torch.load(checkpoint / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         named = _state_by_parameter_name(state, model, optimizer)
-        full = StateDictOptions(full_state_dict=True)
-        set_optimizer_state_dict(model, optimizer, optim_state_dict=named, options=full)
+        full = sharding.StateDictOptions(full_state_dict=True)
+        sharding.set_optimizer_state_dict(model, optimizer, optim_state_dict=named, options=full)
     else:
         optimizer.load_state_dict(state)
 
@@ -94,16 +79,14 @@ def _state_by_parameter_name(
 ) -> dict[str, Any]:
     """Return an optimizer's state with the parameters' names in place of their numbers."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    ours = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-    theirs = [group["params"] for group in state["param_groups"]]
-    name_of = dict(zip(sum(theirs, []), sum(ours, []), strict=True))
-    return {
-        "state": {name_of[number]: moments for number, moments in state["state"].items()},
-        "param_groups": [
-            {**group, "params": names}
-            for group, names in zip(state["param_groups"], ours, strict=True)
-        ],
-    }
+    name_of: dict[int, str] = {}
+    groups = []
+    for ours, theirs in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        named = [names[id(parameter)] for parameter in ours["params"]]
+        name_of |= dict(zip(theirs["params"], named, strict=True))
+        groups.append({**theirs, "params": named})
+    moments = {name_of[number]: values for number, values in state["state"].items()}
+    return {"state": moments, "param_groups": groups}
 
 
 def load_schedule(checkpoint: Path, scheduler: Any) -> None:
@@ -112,8 +95,7 @@ def load_schedule(checkpoint: Path, scheduler: Any) -> None:
     step = _trainer_state(checkpoint)["global_step"]
     if step_of(checkpoint) != step:
         raise ValueError(
-            f"{checkpoint} is of step {step}: it was renamed; give it its old name back, or delete "
-            "it"
+            f"{checkpoint} is of step {step}: it was renamed; give its old name back, or delete it"
         )
     if state["last_epoch"] != step:
         raise ValueError(
@@ -123,27 +105,14 @@ def load_schedule(checkpoint: Path, scheduler: Any) -> None:
     scheduler.load_state_dict(state)
 
 
-def _process_layout(checkpoint: Path) -> tuple[int, int]:
-    """Return how many processes wrote a checkpoint, and the sequences of their micro-batch."""
-    micro_batch = int(_trainer_state(checkpoint)["train_batch_size"])
-    return len(list(checkpoint.glob("rng_state*.pth"))), micro_batch
-
-
 def _trainer_state(checkpoint: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((checkpoint / TRAINER_STATE_NAME).read_text("utf-8"))
-    return state
-
-
-def save_unlogged_loss(checkpoint: Path, loss: float, last_logged: int) -> None:
-    """Save the sum of the losses since the step that was last logged."""
-    text = json.dumps({"loss": loss, "last_logged": last_logged})
-    (checkpoint / _UNLOGGED).write_text(text, encoding="utf-8")
+    return dict(json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8")))
 
 
 def load_unlogged_loss(checkpoint: Path) -> tuple[float, int]:
-    """Return that sum and that step."""
+    """Return the sum of the losses since the step that was last logged, and that step."""
     saved = json.loads((checkpoint / _UNLOGGED).read_text(encoding="utf-8"))
-    return float(saved["loss"]), int(saved["last_logged"])
+    return saved["loss"], saved["last_logged"]
 
 
 def describe_origin(run: Run, data: Mapping[str, SequenceDataset]) -> dict[str, Any]:
@@ -153,9 +122,11 @@ def describe_origin(run: Run, data: Mapping[str, SequenceDataset]) -> dict[str, 
     return {"run": to_dict(run), "data": digests, "weights": weights}
 
 
-def save_origin(checkpoint: Path, origin: Mapping[str, Any]) -> None:
-    """Record in a checkpoint what it came from."""
+def save_record(checkpoint: Path, origin: Mapping[str, Any], loss: float, last_logged: int) -> None:
+    """Record what a checkpoint came from, and what ``load_unlogged_loss`` returns."""
     (checkpoint / ORIGIN).write_text(json.dumps(origin, indent=1), encoding="utf-8")
+    unlogged = json.dumps({"loss": loss, "last_logged": last_logged})
+    (checkpoint / _UNLOGGED).write_text(unlogged, encoding="utf-8")
 
 
 def check_origin(checkpoint: Path, origin: Mapping[str, Any], config: PreTrainedConfig) -> None:
@@ -211,12 +182,10 @@ def _describe(changes: Sequence[tuple[str, Any, Any]]) -> str:
 def check_micro_batches(
     checkpoint: Path, run: Run, config: PreTrainedConfig, args: TrainingArguments
 ) -> None:
-    """Raise if other processes or micro-batches would change more than rounding.
-
-    Dropout draws its random numbers by both, and a penalty is computed over each micro-batch.
-    """
+    """Raise if other processes or micro-batches would change more than rounding."""
     ours = args.world_size, args.train_batch_size
-    theirs = _process_layout(checkpoint)
+    processes = len(list(checkpoint.glob("rng_state*.pth")))
+    theirs = processes, _trainer_state(checkpoint)["train_batch_size"]
     dropouts = {name: p for name, p in config.to_dict().items() if p and _IS_DROPOUT.search(name)}
     if dropouts and ours != theirs:
         name, share = next(iter(dropouts.items()))
@@ -235,12 +204,12 @@ def check_micro_batches(
 
 def restore_rows(checkpoint: Path, folder: RunFolder) -> None:
     """Write the metrics anew from a checkpoint where they are not the rows it was saved after."""
-    # transformers adds an epoch to each row.
-    history = _trainer_state(checkpoint)["log_history"]
-    saved = [{name: row[name] for name in row if name != "epoch"} for row in history]
+    saved = _trainer_state(checkpoint)["log_history"]
+    for row in saved:
+        # transformers adds it.
+        row.pop("epoch", None)
     # Compared as text, since NaN is not equal to itself.
-    ours, theirs = (json.dumps(rows, sort_keys=True) for rows in (saved, folder.rows()))
-    if ours != theirs:
+    if json.dumps(saved, sort_keys=True) != json.dumps(folder.rows(), sort_keys=True):
         logger.warning(
             "%s does not hold the rows that %s was written after; they are restored from there",
             folder.metrics,

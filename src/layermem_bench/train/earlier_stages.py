@@ -1,27 +1,84 @@
-"""Checks of a curriculum: no stage before a run was trained on what the run is judged by.
+"""What a saved model was trained on, stage by stage, and what a further stage may not hold out.
 
-A run that starts from a saved model (``model.pretrained``, ``host.model``) is trained after the
-stages that made it, which its lineage names. What the run holds out, they may have learnt: a larger
-share of the same text, the text of its validation set, or problems of the same task under options
-that split them otherwise.
+A run that starts from a saved model is trained after the stages that made it. What the run holds
+out, they may have learnt: a larger share of the same text, the text of its validation set, or
+problems of the same task under options that split them otherwise.
 """
 
-import hashlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from layermem_bench.config.run import Data, Records, Run
+from layermem.models.lineage import FIELD, damaged, read_lineage_fields, sealed
+from layermem_bench.config.run import Data, Records, Run, Task
+from layermem_bench.config.typed_dicts import from_dict, to_dict
 from layermem_bench.data.sources import hub_name, open_path
 from layermem_bench.tasks.registry import get_task
-from layermem_bench.train.lineage import Lineage, Stage, read_lineage
+from layermem_bench.train.sequences import file_digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What one run trained a model on: text, problems of a task, or records."""
+
+    run_id: str
+    data: Data | None = None
+    task: Task | None = None
+    records: Records | None = None
+    content: tuple[str, ...] = ()
+    """Digests of the files of the text or the records, by which each is known under another name
+    and among other files; none: they are generated, or on the hub."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineage:
+    """All stages of a model's training, the first one first."""
+
+    before: str | None = None
+    """Model that the first stage started from, of unknown training; None: new weights."""
+    stages: tuple[Stage, ...] = ()
+
+    def followed_by(self, stage: Stage) -> "Lineage":
+        """Return the lineage of a model that one more stage has trained."""
+        return replace(self, stages=(*self.stages, stage))
+
+    def __str__(self) -> str:
+        runs = ", ".join(stage.run_id for stage in self.stages)
+        unknown = f"{self.before}, whose training data are unknown" if self.before else ""
+        return ", then ".join(filter(None, (unknown, runs)))
+
+
+def stage_of(run: Run, content: tuple[str, ...]) -> Stage:
+    """Return what a run trains on; ``content``: the digests of its text or records."""
+    if run.records.source is not None:
+        return Stage(run_id=run.id, records=run.records, content=content)
+    if run.task.name is not None:
+        return Stage(run_id=run.id, task=run.task)
+    # Where its prepared tokens lie is of no use elsewhere.
+    return Stage(run_id=run.id, data=replace(run.data, cache=None), content=content)
+
+
+def write_lineage(config: Any, lineage: Lineage) -> None:
+    """Write a lineage into the config of a model."""
+    setattr(config, FIELD, sealed(to_dict(lineage)))
+
+
+def read_lineage(location: str | Path, revision: str | None = None) -> Lineage:
+    """Return the lineage of a saved model; see ``read_lineage_fields`` for what is refused."""
+    fields = read_lineage_fields(location, revision)
+    if fields is None:
+        return Lineage(before=str(location))
+    try:
+        return from_dict(Lineage, fields, "")
+    except (ValueError, TypeError) as error:
+        raise damaged(location, error) from error
 
 
 def check_earlier_stages(run: Run) -> Lineage:
-    """Raise where a stage of the model that a run starts from was trained on its held-out data.
-
-    Returns the stages there were; of new weights there are none.
-    """
-    start = start_of(run)
+    """Raise where a stage of the model that a run starts from was trained on its held-out data;
+    return the stages, of which new weights have none."""
+    # With from_config, host.model has the tokenizer alone.
+    start = None if run.records.from_config else run.model.pretrained or run.host.model
     if start is None:
         return Lineage()
     lineage = read_lineage(start, run.host.revision)
@@ -38,19 +95,9 @@ def check_earlier_stages(run: Run) -> Lineage:
     return lineage
 
 
-def start_of(run: Run) -> str | None:
-    """Return the saved model whose weights a run starts from; None: new weights."""
-    if run.records.from_config is not None:
-        # host.model has the tokenizer alone.
-        return None
-    return run.model.pretrained or run.host.model
-
-
 def content_of(run: Run) -> tuple[str, ...]:
-    """Return the digests of the files of text or of records that a run is trained on.
-
-    There are none if they are generated, or on the hub, where their name says enough.
-    """
+    """Return the digests of the files of text or of records that a run is trained on; none: they
+    are generated, or on the hub, where their name says enough."""
     if run.records.source is not None:
         return _digests_of_files(run.records, run.records.source)
     return () if run.task.name else _digests_of_files(run.data, run.data.source)
@@ -63,11 +110,7 @@ def _digests_of_files(part: Data | Records, source: str) -> tuple[str, ...]:
         paths = [path] if path.is_file() else []
     elif source != "stdlib" and (text := open_path(path, part.text_field)) is not None:
         paths = text.paths
-    digests = set()
-    for path in paths:
-        with path.open("rb") as file:
-            digests.add(hashlib.file_digest(file, "sha256").hexdigest()[:16])
-    return tuple(sorted(digests))
+    return tuple(sorted({file_digest(path)[:16] for path in paths}))
 
 
 def _check_task(run: Run, earlier: Any, told: str) -> None:
@@ -88,9 +131,7 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
     """Raise where the text or records that are held out are among those of an earlier stage."""
     part = "data" if isinstance(ours, Data) else "records"
 
-    def is_theirs(source: str | None) -> bool:
-        if source is None:
-            return False
+    def is_theirs(source: str) -> bool:
         named = hub_name(source) == hub_name(str(theirs.source))
         if named and _of_hub(ours) == _of_hub(theirs):
             return True
@@ -104,7 +145,7 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
                 "here: name a --validation of other text"
             )
         return
-    if not is_theirs(ours.source):
+    if not is_theirs(str(ours.source)):
         return
     # With a validation set of its own all of the source was trained on.
     before = 0.0 if theirs.validation is not None else theirs.validation_share
@@ -124,10 +165,10 @@ def _check_source(ours: Data | Records, theirs: Data | Records, stage: Stage, to
 
 def _keys(records: Records) -> tuple[str, ...]:
     """Return the fields by whose texts records are split: of questions, that of the context."""
-    is_of_questions = records.kind == "question-answering"
-    return records.fields[:1] or ("context",) if is_of_questions else records.fields
+    if records.kind == "question-answering":
+        return records.fields[:1] or ("context",)
+    return records.fields
 
 
 def _of_hub(source: Data | Records) -> tuple[str | None, ...]:
-    """Return what else a name on the hub needs to stand for one text."""
     return (source.subset, source.revision) if isinstance(source, Data) else ()

@@ -2,9 +2,7 @@
 
 A model for records has a head: what lies outside of the base model, the pooler, and any weight that
 the checkpoint lacks. It always trains; where it is new, its weights come from the run's seed. The
-control without memory is LoRA on the projections to keys and values. PEFT's layers are put into the
-model in place, so that it stays a model of transformers whose checkpoints hold all of its weights;
-at the end they are merged into it.
+control without memory is LoRA on the projections to keys and values.
 """
 
 import importlib.util
@@ -20,15 +18,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from layermem.models.checkpoints import check_path, without_loading_report
-from layermem.retrofit import attach, trainable
+from layermem.retrofit import attach, loading, trainable
 from layermem.retrofit.attaching import projection_names, routers_of_full_memory
-from layermem.retrofit.loading import (
-    check_causal,
-    is_attached,
-    load_attached,
-    load_reporting,
-    saved_memory,
-)
 from layermem_bench.config.run import Host, Run
 
 logger = logging.getLogger(__name__)
@@ -53,67 +44,65 @@ def load_host_config(run: Run) -> Any:
 def load_host(run: Run) -> Any:
     """Return the model of a run on text or a task, in float32, with the parameters it trains."""
     host, location = run.host, str(run.host.model)
-    _check_length(run)
-    if is_attached(location):
-        check_same_memory(location, host)
-        model: Any = load_attached(location, dtype=torch.float32)
+    config = load_host_config(run)
+    if run.task.name is None:
+        check_positions(config, location, "data.block_size", run.data.block_size)
+    if loading.is_attached(location):
+        _check_same_memory(location, host)
+        model: Any = loading.load_attached(location, dtype=torch.float32)
     else:
         model = AutoModelForCausalLM.from_pretrained(
             location, dtype=torch.float32, revision=host.revision or "main"
         )
         if host.memory != "none":
             attach(model, host.memory, host.window)
-    check_causal(model)
-    choose_trained(model, host)
+    loading.check_causal(model)
+    _choose_trained(model, host)
     return model
 
 
 def load_record_model(run: Run, config: Any, auto_class: Any) -> Any:
-    """Return the model of a run on records, in float32, with the parameters that it trains.
-
-    ``config``: its config, with what its head needs and the padding token; ``auto_class``: the
-    class of transformers that has the head.
-    """
+    """Return the model of a run on records, in float32, with the parameters that it trains;
+    ``auto_class``: the class of transformers with the head."""
     host, location = run.host, str(run.host.model)
-    options = {"config": config, "dtype": torch.float32}
+    options: dict[str, Any] = {"config": config, "dtype": torch.float32}
     missing: Collection[str] = ()
-    has_memory = False
+    whole = _WholeBase(auto_class)
+    has_memory = run.records.from_config is None and loading.is_attached(location)
     if run.records.from_config is not None:
         logger.info("%s: random weights, of seed %d", run.records.from_config, run.seed)
         model: Any = auto_class.from_config(**options)
-    elif is_attached(location):
-        check_same_memory(location, host)
-        has_memory = True
-        model, missing = load_reporting(location, auto_class=_WholeBase(auto_class), **options)
+    elif has_memory:
+        _check_same_memory(location, host)
+        model, missing = loading.load_reporting(location, auto_class=whole, **options)
     else:
+        options |= {"revision": host.revision or "main", "output_loading_info": True}
         with without_loading_report():
-            model, info = _WholeBase(auto_class).from_pretrained(
-                location, revision=host.revision or "main", output_loading_info=True, **options
-            )
+            model, info = whole.from_pretrained(location, **options)
         missing = info["missing_keys"]
     _check_missing(model, missing, location)
     if host.memory != "none" and not has_memory:
         attach(model, host.memory, host.window)
-    choose_trained(model, host)
+    _choose_trained(model, host)
     for name, parameter in model.named_parameters():
         if _is_head(name, model.base_model_prefix):
             parameter.requires_grad_(True)
     return model
 
 
-def choose_trained(model: Any, host: Host) -> None:
+def _choose_trained(model: Any, host: Host) -> None:
     """Let the parameters of a model train that its run trains."""
     if host.train == "lora":
-        add_lora(model, projection_names(model), routers_of_full_memory(model))
+        _add_lora(model, projection_names(model), routers_of_full_memory(model))
     elif host.memory == "none":
         model.requires_grad_(True)
     else:
         trainable(model, "all" if host.train == "all" else "routers")
 
 
-def check_same_memory(location: str, host: Host) -> None:
+def _check_same_memory(location: str, host: Host) -> None:
     """Raise if a checkpoint with memory has another than its run asks for."""
-    saved = saved_memory(location)
+    saved = loading.saved_memory(location)
     if (saved["router"], saved["window"]) != (host.memory, host.window):
         raise ValueError(
             f"{location} has memory={saved['router']} window={saved['window']}, and the run asks "
@@ -122,25 +111,20 @@ def check_same_memory(location: str, host: Host) -> None:
         )
 
 
-def _check_length(run: Run) -> None:
-    """Raise if blocks of text are longer than the positions that the model knows."""
-    config = load_host_config(run)
+def check_positions(config: Any, model: str, option: str, tokens: int, offset: int = 0) -> None:
+    """Raise if sequences are longer than the positions that a model knows, less an offset."""
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if run.task.name is None and isinstance(longest, int) and run.data.block_size > longest:
+    if isinstance(longest, int) and tokens > longest - offset:
         raise ValueError(
-            f"data.block_size={run.data.block_size} is more than {run.host.model} reads, {longest} "
-            "tokens (max_position_embeddings): lower it"
+            f"{option}={tokens} is more than {model} reads, {longest - offset} tokens "
+            "(max_position_embeddings): lower it"
         )
 
 
 @final
 class _WholeBase:
-    """Loads a class of transformers with all weights of its base model.
-
-    Some classes call the base by another name than the checkpoints of their architecture do: that
-    for question answering on a LLaMA ``transformer``, its causal model ``model``. transformers
-    then leaves all of it at random weights. Here the base is loaded by itself, and put there.
-    """
+    """Loads a class of transformers with all weights of its base model, which transformers leaves
+    random where the class names it otherwise (``transformer`` in LlamaForQuestionAnswering)."""
 
     def __init__(self, auto_class: Any) -> None:
         self.auto_class = auto_class
@@ -178,11 +162,8 @@ def _check_missing(model: Any, missing: Collection[str], location: str) -> None:
         logger.info("new weights, by the run's seed: %s", ", ".join(sorted(missing)))
 
 
-def add_lora(model: nn.Module, projections: Sequence[str], parameters: int) -> int:
-    """Put LoRA on modules and let nothing else train; return its rank.
-
-    ``projections``: names of modules. The rank is the smallest with at least ``parameters``.
-    """
+def _add_lora(model: nn.Module, projections: Sequence[str], parameters: int) -> None:
+    """Put LoRA of the smallest rank with at least ``parameters`` on modules, and train it alone."""
     if importlib.util.find_spec("peft") is None:
         raise ValueError(
             "host.train=lora needs PEFT, which is not installed: pip install peft, or choose "
@@ -203,7 +184,6 @@ def add_lora(model: nn.Module, projections: Sequence[str], parameters: int) -> i
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     inject_adapter_in_model(config, model)
-    return rank
 
 
 def merge_lora(model: nn.Module) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback
 from transformers.pytorch_utils import Conv1D
 
 from layermem.models.counting import count_forward_flops
@@ -21,8 +20,8 @@ from layermem.variants.lime import LimeRouter
 from layermem_bench.train.optimizer import DECAYED, PLAIN, is_ours
 
 # Dense bfloat16 matrix FLOPs per second from NVIDIA's data sheets, by the full name that CUDA
-# reports: cards with the same chip (PCIe, NVL, laptop, a MIG slice) differ by up to a factor of
-# two. The data sheets of Hopper cards give twice these figures, for sparse matrices.
+# reports: cards with the same chip differ by up to a factor of two. The data sheets of Hopper cards
+# give twice these figures, for sparse matrices.
 _PEAK_FLOPS = {
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
@@ -68,15 +67,13 @@ def forward_flops(model: Any, tokens: int) -> int:
 
 def variant_metrics(model: Any) -> dict[str, float]:
     """Return what a variant computes from its own parameters, or what attached routers are like."""
-    metrics: dict[str, float] = (
-        model.variant.metrics(model) if is_ours(model) else router_metrics(model)
-    )
-    return metrics
+    compute = model.variant.metrics if is_ours(model) else router_metrics
+    return dict(compute(model))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """What one training step of a run processes and computes, which is the same for every step."""
+    """What every training step of a run processes and computes."""
 
     tokens: float
     """Tokens in a step, over all processes; a mean where sequences differ in length."""
@@ -84,11 +81,6 @@ class StepCost:
     """FLOPs of the forward and the backward for a token."""
     peak_flops: float | None
     """FLOPs per second that all processes' devices can compute; None where it is not listed."""
-
-
-def base_row(step: int, cost: StepCost) -> dict[str, float]:
-    """Return what every row begins with: the step and the tokens so far."""
-    return {"step": step, "tokens": round(step * cost.tokens)}
 
 
 def training_row(
@@ -120,14 +112,11 @@ def validation_row(loss: float) -> dict[str, float]:
     return {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
 
 
-class StepTimer(TrainerCallback):
+class StepTimer:
     """Measure the time of training steps since a given step; other work pauses the timer."""
 
     def __init__(self) -> None:
         self.restart(0)
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.restart(state.global_step)
 
     def restart(self, step: int) -> None:
         """Measure from now on, ``step`` being the number of steps done so far."""
@@ -135,10 +124,7 @@ class StepTimer(TrainerCallback):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time of the block.
-
-        Work that was queued on a device before the block must have been waited for.
-        """
+        """Leave out the time of the block, before which the device must have been waited for."""
         paused_at = time.perf_counter()
         yield
         self._started += time.perf_counter() - paused_at
@@ -146,15 +132,3 @@ class StepTimer(TrainerCallback):
     def steps_per_second(self, step: int) -> float:
         """Return the mean speed up to ``step``, the number of steps done now."""
         return (step - self._first_step) / max(time.perf_counter() - self._started, 1e-9)
-
-
-class LearningRateRecorder(TrainerCallback):
-    """Record the learning rate of each parameter group that the last optimizer step used."""
-
-    def __init__(self) -> None:
-        self.learning_rates: list[float] = []
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Called after the optimizer's step and before the schedule sets the next learning rates.
-        groups = kwargs["optimizer"].param_groups
-        self.learning_rates = [float(group["lr"]) for group in groups]

@@ -1,7 +1,6 @@
 """The model card that a run writes beside its final model: README.md with metadata for a model hub.
 
-It says what the model is, how it was trained, what was measured, and how to load it. The user adds
-the licence: this library cannot know under which one the training data may be used.
+The user adds the licence: this library cannot know under which one the training data may be used.
 """
 
 import json
@@ -45,7 +44,6 @@ class Learnt:
     task: str
     """Name of what the model does, as model hubs have it."""
     data: str
-    """The training data."""
     unit: str
     """What a validation loss is of: a token, a record, a window."""
     results: Mapping[str, str] = field(default_factory=dict)
@@ -55,19 +53,14 @@ class Learnt:
 
 
 def write_model_card(path: Path, trainer: Any) -> None:
-    """Write README.md into ``path``, the folder of the final model that a trainer has trained.
-
-    A card that cannot be written, since a record of the run is damaged, is a warning: it must not
-    cost the trained model.
-    """
+    """Write README.md into the folder of a trainer's final model; a failure is a warning, since it
+    must not cost the model."""
     run, folder = trainer.run, trainer.folder
     precision = "bfloat16" if trainer.args.bf16 else "float32"
     try:
         at_end = {**describe_environment(), "precision": precision}
-        groups, learnt = (
-            trainer.unwrapped_optimizer().param_groups,
-            trainer.learning.describe(folder),
-        )
+        groups = trainer.unwrapped_optimizer().param_groups
+        learnt = trainer.learning.describe(folder)
         card = model_card(run, folder, trainer.model, groups, learnt, at_end)
         (path / "README.md").write_text(card, encoding="utf-8")
     except Exception as error:
@@ -83,11 +76,8 @@ def model_card(
     learnt: Learnt,
     at_end: Mapping[str, str],
 ) -> str:
-    """Return the card of a trained model, from its config and what the run recorded.
-
-    ``at_end``: versions, commit and precision that the run ends with; a resumed run may have begun
-    with others, which are what it recorded.
-    """
+    """Return the card of a trained model, from its config and what the run recorded; ``at_end``:
+    versions, commit and precision now, since a resumed run may have begun with others."""
     about = yaml.safe_load(folder.config.read_text(encoding="utf-8")).get("about", {})
     rows = folder.rows()
     parts = [
@@ -105,7 +95,6 @@ def model_card(
 
 
 def _metadata(run: Run, task: str) -> str:
-    """Return the YAML that model hubs read."""
     pretrained = run.model.pretrained or run.host.model
     data = ModelCardData(
         library_name="layermem",
@@ -120,21 +109,17 @@ def _metadata(run: Run, task: str) -> str:
 
 def _description(run: Run, model: nn.Module) -> str:
     config: Any = model.config
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    if run.host.model is not None:
-        return _description_of_host(run, type(model).__name__, parameters)
-    options = f" ({', '.join(run.model.options)})" if run.model.options else ""
-    return (
-        f"A causal language model of the variant `{run.variant}`{options} of "
-        "[layermem](https://arxiv.org/abs/2502.09245): a LLaMA-shaped decoder of "
-        f"{config.num_hidden_layers} layers of width {config.hidden_size} with "
-        f"{config.num_attention_heads} query heads and {config.num_key_value_heads} key-value "
-        f"heads, {parameters:,} parameters."
-    )
-
-
-def _description_of_host(run: Run, architecture: str, parameters: int) -> str:
     host, window = run.host, f", window {run.host.window}" if run.host.window else ""
+    parameters = f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters"
+    layermem = "[layermem](https://arxiv.org/abs/2502.09245)"
+    if host.model is None:
+        options = f" ({', '.join(run.model.options)})" if run.model.options else ""
+        return (
+            f"A causal language model of the variant `{run.variant}`{options} of {layermem}: a "
+            f"LLaMA-shaped decoder of {config.num_hidden_layers} layers of width "
+            f"{config.hidden_size} with {config.num_attention_heads} query heads and "
+            f"{config.num_key_value_heads} key-value heads, {parameters}."
+        )
     memory = f"with attached layer memory ({host.memory}{window})"
     if host.memory == "none":
         memory = "without layer memory"
@@ -144,8 +129,8 @@ def _description_of_host(run: Run, architecture: str, parameters: int) -> str:
         "lora": "LoRA on its keys and values was trained, and is merged into them",
     }[host.train]
     return (
-        f"{Path(str(host.model)).name}, a {architecture} of transformers, {memory}, "
-        f"{parameters:,} parameters; {trained} by [layermem](https://arxiv.org/abs/2502.09245)."
+        f"{Path(host.model).name}, a {type(model).__name__} of transformers, {memory}, "
+        f"{parameters}; {trained} by {layermem}."
     )
 
 
@@ -157,12 +142,11 @@ def _training(
     data: str,
     at_end: Mapping[str, str],
 ) -> str:
-    """Return a table of what the model was trained on and how."""
     tokens = max((row["tokens"] for row in rows if "tokens" in row), default=None)
     start = run.model.pretrained or run.host.model or "new weights"
     if run.records.from_config is not None:
         start = f"random weights of the sizes in {run.records.from_config}"
-    table = {
+    table: dict[str, Any] = {
         "command": f"`{about['command']}`" if "command" in about else None,
         "run id": about.get("run_id"),
         "started from": start,
@@ -176,8 +160,13 @@ def _training(
         "learning rate": f"{_by_group(groups, 'initial_lr')}; {run.optim.schedule}, "
         f"{run.optim.warmup_steps} warm-up steps at most",
         "weight decay": _by_group(groups, "weight_decay"),
-        **{name: _begun_and_ended(about.get(name), at_end.get(name)) for name in _PROVENANCE},
     }
+    for name in _PROVENANCE:
+        begun, ended = about.get(name), at_end.get(name)
+        table[name] = begun or ended
+        if begun and ended and begun != ended:
+            # A resumed run.
+            table[name] = f"{begun} at the beginning, {ended} at the end"
     return _table({name: value for name, value in table.items() if value is not None})
 
 
@@ -187,16 +176,8 @@ def _by_group(groups: Groups, setting: str) -> str:
     for group in groups:
         name = group["name"].removesuffix(NO_DECAY)
         trained_with.setdefault(group[setting], []).append(_GROUPS.get(name, name))
-    return ", ".join(
-        f"{value:g} ({', '.join(sorted(names))})" for value, names in trained_with.items()
-    )
-
-
-def _begun_and_ended(begun: str | None, ended: str | None) -> str | None:
-    """Return one value, or both where a resumed run ended with another than it began with."""
-    if begun is None or ended is None or begun == ended:
-        return begun or ended
-    return f"{begun} at the beginning, {ended} at the end"
+    shown = {value: ", ".join(sorted(names)) for value, names in trained_with.items()}
+    return ", ".join(f"{value:g} ({names})" for value, names in shown.items())
 
 
 def _evaluation(rows: list[dict[str, Any]], learnt: Learnt) -> str:
@@ -214,20 +195,11 @@ def _evaluation(rows: list[dict[str, Any]], learnt: Learnt) -> str:
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    rows = (
-        f"| {name} | {str(value).replace('|', chr(92) + '|').replace(chr(10), ' ')} |"
-        for name, value in values.items()
-    )
+    cells = {
+        name: str(value).replace("|", r"\|").replace("\n", " ") for name, value in values.items()
+    }
+    rows = (f"| {name} | {cell} |" for name, cell in cells.items())
     return "\n".join(["|  | value |", "|---|---|", *rows])
-
-
-def head_loading(run: Run, auto_class: str) -> tuple[str, str]:
-    """Return code that imports what loads a model with a head, and code that loads it."""
-    imports = f"from transformers import {auto_class}, AutoTokenizer"
-    if run.host.memory == "none":
-        return imports, f"{auto_class}.from_pretrained(path)"
-    attached = "from layermem.retrofit import load_attached"
-    return f"{attached}\n{imports}", f"load_attached(path, auto_class={auto_class})"
 
 
 def literal(text: str) -> str:

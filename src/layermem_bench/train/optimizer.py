@@ -1,9 +1,8 @@
 """Parameter groups, the AdamW optimizer over them, and the learning-rate schedule of each group.
 
 Weight matrices have weight decay; norms, biases and embeddings have none. A variant's own
-parameters (``Variant.overrides``) may have a learning rate and a weight decay of their own, and
-have the learning rate ``optim.router_lr`` if it is given. The learning rate of each group rises
-from zero and then falls to ``optim.min_lr``, the same for all groups.
+parameters (``Variant.overrides``) may have settings of their own. The learning rate of each group
+rises from zero and then falls to ``optim.min_lr``, the same for all groups.
 """
 
 import math
@@ -34,19 +33,14 @@ def is_ours(model: nn.Module) -> bool:
 
 def overrides_of(model: Any) -> Sequence[ParameterOverride]:
     """Return the optimizer settings of a variant's own parameters, or of attached routers."""
-    overrides: Sequence[ParameterOverride] = (
-        model.variant.overrides if is_ours(model) else _ATTACHED
-    )
-    return overrides
+    return tuple(model.variant.overrides if is_ours(model) else _ATTACHED)
 
 
 def parameter_groups(
     model: nn.Module, overrides: Sequence[ParameterOverride], optim: Optim
 ) -> list[dict[str, Any]]:
-    """Split the trainable parameters into groups with ``name``, ``lr`` and ``weight_decay``.
-
-    ``overrides`` are those of the variant, whose parameters alone ``optim.router_lr`` is for.
-    """
+    """Split the trainable parameters into groups with ``name``, ``lr`` and ``weight_decay``;
+    ``optim.router_lr`` is for parameters with ``overrides`` alone."""
     override_of = find_overridden(model, overrides)
     if optim.router_lr is not None and not override_of:
         raise ValueError(
@@ -125,10 +119,8 @@ def _keep_fused_setting(optimizer: Optimizer, state: dict[str, Any]) -> dict[str
 
 def build_schedule(optimizer: Optimizer, optim: Optim, max_steps: int) -> LambdaLR:
     """Return the learning-rate schedule of every group, scaled to ``max_steps``."""
-    return LambdaLR(
-        optimizer,
-        [_learning_rate_factor(group["lr"], optim, max_steps) for group in optimizer.param_groups],
-    )
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    return LambdaLR(optimizer, [_learning_rate_factor(peak, optim, max_steps) for peak in peaks])
 
 
 def _learning_rate_factor(peak: float, optim: Optim, max_steps: int) -> Callable[[int], float]:

@@ -33,10 +33,8 @@ def is_distributed() -> bool:
 def wait_for_all() -> Iterator[None]:
     """Wait at the end of the block until all processes have finished it, for as long as it takes.
 
-    A collective operation fails once a process is later than the group's timeout, but preparing
-    text may take hours on one machine and no time on another that has it already. This wait counts
-    the processes in the group's store instead, and reads the counter at least once a second. If the
-    block fails in one process, it ends with an error in all of them.
+    A collective operation has a timeout, and preparing text may take hours; so processes are
+    counted in the group's store. If the block fails in one, it ends with an error in all of them.
     """
     if not is_distributed():
         yield
@@ -90,10 +88,9 @@ def check_processes_agree(values: Mapping[str, Any]) -> None:
 def exit_if_distributed() -> None:
     """End a process of a distributed run without the interpreter's shutdown.
 
-    Gloo's threads may still hold Python objects (torch 2.13). If these are freed while the
-    interpreter shuts down, the process aborts; if they are freed while the main thread destroys the
-    group, the two wait for each other forever. Both are rare. So the functions registered to run at
-    exit are called, the output is flushed, and nothing else is done.
+    Gloo's threads may still hold Python objects (torch 2.13), which rarely abort the process while
+    the interpreter shuts down, or deadlock while the group is destroyed. So nothing is done but to
+    call the functions registered for the exit, and to flush the output.
     """
     if is_distributed() and distributed.get_world_size() > 1:
         atexit._run_exitfuncs()

@@ -13,10 +13,15 @@ from transformers import TrainingArguments, set_seed
 from layermem.models.files import write_atomically
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, temporary_folder
-from layermem_bench.train.earlier_stages import check_earlier_stages, content_of
+from layermem_bench.train.earlier_stages import (
+    Lineage,
+    check_earlier_stages,
+    content_of,
+    stage_of,
+    write_lineage,
+)
 from layermem_bench.train.host_models import merge_lora
 from layermem_bench.train.learning import Evaluate, Learning, Save, prepare_learning
-from layermem_bench.train.lineage import Lineage, stage_of, write_lineage
 from layermem_bench.train.model_card import write_model_card
 from layermem_bench.train.processes import wait_for_all
 from layermem_bench.train.run_config import claim_folder, record_beginning
@@ -58,7 +63,10 @@ def train(
         folder.create()
     with folder.locked() if is_first else nullcontext():
         with wait_for_all():
-            prepared = _claim_and_prepare(run, folder, args, evaluate, resume=resume)
+            if is_first:
+                claim_folder(folder, run, resume=resume)
+            has_ended = folder.final.exists()
+            prepared = None if has_ended else _prepare(run, folder, args, evaluate)
         if prepared is None:
             logger.info("%s has ended already", folder.path)
         else:
@@ -66,26 +74,13 @@ def train(
     return folder
 
 
-def _claim_and_prepare(
-    run: Run,
-    folder: RunFolder,
-    args: TrainingArguments,
-    evaluate: Evaluate | None,
-    *,
-    resume: bool,
-) -> tuple[Learning, Lineage] | None:
-    """Claim the folder; return what the run learns, and what trained the model that it starts from.
-
-    Returns None if the run has ended already.
-    """
-    is_first = args.process_index == 0
-    if is_first:
-        claim_folder(folder, run, resume=resume)
-    if folder.final.exists():
-        return None
+def _prepare(
+    run: Run, folder: RunFolder, args: TrainingArguments, evaluate: Evaluate | None
+) -> tuple[Learning, Lineage]:
+    """Return what the run learns, and what trained the model that it starts from."""
     earlier = check_earlier_stages(run)
     learning = prepare_learning(run, evaluate)
-    if is_first:
+    if args.process_index == 0:
         beginning = {
             "data": data_digest(learning.train_data, learning.validation_data),
             "precision": "bfloat16" if args.bf16 else "float32",
@@ -115,7 +110,7 @@ def _train(
         with _record_divergence(trainer, folder):
             ended = trainer.train_from(checkpoint)
             if ended:
-                trainer.check_weights()
+                trainer.finite.check_weights()
         if ended and learning.save:
             save = partial(_save_result, trainer, folder, learning.save)
             ended = trainer.stop.run_unless_stopped(save, trainer.args)
@@ -140,27 +135,19 @@ def _record_divergence(trainer: Trainer, folder: RunFolder) -> Iterator[None]:
 
 
 def _save_result(trainer: Trainer, folder: RunFolder, save: Save) -> None:
-    """Have the final model measured, write the result and log it."""
     measured = save(trainer, folder)
     if measured is None:
         return
     solved, problems = measured
-    solved = replace(
-        solved,
-        run_id=trainer.run.id,
-        steps_taken=trainer.state.global_step,
-        problems=prompts_digest(problems),
-    )
+    steps, digest = trainer.state.global_step, prompts_digest(problems)
+    solved = replace(solved, run_id=trainer.run.id, steps_taken=steps, problems=digest)
     write_atomically(folder.result, solved.to_json())
     for name, text in trainer.learning.describe(folder).results.items():
         logger.info("%s: %s", name, text)
 
 
 def _save_final_model(trainer: Trainer, folder: RunFolder) -> None:
-    """Save model and tokenizer to a temporary folder and move it to its place.
-
-    The last step's checkpoint is deleted unless the run asks for checkpoints.
-    """
+    """Save model and tokenizer; delete the last step's checkpoint unless the run asks for any."""
     temporary = folder.path / ".final"
     is_first = trainer.is_world_process_zero()
     what = f"the final model, {folder.final},"

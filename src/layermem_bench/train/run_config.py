@@ -42,13 +42,12 @@ def check_same_run(folder: RunFolder, run: Run) -> None:
 def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
     """Write the config into a free folder, or check that the folder holds this run.
 
-    When a run is resumed with changes to how it is carried out, the config is written with them,
-    and ``about`` keeps what it says of the beginning. A folder is free as long as it holds no
-    rows, checkpoint or result: a run that was refused before its first step leaves it free.
+    A folder without rows, checkpoint or result is free, as after a run that was refused. What a
+    resumed run changes of how it is carried out is written; ``about`` stays as it was.
     """
     ended = folder.final.exists() or folder.result.exists()
     if not (ended or folder.complete_checkpoints() or folder.rows()):
-        about = {"run_id": run.id, "command": command_line(), **describe_environment()}
+        about = {"run_id": run.id, "command": _command_line(), **describe_environment()}
         _write(folder, run, about)
         return
     check_has_config(folder)
@@ -65,11 +64,7 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
 
 
 def record_beginning(folder: RunFolder, run: Run, beginning: Mapping[str, str | None]) -> None:
-    """Record digests of the data and weights, and the precision: what fields do not determine.
-
-    A run that goes on from a checkpoint keeps what was recorded when it began. What is None is not
-    recorded.
-    """
+    """Record what fields do not determine, unless it is None, of a run without a checkpoint."""
     if not folder.complete_checkpoints():
         about = {k: v for k, v in read_config(folder.config)[1].items() if k not in beginning}
         known = {name: value for name, value in beginning.items() if value is not None}
@@ -85,16 +80,16 @@ def _write(folder: RunFolder, run: Run, about: Mapping[str, str]) -> None:
 def describe_environment() -> dict[str, str]:
     """Return versions, commit and machine, as far as they can be found out."""
     return {
-        "layermem": package_version("layermem"),
+        "layermem": _package_version("layermem"),
         "python": platform.python_version(),
-        **{name: package_version(name) for name in _PACKAGES},
-        "commit": commit_of(_PACKAGE_FOLDER / "__init__.py"),
+        **{name: _package_version(name) for name in _PACKAGES},
+        "commit": _commit_of(_PACKAGE_FOLDER / "__init__.py"),
         "machine": platform.machine(),
         "processor": processor_name(),
     }
 
 
-def command_line() -> str:
+def _command_line() -> str:
     """Return the command that started this process, as a user would write it."""
     program, *arguments = sys.argv
     if Path(program).name in ("__main__.py", "layermem"):
@@ -102,30 +97,23 @@ def command_line() -> str:
     return shlex.join([program, *arguments])
 
 
-def commit_of(file: Path) -> str:
+def _commit_of(file: Path) -> str:
     """Return the commit of a file, with "+changes" where its folder differs from the commit."""
-    # The package may be installed inside a checkout of another project, which does not track it.
-    tracked = _git(file.parent, "ls-files", "--error-unmatch", file.name)
-    commit = tracked and _git(file.parent, "rev-parse", "HEAD")
-    if not commit:
-        return "not a git checkout"
-    changes = _git(file.parent, "--no-optional-locks", "status", "--porcelain", ".")
-    return f"{commit}+changes" if changes else commit
 
+    def git(*arguments: str) -> str:
+        run = subprocess.run(["git", *arguments], cwd=file.parent, capture_output=True, check=True)
+        return run.stdout.decode().strip()
 
-def _git(folder: Path, *arguments: str) -> str:
-    """Return the output of git in a folder, or nothing if it fails or is not installed."""
     try:
-        completed = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, check=True
-        )
+        # The package may lie in a checkout of another project, which does not track it.
+        git("ls-files", "--error-unmatch", file.name)
+        changes = git("--no-optional-locks", "status", "--porcelain", ".")
+        return git("rev-parse", "HEAD") + ("+changes" if changes else "")
     except (OSError, subprocess.CalledProcessError):
-        return ""
-    return completed.stdout.strip()
+        return "not a git checkout"
 
 
-def package_version(name: str) -> str:
-    """Return the version of an installed package."""
+def _package_version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,15 +1,10 @@
 """Seq-VCR: a penalty that keeps the last hidden states of different sequences apart.
 
 Arefin et al., 2024 (arXiv 2411.02344). The last hidden states, as the head reads them, are
-projected by a matrix of their own, and the penalty asks each feature to vary over the sequences of
-a micro-batch, at every position, and features to vary independently of each other
-(``ops/seq_vcr.py``). Deviations and choices: the covariance is over the sequences that one process
-computes at once, as is that of each micro-batch when gradients are accumulated; the matrix has no
-bias, which a covariance would not notice; it is trained as any other weight matrix.
-
-The matrix belongs to the training and not to the model: it hangs on the model while it is trained,
-so that optimizer, clipping, DDP and FSDP2 treat it as every other parameter, and is saved in a file
-of its own in checkpoints alone.
+projected by a matrix of their own; ``ops/seq_vcr.py`` has the terms. Choices: the covariance is
+over the sequences of a process's micro-batch; the matrix has no bias, which a covariance would not
+notice. It hangs on the model while it is trained, so that optimizer, clipping, DDP and FSDP2 treat
+it as every other parameter, and is saved in a file of its own in checkpoints alone.
 """
 
 import json
@@ -42,13 +37,12 @@ class SeqVCR(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.width, width))
-        # As torch's Linear; from its own generator, so that the run draws the numbers that it
-        # would draw without the penalty.
+        # As torch's Linear; from its own generator, so that the run draws its usual numbers.
         bound = width**-0.5
         nn.init.uniform_(self.weight, -bound, bound, forked_generator("seq_vcr"))
         self._states: Tensor | None = None
-        # Sums of both terms since the last row of metrics, and the number of micro-batches. In
-        # float64, as which they are saved, so that those of a resumed run are the same.
+        # Sums of both terms since the last row of metrics, and the number of micro-batches; in
+        # float64, as which they are saved.
         self._sums = torch.zeros(3, dtype=torch.float64)
 
     @contextmanager
@@ -76,8 +70,7 @@ class SeqVCR(nn.Module):
         ``micro_batches``: their number in a step of this process.
         """
         states, self._states = self._states, None
-        if states is None:
-            raise RuntimeError("there was no forward in training since the last penalty")
+        assert states is not None
         variance, covariance = variance_and_covariance(states, self.weight, reached(labels))
         terms = torch.stack([variance, covariance, torch.ones_like(variance)])
         self._sums += terms.detach()
@@ -85,10 +78,7 @@ class SeqVCR(nn.Module):
         return (weights[0] * variance + weights[1] * covariance) / micro_batches
 
     def take_metrics(self, args: TrainingArguments) -> dict[str, float]:
-        """Return the mean of both terms over the micro-batches since the last call.
-
-        Every process must call this.
-        """
+        """Return the mean of both terms since the last call; every process must call this."""
         variance, covariance, count = self._gather(args)
         self._sums.zero_()
         return {"seq_vcr_variance": variance / count, "seq_vcr_covariance": covariance / count}
@@ -107,17 +97,13 @@ class SeqVCR(nn.Module):
             self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
 
     def flops_per_token(self, sequences: int) -> int:
-        """FLOPs of a forward: the projection, and products of ``sequences`` with each other.
-
-        What is computed again in the backward, means and variances are left out.
-        """
+        """Return those of a forward: the projection, and products of ``sequences`` with each other.
+        What is computed again in the backward, means and variances are left out."""
         features, width = self.weight.shape
         return 2 * features * (width + sequences)
 
     def _gather(self, args: TrainingArguments) -> list[float]:
-        """Return the sums over all processes."""
-        sums: list[float] = nested_gather(self._sums[None], args.parallel_mode).sum(0).tolist()
-        return sums
+        return list(nested_gather(self._sums[None], args.parallel_mode).sum(0).tolist())
 
 
 def model_names(names: Iterable[str]) -> set[str]:
@@ -127,11 +113,9 @@ def model_names(names: Iterable[str]) -> set[str]:
 
 def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the weights of the model, and those of a penalty that hangs on it."""
-    of_model = model_names(state)
-    return (
-        {name: value for name, value in state.items() if name in of_model},
-        {name[len(_PREFIX) :]: value for name, value in state.items() if name not in of_model},
-    )
+    own = {name: value for name, value in state.items() if name.startswith(_PREFIX)}
+    of_model = {name: value for name, value in state.items() if name not in own}
+    return of_model, {name.removeprefix(_PREFIX): value for name, value in own.items()}
 
 
 def save_weight(state: Mapping[str, Tensor], folder: Path) -> None:

@@ -1,13 +1,8 @@
 """Sequences of tokens as the trainer gets them: how they are padded, their order, their digests.
 
-A config names data by its place, and the contents of that place may change: a file is edited, a
-folder is mounted elsewhere, another Python has another standard library. So may the weights of a
-saved model that a run starts from (``weights_digest``).
-
-There are two digests of data, both kept in files of recorded runs, so that neither can take the
-place of the other. ``data_digest`` (config.yaml) identifies whole splits by how they were prepared.
-``sequences_digest`` (origin.json of a checkpoint) reads the sequences themselves, as the trainer
-gets them, and so notices a change of what cuts or encodes them too.
+Recorded runs keep two digests of data. ``data_digest`` (config.yaml) identifies whole splits by how
+they were prepared. ``sequences_digest`` (origin.json of a checkpoint) reads the sequences
+themselves, and so notices a change of what cuts or encodes them too.
 """
 
 import hashlib
@@ -24,8 +19,6 @@ from torch.utils.data import Dataset, Sampler
 
 IGNORED = -100
 """Label of a token that has no loss."""
-# Suffixes of files with weights.
-_WEIGHTS = (".safetensors", ".bin")
 # Sequences of a dataset that ``sequences_digest`` reads, spread evenly over it.
 _MAX_SEQUENCES = 4096
 
@@ -63,15 +56,15 @@ class PaddedSequences(Dataset[dict[str, Tensor]]):
     def collate(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Pad to the longest sequence, on the right, where a causal model needs no mask."""
         padding = {"input_ids": self.padding, "token_type_ids": 0, "labels": IGNORED}
-        batch = {}
-        for name in items[0]:
-            values = [item[name] for item in items]
-            is_sequence = values[0].ndim > 0
-            batch[name] = (
-                pad_sequence(values, True, padding[name]) if is_sequence else torch.stack(values)
-            )
+        columns = {name: [item[name] for item in items] for name in items[0]}
+        batch = {
+            name: pad_sequence(values, True, padding[name])
+            if values[0].ndim
+            else torch.stack(values)
+            for name, values in columns.items()
+        }
         if self.has_mask:
-            ones = [torch.ones_like(item["input_ids"]) for item in items]
+            ones = [torch.ones_like(ids) for ids in columns["input_ids"]]
             batch["attention_mask"] = pad_sequence(ones, True, 0)
         return batch
 
@@ -85,13 +78,9 @@ class PaddedSequences(Dataset[dict[str, Tensor]]):
 class DataOrder(Sampler[int]):
     """Yield ``length`` indices of a dataset of ``dataset_size`` sequences, drawn from a seed.
 
-    Each epoch is a permutation of its own. The run takes its sequences from the chain of these
-    permutations, so that every step has a full batch, and the order is the same for any number of
-    processes and any micro-batch. Two variants with one seed see the same batches.
-
-    torch's ``RandomSampler`` with ``num_samples`` draws the same permutations, but its generator
-    keeps its state: a second pass over it has another order. accelerate also replaces that class or
-    synchronizes its generator. Here every pass starts from the seed.
+    They are a chain of permutations, so that every step has a full batch, in an order that depends
+    on neither processes, micro-batch nor variant. torch's ``RandomSampler`` draws the same, but has
+    another order at a second pass, and accelerate replaces it or synchronizes its generator.
     """
 
     def __init__(self, dataset_size: int, length: int, seed: int) -> None:
@@ -111,14 +100,13 @@ class DataOrder(Sampler[int]):
 
 def padding_of(tokenizer: Any) -> int:
     """Return the id that sequences are padded with: that of the end, where there is no other."""
-    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id)
-    found = next((each for each in ids if each is not None), None)
-    if found is None:
-        raise ValueError(
-            "the tokenizer has neither a padding token nor an end token; give it one: "
-            "tokenizer.pad_token = ..., tokenizer.save_pretrained(...)"
-        )
-    return int(found)
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    raise ValueError(
+        "the tokenizer has neither a padding token nor an end token; give it one: "
+        "tokenizer.pad_token = ..., tokenizer.save_pretrained(...)"
+    )
 
 
 def data_digest(*splits: SequenceDataset) -> str:
@@ -132,17 +120,17 @@ def prompts_digest(prompts: Sequence[str]) -> str:
 
 
 def weights_digest(source: str | None) -> str | None:
-    """Return twelve hexadecimal digits that identify the weights in a saved model's folder.
-
-    None: there is no such folder; a model on the hub is identified by its name and revision.
-    """
+    """Return twelve hexadecimal digits that identify the weights in a folder; None: it is none."""
     if source is None or not Path(source).is_dir():
         return None
-    files = []
-    for path in sorted(p for p in Path(source).iterdir() if p.suffix in _WEIGHTS):
-        with path.open("rb") as file:
-            files.append([path.name, hashlib.file_digest(file, "sha256").hexdigest()])
-    return _short_digest(files)
+    files = [path for path in Path(source).iterdir() if path.suffix in (".safetensors", ".bin")]
+    return _short_digest([[path.name, file_digest(path)] for path in sorted(files)])
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _short_digest(value: object) -> str:
@@ -153,13 +141,10 @@ def sequences_digest(data: SequenceDataset) -> str:
     """Return the SHA-256 of a dataset's size and of up to 4,096 of its sequences."""
     count = len(data)
     digest = hashlib.sha256(str(count).encode())
-    for index in _spread_indices(count):
+    indices: Iterable[int] = range(count)
+    if count > _MAX_SEQUENCES:
+        indices = (i * (count - 1) // (_MAX_SEQUENCES - 1) for i in range(_MAX_SEQUENCES))
+    for index in indices:
         for name, tensor in sorted(data[index].items()):
             digest.update(f"{name} {tensor.shape}".encode() + tensor.numpy().tobytes())
     return digest.hexdigest()
-
-
-def _spread_indices(count: int) -> Iterable[int]:
-    if count <= _MAX_SEQUENCES:
-        return range(count)
-    return (number * (count - 1) // (_MAX_SEQUENCES - 1) for number in range(_MAX_SEQUENCES))

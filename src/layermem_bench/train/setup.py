@@ -8,7 +8,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, TrainingArguments
 
-from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
@@ -16,6 +15,7 @@ from layermem_bench.config.run import Model, Run
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.tasks import registry as tasks
+from layermem_bench.train.host_models import load_host
 from layermem_bench.train.optimizer import find_overridden
 from layermem_bench.train.processes import form_cpu_group
 
@@ -41,11 +41,13 @@ def load_run_tokenizer(run: Run) -> Any:
     return load_tokenizer(run.task.tokenizer or run.data.tokenizer)
 
 
-def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
-    """Return a model with new weights, a saved model, or a LLaMA converted to the variant."""
+def build_model(run: Run, tokenizer: Any) -> Any:
+    """Return a model of transformers, or a decoder of ours: new, saved, or a LLaMA converted."""
+    if run.host.model is not None:
+        return load_host(run)
     source, entry = run.model.pretrained, lookup(run.variant)
     if source is None:
-        return build(run.variant, **model_fields(run, tokenizer))
+        return build(run.variant, **_model_fields(run, tokenizer))
     source_type = AutoConfig.from_pretrained(source).model_type
     if source_type != entry.config.model_type:
         if source_type in LLAMA_MODEL_TYPES:
@@ -61,15 +63,26 @@ def build_model(run: Run, tokenizer: Any) -> DecoderForCausalLM:
             f"{source} has its own {', '.join(sorted(run.model.variant_fields()))}; leave "
             "--model.options out"
         )
-    model: DecoderForCausalLM = entry.causal_lm.from_pretrained(source, dtype=torch.float32)
-    return model
+    return entry.causal_lm.from_pretrained(source, dtype=torch.float32)
 
 
 @cache
-def check_options(variant: str, model: Model) -> None:
-    """Raise unless a new model can have its options: their names, their values, and the two with
-    its sizes. The model is built only once the data are prepared, or other models are trained."""
-    _new_config(variant, model)
+def check_options(variant: str, model: Model) -> DecoderConfig:
+    """Return the config of a new model, but for what the tokenizer says; raise unless its options
+    have names, values and sizes that it can have. No model is built, nor are data prepared."""
+    entry, fields, sizes = lookup(variant), model.variant_fields(), model.sizes()
+    check_names(entry, fields.keys() - BUILT_WITH)
+    if repeated := sorted(sizes.keys() & fields):
+        raise ValueError(
+            f"model.options name {', '.join(repeated)}, which the config has a field for: "
+            f"--model.{repeated[0].replace('_', '-')}"
+        )
+    given = {name: value for name, value in sizes.items() if value is not None}
+    options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
+    try:
+        return entry.config(**given | options)
+    except StrictDataclassError as error:
+        raise ValueError(str(error.__cause__ or error)) from error
 
 
 def check_router_lr(run: Run) -> None:
@@ -85,38 +98,14 @@ def check_router_lr(run: Run) -> None:
 @cache
 def adds_parameters(variant: str, model: Model) -> bool:
     """Return whether the variant has optimiser settings for some parameters of a new model."""
-    entry, config = lookup(variant), _new_config(variant, model)
+    entry = lookup(variant)
     # Without memory for weights.
     with torch.device("meta"):
-        built = entry.causal_lm(config)
+        built = entry.causal_lm(check_options(variant, model))
     return bool(find_overridden(built, entry.variant.overrides))
 
 
-def _new_config(variant: str, model: Model) -> DecoderConfig:
-    """Return the config of a new model but for what the tokenizer says; see ``check_options``."""
-    entry, fields = lookup(variant), model.variant_fields()
-    check_names(entry, fields.keys() - BUILT_WITH)
-    _check_no_size_repeated(model)
-    sizes = {name: value for name, value in model.sizes().items() if value is not None}
-    options = {name: value for name, value in fields.items() if name not in BUILT_WITH}
-    try:
-        return entry.config(**sizes | options)
-    except StrictDataclassError as error:
-        raise ValueError(str(error.__cause__ or error)) from error
-
-
-def _check_no_size_repeated(model: Model) -> None:
-    """Raise if an option of a variant is a size, which the config has a field for."""
-    if repeated := sorted(model.sizes().keys() & model.variant_fields()):
-        raise ValueError(
-            f"model.options name {', '.join(repeated)}, which the config has a field for: "
-            f"--model.{repeated[0].replace('_', '-')}"
-        )
-
-
-def model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
-    """Return the fields of the config of a run's new model."""
-    _check_no_size_repeated(run.model)
+def _model_fields(run: Run, tokenizer: Any) -> dict[str, Any]:
     sizes = run.model.sizes()
     if sizes["vocab_size"] is None:
         sizes["vocab_size"] = len(tokenizer)
@@ -168,7 +157,6 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
         eval_steps=run.eval_every,
         save_strategy="steps" if run.save_every else "no",
         save_steps=run.save_every or run.max_steps,
-        save_total_limit=None,
         metric_for_best_model="eval_loss",
         greater_is_better=False,
         prediction_loss_only=True,
@@ -201,11 +189,8 @@ def uses_bfloat16(precision: str) -> bool:
 
 
 def choose_loss_chunk(configured: int | None, tokens: int, vocabulary: int) -> int:
-    """Return how many tokens' logits are in memory at once; 0 means all of them.
-
-    ``configured`` is the run's ``compute.loss_chunk``. Where it is None, a micro-batch of few
-    logits is not chunked, and one of many has chunks of a quarter of the limit.
-    """
+    """Return how many tokens' logits are in memory at once, 0 for all: as ``configured``
+    (``compute.loss_chunk``), or by the size of a micro-batch's logits."""
     if configured is not None:
         return configured
     bytes_per_token = 4 * vocabulary

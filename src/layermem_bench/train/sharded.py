@@ -1,12 +1,9 @@
 """The trainer with parameters, gradients and optimizer states sharded over processes (FSDP2).
 
-Every layer is a unit of torch's ``fully_shard``, on CPUs and on GPUs. The root unit, which is
-gathered once a forward, holds the embeddings and the head. In bfloat16 the weights of linear layers
-are gathered in bfloat16, as autocast would cast them, and all others (norms, routers, embeddings)
-in float32, so that a run computes what the unsharded run does; gradients are summed in float32. A
-checkpoint holds the full model, so that it can be loaded as any other, and beside it ``sharded/``,
-where every process writes its own part. Weights are loaded before the model is sharded, the
-optimizer's moments after (``checkpoints``).
+Every layer is a unit of torch's ``fully_shard``. The root unit, gathered once a forward, holds the
+embeddings and the head. In bfloat16 the weights of linear layers are gathered in bfloat16, as
+autocast would cast them, and all others in float32, so that a run computes what the unsharded run
+does; gradients are summed in float32. A checkpoint also holds the full model, to be loaded as any.
 """
 
 from pathlib import Path
@@ -46,8 +43,11 @@ class ShardedTrainer(Trainer):
         mesh = init_device_mesh(self.args.device.type, (self.args.world_size,))
         policy = MixedPrecisionPolicy()
         if uses_bfloat16(self.run.compute.precision):
-            # One small unit, gathered from the first norm to the end of the backward.
-            fully_shard(_float32_modules(self.model.model), mesh=mesh, reshard_after_forward=False)
+            # What autocast leaves in float32, but for embeddings, is one small unit, gathered from
+            # the first norm to the end of the backward.
+            parts = [m for m in self.model.model.modules() if list(m.parameters(recurse=False))]
+            kept = [m for m in parts if not isinstance(m, nn.Linear | nn.Embedding)]
+            fully_shard(kept, mesh=mesh, reshard_after_forward=False)
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -58,10 +58,8 @@ class ShardedTrainer(Trainer):
             self.model.set_reshard_after_forward(False)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Scatter gradients and free weights after each micro-batch, or after a step's last one.
-
-        ``compute.keep_whole`` says which of them stay in full between micro-batches.
-        """
+        """Scatter gradients and free weights after each micro-batch, unless ``compute.keep_whole``
+        keeps them in full until a step's last one."""
         keep_whole, is_last = self.run.compute.keep_whole, self.accelerator.sync_gradients
         self.model.set_requires_gradient_sync(is_last or keep_whole == "nothing")
         self.model.set_reshard_after_backward(is_last or keep_whole != "all")
@@ -86,13 +84,3 @@ class ShardedTrainer(Trainer):
         checkpoints.save_sharded(Path(output_dir), self.model, self.unwrapped_optimizer())
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
-
-
-def _float32_modules(decoder: nn.Module) -> list[nn.Module]:
-    """Return the modules whose parameters autocast leaves in float32, except embeddings."""
-    return [
-        module
-        for module in decoder.modules()
-        if not isinstance(module, nn.Linear | nn.Embedding)
-        and next(module.parameters(recurse=False), None) is not None
-    ]

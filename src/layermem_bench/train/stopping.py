@@ -6,17 +6,15 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainingArguments
 
-from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.processes import any_process
 
 logger = logging.getLogger(__name__)
@@ -42,14 +40,13 @@ def warn_if_saving_is_slow(seconds: float) -> None:
 
 
 class _WorkInterrupted(BaseException):
-    """Raised by the signal handler; not an ``Exception``, so that no other code catches it."""
+    """Not an ``Exception``, so that no other code catches it."""
 
 
 class StopOnSignal(TrainerCallback):
     """On SIGTERM or Ctrl-C finish the step, save and stop; on a second Ctrl-C stop immediately.
 
-    The last step is saved as well, whatever the run asks for: the work after it (solving test
-    problems, the results of records, writing the final model) may fail.
+    The last step is always saved as well, since the work after it may fail.
     """
 
     def __init__(self, *, processes: int) -> None:
@@ -68,10 +65,8 @@ class StopOnSignal(TrainerCallback):
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Handle the signals during the block, if this is the main thread.
-
-        A Ctrl-C received during the block is raised as ``KeyboardInterrupt`` at its end.
-        """
+        """Handle the signals during the block, if this is the main thread; a Ctrl-C is then raised
+        as ``KeyboardInterrupt`` at its end."""
         if threading.current_thread() is not threading.main_thread():
             # Python sets signal handlers in the main thread alone.
             yield
@@ -118,10 +113,10 @@ class NotFiniteError(RuntimeError):
 
 
 class FiniteCheck:
-    """Stop all processes of a run once one of them sees a number that is not finite."""
+    """Stop all processes of a trainer once one of them sees a number that is not finite."""
 
-    def __init__(self, folder: RunFolder, args: TrainingArguments) -> None:
-        self._folder, self._args = folder, args
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
         self._losses_finite: Tensor | None = None
 
     def add_loss(self, loss: Tensor) -> None:
@@ -130,39 +125,31 @@ class FiniteCheck:
         earlier = self._losses_finite
         self._losses_finite = finite if earlier is None else earlier & finite
 
-    def check_losses(self, logs: Mapping[str, float], step: int) -> None:
+    def check_losses(self, logs: Mapping[str, float]) -> None:
         """Raise, in all processes, if a noted loss or a logged number is not finite."""
         logged = [name for name in _CHECKED_LOGS if not math.isfinite(logs.get(name, 0.0))]
         loss_failed = self._losses_finite is not None and not bool(self._losses_finite)
-        if any_process(bool(logged) or loss_failed, self._args):
-            what = _CHECKED_LOGS[logged[0]] if logged else "the loss"
-            raise self._error(f"{what} is not finite at step {step}")
+        what = _CHECKED_LOGS[logged[0]] if logged else "the loss"
+        self._raise_if(bool(logged) or loss_failed, f"{what} is not finite at")
 
-    def check_weights(self, weights: Iterable[Tensor], optimizer: Optimizer, step: int) -> None:
+    @torch.no_grad()
+    def check_weights(self) -> None:
         """Raise, in all processes, if a weight or a moment of the optimizer is not finite."""
-        moments = (
-            value
-            for state in optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, Tensor)
-        )
-        finite = bool(_all_finite(itertools.chain(weights, moments)))
-        if any_process(not finite, self._args):
-            raise self._error(
-                f"weights or moments of the optimizer are not finite after step {step}"
-            )
+        states = self._trainer.unwrapped_optimizer().state.values()
+        moments = (value for state in states for value in state.values())
+        tensors = itertools.chain(self._trainer.model.parameters(), moments)
+        # Of a sharded tensor each process looks at its part.
+        local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+        flags = [t.isfinite().all() for t in local if t.is_floating_point()]
+        finite = bool(torch.stack([flag.to(flags[0].device) for flag in flags]).all())
+        self._raise_if(not finite, "weights or moments of the optimizer are not finite after")
 
-    def _error(self, what: str) -> NotFiniteError:
-        saved = self._folder.complete_checkpoints()
+    def _raise_if(self, failed: bool, what: str) -> None:
+        if not any_process(failed, self._trainer.args):
+            return
+        saved = self._trainer.folder.complete_checkpoints()
         good = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint"
-        return NotFiniteError(f"{what}; {good}. Lower optim.lr (or optim.router_lr), or clip more")
-
-
-@torch.no_grad()
-def _all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Return, as a tensor, whether all numbers in this process's parts of tensors are finite."""
-    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-    flags = [t.isfinite().all() for t in local if t.is_floating_point()]
-    if not flags:
-        return torch.tensor(True)
-    return torch.stack([flag.to(flags[0].device) for flag in flags]).all()
+        raise NotFiniteError(
+            f"{what} step {self._trainer.state.global_step}; {good}. Lower optim.lr (or "
+            "optim.router_lr), or clip more"
+        )

@@ -1,15 +1,12 @@
 """The trainer of one run: transformers' Trainer with our optimizer, data order and checkpoints.
 
-It differs from transformers' in the following. Parameter groups and learning rates come from the
-variant (``optimizer``), the order of the data comes from the seed (``DataOrder``); batches, loss
-and what is judged come from what the run learns (``Learning``). A checkpoint is complete or absent,
-holds no pickled arguments (``RunFolder``), and is resumed under any number of processes
-(``checkpoints``). Metrics are written to metrics.jsonl, a loss or a weight that is not finite stops
-the run (``stopping``), and SIGTERM and Ctrl-C save and stop it.
+Parameter groups and learning rates come from the variant (``optimizer``), the order of the data
+from the seed (``DataOrder``), batches, loss and what is judged from ``Learning``. A checkpoint is
+complete or absent, holds no pickled arguments, and is resumed under any number of processes.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Sampler
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_gather
@@ -27,18 +24,8 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, step_of
-from layermem_bench.train import checkpoints
+from layermem_bench.train import checkpoints, metrics
 from layermem_bench.train.learning import Learning
-from layermem_bench.train.metrics import (
-    LearningRateRecorder,
-    StepCost,
-    StepTimer,
-    base_row,
-    forward_flops,
-    peak_flops,
-    training_row,
-    variant_metrics,
-)
 from layermem_bench.train.optimizer import build_optimizer, build_schedule, is_ours, overrides_of
 from layermem_bench.train.processes import check_processes_agree
 from layermem_bench.train.progress import RunProgress, open_wandb_run
@@ -48,14 +35,19 @@ from layermem_bench.train.setup import choose_loss_chunk, training_arguments
 from layermem_bench.train.stopping import FiniteCheck, StopOnSignal, warn_if_saving_is_slow
 
 
-class _WhenTrainingBegins(TrainerCallback):
-    """Call a function once a checkpoint is loaded and before the first step."""
+class _TrainerEvents(TrainerCallback):
+    """Hand to the trainer what only callbacks are told."""
 
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._function = function
+    def __init__(self, trainer: "Trainer") -> None:
+        self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._function()
+        self._trainer.restore_counts()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Called after the optimizer's step and before the schedule sets the next learning rates.
+        groups = kwargs["optimizer"].param_groups
+        self._trainer.learning_rates = {group["name"]: float(group["lr"]) for group in groups}
 
 
 class Trainer(transformers.Trainer):
@@ -69,22 +61,21 @@ class Trainer(transformers.Trainer):
         train_data, validation_data = learning.train_data, learning.validation_data
         args = training_arguments(run, folder)
         self.stop = StopOnSignal(processes=args.world_size)
-        self._finite = FiniteCheck(folder, args)
+        self.finite = FiniteCheck(self)
         self._judged: list[Tensor] = []
-        self._timer, self._rates = StepTimer(), LearningRateRecorder()
+        self._timer = metrics.StepTimer()
+        self.learning_rates: dict[str, float] = {}
         self._resumed_from: Path | None = None
-        self._origin = checkpoints.describe_origin(
-            run, {"training": train_data, "validation": validation_data}
-        )
+        splits = {"training": train_data, "validation": validation_data}
+        self._origin = checkpoints.describe_origin(run, splits)
         self._penalty: SeqVCR | None = None
+        self._loss_without_penalty: Tensor | None = None
+        flops_per_token = metrics.forward_flops(model, round(train_data.length))
         if run.regularizer.penalty is not None:
             self._penalty = SeqVCR(model.config.hidden_size, run.regularizer)
-        self._loss_without_penalty: Tensor | None = None
-        flops_per_token = forward_flops(model, round(train_data.length))
-        if self._penalty is not None:
             flops_per_token += self._penalty.flops_per_token(args.train_batch_size)
-        peak = peak_flops(args.device)
-        self._step_cost = StepCost(
+        peak = metrics.peak_flops(args.device)
+        self._step_cost = metrics.StepCost(
             tokens=run.optim.batch_size * train_data.length,
             flops_per_token=3 * flops_per_token,
             peak_flops=peak and peak * args.world_size,
@@ -102,25 +93,16 @@ class Trainer(transformers.Trainer):
             # which the documents of a block would attend to each other, and which rules out sdpa's
             # flash kernels under torch.compile.
             data_collator=learning.collate,
-            callbacks=[
-                RunProgress(run.max_steps),
-                self.stop,
-                self._timer,
-                self._rates,
-                _WhenTrainingBegins(self._restore_counts),
-            ],
+            callbacks=[RunProgress(run.max_steps), self.stop, _TrainerEvents(self)],
         )
-        for display in (ProgressCallback, PrinterCallback):
-            self.remove_callback(display)
+        self.remove_callback(PrinterCallback)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = str(folder.path / "tensorboard")
 
     def train_from(self, checkpoint: Path | None) -> bool:
-        """Train from a checkpoint or from the beginning; return whether the last step was reached.
-
-        Rows of metrics after the checkpoint are dropped, since their steps are trained again.
-        """
+        """Train from a checkpoint, whose later rows of metrics are dropped, or from the beginning;
+        return whether the last step was reached."""
         name = checkpoint and checkpoint.name
         check_processes_agree({"checkpoint to go on from": name, **self._origin})
         if checkpoint:
@@ -154,9 +136,8 @@ class Trainer(transformers.Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
         if self.lr_scheduler is None:
-            self.lr_scheduler = build_schedule(
-                optimizer or self.optimizer, self.run.optim, self.run.max_steps
-            )
+            scheduled, steps = optimizer or self.optimizer, self.run.max_steps
+            self.lr_scheduler = build_schedule(scheduled, self.run.optim, steps)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -166,15 +147,14 @@ class Trainer(transformers.Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
-        self._finite.add_loss(loss)
+        self.finite.add_loss(loss)
         # Rows have the loss itself, so that runs with and without a penalty can be compared.
         return loss if self._loss_without_penalty is None else self._loss_without_penalty
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Return transformers' loss, in chunks of tokens where there are many logits, and the
-        penalty if the run has one."""
+        """Return transformers' loss, in chunks where there are many logits, and the penalty."""
         if chunk := self._loss_chunk(inputs):
             inputs = {**inputs, "loss_chunk": chunk}
         loss = super().compute_loss(model, inputs, *args, **kwargs)
@@ -192,7 +172,7 @@ class Trainer(transformers.Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Validate; the random numbers that training draws next are what they were."""
-        self._check_losses({})
+        self.finite.check_losses({})
         # A loader of data draws a seed from torch's generator, that of dropout on a CPU.
         with self._timer.paused(), torch.random.fork_rng(devices=[]):
             return super().evaluate(*args, **kwargs)
@@ -218,24 +198,14 @@ class Trainer(transformers.Trainer):
     def _all_judged(self) -> Tensor:
         return torch.cat(self._judged).cpu().double()
 
-    def _check_losses(self, logs: Mapping[str, float]) -> None:
-        self._finite.check_losses(logs, self.state.global_step)
-
-    def check_weights(self) -> None:
-        """Raise, in all processes, if a weight or a moment of the optimizer is not finite."""
-        weights, step = self.model.parameters(), self.state.global_step
-        self._finite.check_weights(weights, self.unwrapped_optimizer(), step)
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Check the loss, write the row of metrics, and pass it to the callbacks."""
-        self._check_losses(logs)
+        self.finite.check_losses(logs)
         step = self.state.global_step
-        row = base_row(step, self._step_cost)
+        row: dict[str, float] = {"step": step, "tokens": round(step * self._step_cost.tokens)}
         if "loss" in logs:
-            names = [group["name"] for group in self.optimizer.param_groups]
-            learning_rates = dict(zip(names, self._rates.learning_rates, strict=True))
             speed = self._timer.steps_per_second(step)
-            row |= training_row(logs, learning_rates, speed, step, self._step_cost)
+            row |= metrics.training_row(logs, self.learning_rates, speed, step, self._step_cost)
             row |= self.variant_metrics()
             row |= self._penalty.take_metrics(self.args) if self._penalty else {}
         elif "eval_loss" in logs:
@@ -251,12 +221,12 @@ class Trainer(transformers.Trainer):
 
     def variant_metrics(self) -> dict[str, float]:
         """Return the metrics that the variant computes from its own parameters."""
-        return variant_metrics(self.model)
+        return metrics.variant_metrics(self.model)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write the checkpoint in a staging folder, which is then moved to its place."""
-        self._check_losses({})
-        self.check_weights()
+        self.finite.check_losses({})
+        self.finite.check_weights()
         started = time.perf_counter()
         with self._timer.paused():
             # One process creates the folder and moves it; in between all write their parts.
@@ -276,14 +246,14 @@ class Trainer(transformers.Trainer):
             self._penalty.save_sums(checkpoint, self.args)
         if not self.args.should_save:
             return
-        checkpoints.save_unlogged_loss(checkpoint, loss, self._globalstep_last_logged)
-        checkpoints.save_origin(checkpoint, self._origin)
+        checkpoints.save_record(checkpoint, self._origin, loss, self._globalstep_last_logged)
         # transformers has put the path in the staging folder here; the best one is found by step.
         self.state.best_model_checkpoint = None
         self.state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))
 
-    def _restore_counts(self) -> None:
+    def restore_counts(self) -> None:
         """Restore the losses since the last row, so that the next row averages all of its steps."""
+        self._timer.restart(self.state.global_step)
         # The checkpoint's state holds how often the run logged, validated and saved until then.
         self.state.compute_steps(self.args, self.run.max_steps)
         if self._resumed_from:
@@ -296,7 +266,7 @@ class Trainer(transformers.Trainer):
         path = Path(checkpoint)
         checkpoints.load_optimizer(path, self.model, self.unwrapped_optimizer())
         checkpoints.load_schedule(path, self.lr_scheduler)
-        self.check_weights()
+        self.finite.check_weights()
 
     def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(checkpoint, model)

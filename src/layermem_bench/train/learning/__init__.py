@@ -5,8 +5,7 @@
     labels      records of one or two texts; the loss is on the class of each record
     questions   questions about a text; the loss is on the first and the last token of the answer
 
-``prepare_learning`` returns the learning of a run. To learn another kind of data, add a file here
-and a line to that function.
+To learn another kind of data, add a file here and a line to ``prepare_learning``.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,12 +47,11 @@ class Learning(Protocol):
 
     @property
     def save(self) -> Save | None:
-        """A function that measures the final model of an ended trainer and writes each attempt into
-        the run's folder. It returns the result, and each problem or record as a text. None: nothing
-        is measured at the end.
+        """A function that measures the final model of an ended trainer, writes each attempt into
+        the run's folder, and returns the result and each problem or record as a text.
 
-        All processes call it, and the first process returns the result. A signal may interrupt it;
-        the resumed run calls it again.
+        All processes call it, and the first returns the result. A signal may interrupt it; the
+        resumed run calls it again. None: nothing is measured at the end.
         """
 
     def collate(self, items: Sequence[dict[str, Tensor]], /) -> dict[str, Tensor]:
@@ -64,10 +62,8 @@ class Learning(Protocol):
 
     def judge(self, model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
         """Return, for each sequence of a validation batch, the sum of its losses, their number, and
-        N numbers for ``metrics``, as a tensor [B, 2 + N].
-
-        ``loss_chunk``: how many tokens' logits are in memory at once; 0: all of them.
-        """
+        N numbers for ``metrics`` [B, 2 + N], with at most ``loss_chunk`` tokens' logits in memory
+        (0: all)."""
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         """Return the row of metrics of a validation, from its mean loss and the N numbers of all
@@ -78,10 +74,8 @@ class Learning(Protocol):
 
 
 def prepare_learning(run: Run, evaluate: Evaluate | None = None) -> Learning:
-    """Return what a run learns, with its tokenizer and data; text is tokenized, unless it has been.
-
-    ``evaluate`` solves the problems of a task; None: they are not solved.
-    """
+    """Return what a run learns, with its tokenizer and data; None as ``evaluate``: the problems of
+    a task are not solved."""
     if run.records.source is not None:
         if run.records.kind == "question-answering":
             return QuestionLearning(run)

@@ -3,8 +3,6 @@
     [CLS] question [SEP] sentence [SEP]      a tokenizer that joins two texts in its own way (BERT)
     question <|endoftext|> sentence          one that does not (GPT-2): its end token between them
 
-The loss of a step is the mean over its records, whatever the micro-batch is.
-
 Letters: B records, C classes.
 """
 
@@ -30,53 +28,42 @@ from layermem_bench.results.files import to_json
 from layermem_bench.results.intervals import proportion
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import RecordCounts, Shares, Solved
-from layermem_bench.train.host_models import load_host_config, load_record_model
 from layermem_bench.train.learning.record_inputs import (
-    check_fits,
-    check_known,
-    encode,
+    PairEncoder,
+    RecordLearning,
     forward_all,
     has_segments,
-    joins_pairs,
-    judge_outputs,
-    load_host_tokenizer,
-    log_counts,
     path_of,
     shares_without_steps,
 )
-from layermem_bench.train.model_card import Learnt, head_loading, literal
+from layermem_bench.train.model_card import Learnt, literal
 from layermem_bench.train.sequences import PaddedSequences, padding_of
-
-_HEADED = "ForSequenceClassification"
 
 
 @final
-class LabelLearning:
+class LabelLearning(RecordLearning):
     """What a run on labelled records learns."""
 
+    auto_class = AutoModelForSequenceClassification
+
     def __init__(self, run: Run) -> None:
-        records, model = run.records, str(run.host.model)
-        self.run, self.tokenizer = run, load_host_tokenizer(run)
+        super().__init__(run)
+        records = run.records
         train, validation, left_out, names = read_splits(records)
-        self.config = load_host_config(run)
-        classes = _order_classes(find_classes(train), self.config, model)
+        classes = _order_classes(find_classes(train), self.config, run.host.model)
         for side in (train, validation):
             check_labels(side, classes)
-        check_fits(run, self.config, self.tokenizer)
-        encoder = RecordEncoder(
-            self.tokenizer, records.max_length, has_segments=has_segments(self.config)
-        )
+        segments = has_segments(self.config)
+        encoder = RecordEncoder(self.tokenizer, records.max_length, has_segments=segments)
         encoder.check_length(len(names.texts))
         self.train_data, self.validation_data = (
             RecordDataset(side, classes, encoder) for side in (train, validation)
         )
         self.collate = self.train_data.collate
-        check_known(self.train_data.items, self.tokenizer, model)
+        self.check_known(self.train_data.items)
         self.config.id2label = dict(enumerate(classes))
         self.config.label2id = {label: i for i, label in enumerate(classes)}
         self.config.problem_type = "single_label_classification"
-        # A decoder reads the class at the last token that is no padding.
-        self.config.pad_token_id = padding_of(self.tokenizer)
         majority, count = Counter(record.label for record in validation).most_common(1)[0]
         self.counts = RecordCounts(
             fields=names.texts,
@@ -91,22 +78,19 @@ class LabelLearning:
             majority=majority,
             majority_share=count / len(validation),
         )
-        log_counts(self.counts)
+        self.log_counts(self.counts)
 
-    def load_model(self) -> Any:
-        return load_record_model(self.run, self.config, AutoModelForSequenceClassification)
+    def losses(self, outputs: Any, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs.logits.float(), labels, reduction="none")
 
-    def step_loss(self, outputs: Any, labels: Tensor, **_: Any) -> Tensor:
-        return class_losses(outputs.logits, labels).sum() / self.run.optim.batch_size
-
-    def judge(self, model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
-        return judge_outputs(model, batch, _judge)
+    def numbers(self, outputs: Any, labels: Tensor) -> Tensor:
+        """Return whether the class is right [B, 1]."""
+        return (outputs.logits.argmax(-1) == labels)[:, None]
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         return {"val_loss": loss, "val_accuracy": float(judged.mean())}
 
     def save(self, trainer: Any, folder: RunFolder) -> tuple[Solved, list[str]] | None:
-        """Write what the trained model makes of each validation record."""
         if not trainer.is_world_process_zero():
             return None
         data = self.validation_data
@@ -145,23 +129,19 @@ class LabelLearning:
                 f"{high:.1%})",
                 f"right by always {counts.majority!r}, the most frequent": f"{result.chance:.1%}",
             },
-            usage=_usage(self.run, self.config, texts, counts.separator),
+            usage=self.usage(self._call(texts)),
         )
 
-
-def _usage(run: Run, config: Any, texts: Sequence[str], separator: str | None) -> str:
-    """Return code that loads the model and has it say the class of a validation record."""
-    imports, load = head_loading(run, "AutoModelForSequenceClassification")
-    segments = separator is None and has_segments(config)
-    inputs = ", ".join(map(literal, texts))
-    if separator is not None:
-        # As in training: this tokenizer puts nothing between two texts.
-        inputs = f" {literal(separator)} ".join(map(literal, texts)) + ", add_special_tokens=False"
-    return f"""{imports}
-
-path = "path/to/this/folder"
-tokenizer = AutoTokenizer.from_pretrained(path)
-model = {load}
+    def _call(self, texts: Sequence[str]) -> str:
+        """Return code that says the class of a validation record."""
+        separator = self.counts.separator
+        segments = separator is None and has_segments(self.config)
+        inputs = ", ".join(map(literal, texts))
+        if separator is not None:
+            # As in training: this tokenizer puts nothing between two texts.
+            joined = f" {literal(separator)} ".join(map(literal, texts))
+            inputs = f"{joined}, add_special_tokens=False"
+        return f"""\
 inputs = tokenizer({inputs}, return_token_type_ids={segments}, return_tensors="pt")
 print(model.config.id2label[int(model(**inputs).logits.argmax())])"""
 
@@ -177,56 +157,37 @@ def read_splits(
     return *split_records(every, held_out, records.validation_share), names
 
 
-class RecordEncoder:
-    """Turns the texts of records into ids, and counts those that it cuts."""
-
-    def __init__(self, tokenizer: Any, max_length: int, *, has_segments: bool) -> None:
-        self.tokenizer, self.max_length = tokenizer, max_length
-        self.joins_pairs = joins_pairs(tokenizer)
-        # Where a tokenizer does not know of pairs, it knows of no second segment.
-        self.has_segments = has_segments and self.joins_pairs
+@final
+class RecordEncoder(PairEncoder):
+    """Turns the texts of records into ids."""
 
     def check_length(self, texts: int) -> None:
         """Raise if ``max_length`` has no room for a token of each text."""
-        special = self.tokenizer.num_special_tokens_to_add(pair=texts == 2)
-        if texts == 2 and not self.joins_pairs:
-            special = 1
+        is_joined = texts == 2 and not self.joins_pairs
+        special = 1 if is_joined else self.tokenizer.num_special_tokens_to_add(pair=texts == 2)
         if self.max_length < special + texts:
             raise ValueError(
                 f"records.max_length={self.max_length} has no room for a token of {texts} texts "
                 f"beside {special} special tokens: raise it"
             )
 
-    def separator(self, texts: int) -> str | None:
-        """Return the token that is put between two texts; None: the tokenizer sees to it."""
-        return None if texts == 1 or self.joins_pairs else self.tokenizer.eos_token
-
     def encode(self, texts: Sequence[str]) -> tuple[dict[str, list[int]], bool]:
-        """Return the ids and segments of one or two texts, and whether they were cut.
-
-        Of two texts the longer is cut, to the length of the other before both are.
-        """
+        """Return the ids and segments of one or two texts, and whether they were cut; of two the
+        longer is cut first, to the length of the other."""
         if len(texts) == 2 and not self.joins_pairs:
             return self._encode_joined(texts)
-        encoded = encode(self.tokenizer, *texts)
-        is_cut = len(encoded["input_ids"]) > self.max_length
+        encoded, most = self.call(*texts), self.max_length
+        is_cut = len(encoded["input_ids"]) > most
         if is_cut:
-            most = self.max_length
-            encoded = encode(self.tokenizer, *texts, truncation="longest_first", max_length=most)
+            encoded = self.call(*texts, truncation="longest_first", max_length=most)
         names = ("input_ids", "token_type_ids") if self.has_segments else ("input_ids",)
         return {name: list(encoded[name]) for name in names}, is_cut
 
     def _encode_joined(self, texts: Sequence[str]) -> tuple[dict[str, list[int]], bool]:
-        end = self.tokenizer.eos_token_id
-        if end is None:
-            raise ValueError(
-                "the tokenizer neither puts a token of its own between two texts nor has an end "
-                "token to put there; give it one: tokenizer.eos_token = ..., "
-                "tokenizer.save_pretrained(...)"
-            )
-        first, second = (
-            list(encode(self.tokenizer, text, special=False)["input_ids"]) for text in texts
+        end = self.end_token(
+            "neither puts a token of its own between two texts nor has an end token to put there"
         )
+        first, second = (list(self.call(text, special=False)["input_ids"]) for text in texts)
         room = self.max_length - 1
         is_cut = len(first) + len(second) > room
         while len(first) + len(second) > room:
@@ -243,28 +204,14 @@ class RecordDataset(PaddedSequences):
     ) -> None:
         self.records, self.classes = records, classes
         self.labels = [classes.index(record.label) for record in records]
-        encoded = [encoder.encode(record.texts) for record in records]
-        for record, (inputs, _) in zip(records, encoded, strict=True):
+        self.cut, items = 0, []
+        for record, label in zip(records, self.labels, strict=True):
+            inputs, is_cut = encoder.encode(record.texts)
             if not inputs["input_ids"]:
                 raise ValueError(f"{record.where}: the tokenizer makes no token of {record.texts}")
-        self.cut = sum(is_cut for _, is_cut in encoded)
-        super().__init__(
-            [
-                {**inputs, "labels": label}
-                for (inputs, _), label in zip(encoded, self.labels, strict=True)
-            ],
-            padding_of(encoder.tokenizer),
-        )
-
-
-def class_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross-entropy of each record [B] of logits [B, C], in float32."""
-    return nn.functional.cross_entropy(logits.float(), labels, reduction="none")
-
-
-def _judge(outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return losses [B], and whether the class is right [B, 1]."""
-    return class_losses(outputs.logits, labels), (outputs.logits.argmax(-1) == labels)[:, None]
+            self.cut += is_cut
+            items.append({**inputs, "labels": label})
+        super().__init__(items, padding_of(encoder.tokenizer))
 
 
 def score_classes(data: RecordDataset, predicted: Sequence[int], chance: float) -> Solved:
@@ -275,9 +222,8 @@ def score_classes(data: RecordDataset, predicted: Sequence[int], chance: float) 
         for i, name in enumerate(data.classes)
         if i in data.labels
     }
-    faults = Counter(
-        f"{data.classes[ours]} for {data.classes[label]}" for ours, label in pairs if ours != label
-    )
+    names = [(data.classes[ours], data.classes[label]) for ours, label in pairs if ours != label]
+    faults = Counter(f"{ours} for {label}" for ours, label in names)
     return Solved(
         **vars(_shares([ours == label for ours, label in pairs])),
         split="validation",
@@ -292,9 +238,9 @@ def _shares(right: Sequence[bool]) -> Shares:
     return shares_without_steps(len(right), share, interval)
 
 
-def _order_classes(classes: list[str], config: Any, model: str) -> list[str]:
+def _order_classes(classes: list[str], config: Any, model: str | None) -> list[str]:
     """Return the classes in the order of the head that a model has already, if it has one."""
-    if not any(name.endswith(_HEADED) for name in config.architectures or ()):
+    if not any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
         return classes
     of_head = [str(config.id2label[i]) for i in range(config.num_labels)]
     if of_head == [f"LABEL_{i}" for i in range(config.num_labels)]:

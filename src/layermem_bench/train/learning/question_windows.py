@@ -3,14 +3,10 @@
     [CLS] question [SEP] context [SEP]                        a tokenizer that joins two texts
     question <|endoftext|> context <|endoftext|>              one that does not (GPT-2)
 
-A sequence is the question, then a window of its context. A context that is too long is read in
-windows, of which two in a row share ``stride`` tokens. In a window that does not hold the whole
-answer, the answer is the null token, as it is where there is no answer at all. An encoder has [CLS]
-as that token; a decoder, which has read nothing at its first token, the last one, so that an end
-token is put there where the tokenizer puts none.
-
-A tokenizer's own windows (``return_overflowing_tokens``) are the same, but have no room for the end
-token of a decoder.
+A context that is too long is read in windows, of which two in a row share ``stride`` tokens. In a
+window without the whole answer, the answer is the null token: an encoder's [CLS], or the last token
+of a decoder, which has read nothing at its first. An end token is put there where the tokenizer
+puts none; a tokenizer's own windows (``return_overflowing_tokens``) have no room for it.
 
 Letters: B windows, T tokens.
 """
@@ -26,7 +22,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
 from layermem_bench.data.question_records import QuestionRecord
-from layermem_bench.train.learning.record_inputs import encode, has_segments, joins_pairs
+from layermem_bench.train.learning.record_inputs import PairEncoder, has_segments
 from layermem_bench.train.sequences import IGNORED, PaddedSequences, padding_of
 
 Numbers: TypeAlias = np.ndarray[Any, Any]
@@ -43,7 +39,7 @@ class Window:
     token_type_ids: Numbers
     labels: Numbers
     spans: Numbers
-    """Of each token of the context [N, 2]: its first character, and the one after its last."""
+    """First character of each token of the context, and the one after its last [N, 2]."""
     first: int
     """Where the context begins in the sequence."""
 
@@ -65,11 +61,10 @@ class GivenAnswer:
 # Token ids and segments of a question with its whole context, the characters of each token of the
 # context, and where the context begins.
 _Whole: TypeAlias = tuple[list[int], list[int], list[tuple[int, int]], int]
-# Score, first token, last token and null score of the best span of a window.
-_Span: TypeAlias = tuple[float, float, float, float, Window]
 
 
-class WindowEncoder:
+@final
+class WindowEncoder(PairEncoder):
     """Turns questions into windows."""
 
     def __init__(
@@ -86,17 +81,11 @@ class WindowEncoder:
                 f"{type(tokenizer).__name__} does not say which characters a token is of, so that "
                 "no answer can be found in a text: a fast tokenizer is needed (tokenizer.json)"
             )
-        self.tokenizer, self.max_length, self.stride = tokenizer, max_length, stride
-        self.joins_pairs = joins_pairs(tokenizer)
-        self.has_segments = has_segments and self.joins_pairs
+        super().__init__(tokenizer, max_length, has_segments=has_segments)
+        self.stride = stride
         cls = tokenizer.cls_token_id
         joins_after_cls = cls is not None and cls in tokenizer("a", "a")["input_ids"]
         self.has_null_first = reads_both_ways and joins_after_cls
-
-    @property
-    def separator(self) -> str | None:
-        """Return the token that is put between the texts; None: the tokenizer sees to it."""
-        return None if self.joins_pairs else self.tokenizer.eos_token
 
     def encode(self, record: QuestionRecord) -> Iterator[Window]:
         """Yield the windows of a question, from the beginning of its context on."""
@@ -139,7 +128,7 @@ class WindowEncoder:
         return room
 
     def _joined(self, record: QuestionRecord) -> _Whole:
-        encoded = self._call(record.question, record.context)
+        encoded = self.call(record.question, record.context, return_offsets_mapping=True)
         ids, segments = list(encoded["input_ids"]), list(encoded["token_type_ids"])
         of_context = [i for i, text in enumerate(encoded.sequence_ids()) if text == 1]
         begin, end = (of_context[0], of_context[-1] + 1) if of_context else (len(ids), len(ids))
@@ -148,25 +137,16 @@ class WindowEncoder:
         return ids, segments, encoded["offset_mapping"][begin:end], begin
 
     def _side_by_side(self, record: QuestionRecord) -> _Whole:
-        question, context = (
-            self._call(text, special=False) for text in (record.question, record.context)
-        )
+        question = self.call(record.question, special=False)
+        context = self.call(record.context, special=False, return_offsets_mapping=True)
         before = [*question["input_ids"], self._end()]
         ids = [*before, *context["input_ids"], self._end()]
         return ids, [0] * len(ids), context["offset_mapping"], len(before)
 
     def _end(self) -> int:
-        end = self.tokenizer.eos_token_id
-        if end is None:
-            raise ValueError(
-                "the tokenizer has no end token to put after a context, where a decoder says that "
-                "there is no answer; give it one: tokenizer.eos_token = ..., "
-                "tokenizer.save_pretrained(...)"
-            )
-        return int(end)
-
-    def _call(self, *texts: str, special: bool = True) -> Any:
-        return encode(self.tokenizer, *texts, special=special, return_offsets_mapping=True)
+        return self.end_token(
+            "has no end token to put after a context, where a decoder says that there is no answer"
+        )
 
 
 def window_encoder(config: Any, tokenizer: Any, max_length: int, stride: int) -> WindowEncoder:
@@ -241,15 +221,10 @@ class QuestionDataset(PaddedSequences):
         return len(asked - reached)
 
     def given(self, best: Sequence[Sequence[float]], *, unanswerable: bool) -> list[GivenAnswer]:
-        """Return the answer to each question, of the best span of each window.
-
-        ``best``: score, first token, last token and null score of each window, in order.
-        """
-        spans: dict[int, list[_Span]] = defaultdict(list)
-        for number, window, (score, first, last, null) in zip(
-            self.record_of, self.windows, best, strict=True
-        ):
-            spans[number].append((score, first, last, null, window))
+        """Return the answer to each question, by what ``best_spans`` gives for each window."""
+        spans: dict[int, list[tuple[Sequence[float], Window]]] = defaultdict(list)
+        for number, span, window in zip(self.record_of, best, self.windows, strict=True):
+            spans[number].append((span, window))
         return [
             _choose(record, spans[number], unanswerable=unanswerable)
             for number, record in enumerate(self.records)
@@ -264,10 +239,12 @@ def _gold_tokens(window: Window) -> int:
     return int(ends.argmax() - begins.argmax()) + 1
 
 
-def _choose(record: QuestionRecord, spans: Sequence[_Span], *, unanswerable: bool) -> GivenAnswer:
+def _choose(
+    record: QuestionRecord, spans: Sequence[tuple[Sequence[float], Window]], *, unanswerable: bool
+) -> GivenAnswer:
     """Return the best span of all windows, or none where the null score is higher."""
-    null = min(span[3] for span in spans)
-    score, first, last, _, window = max(spans, key=lambda span: span[0])
+    null = min(span[3] for span, _ in spans)
+    (score, first, last, _), window = max(spans, key=lambda pair: pair[0][0])
     if unanswerable and null > score:
         return GivenAnswer(text="", start=None, score=score, null_score=null)
     begin = int(window.spans[int(first) - window.first, 0])
@@ -278,13 +255,13 @@ def _choose(record: QuestionRecord, spans: Sequence[_Span], *, unanswerable: boo
 
 def window_losses(starts: Tensor, ends: Tensor, labels: Tensor) -> Tensor:
     """Return the mean of both cross-entropies of each window [B] of logits [B, T], in float32."""
-    both = (
+    first, last = (
         nn.functional.cross_entropy(
             _candidates(logits, labels), _has(labels, flag).int().argmax(1), reduction="none"
         )
         for logits, flag in ((starts, START), (ends, END))
     )
-    return sum(both, torch.zeros_like(starts[:, 0], dtype=torch.float32)) / 2
+    return (first + last) / 2
 
 
 def best_spans(starts: Tensor, ends: Tensor, labels: Tensor, longest: int) -> Tensor:

@@ -1,13 +1,12 @@
 """Learning questions: the first and the last token of the answer in a text are two classes.
 
 Both are among the tokens of a window's context and its null token; the logits of others do not
-count. The loss of a window is the mean of the two cross-entropies, that of a step the mean over its
-windows, whatever the micro-batch is. What is given as an answer is the piece of at most
-``longest_answer`` tokens with the largest sum of both logits, in any window.
+count. The loss of a window is the mean of the two cross-entropies. The answer given is the piece of
+at most ``longest_answer`` tokens with the largest sum of both logits, in any window.
 
     answer_questions(model, tokenizer, [(question, context)]) -> the pieces of the contexts
 
-Letters: B windows, T tokens.
+Letters: B windows.
 """
 
 import json
@@ -36,7 +35,6 @@ from layermem_bench.results.files import read_result, to_json
 from layermem_bench.results.intervals import proportion
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Answers, AnswerScore, QuestionCounts, Solved
-from layermem_bench.train.host_models import load_host_config, load_record_model
 from layermem_bench.train.learning.question_windows import (
     GivenAnswer,
     QuestionDataset,
@@ -45,41 +43,34 @@ from layermem_bench.train.learning.question_windows import (
     window_losses,
 )
 from layermem_bench.train.learning.record_inputs import (
-    check_fits,
-    check_known,
+    RecordLearning,
     forward_all,
-    judge_outputs,
-    load_host_tokenizer,
-    log_counts,
     path_of,
     shares_without_steps,
 )
-from layermem_bench.train.model_card import Learnt, head_loading, literal
-from layermem_bench.train.sequences import padding_of
+from layermem_bench.train.model_card import Learnt, literal
 
 # Training windows by which a tokenizer is checked to know the texts.
 _CHECKED_WINDOWS = 1000
-_WORD = re.compile(r"\S+")
 
 
 @final
-class QuestionLearning:
+class QuestionLearning(RecordLearning):
     """What a run on questions learns."""
 
+    auto_class = AutoModelForQuestionAnswering
+
     def __init__(self, run: Run) -> None:
-        records, model = run.records, str(run.host.model)
-        self.run = run
-        self.tokenizer, self.config = load_host_tokenizer(run), load_host_config(run)
-        _check_head(self.config, model)
+        super().__init__(run)
+        records = run.records
+        _check_head(self.config, run.host.model)
         self.training, validation, left_out = _read(records)
         _check_answers(self.training, records.unanswerable)
-        check_fits(run, self.config, self.tokenizer)
         encoder = window_encoder(self.config, self.tokenizer, records.max_length, records.stride)
         self.train_data = QuestionDataset(self.training, encoder)
         self.validation_data = QuestionDataset(validation, encoder)
         self.collate = self.train_data.collate
-        check_known(self.train_data.items[:_CHECKED_WINDOWS], self.tokenizer, model)
-        self.config.pad_token_id = padding_of(self.tokenizer)
+        self.check_known(self.train_data.items[:_CHECKED_WINDOWS])
         if self.config.num_labels != 2:
             # Of a classifier that is gone on with; some heads have an output for each.
             self.config.num_labels = 2
@@ -92,25 +83,18 @@ class QuestionLearning:
             validation_windows=len(self.validation_data),
             training_out_of_reach=self.train_data.out_of_reach(longest),
             validation_out_of_reach=self.validation_data.out_of_reach(longest),
-            separator=encoder.separator,
+            separator=encoder.separator(),
             null_is_first=encoder.has_null_first,
         )
-        log_counts(self.counts)
+        self.log_counts(self.counts)
 
-    def load_model(self) -> Any:
-        return load_record_model(self.run, self.config, AutoModelForQuestionAnswering)
+    def losses(self, outputs: Any, labels: Tensor) -> Tensor:
+        return window_losses(outputs.start_logits, outputs.end_logits, labels)
 
-    def step_loss(self, outputs: Any, labels: Tensor, **_: Any) -> Tensor:
-        losses = window_losses(outputs.start_logits, outputs.end_logits, labels)
-        return losses.sum() / self.run.optim.batch_size
-
-    def judge(self, model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
-        return judge_outputs(model, batch, self._judge)
-
-    def _judge(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits = outputs.start_logits, outputs.end_logits
-        best = best_spans(*logits, labels, self.run.records.longest_answer)
-        return window_losses(*logits, labels), best
+    def numbers(self, outputs: Any, labels: Tensor) -> Tensor:
+        """Return what ``best_spans`` finds [B, 4]."""
+        longest = self.run.records.longest_answer
+        return best_spans(outputs.start_logits, outputs.end_logits, labels, longest)
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         data, unanswerable = self.validation_data, self.run.records.unanswerable
@@ -123,17 +107,11 @@ class QuestionLearning:
         }
 
     def save(self, trainer: Any, folder: RunFolder) -> tuple[Solved, list[str]] | None:
-        """Write what the trained model answers to the validation questions, and the scores."""
         if not trainer.is_world_process_zero():
             return None
-        data, options = self.validation_data, self.run.records
-        given = answer_all(
-            trainer.model,
-            data,
-            trainer.args.eval_batch_size,
-            options.longest_answer,
-            unanswerable=options.unanswerable,
-        )
+        data, options, size = self.validation_data, self.run.records, trainer.args.eval_batch_size
+        longest, unanswerable = options.longest_answer, options.unanswerable
+        given = answer_all(trainer.model, data, size, longest, unanswerable=unanswerable)
         records, texts = data.records, [answer.text for answer in given]
         answers = score_all(records, texts, self.training, run_id=self.run.id, counts=self.counts)
         rows = [
@@ -181,20 +159,13 @@ class QuestionLearning:
                 for name, each in scores.items()
                 if each is not None
             },
-            usage=_usage(self.run, first["question"], first["context"]),
+            usage=self._usage(first["question"], first["context"]),
         )
 
-
-def _usage(run: Run, question: str, context: str) -> str:
-    """Return code that loads the model and has it answer a validation question."""
-    imports, load = head_loading(run, "AutoModelForQuestionAnswering")
-    records = run.records
-    return f"""from layermem_bench.train.learning.questions import answer_questions
-{imports}
-
-path = "path/to/this/folder"
-tokenizer = AutoTokenizer.from_pretrained(path)
-model = {load}
+    def _usage(self, question: str, context: str) -> str:
+        """Return code that loads the model and has it answer a validation question."""
+        records = self.run.records
+        call = f"""\
 question = {literal(question)}
 context = {literal(context)}
 (answer,) = answer_questions(
@@ -207,6 +178,8 @@ context = {literal(context)}
     unanswerable={records.unanswerable},
 )
 print(answer.text)"""
+        first = "from layermem_bench.train.learning.questions import answer_questions"
+        return f"{first}\n{self.usage(call)}"
 
 
 def answer_questions(
@@ -227,16 +200,11 @@ def answer_questions(
     whether it may give none.
     """
     encoder = window_encoder(model.config, tokenizer, max_length, stride)
-    records = [
-        QuestionRecord(
-            id=str(number),
-            context=context,
-            question=question.strip(),
-            answers=(),
-            where=f"question {number}",
-        )
-        for number, (question, context) in enumerate(asked)
-    ]
+    records = []
+    for number, (question, context) in enumerate(asked):
+        names = {"id": str(number), "where": f"question {number}"}
+        question = question.strip()
+        records.append(QuestionRecord(**names, context=context, question=question, answers=()))
     data = QuestionDataset(records, encoder)
     return answer_all(model, data, batch_size, longest_answer, unanswerable=unanswerable)
 
@@ -257,10 +225,8 @@ def score(
     records: Sequence[QuestionRecord], texts: Sequence[str], *, is_guess: bool = False
 ) -> AnswerScore:
     """Return the mean scores of answers, with intervals unless they are guesses."""
-    count, pairs = len(records), list(zip(texts, records, strict=True))
-    exact, overlap = (
-        math.fsum(of(text, record.gold) for text, record in pairs) for of in (exact_match, f1)
-    )
+    count, gold = len(records), [record.gold for record in records]
+    exact, overlap = (math.fsum(map(of, texts, gold)) for of in (exact_match, f1))
     return AnswerScore(
         count=count,
         exact=exact / count,
@@ -301,19 +267,14 @@ def guesses(
     words = round(statistics.median(lengths)) if lengths else 1
     texts = {
         "none": ["" for _ in records],
-        "first words": [_piece(record, words, 0.0) for record in records],
-        "random words": [
-            _piece(record, words, hash_to_unit_interval(record.id)) for record in records
-        ],
+        "first words": [_piece(each, words, 0.0) for each in records],
+        "random words": [_piece(each, words, hash_to_unit_interval(each.id)) for each in records],
     }
     return {name: score(records, each, is_guess=True) for name, each in texts.items()}
 
 
 def solved_of(answers: Answers, records: Sequence[QuestionRecord], texts: Sequence[str]) -> Solved:
-    """Return the exact matches as shares, for result.json, beside those of the best guess.
-
-    Questions with and without an answer are called as SQuAD 2.0 calls them.
-    """
+    """Return the exact matches as shares, for result.json, in SQuAD 2.0's names of levels."""
     levels = {"HasAns": answers.has_answer, "NoAns": answers.no_answer}
     shares = {
         name: shares_without_steps(of.count, of.exact, of.exact_interval)
@@ -333,7 +294,7 @@ def solved_of(answers: Answers, records: Sequence[QuestionRecord], texts: Sequen
 
 def _piece(record: QuestionRecord, words: int, where: float) -> str:
     """Return some words in a row of a context; ``where``: 0 for the first, below 1 for the last."""
-    found = [match.span() for match in _WORD.finditer(record.context)]
+    found = [match.span() for match in re.finditer(r"\S+", record.context)]
     count = min(words, len(found))
     begin = int(where * (len(found) - count + 1))
     return record.context[found[begin][0] : found[begin + count - 1][1]]
@@ -376,7 +337,7 @@ def _check_answers(train: Sequence[QuestionRecord], unanswerable: bool) -> None:
         )
 
 
-def _check_head(config: Any, model: str) -> None:
+def _check_head(config: Any, model: str | None) -> None:
     if type(config) not in AutoModelForQuestionAnswering._model_mapping:
         raise ValueError(
             f"transformers has no head for question answering on {config.model_type} ({model}); "

@@ -1,8 +1,7 @@
 """Learning tokens: blocks of text, or problems of a task with the loss on their solutions.
 
-Of problems with queries the sequence is the prompt, with the loss on the answers alone. The label
-after a query is its answer, whatever token stands there. A validation and the end of a run on a
-task have the model solve problems of their own.
+Of problems with queries the sequence is the prompt, and the label after a query is its answer,
+whatever token stands there. A validation and the end of a run on a task solve other problems.
 
 Letters: B sequences, T tokens, V words of the vocabulary.
 """
@@ -26,7 +25,6 @@ from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.solved import Solved
 from layermem_bench.tasks import registry
 from layermem_bench.tasks.problems import Problem
-from layermem_bench.train.host_models import load_host
 from layermem_bench.train.metrics import validation_row
 from layermem_bench.train.model_card import Learnt, literal
 from layermem_bench.train.sequences import IGNORED, PaddedSequences, padding_of
@@ -34,11 +32,6 @@ from layermem_bench.train.setup import build_model, load_run_tokenizer
 
 # From a model, its tokenizer, a task and the name of a split to the result and every attempt.
 Evaluate: TypeAlias = Callable[[Any, Any, Task, str], tuple[Solved, Sequence[Any]]]
-
-
-def load_token_model(run: Run, tokenizer: Any) -> Any:
-    """Return the model of a run that predicts tokens: of transformers, or a decoder of ours."""
-    return load_host(run) if run.host.model is not None else build_model(run, tokenizer)
 
 
 def judge_tokens(model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tensor:
@@ -51,9 +44,8 @@ def judge_tokens(model: Any, batch: dict[str, Tensor], loss_chunk: int) -> Tenso
     else:
         # In float32, as in training.
         logits = model(**batch, use_cache=False).logits.flatten(0, 1).float()
-        token_losses = nn.functional.cross_entropy(
-            logits, next_tokens.flatten(), reduction="none"
-        ).view_as(next_tokens)
+        losses = nn.functional.cross_entropy(logits, next_tokens.flatten(), reduction="none")
+        token_losses = losses.view_as(next_tokens)
     # A loss is zero where a token has no label.
     return torch.stack([token_losses.sum(1), (next_tokens != IGNORED).sum(1)], dim=1)
 
@@ -75,7 +67,7 @@ class TextLearning:
         self.validation_data = blocks(validation_tokens, at_most=run.eval_blocks)
 
     def load_model(self) -> Any:
-        return load_token_model(self.run, self.tokenizer)
+        return build_model(self.run, self.tokenizer)
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         return validation_row(loss)
@@ -105,7 +97,7 @@ class ProblemLearning:
         self.save = self._save if evaluate else None
 
     def load_model(self) -> Any:
-        return load_token_model(self.run, self.tokenizer)
+        return build_model(self.run, self.tokenizer)
 
     def metrics(self, model: Any, loss: float, judged: Tensor) -> dict[str, float]:
         row = validation_row(loss)
