@@ -83,15 +83,13 @@ _OPTIONS = ("model.options", "task.options")
 
 def identity(run: Any) -> dict[str, Any]:
     """Return the fields that make a run what it is, by dotted name, as JSON would hold them."""
-    values, found = to_dict(run), {}
-    for part, names in DECIDES.items():
-        for name in names:
-            path = f"{part}.{name}" if part else name
-            found[path] = values[part][name] if part else values[name]
-    for path, decides in DECIDES_WHERE.items():
-        part, _, name = path.rpartition(".")
-        if decides(run):
-            found[path] = values[part][name] if part else values[name]
+    values = to_dict(run)
+    paths = [f"{part}.{name}" for part, names in DECIDES.items() for name in names]
+    paths += [path for path, decides in DECIDES_WHERE.items() if decides(run)]
+    found = {}
+    for path in paths:
+        part, _, name = path.partition(".")
+        found[path.lstrip(".")] = values[part][name] if part else values[name]
     return found | {path: parse_options(found[path]) for path in _OPTIONS}
 
 
