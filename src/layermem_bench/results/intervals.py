@@ -19,6 +19,7 @@ is computed, and commands that compute none do not wait for it.
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -75,7 +76,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Return the interval of the differences, pair by pair.
 
     A mean or a half width no larger than the rounding of the values is 0: 0.7 - 0.6 and 0.81 - 0.71
-    are the same difference, and their last digits say nothing about how pairs vary.
+    are the same difference.
     """
     differences = interval([a - b for a, b in zip(ours, theirs, strict=True)])
     rounding = _ROUNDING * max(map(abs, (*ours, *theirs)))
@@ -167,10 +168,9 @@ def adjusted_p_values(
 def p_values_to(
     best: _Key, values: Mapping[_Key, Mapping[int, float]], looks: int = 1
 ) -> dict[_Key, float]:
-    """Return the p-value of every arm's difference from ``best``, one picked by these ``values``.
+    """Return the p-value of each arm's difference from ``best``, picked by these values by seed.
 
-    ``values``: numbers of each arm by seed. p-values are adjusted by Holm's method for all pairs of
-    arms, as any could have come to be that of the best and another.
+    They are adjusted by Holm's method for all pairs of arms: any of them could have been the best.
     """
     differences = {(a, b): paired_by_seed(values[a], values[b]) for a, b in combinations(values, 2)}
     adjusted = adjusted_p_values(differences, looks)
@@ -181,9 +181,8 @@ def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
     """Return how many pairs would settle a mean difference as large and as varied as this one.
 
     With so many, a two-sided t-test at 5% tells it from 0 in a share ``power`` of repetitions. None
-    where there is no saying: the difference is 0 or next to it, or a single pair does not show how
-    it varies.
-    It takes the observed difference for the true one, which few pairs know badly: a guide.
+    where the difference is next to 0, or is of a single pair. It takes the observed difference for
+    the true one, which few pairs know badly: a guide.
     """
     if difference.count < 2 or not difference.mean:
         return None
@@ -203,23 +202,13 @@ def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
         critical = float(stats.t.ppf(0.975, count - 1))
         return float(stats.nct.sf(critical, count - 1, shift)) >= power
 
-    high = 2
-    while not is_settled(high):
-        high *= 2
-        if high > _MOST_PAIRS:
-            return None
-    low = max(1, high // 2)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_settled(middle) else (middle, high)
-    return high
+    counts = range(2, _MOST_PAIRS + 1)
+    place = bisect_left(counts, True, key=is_settled)
+    return counts[place] if place < len(counts) else None
 
 
 def proportion(successes: float, count: int) -> tuple[float, float]:
-    """Return the interval of the proportion of successes among ``count`` trials.
-
-    ``successes`` may be a sum of shares, each between 0 and 1, in place of a number of successes.
-    """
+    """Return the interval of the proportion of successes (or of a sum of shares) in some trials."""
     if not 0 <= successes <= count or not count:
         raise ValueError(
             "a proportion needs 0 <= successes <= count and count > 0, got "
@@ -239,11 +228,9 @@ def proportion(successes: float, count: int) -> tuple[float, float]:
 
 
 def mcnemar(only_ours: int, only_theirs: int) -> float:
-    """Return the two-sided p-value of two shares of right answers to the same items, by McNemar.
+    """Return the two-sided p-value of two shares of right answers, by McNemar's exact test.
 
-    ``only_ours`` items are right in the first alone, ``only_theirs`` in the second alone; items on
-    which both agree say nothing about a difference. The test is the exact one: each of the items is
-    equally likely to be either's if the two do not differ.
+    Of the same items ``only_ours`` are right in the first alone, ``only_theirs`` in the second.
     """
     if only_ours < 0 or only_theirs < 0:
         raise ValueError(f"counts must be at least 0, got {only_ours} and {only_theirs}")
