@@ -1,8 +1,5 @@
 """Dataclasses to plain dicts and back, every value checked against the type of its field.
 
-    to_dict(Point(x=1.0, tags=("a",)))              {"x": 1.0, "tags": ["a"]}
-    from_dict(Point, {"x": 1, "tags": ["a"]}, "")   Point(x=1.0, tags=("a",))
-
 Types that are understood: dataclasses, ``tuple[T, ...]``, ``Mapping[str | int, T]``, ``T | None``,
 ``Literal``, bool, int, float, str and ``Any``. An int is taken where a float is asked for; nothing
 else is converted.

@@ -1,8 +1,5 @@
 """The result of analyzing one model, or two side by side: numbers by layer.
 
-    Analysis            the result of one command
-      ModelAnalysis       one model: entropy, probes, layouts, routing
-
 Representations are "hidden" (hidden states) and "routed" (the values that attention reads).
 """
 

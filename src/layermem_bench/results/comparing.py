@@ -129,10 +129,9 @@ def lines_of(result: StudyResult, board: Board, condition: Condition, metric: st
 
 @dataclass(frozen=True, kw_only=True)
 class RankCorrelation:
-    """Spearman's correlation of the ranks of the same arms on two boards, and its 95% interval.
+    """Spearman's correlation of the ranks of the same arms on two boards.
 
-    The interval is that of a bootstrap over seeds: each draw takes as many seeds as there are, with
-    repetition, and ranks the arms by their means again, on each board by itself.
+    Its 95% interval is that of a bootstrap over seeds, drawn on each board by itself.
     """
 
     boards: tuple[str, str]
@@ -146,10 +145,8 @@ _DRAWS = 2000
 
 
 def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
-    """Return the correlations of each pair of boards, under the first condition they share.
-
-    Arms count that have every seed on both boards; of less than three nothing is said.
-    """
+    """Return the correlations of each pair of boards, under the first condition they share, of the
+    arms that have every seed on both."""
     found = []
     for pair in combinations(result.boards, 2):
         names = [{condition.name for condition in board.conditions} for board in pair]

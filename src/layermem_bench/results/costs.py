@@ -1,10 +1,4 @@
-"""What architectures cost: parameters and FLOPs in closed form, time and memory as measured.
-
-Costs             one command's answer
-  CostPoint         one preset at one depth, width and length
-    counted           arm -> counting ("honest", "paper") -> Cost
-    measured          mode ("eager", ...) -> arm -> Measurement
-"""
+"""What architectures cost: parameters and FLOPs in closed form, time and memory as measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,7 +61,9 @@ class CostPoint:
     kv_heads: int
     tokens: int
     counted: Mapping[str, Mapping[Counting, Cost]]
+    """By arm."""
     measured: Mapping[str, Mapping[str, Measurement]] | None = None
+    """By mode and arm; None: nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,6 @@
 """What evaluations of checkpoints came to, in one form for all of them: eval.json.
 
-EvalResult      options, checkpoints, and
-  Part            what was measured together: losses, grammar, a task's problems, tasks
-    Table           how the values of a table are measured and written
-    Row             one of a table's rows: "nats per token", "island_effects", "arc_easy"
-      Score           of each model: the value, its interval, how many it is of
-      Difference      of each model but the first, against the first on the same items
-TaskAnswers     answers/*.json: which items one model has right on a task with one seed
+A part (losses, grammar, tasks) has tables, whose rows ("arc_easy") have a score for each model.
 """
 
 from collections.abc import Mapping

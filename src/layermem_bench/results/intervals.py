@@ -8,13 +8,11 @@ How p-values are adjusted, of what is compared at once and of what is looked at 
                                      from the numbers compared, so any pair could have been it
     more seeds than at a first look  all of them times 2^looks, from the second look on
 
-Holm's method needs nothing of how arms vary together: arms of one seed share its data and its first
-weights, and intervals of recorded differences are up to ten times as wide as others. Tukey's range
-test has more power where all differences vary alike. With one arm of seven that varies ten times as
-much as the others, and 5 seeds, it tells equal arms apart in 17% of tables, and Holm's in 4%.
+Holm's method needs nothing of how arms vary together. Tukey's range test has more power where all
+differences vary alike; with one arm of seven that varies ten times as much as the others, and 5
+seeds, it tells equal arms apart in 17% of tables, and Holm's in 4%.
 
-scipy.stats has the distributions. It takes a second to import, so it is imported where an interval
-is computed, and commands that compute none do not wait for it.
+scipy.stats takes a second to import, so it is imported where an interval is computed.
 """
 
 import math
@@ -98,8 +96,7 @@ def paired_by_seed(ours: Mapping[int, float], theirs: Mapping[int, float]) -> In
 def p_value(difference: Interval) -> float:
     """Return the two-sided p-value of a mean difference by Student's t; NaN of a single pair.
 
-    Where all pairs differ by the same, as shares of few items may, how they vary is not known; the
-    p-value is that of their signs then.
+    Where all pairs differ by the same, as shares of few items may, it is that of their signs.
     """
     if difference.count < 2:
         return math.nan
@@ -115,9 +112,8 @@ def p_value(difference: Interval) -> float:
 def holm(p_values: Sequence[float], looks: int = 1) -> list[float]:
     """Return p-values adjusted for their number by Holm's method, and for ``looks`` at them.
 
-    With m values, the smallest is multiplied by m, the next by m - 1 and so on; none becomes
-    smaller than one before it, or larger than 1. To call those below 0.05 different is wrong about
-    any of them at most once in twenty such tables. What ``looks`` costs: ``price_of_looks``.
+    Of m values the smallest is multiplied by m, the next by m - 1 and so on; none becomes smaller
+    than one before it. To call those below 0.05 different is wrong in one such table of twenty.
     """
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p-values must be between 0 and 1, got {', '.join(map(str, p_values))}")
@@ -132,13 +128,11 @@ def holm(p_values: Sequence[float], looks: int = 1) -> list[float]:
 def price_of_looks(looks: int) -> int:
     """Return what p-values are multiplied by at the last of so many looks: 1, 4, 8, 16, ...
 
-    Seeds are planned before the first look, which alone costs nothing. To add seeds to a result
-    that was within noise is another chance of a false positive: two looks at 5% each, at 5 and at
-    10 seeds, find a difference that is not there in 8.7%, four (at 20 and 40 too) in 15%. So look
-    k has the share 2^-k of the 5%. Shares add up to the whole at any number of looks, which need
-    not be known before. Only a first look that nobody adds to has the whole, so that whoever stops
-    where a first look is below 5%, and goes on otherwise, is wrong in 5.7% with two of the looks
-    above and in 6.3% with four.
+    To add seeds to a result that was within noise is another chance of a false positive: two looks
+    at 5% each, at 5 and at 10 seeds, find a difference that is not there in 8.7%, four (at 20 and
+    40 too) in 15%. So look k has the share 2^-k of the 5%; shares add up to the whole at any number
+    of looks. Only a first look that nobody adds to has the whole: whoever goes on only where it is
+    not below 5% is wrong in 5.7% with two of the looks above and in 6.3% with four.
     """
     if looks < 1:
         raise ValueError(f"a p-value is of at least one look, got {looks}")
@@ -156,10 +150,7 @@ def further_looks(
 def adjusted_p_values(
     differences: Mapping[_Key, Interval | None], looks: int = 1
 ) -> dict[_Key, float]:
-    """Return the p-value of each difference, adjusted by Holm's method for how many there are.
-
-    A single pair has none, and is not counted; nor is None.
-    """
+    """Return the p-value of each difference of several pairs, adjusted by Holm's method."""
     p_values = {key: p_value(each) for key, each in differences.items() if each is not None}
     p_values = {key: p for key, p in p_values.items() if not math.isnan(p)}
     return dict(zip(p_values, holm(list(p_values.values()), looks), strict=True))
@@ -244,14 +235,12 @@ def mcnemar(only_ours: int, only_theirs: int) -> float:
 def ratio_interval(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of a ratio of sums over items, or of a difference of two ratios.
+    """Return the 95% interval of a ratio of sums over items, or of the first ratio minus a second.
 
     Each pair holds a numerator and a denominator of every item, such as the loss and the number of
-    tokens of a document. With one pair the interval is that of sum / sum, with two that of the
-    first ratio minus the second, over the same items, so that what makes an item hard for both
-    cancels. It is the jackknife's, by Student's t. Of a difference that is not there, over
-    documents of very different lengths, it holds 0 in 96% at 2 documents, 92% at 10, 94% at 50;
-    the bootstrap does in 49%, 90% and 91%. None: fewer than two items have a denominator.
+    tokens of a document. The interval is the jackknife's, by Student's t. Of a difference that is
+    not there, over documents of very different lengths, it holds 0 in 96% at 2 documents, 92% at
+    10, 94% at 50; the bootstrap in 49%, 90% and 91%. None: fewer than two items have a denominator.
     """
     if len(pairs) not in (1, 2):
         raise ValueError(f"an interval of ratios needs one or two pairs, got {len(pairs)}")

@@ -1,7 +1,4 @@
-"""What a run's final model gets right: problems of a task, labels of records, questions.
-
-problem of the test set -> what the model wrote -> right or wrong -> shares by level, faults counted
-"""
+"""What a run's final model gets right: problems of a task, labels of records, questions."""
 
 import json
 from collections.abc import Mapping
@@ -48,7 +45,7 @@ class Solved(Shares):
     """Digest of the problems, the same for the same problems in the same order."""
 
     def to_json(self) -> str:
-        """Return it as the text of a result.json; what is not recorded is left out."""
+        """Return the text of a result.json, without what is not recorded."""
         values = {name: value for name, value in to_dict(self).items() if value is not None}
         return json.dumps(values, indent=1) + "\n"
 

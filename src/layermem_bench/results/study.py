@@ -1,15 +1,4 @@
-"""What a study came to: its runs with their values, its boards, what the paper claims of it.
-
-    StudyResult     study.json
-      RunRecord       one run: board, conditions, arm, seed; metrics, curve, where it stands
-      Metric          how a metric is written, which way is better, what a guess comes to
-      Board           what is equal between its arms; what they tried, took, cost
-        Condition       the arms under one condition (equal tokens, time, parameters)
-      Row             a quantity of one arm that was computed from several runs, or from none
-      OfPaper         what the paper says, of which a study and its result are
-        PaperNumber, Claim    what it prints and claims of such rows
-        Drawing, Point        which of this it draws, and how
-        Picture         what was seen inside a model, drawn as it is
+"""What a study came to (study.json): its runs with their values, its boards, the paper's claims.
 
 Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
 """
@@ -40,12 +29,12 @@ Looks = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A quantity of one arm, computed from runs or without any."""
+    """A quantity of one arm, computed from runs or without any: its values by seed; of what is
+    measured by repeat; of what is counted one value."""
 
     metric: str
     arm: str
     by_seed: Mapping[int, float]
-    """Value by seed; of what is measured, by repeat; of what is counted, one value."""
 
 
 @dataclass(frozen=True, kw_only=True)
