@@ -60,7 +60,8 @@ class ProbeAccuracy(ByLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Of each point which of the words it is, and of each layer the points [x, y]."""
+    """Words in the plane, by the values that attention reads: which word each point is (label), and
+    of each layer the points [x, y]."""
 
     labels: tuple[int, ...]
     layers: Mapping[int, tuple[tuple[float, ...], ...]]

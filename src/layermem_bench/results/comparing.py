@@ -95,9 +95,7 @@ def compare(
         order.sort(key=lambda arm: sign * interval(list(values[arm].values())).mean)
     ranked = order if better and len(seeds) >= RANKED_FROM else []
     order = [*order, *(arm for arm in values if missing[arm])]
-    differences = {
-        arm: None if arm == first else paired_by_seed(values[arm], values[first]) for arm in values
-    }
+    differences = {a: paired_by_seed(values[a], values[first]) for a in values if a != first}
     p_values = adjusted_p_values(differences, looks)
     to_best = p_values_to(order[0], {arm: values[arm] for arm in ranked}, looks) if ranked else {}
     settling = {arm: pairs_to_settle(each) for arm, each in differences.items() if each is not None}
@@ -106,7 +104,7 @@ def compare(
             arm=arm,
             by_seed=values[arm],
             mean=mean_by_seed(values[arm]),
-            difference=differences[arm],
+            difference=differences.get(arm),
             p=p_values.get(arm),
             p_to_best=to_best.get(arm),
             pairs_to_settle=settling.get(arm),

@@ -1,16 +1,10 @@
 """95% confidence intervals of means and proportions, and p-values of differences.
 
-Means are by Student's t, proportions by Wilson's method, ratios of sums by the jackknife.
-How p-values are adjusted, of what is compared at once and of what is looked at more than once:
-
-    a table against a fixed arm      Holm over the arms compared with it
-    a table against its best arm     Holm over all pairs of arms: which arm is the best was picked
-                                     from the numbers compared, so any pair could have been it
-    more seeds than at a first look  all of them times 2^looks, from the second look on
-
-Holm's method needs nothing of how arms vary together. Tukey's range test has more power where all
-differences vary alike; with one arm of seven that varies ten times as much as the others, and 5
-seeds, it tells equal arms apart in 17% of tables, and Holm's in 4%.
+Means are by Student's t, proportions by Wilson's method, ratios of sums by the jackknife; p-values
+are adjusted by Holm's method for what is compared at once, and for looks. It needs nothing of how
+arms vary together. Tukey's range test has more power where all differences vary alike; with one arm
+of seven that varies ten times as much as the others, and 5 seeds, it tells equal arms apart in 17%
+of tables, and Holm's in 4%.
 
 scipy.stats takes a second to import, so it is imported where an interval is computed.
 """

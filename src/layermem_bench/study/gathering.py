@@ -28,7 +28,7 @@ from layermem_bench.results.study import (
     StudyResult,
 )
 from layermem_bench.study.costs import costs_of_arms
-from layermem_bench.study.definition import Observed, Study, Trained
+from layermem_bench.study.definition import Observed, Records, Study, Trained
 from layermem_bench.study.planning import Done, Plan, parameters, trials
 from layermem_bench.study.records import (
     RecordedRuns,
@@ -104,9 +104,7 @@ def _read(plan: Plan, by_condition: Mapping[str, Plan], recorded: RecordedRuns) 
     return records
 
 
-def _by_arm(
-    runs: Iterable[RunRecord], condition: str
-) -> dict[str, dict[str, dict[int, RunRecord]]]:
+def _by_arm(runs: Iterable[RunRecord], condition: str) -> Records:
     records: dict[str, dict[str, dict[int, RunRecord]]] = {}
     for run in runs:
         if run.state == "ended" and condition in run.conditions:

@@ -88,11 +88,12 @@ def _check(runs: Sequence[Run]) -> None:
 
 def _as_way(run: Run, way: str) -> Run:
     if way in ("routers", "all"):
-        return _changed(run, train=way)
-    return _changed(run, memory="none", window=None, train="lora" if way == "lora" else "all")
+        return _with_host(run, {"train": way})
+    train = "lora" if way == "lora" else "all"
+    return _with_host(run, {"memory": "none", "window": None, "train": train})
 
 
-def _changed(run: Run, **changes: Any) -> Run:
+def _with_host(run: Run, changes: dict[str, Any]) -> Run:
     """Return a run with changes to its host; without memory there is no rate of routers."""
     host = replace(run.host, **changes)
     optim = replace(run.optim, router_lr=None) if host.memory == "none" else run.optim
@@ -179,7 +180,8 @@ def _with_memory(arm: str) -> Callable[[Run], Run]:
     memory, _, window = arm.partition(":")
     if memory not in ("none", "full", "last", "first") or not (window or "1").isdecimal():
         raise ValueError(f"an arm is none, full, last:WINDOW or first:WINDOW, got {arm!r}")
-    return partial(_changed, memory=memory, window=int(window) if window else None)
+    changes = {"memory": memory, "window": int(window) if window else None}
+    return partial(_with_host, changes=changes)
 
 
 def _prepare_base(records: Records, sizes: EncoderSizes, folder: Path) -> None:

@@ -289,7 +289,13 @@ class RecordedRuns:
             if root != out and not root.is_dir():
                 raise FileNotFoundError(f"{root} is no folder; name one that holds runs")
             for folder in _run_folders(root):
-                self._add(folder)
+                try:
+                    run = recorded_run(folder)
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    logger.warning("%s is left out: %s", folder.path, error)
+                    continue
+                if folder.final.exists() or folder.diverged.exists():
+                    self._ended.setdefault(run.id, folder)
 
     def folder_of(self, name: str, run: Run) -> RunFolder:
         """Return where a run is recorded, else where it is to be trained.
@@ -304,15 +310,6 @@ class RecordedRuns:
     def path_of(self, name: str, run: Run) -> Path:
         """Return the path of that folder."""
         return self.folder_of(name, run).path
-
-    def _add(self, folder: RunFolder) -> None:
-        try:
-            run = recorded_run(folder)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("%s is left out: %s", folder.path, error)
-            return
-        if folder.final.exists() or folder.diverged.exists():
-            self._ended.setdefault(run.id, folder)
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:
