@@ -26,7 +26,7 @@ def test_every_preset_is_a_run_of_every_variant(name, variant):
 
 def test_the_papers_numbers():
     run = presets.get_preset("paper-1b-gqa")
-    assert run.tokens_per_step * run.max_steps == 2048 * 1024 * 20_000
+    assert run.optim.batch_size * run.data.block_size * run.max_steps == 2048 * 1024 * 20_000
     assert (run.optim.lr, run.optim.min_lr, run.optim.warmup_steps) == (1e-3, 1e-6, 200)
     assert (run.optim.beta1, run.optim.beta2, run.optim.eps) == (0.9, 0.95, 1e-8)
     assert (run.optim.weight_decay, run.optim.clip) == (0.1, 1.0)

@@ -21,8 +21,7 @@ from layermem.retrofit.loading import (
     stray_routers,
 )
 from layermem_bench.config.run import Run
-from layermem_bench.results.recorded_config import recorded_run
-from layermem_bench.results.run_folder import RunFolder, unique_names
+from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """``Host``: the part of a run's config that names a model of transformers to go on training."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from layermem.models.number_ranges import at_least, check_numbers, number
+from layermem_bench.config.typed_dicts import check_unused
 
 VARIANT = "host"
 """What stands for the variant of a run that trains a model of transformers."""
@@ -37,21 +38,13 @@ class Host:
     def __post_init__(self) -> None:
         check_numbers(self, "host.")
         if self.model is None:
-            for other in fields(self):
-                if getattr(self, other.name) != other.default:
-                    raise ValueError(
-                        f"host.{other.name}={getattr(self, other.name)} is for a run that trains a "
-                        "model of transformers, and host.model is not given: add it (layermem "
-                        f"train --host MODEL), or leave {other.name} out"
-                    )
+            why = "a run that trains a model of transformers, and host.model is not given: "
+            check_unused(self, "host.", f"{why}add it (layermem train --host MODEL), or ")
         if (self.memory in ("last", "first")) != (self.window is not None):
             raise ValueError(
                 f"host.memory={self.memory} and host.window={self.window} do not go together: "
                 "memory=last and memory=first have a window, full and none have none"
             )
-        self._check_trained()
-
-    def _check_trained(self) -> None:
         if self.model is not None and self.train == "routers" and self.memory == "none":
             raise ValueError(
                 "host.train=routers has nothing to train with host.memory=none: choose train=all "
@@ -73,15 +66,9 @@ def check_run(run: Any) -> None:
         )
     if run.host.model is None:
         return
+    why = f"decoders of ours, and this run trains {run.host.model}: "
     for part, names in _OF_OURS.items():
-        config = getattr(run, part)
-        for other in fields(config):
-            value = getattr(config, other.name)
-            if value != other.default and other.name in (names or (other.name,)):
-                raise ValueError(
-                    f"{part}.{other.name}={value} is for decoders of ours, and this run trains "
-                    f"{run.host.model}: leave it out"
-                )
+        check_unused(getattr(run, part), f"{part}.", why, names)
     if run.host.memory == "none" and run.optim.router_lr is not None:
         raise ValueError(
             f"optim.router_lr={run.optim.router_lr:g} has no effect with host.memory=none, which "

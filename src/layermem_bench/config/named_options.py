@@ -1,11 +1,8 @@
-"""Options of a variant or a task, each a text NAME=VALUE, as configs have them.
-
-merged(["router=last", "seed=1"], ["router=first"])    ("router=first", "seed=1")
-parse_options(["router=last", "window=4"])             {"router": "last", "window": 4}
-"""
+"""Options of a variant or a task, each a text NAME=VALUE, as configs have them."""
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 
@@ -23,12 +20,10 @@ def check_options(section: str, options: Iterable[str]) -> None:
 
 def parse_options(options: Iterable[str]) -> dict[str, Any]:
     """Return options as a dict; values are read as JSON where they are JSON."""
-    pairs = (option.partition("=") for option in options)
-    return {name: _parse_value(text) for name, _, text in pairs}
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+    values: dict[str, Any] = {}
+    for option in options:
+        name, _, text = option.partition("=")
+        values[name] = text
+        with suppress(json.JSONDecodeError):
+            values[name] = json.loads(text)
+    return values

@@ -1,15 +1,15 @@
 """``Records``: the records that a run learns: labels, or answers in texts."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from layermem.models.number_ranges import SHARE, at_least, check_numbers, number
+from layermem_bench.config.typed_dicts import check_unused
 
 # Parts of a config, and fields of a run, that a run on records leaves at their defaults.
 _WITHOUT_EFFECT = ("data", "task", "eval_blocks")
-# Fields of questions alone. They are in no run id where they are at their defaults, so that the ids
-# of classifiers are what they were before there were any.
-OF_QUESTIONS = ("stride", "longest_answer", "unanswerable", "id_field")
+# Fields of questions alone.
+_OF_QUESTIONS = ("stride", "longest_answer", "unanswerable", "id_field")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +53,9 @@ class Records:
     def __post_init__(self) -> None:
         check_numbers(self, "records.")
         if self.source is None:
-            for other in fields(self):
-                if getattr(self, other.name) != other.default:
-                    raise ValueError(
-                        f"records.{other.name}={getattr(self, other.name)} is for a run that is "
-                        "trained on records, and records.source is not given: add it (layermem "
-                        f"train --host MODEL --records FILE), or leave {other.name} out"
-                    )
+            how = "add it (layermem train --host MODEL --records FILE), or "
+            why = f"a run that is trained on records, and records.source is not given: {how}"
+            check_unused(self, "records.", why)
         if len(self.fields) > 2 or len(set(self.fields)) < len(self.fields):
             raise ValueError(
                 f"records.fields must name one or two different fields, got {' '.join(self.fields)}"
@@ -69,15 +65,8 @@ class Records:
         if self.kind == "question-answering":
             self._check_questions()
         else:
-            self._check_labels()
-
-    def _check_labels(self) -> None:
-        for other in fields(self):
-            if other.name in OF_QUESTIONS and getattr(self, other.name) != other.default:
-                raise ValueError(
-                    f"records.{other.name}={getattr(self, other.name)} is for questions, and the "
-                    f"records are of labels: add kind=question-answering, or leave {other.name} out"
-                )
+            why = "questions, and the records are of labels: add kind=question-answering, or "
+            check_unused(self, "records.", why, _OF_QUESTIONS)
 
     def _check_questions(self) -> None:
         if len(self.fields) == 1:

@@ -14,7 +14,7 @@ from layermem_bench.config.named_options import check_options, merged, parse_opt
 from layermem_bench.config.records import Records, check_records
 from layermem_bench.config.run_identity import run_id
 from layermem_bench.config.task import Task
-from layermem_bench.config.typed_dicts import checked, from_dict, to_dict
+from layermem_bench.config.typed_dicts import check_unused, checked, from_dict, to_dict
 
 _NOT_SIZES = ("options", "pretrained")
 
@@ -54,7 +54,7 @@ class Model:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_SIZES}
 
     def variant_fields(self) -> dict[str, Any]:
-        """Return ``options`` as a dict; values are read as JSON where they are JSON."""
+        """Return ``options`` as a dict."""
         return parse_options(self.options)
 
 
@@ -148,13 +148,9 @@ class Regularizer:
 
     def __post_init__(self) -> None:
         check_numbers(self, "regularizer.")
-        for other in fields(self):
-            value = getattr(self, other.name)
-            if self.penalty is None and value != other.default:
-                raise ValueError(
-                    f"regularizer.{other.name}={value} is for a run with a penalty, and "
-                    f"regularizer.penalty is off: add it (seq_vcr), or leave {other.name} out"
-                )
+        if self.penalty is None:
+            why = "a run with a penalty, and regularizer.penalty is off: add it (seq_vcr), or "
+            check_unused(self, "regularizer.", why)
         if self.variance_weight == self.covariance_weight == 0:
             raise ValueError(
                 "regularizer.variance_weight and covariance_weight are both 0, so that there is no "
@@ -250,14 +246,8 @@ class Run:
         check_records(self)
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens in one optimizer step of a run on text."""
-        return self.optim.batch_size * self.data.block_size
-
-    @property
     def id(self) -> str:
-        """Twelve hexadecimal digits that stand for what the run trains and records, and not for how
-        it is carried out (``run_identity``)."""
+        """What stands for what the run trains and records, and not for how (``run_identity``)."""
         return run_id(self)
 
 

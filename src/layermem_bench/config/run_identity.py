@@ -1,24 +1,17 @@
 """Which fields of a run make it the run that it is: what the run id and every look-up compare.
 
 Two runs are one where their trained weights and what is recorded of them are the same but for
-rounding. The rule, field by field:
+rounding: what names data, model, loss, optimizer or seed decides, and what a validation or a test
+is made of. A field of a run is declared in exactly one of the three tables; a test holds this.
 
-* What names data, model, loss, optimizer or seed decides, and so does what a validation or a test
-  is made of: the numbers of another are not comparable.
-* When something is logged, validated, saved or shown does not: a validation changes no weight and
-  draws no random number that training would have drawn, and the last step always has one.
-* Where files are kept does not. Data and models are named by their place, which decides: nothing
-  else is known of them before they are read. What lay there is compared by its digests.
-* Sums in another order do not: micro-batches (but for a penalty over each), processes, sharding,
-  compilation, layers computed twice, chunks of the loss. The number format does decide, as the
-  config asks for it: bfloat16 moves a loss by more than another order of sums. "auto" is a format
-  of its own; what it came to is recorded, and runs of two formats are not compared. With dropout,
-  micro-batches and processes decide which numbers are drawn, as a second seed would, and a resumed
-  run keeps them (``train.checkpoints``).
+* When something is logged, validated or saved does not decide: a validation draws no random number
+  that training would have drawn, and the last step always has one.
+* Data and models are named by their place, which decides; what lay there is compared by digests.
+* Sums in another order do not decide, the number format does: bfloat16 moves a loss by more. "auto"
+  is a format of its own; what it came to is recorded. With dropout, micro-batches and processes
+  decide which numbers are drawn; a resumed run keeps them (``train.checkpoints``).
 * A field that another one turns off (the text of a run on a task) decides all the same: a run that
   is not found costs time, one that is found by mistake costs the result.
-
-A field of a run is declared in exactly one of the three tables; a test holds this.
 """
 
 import hashlib
@@ -83,15 +76,13 @@ _OPTIONS = ("model.options", "task.options")
 
 def identity(run: Any) -> dict[str, Any]:
     """Return the fields that make a run what it is, by dotted name, as JSON would hold them."""
-    values, found = to_dict(run), {}
-    for part, names in DECIDES.items():
-        for name in names:
-            path = f"{part}.{name}" if part else name
-            found[path] = values[part][name] if part else values[name]
-    for path, decides in DECIDES_WHERE.items():
-        part, _, name = path.rpartition(".")
-        if decides(run):
-            found[path] = values[part][name] if part else values[name]
+    values = to_dict(run)
+    paths = [f"{part}.{name}" for part, names in DECIDES.items() for name in names]
+    paths += [path for path, decides in DECIDES_WHERE.items() if decides(run)]
+    found = {}
+    for path in paths:
+        part, _, name = path.partition(".")
+        found[path.lstrip(".")] = values[part][name] if part else values[name]
     return found | {path: parse_options(found[path]) for path in _OPTIONS}
 
 

@@ -58,15 +58,12 @@ class Task:
         return self.examples + self.repeated * (self.repeats - 1)
 
     def fields(self) -> dict[str, Any]:
-        """Return ``options`` as a dict; values are read as JSON where they are JSON."""
+        """Return ``options`` as a dict."""
         return parse_options(self.options)
 
 
 def _check_option_numbers(options: Iterable[str]) -> None:
-    """Raise if an option is a number that no task can draw problems with in any time.
-
-    All numbers of tasks are shares, or count words, letters, nodes or values.
-    """
+    """Raise if an option is a number that no task can draw problems with in any time."""
     for option in options:
         ((name, value),) = parse_options([option]).items()
         if isinstance(value, int | float) and not -_LARGEST <= value <= _LARGEST:

@@ -1,8 +1,4 @@
-"""A hash that maps a text to a number in [0, 1), used to assign examples to splits.
-
-The number depends on the text alone: not on a seed, not on the texts before it and not on the
-process. A text is therefore in the same split in every data set, and in one split only.
-"""
+"""A hash of a text, by which it is in the same split in every data set, and in one split only."""
 
 import hashlib
 

@@ -1,8 +1,5 @@
 """Dataclasses to plain dicts and back, every value checked against the type of its field.
 
-    to_dict(Point(x=1.0, tags=("a",)))              {"x": 1.0, "tags": ["a"]}
-    from_dict(Point, {"x": 1, "tags": ["a"]}, "")   Point(x=1.0, tags=("a",))
-
 Types that are understood: dataclasses, ``tuple[T, ...]``, ``Mapping[str | int, T]``, ``T | None``,
 ``Literal``, bool, int, float, str and ``Any``. An int is taken where a float is asked for; nothing
 else is converted.
@@ -11,7 +8,7 @@ else is converted.
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, Literal, TypeVar
 
@@ -24,10 +21,7 @@ def to_dict(value: Any) -> dict[str, Any]:
 
 
 def from_dict(cls: type[_T], values: Any, path: str) -> _T:
-    """Return the dataclass of these values; a field that is missing takes its default.
-
-    ``path``: what comes before a field's name in an error, such as ``"model."``.
-    """
+    """Return the dataclass of these values; ``path`` comes before a field's name in an error."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{path or 'it'} must hold named fields, got {values!r}")
     hints = typing.get_type_hints(cls)
@@ -69,29 +63,27 @@ def _checked_mapping(arguments: tuple[Any, ...], value: Any, path: str) -> dict[
     if not isinstance(value, Mapping):
         raise ValueError(f"{path} must map names to values, got {value!r}")
     key_type, value_type = arguments
-    if key_type is int and not all(str(key).lstrip("-").isdecimal() for key in value):
-        raise ValueError(
-            f"{path} must have whole numbers as keys, got {', '.join(map(str, value))}"
-        )
+    if key_type is int:
+        if not all(str(key).lstrip("-").isdecimal() for key in value):
+            keys = ", ".join(map(str, value))
+            raise ValueError(f"{path} must have whole numbers as keys, got {keys}")
+        value = {int(key): item for key, item in value.items()}
     return {
-        int(k) if key_type is int else checked(key_type, k, path): checked(
-            value_type, v, f"{path}.{k}"
-        )
-        for k, v in value.items()
+        checked(key_type, key, path): checked(value_type, item, f"{path}.{key}")
+        for key, item in value.items()
     }
 
 
-def check_at_least(config: Any, least: int, *names: str, path: str | None = None) -> None:
-    """Raise if a field of a dataclass is below ``least``.
+def check_unused(config: Any, path: str, why: str, names: Iterable[str] = ()) -> None:
+    """Raise if one of these fields of a dataclass (none named: any) is not at its default.
 
-    ``path``: what comes before its name in the error; None: the class's name, as in ``task.``.
+    ``why``: what it is for, why that is not here and, but for leaving it out, how to mend it.
     """
-    before = f"{type(config).__name__.lower()}." if path is None else path
-    for name in names:
-        if not getattr(config, name) >= least:
-            raise ValueError(
-                f"{before}{name} must be at least {least}, got {getattr(config, name)}"
-            )
+    names = set(names)
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if value != field.default and (not names or field.name in names):
+            raise ValueError(f"{path}{field.name}={value} is for {why}leave {field.name} out")
 
 
 def _checked_scalar(hint: Any, value: Any, path: str) -> Any:

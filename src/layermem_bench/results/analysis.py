@@ -1,8 +1,5 @@
 """The result of analyzing one model, or two side by side: numbers by layer.
 
-    Analysis            the result of one command
-      ModelAnalysis       one model: entropy, probes, layouts, routing
-
 Representations are "hidden" (hidden states) and "routed" (the values that attention reads).
 """
 
@@ -45,12 +42,10 @@ class AnalysisOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ByLayer:
-    """A quantity with a mean and a standard deviation for every layer."""
+    """Mean and standard deviation of a quantity, layer by layer."""
 
     mean: tuple[float, ...]
-    """Mean, layer by layer."""
     deviation: tuple[float, ...]
-    """Standard deviation, layer by layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,71 +53,67 @@ class ProbeAccuracy(ByLayer):
     """How well a linear probe tells the words apart; mean and deviation are over folds."""
 
     shuffled: tuple[float, ...]
-    """Accuracy with labels shuffled, layer by layer."""
+    """Accuracy with labels shuffled."""
     chance: float
     """Share of the commonest label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Words laid out on a plane, layer by layer."""
+    """Words in the plane, by the values that attention reads: which word each point is (label), and
+    of each layer the points [x, y]."""
 
     labels: tuple[int, ...]
-    """Of each point, which of the words it is."""
     layers: Mapping[int, tuple[tuple[float, ...], ...]]
-    """Layer to the points [x, y]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What one layer reads."""
+    """What one layer reads: its sources, the most read first."""
 
     layer: int
-    """Index of the layer."""
     off_layer_share: float
     """Share that comes from earlier layers."""
     sources: tuple[int, ...]
-    """Layers it reads most, the most read first."""
     effective: float
     """Effective number of layers it reads: exp of the entropy of its shares."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Circuit:
-    """A path through routers: the first layer reads the second, which reads the third, ..."""
+    """A path through routers: the first layer reads the second, which reads the third, ...; its
+    weight is the product of the shares along it."""
 
     layers: tuple[int, ...]
-    """Layers, the reader first, each below the one before."""
     weight: float
-    """Product of the shares along the path."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """What a model's routers read, as shares of absolute weights."""
+    """What a model's routers read, as shares of absolute weights; circuits are the heaviest paths
+    of two steps."""
 
     heatmap: tuple[tuple[float, ...], ...]
     """[target layer, source layer], averaged over heads, and over keys and values."""
     heads: tuple[tuple[tuple[float, ...], ...], ...]
     """[target layer, target head, source layer]."""
     readings: tuple[Reading, ...]
-    """Of each layer, what it reads."""
     circuits: tuple[Circuit, ...]
-    """The heaviest paths of two steps."""
     parts: Mapping[str, tuple[tuple[float, ...], ...]] | None = None
     """The heatmap of keys ("key") and of values ("value"); None if they read alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthMixture:
-    """The weights with which one place mixes states or slots of different depths."""
+    """The weights with which one place mixes states or slots of different depths.
+
+    Rows of the weights are what reads a mixture of its own, columns are what is mixed.
+    """
 
     place: str
     """Where it stands, for instance "layer 3, attention"."""
     readers: tuple[str, ...]
-    """What reads a mixture of its own: the rows of the weights."""
     sources: tuple[str, ...]
-    """What is mixed: the columns of the weights."""
     mean: tuple[tuple[float, ...], ...]
     """[reader, source], the mean over the tokens of the texts."""
     deviation: tuple[tuple[float, ...], ...]
@@ -134,15 +125,10 @@ class AnalyzedModel:
     """Which model was analyzed."""
 
     class_name: str
-    """Its class."""
     layers: int
-    """Number of layers."""
     width: int
-    """Width of the residual stream."""
     parameters: int
-    """Number of parameters."""
     run_id: str | None = None
-    """Run that trained it; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,36 +136,29 @@ class ModelAnalysis:
     """The analysis of one model."""
 
     about: AnalyzedModel
-    """Which model it is."""
     entropy: Mapping[Representation, ByLayer]
     """Matrix entropy of a sequence's tokens, in nats; over sequences."""
     separability: Mapping[Probe, Mapping[Representation, ProbeAccuracy]]
-    """How well each probe tells the words apart."""
     layout: Layout
-    """Positions of words in the plane, by the values that attention reads."""
     routing: Routing | None = None
     """What its routers read; None: it has none, or it is not known."""
     routing_unknown: str | None = None
     """Why it is not known what its routers read; None: it is, or it has none."""
     mixtures: tuple[DepthMixture, ...] = ()
-    """What each place that mixes over depth read on the texts; empty: none does."""
+    """Of each place that mixes over depth, what it read on the texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """The analysis of one model, or of two side by side."""
+    """The analysis of one model, or of two side by side, in the order of the command line."""
 
     KIND: ClassVar[str] = "analysis"
     VERSION: ClassVar[int] = 1
     COMMAND: ClassVar[str] = "layermem analyze"
 
     command: str
-    """Command that made it."""
     folder: str
-    """Folder it was written to."""
     options: AnalysisOptions
     """Options of the analysis; ``words`` are those that were used."""
     sequences: int
-    """Sequences whose entropy was computed."""
     models: Mapping[str, ModelAnalysis]
-    """Each model's analysis by its name, in the order of the command line."""

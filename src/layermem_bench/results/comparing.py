@@ -61,7 +61,6 @@ class Line:
     arm: str
     by_seed: Mapping[int, float]
     mean: Interval | None
-    """Mean over seeds; None: there is no value."""
     difference: Interval | None
     """Paired difference from the first arm; None: it is the first, or there is no pair."""
     p: float | None
@@ -72,10 +71,8 @@ class Line:
     pairs_to_settle: int | None
     """Paired seeds that would settle a difference as large as observed."""
     rank: int | None
-    """Rank by the mean; None: nothing is better or worse, a seed is missing, or there are too
-    few."""
+    """Rank by the mean; None: nothing is better or worse, or seeds are missing or too few."""
     missing: tuple[int, ...]
-    """Planned seeds without a value."""
 
 
 def compare(
@@ -86,8 +83,7 @@ def compare(
 ) -> list[Line]:
     """Return a line for each arm, the best first where there is a better; whole ones before others.
 
-    ``values``: of each arm by seed, the first is what the others are compared with. ``looks``: how
-    many of these results there were, each with other seeds.
+    Arms are compared with the first. ``looks``: how many such results there were, of other seeds.
     """
     if not values:
         return []
@@ -99,28 +95,24 @@ def compare(
         order.sort(key=lambda arm: sign * interval(list(values[arm].values())).mean)
     ranked = order if better and len(seeds) >= RANKED_FROM else []
     order = [*order, *(arm for arm in values if missing[arm])]
-    differences = {
-        arm: None if arm == first else paired_by_seed(values[arm], values[first]) for arm in values
-    }
+    differences = {a: paired_by_seed(values[a], values[first]) for a in values if a != first}
     p_values = adjusted_p_values(differences, looks)
     to_best = p_values_to(order[0], {arm: values[arm] for arm in ranked}, looks) if ranked else {}
-    lines = []
-    for place, arm in enumerate(order, 1):
-        difference = differences[arm]
-        lines.append(
-            Line(
-                arm=arm,
-                by_seed=values[arm],
-                mean=mean_by_seed(values[arm]),
-                difference=difference,
-                p=p_values.get(arm),
-                p_to_best=to_best.get(arm),
-                pairs_to_settle=None if difference is None else pairs_to_settle(difference),
-                rank=place if arm in ranked else None,
-                missing=missing[arm],
-            )
+    settling = {arm: pairs_to_settle(each) for arm, each in differences.items() if each is not None}
+    return [
+        Line(
+            arm=arm,
+            by_seed=values[arm],
+            mean=mean_by_seed(values[arm]),
+            difference=differences.get(arm),
+            p=p_values.get(arm),
+            p_to_best=to_best.get(arm),
+            pairs_to_settle=settling.get(arm),
+            rank=place if arm in ranked else None,
+            missing=missing[arm],
         )
-    return lines
+        for place, arm in enumerate(order, 1)
+    ]
 
 
 def lines_of(result: StudyResult, board: Board, condition: Condition, metric: str) -> list[Line]:
@@ -135,10 +127,9 @@ def lines_of(result: StudyResult, board: Board, condition: Condition, metric: st
 
 @dataclass(frozen=True, kw_only=True)
 class RankCorrelation:
-    """Spearman's correlation of the ranks of the same arms on two boards, and its 95% interval.
+    """Spearman's correlation of the ranks of the same arms on two boards.
 
-    The interval is that of a bootstrap over seeds: each draw takes as many seeds as there are, with
-    repetition, and ranks the arms by their means again, on each board by itself.
+    Its 95% interval is that of a bootstrap over seeds, drawn on each board by itself.
     """
 
     boards: tuple[str, str]
@@ -152,46 +143,37 @@ _DRAWS = 2000
 
 
 def rank_correlations(result: StudyResult) -> list[RankCorrelation]:
-    """Return the correlations of each pair of boards, under the first condition they share.
-
-    Arms count that have every seed on both boards; of less than three nothing is said.
-    """
+    """Return the correlations of each pair of boards, under the first condition they share, of the
+    arms that have every seed on both."""
     found = []
-    for first, second in combinations(result.boards, 2):
-        shared = [c.name for c in first.conditions if c.name in {d.name for d in second.conditions}]
-        if not shared or first.metric not in METRICS or second.metric not in METRICS:
+    for pair in combinations(result.boards, 2):
+        names = [{condition.name for condition in board.conditions} for board in pair]
+        shared = [each.name for each in pair[0].conditions if each.name in names[1]]
+        if not shared or any(board.metric not in METRICS for board in pair):
             continue
-        values = [
-            _of_better(result.values(board.name, shared[0], board.metric), board.metric)
-            for board in (first, second)
-        ]
+        values = [result.values(board.name, shared[0], board.metric) for board in pair]
         seeds = set(result.seeds)
         arms = [a for a in values[0] if all(seeds <= v.get(a, {}).keys() for v in values)]
         if len(arms) >= RANKED_FROM and len(seeds) >= RANKED_FROM:
-            found.append(_correlation((first.name, second.name), values, arms, result.seeds))
+            found.append(_correlation(pair, values, arms, result.seeds))
     return found
 
 
-def _of_better(
-    values: Mapping[str, Mapping[int, float]], metric: str
-) -> dict[str, dict[int, float]]:
-    """Return values of which the lowest is the best."""
-    sign = -1 if METRICS[metric].better == "higher" else 1
-    return {arm: {seed: sign * v for seed, v in of.items()} for arm, of in values.items()}
-
-
 def _correlation(
-    boards: tuple[str, str],
+    boards: tuple[Board, Board],
     values: Sequence[Mapping[str, Mapping[int, float]]],
     arms: Sequence[str],
     seeds: Sequence[int],
 ) -> RankCorrelation:
     from scipy.stats import spearmanr
 
+    # Of which the lowest is the best.
+    signs = [-1 if METRICS[board.metric].better == "higher" else 1 for board in boards]
+
     def of(drawn: Sequence[Sequence[int]]) -> float:
         means = [
-            [sum(v[arm][seed] for seed in picked) for arm in arms]
-            for v, picked in zip(values, drawn, strict=True)
+            [sum(sign * v[arm][seed] for seed in picked) for arm in arms]
+            for sign, v, picked in zip(signs, values, drawn, strict=True)
         ]
         return float(spearmanr(*means).statistic)
 
@@ -200,7 +182,7 @@ def _correlation(
         of([generator.choices(seeds, k=len(seeds)) for _ in values]) for _ in range(_DRAWS)
     )
     return RankCorrelation(
-        boards=boards,
+        boards=(boards[0].name, boards[1].name),
         arms=len(arms),
         value=of([seeds, seeds]),
         low=draws[int(0.025 * _DRAWS)],
@@ -216,12 +198,10 @@ class JudgedClaim:
     paper: float | None = None
     """The paper's difference, or number; None: it prints none."""
     difference: Interval | None = None
-    """Ours, paired over seeds; None: there are no pairs."""
+    """Ours, paired over seeds."""
     p: float | None = None
-    """p-value adjusted by Holm's method for the number of the study's claims, and for looks; None:
-    fewer than two pairs."""
+    """p-value of that, adjusted by Holm's method for the study's claims, and for looks."""
     pairs_to_settle: int | None = None
-    """Paired seeds that would settle a difference as large as observed."""
     verdict: Verdict = UNSAID
     reason: str = "nothing is recorded"
 
@@ -232,15 +212,13 @@ def judge(result: StudyResult) -> list[JudgedClaim]:
     judged = [_judge(claim, result, looks) for claim in result.claims]
     # Adjusted together, for how many there are.
     adjusted = iter(holm([each.p for each in judged if each.p is not None], looks))
-    told = []
-    for each in judged:
+    for place, each in enumerate(judged):
         if each.p is not None:
-            each = replace(each, p=next(adjusted))
-            if each.p is not None and each.p >= 0.05 and each.verdict != UNSAID:
-                reason = f"{each.reason}; within noise among so many claims (Holm)"
-                each = replace(each, reason=reason)
-        told.append(each)
-    return told
+            p, reason = next(adjusted), each.reason
+            if p >= 0.05 and each.verdict != UNSAID:
+                reason = f"{reason}; within noise among so many claims (Holm)"
+            judged[place] = replace(each, p=p, reason=reason)
+    return judged
 
 
 def _judge(claim: Claim, result: StudyResult, looks: int) -> JudgedClaim:
@@ -285,13 +263,10 @@ def _judge_counted(
     result: StudyResult,
 ) -> JudgedClaim:
     """Judge a counted number by the digits that the paper prints."""
-    claim = judged.claim
     if not values or paper is None:
         return judged
-    if not result.metric(claim.quantity).counted:
-        raise ValueError(
-            f"{claim.quantity} of {claim.arm} is not counted, so it is judged by seeds"
-        )
+    if not result.metric(paper.quantity).counted:
+        raise ValueError(f"{paper.quantity} of {paper.arm} is not counted: it is judged by seeds")
     judged = replace(judged, paper=paper.value)
     if result.scale != "paper":
         return replace(judged, reason="the paper's number is of its own sizes")

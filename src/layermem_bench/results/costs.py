@@ -1,11 +1,4 @@
-"""What architectures cost: parameters and FLOPs in closed form, time and memory as measured.
-
-Costs             one command's answer
-  CostPoint         one preset at one depth, width and length
-    counted           arm -> counting ("honest", "paper") -> Cost
-    cache             arm -> CacheCost
-    measured          mode ("eager", ...) -> arm -> Measurement
-"""
+"""What architectures cost: parameters and FLOPs in closed form, time and memory as measured."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,14 +28,11 @@ class MeasuringOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one model costs, counted in closed form."""
+    """Trainable parameters, and FLOPs of a forward and of a training step on one sequence."""
 
     parameters: int
-    """Trainable parameters."""
     forward: float
-    """FLOPs of a forward of one sequence."""
     training: float
-    """FLOPs of a training step on one sequence."""
 
     def overhead(self, baseline: "Cost") -> tuple[float, float]:
         """Return by which share parameters and forward FLOPs exceed those of ``baseline``."""
@@ -61,40 +51,31 @@ class CacheCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a training step of one model took."""
+    """What a training step of one model took: median and quartiles of its seconds."""
 
     seconds: float
-    """A step, the median."""
     low: float
-    """Lower quartile."""
     high: float
-    """Upper quartile."""
     peak: int | None
     """Bytes the model, its optimiser and a step took at the peak; None: the system does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostPoint:
-    """Arms side by side at one size."""
+    """Arms side by side at one size, on sequences of as many tokens."""
 
     preset: str
-    """Preset the sizes are of, or started from."""
     layers: int
-    """Number of layers."""
     width: int
-    """Width of the residual stream."""
     heads: int
-    """Number of query heads."""
     kv_heads: int
-    """Number of key-value heads."""
     tokens: int
-    """Tokens of a sequence."""
     counted: Mapping[str, Mapping[Counting, Cost]]
-    """Arm to its closed-form cost under each counting."""
+    """By arm and counting."""
     cache: Mapping[str, CacheCost] = field(default_factory=dict)
-    """Arm to what its cache of keys and values costs; empty: not counted."""
+    """By arm; empty: not counted."""
     measured: Mapping[str, Mapping[str, Measurement]] | None = None
-    """Mode to arm to what was measured; None: nothing was."""
+    """By mode and arm; None: nothing was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +87,7 @@ class Costs:
     COMMAND: ClassVar[str] = "layermem costs --out"
 
     command: str
-    """What printed it."""
     points: tuple[CostPoint, ...]
-    """Sizes, in the order asked for."""
     machine: str | None = None
-    """What measured; None: nothing was measured."""
     precision: Precision | None = None
-    """Arithmetic of measured steps."""
     measuring: MeasuringOptions | None = None
-    """How it was measured; None: nothing was."""

@@ -1,12 +1,6 @@
 """What evaluations of checkpoints came to, in one form for all of them: eval.json.
 
-EvalResult      options, checkpoints, and
-  Part            what was measured together: losses, grammar, a task's problems, tasks
-    Table           how the values of a table are measured and written
-    Row             one of a table's rows: "nats per token", "island_effects", "arc_easy"
-      Score           of each model: the value, its interval, how many it is of
-      Difference      of each model but the first, against the first on the same items
-TaskAnswers     answers/*.json: which items one model has right on a task with one seed
+A part (losses, grammar, tasks) has tables, whose rows ("arc_easy") have a score for each model.
 """
 
 from collections.abc import Mapping
@@ -65,10 +59,9 @@ class EvalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What one model comes to in one row."""
+    """What one model comes to in one row: a loss, or a share of right answers."""
 
     value: float
-    """A loss, or a share of right answers."""
     interval: tuple[float, ...] = ()
     """Its 95% interval over items: lower and upper end; empty: it has none."""
     count: int | None = None
@@ -83,10 +76,9 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A model against the first one, on the same items."""
+    """A model's value minus the first model's, on the same items."""
 
     value: float
-    """This model's value minus the first's."""
     interval: tuple[float, ...] = ()
     """Its 95% interval over items, by the jackknife; empty: there is one item."""
     p: float | None = None
@@ -95,16 +87,14 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a table, of all models."""
+    """One row of a table: of each model that has a value its score, and of each that can be
+    compared with the first its difference. ``unit``: what scores count, such as "tokens"."""
 
     table: str
     name: str
     scores: Mapping[str, Score]
-    """Name of each model that has a value to its score."""
     differences: Mapping[str, Difference] = field(default_factory=dict)
-    """Name of each model that can be compared with the first to its difference."""
     unit: str = ""
-    """What its scores count: "tokens", "pairs", "items"."""
     is_comparable: bool = True
     """Whether models may be compared by it; a loss per token says nothing of other tokens."""
     at: float | None = None
@@ -116,7 +106,6 @@ class Row:
     paper: Mapping[str, float] = field(default_factory=dict)
     """The paper's shares by its models: "LLaMA", "HC", "LIMe"."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """Where its items come from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +113,8 @@ class Table:
     """What the values of a table have in common."""
 
     better: Literal["lower", "higher"]
-    """Which of two values is the better one."""
     is_share: bool = True
-    """Whether values are written in percent."""
     caption: str = ""
-    """How they were measured."""
     repeats: Literal["seeds", "folds"] = "seeds"
     """What repeats of its scores are."""
     across: str = ""
@@ -139,14 +125,12 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Tables of what was measured together."""
+    """Tables of what was measured together, and how, in a few sentences."""
 
     title: str
     how: str
-    """How it was measured, in a few sentences."""
     tables: Mapping[str, Table]
     rows: tuple[Row, ...]
-    """The rows of all tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +163,10 @@ class EvalResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskAnswers:
-    """What one model answers on one task with one seed of few-shot examples."""
+    """What one model answers on one task with one seed of few-shot examples.
+
+    Requests are pairs of a prompt and a choice.
+    """
 
     KIND: ClassVar[str] = "task_answers"
     VERSION: ClassVar[int] = 1
@@ -200,10 +187,9 @@ class TaskAnswers:
     majority: float
     """Share that the most frequent right answer has right, by its text or by its place."""
     requests: int
-    """Pairs of a prompt and a choice."""
     truncated: int
-    """Of these, those that were cut because the model is given no more tokens."""
+    """Requests that were cut because the model is given no more tokens."""
     unknown_tokens: int
-    """Tokens in them that stand for text which the tokenizer has no tokens for."""
+    """Tokens in requests that stand for text which the tokenizer has no tokens for."""
     ties: int
     """Items with two equally probable best choices, of which lm-eval takes the first."""

@@ -1,9 +1,6 @@
-"""Results as JSON files: the name of the kind and its version first, then the fields.
+"""Results as JSON files: {"kind": "analysis", "version": 1, "command": ..., ...}.
 
-    {"kind": "analysis", "version": 1, "command": "layermem analyze ...", ...}
-
-A file of another kind or version is refused, with the command that writes it anew: a field that has
-changed its meaning would be a plausible wrong number.
+Another kind or version is refused: a changed field would be a plausible wrong number.
 """
 
 import json
@@ -44,9 +41,8 @@ def from_json(cls: type[_R], text: str, where: str) -> _R:
     if not isinstance(values, dict) or values.pop("kind", None) != cls.KIND:
         raise ValueError(f"{where} is not what {cls.COMMAND} writes")
     command = values.get("command")
-    again = (
-        f"write it again with {command if command and isinstance(command, str) else cls.COMMAND}"
-    )
+    known = command if command and isinstance(command, str) else cls.COMMAND
+    again = f"write it again with {known}"
     if (version := values.pop("version", None)) != cls.VERSION:
         raise ValueError(
             f"{where} was written in version {version}, and this layermem reads version "

@@ -1,24 +1,17 @@
 """95% confidence intervals of means and proportions, and p-values of differences.
 
-Means are by Student's t, proportions by Wilson's method, ratios of sums by the jackknife.
-How p-values are adjusted, of what is compared at once and of what is looked at more than once:
+Means are by Student's t, proportions by Wilson's method, ratios of sums by the jackknife; p-values
+are adjusted by Holm's method for what is compared at once, and for looks. It needs nothing of how
+arms vary together. Tukey's range test has more power where all differences vary alike; with one arm
+of seven that varies ten times as much as the others, and 5 seeds, it tells equal arms apart in 17%
+of tables, and Holm's in 4%.
 
-    a table against a fixed arm      Holm over the arms compared with it
-    a table against its best arm     Holm over all pairs of arms: which arm is the best was picked
-                                     from the numbers compared, so any pair could have been it
-    more seeds than at a first look  all of them times 2^looks, from the second look on
-
-Holm's method needs nothing of how arms vary together: arms of one seed share its data and its first
-weights, and intervals of recorded differences are up to ten times as wide as others. Tukey's range
-test has more power where all differences vary alike. With one arm of seven that varies ten times as
-much as the others, and 5 seeds, it tells equal arms apart in 17% of tables, and Holm's in 4%.
-
-scipy.stats has the distributions. It takes a second to import, so it is imported where an interval
-is computed, and commands that compute none do not wait for it.
+scipy.stats takes a second to import, so it is imported where an interval is computed.
 """
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -75,7 +68,7 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     """Return the interval of the differences, pair by pair.
 
     A mean or a half width no larger than the rounding of the values is 0: 0.7 - 0.6 and 0.81 - 0.71
-    are the same difference, and their last digits say nothing about how pairs vary.
+    are the same difference.
     """
     differences = interval([a - b for a, b in zip(ours, theirs, strict=True)])
     rounding = _ROUNDING * max(map(abs, (*ours, *theirs)))
@@ -97,8 +90,7 @@ def paired_by_seed(ours: Mapping[int, float], theirs: Mapping[int, float]) -> In
 def p_value(difference: Interval) -> float:
     """Return the two-sided p-value of a mean difference by Student's t; NaN of a single pair.
 
-    Where all pairs differ by the same, as shares of few items may, how they vary is not known; the
-    p-value is that of their signs then.
+    Where all pairs differ by the same, as shares of few items may, it is that of their signs.
     """
     if difference.count < 2:
         return math.nan
@@ -114,9 +106,8 @@ def p_value(difference: Interval) -> float:
 def holm(p_values: Sequence[float], looks: int = 1) -> list[float]:
     """Return p-values adjusted for their number by Holm's method, and for ``looks`` at them.
 
-    With m values, the smallest is multiplied by m, the next by m - 1 and so on; none becomes
-    smaller than one before it, or larger than 1. To call those below 0.05 different is wrong about
-    any of them at most once in twenty such tables. What ``looks`` costs: ``price_of_looks``.
+    Of m values the smallest is multiplied by m, the next by m - 1 and so on; none becomes smaller
+    than one before it. To call those below 0.05 different is wrong in one such table of twenty.
     """
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p-values must be between 0 and 1, got {', '.join(map(str, p_values))}")
@@ -131,13 +122,11 @@ def holm(p_values: Sequence[float], looks: int = 1) -> list[float]:
 def price_of_looks(looks: int) -> int:
     """Return what p-values are multiplied by at the last of so many looks: 1, 4, 8, 16, ...
 
-    Seeds are planned before the first look, which alone costs nothing. To add seeds to a result
-    that was within noise is another chance of a false positive: two looks at 5% each, at 5 and at
-    10 seeds, find a difference that is not there in 8.7%, four (at 20 and 40 too) in 15%. So look
-    k has the share 2^-k of the 5%. Shares add up to the whole at any number of looks, which need
-    not be known before. Only a first look that nobody adds to has the whole, so that whoever stops
-    where a first look is below 5%, and goes on otherwise, is wrong in 5.7% with two of the looks
-    above and in 6.3% with four.
+    To add seeds to a result that was within noise is another chance of a false positive: two looks
+    at 5% each, at 5 and at 10 seeds, find a difference that is not there in 8.7%, four (at 20 and
+    40 too) in 15%. So look k has the share 2^-k of the 5%; shares add up to the whole at any number
+    of looks. Only a first look that nobody adds to has the whole: whoever goes on only where it is
+    not below 5% is wrong in 5.7% with two of the looks above and in 6.3% with four.
     """
     if looks < 1:
         raise ValueError(f"a p-value is of at least one look, got {looks}")
@@ -155,10 +144,7 @@ def further_looks(
 def adjusted_p_values(
     differences: Mapping[_Key, Interval | None], looks: int = 1
 ) -> dict[_Key, float]:
-    """Return the p-value of each difference, adjusted by Holm's method for how many there are.
-
-    A single pair has none, and is not counted; nor is None.
-    """
+    """Return the p-value of each difference of several pairs, adjusted by Holm's method."""
     p_values = {key: p_value(each) for key, each in differences.items() if each is not None}
     p_values = {key: p for key, p in p_values.items() if not math.isnan(p)}
     return dict(zip(p_values, holm(list(p_values.values()), looks), strict=True))
@@ -167,10 +153,9 @@ def adjusted_p_values(
 def p_values_to(
     best: _Key, values: Mapping[_Key, Mapping[int, float]], looks: int = 1
 ) -> dict[_Key, float]:
-    """Return the p-value of every arm's difference from ``best``, one picked by these ``values``.
+    """Return the p-value of each arm's difference from ``best``, picked by these values by seed.
 
-    ``values``: numbers of each arm by seed. p-values are adjusted by Holm's method for all pairs of
-    arms, as any could have come to be that of the best and another.
+    They are adjusted by Holm's method for all pairs of arms: any of them could have been the best.
     """
     differences = {(a, b): paired_by_seed(values[a], values[b]) for a, b in combinations(values, 2)}
     adjusted = adjusted_p_values(differences, looks)
@@ -181,9 +166,8 @@ def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
     """Return how many pairs would settle a mean difference as large and as varied as this one.
 
     With so many, a two-sided t-test at 5% tells it from 0 in a share ``power`` of repetitions. None
-    where there is no saying: the difference is 0 or next to it, or a single pair does not show how
-    it varies.
-    It takes the observed difference for the true one, which few pairs know badly: a guide.
+    where the difference is next to 0, or is of a single pair. It takes the observed difference for
+    the true one, which few pairs know badly: a guide.
     """
     if difference.count < 2 or not difference.mean:
         return None
@@ -203,23 +187,13 @@ def pairs_to_settle(difference: Interval, power: float = 0.8) -> int | None:
         critical = float(stats.t.ppf(0.975, count - 1))
         return float(stats.nct.sf(critical, count - 1, shift)) >= power
 
-    high = 2
-    while not is_settled(high):
-        high *= 2
-        if high > _MOST_PAIRS:
-            return None
-    low = max(1, high // 2)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_settled(middle) else (middle, high)
-    return high
+    counts = range(2, _MOST_PAIRS + 1)
+    place = bisect_left(counts, True, key=is_settled)
+    return counts[place] if place < len(counts) else None
 
 
 def proportion(successes: float, count: int) -> tuple[float, float]:
-    """Return the interval of the proportion of successes among ``count`` trials.
-
-    ``successes`` may be a sum of shares, each between 0 and 1, in place of a number of successes.
-    """
+    """Return the interval of the proportion of successes (or of a sum of shares) in some trials."""
     if not 0 <= successes <= count or not count:
         raise ValueError(
             "a proportion needs 0 <= successes <= count and count > 0, got "
@@ -239,11 +213,9 @@ def proportion(successes: float, count: int) -> tuple[float, float]:
 
 
 def mcnemar(only_ours: int, only_theirs: int) -> float:
-    """Return the two-sided p-value of two shares of right answers to the same items, by McNemar.
+    """Return the two-sided p-value of two shares of right answers, by McNemar's exact test.
 
-    ``only_ours`` items are right in the first alone, ``only_theirs`` in the second alone; items on
-    which both agree say nothing about a difference. The test is the exact one: each of the items is
-    equally likely to be either's if the two do not differ.
+    Of the same items ``only_ours`` are right in the first alone, ``only_theirs`` in the second.
     """
     if only_ours < 0 or only_theirs < 0:
         raise ValueError(f"counts must be at least 0, got {only_ours} and {only_theirs}")
@@ -257,14 +229,12 @@ def mcnemar(only_ours: int, only_theirs: int) -> float:
 def ratio_interval(
     pairs: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of a ratio of sums over items, or of a difference of two ratios.
+    """Return the 95% interval of a ratio of sums over items, or of the first ratio minus a second.
 
     Each pair holds a numerator and a denominator of every item, such as the loss and the number of
-    tokens of a document. With one pair the interval is that of sum / sum, with two that of the
-    first ratio minus the second, over the same items, so that what makes an item hard for both
-    cancels. It is the jackknife's, by Student's t. Of a difference that is not there, over
-    documents of very different lengths, it holds 0 in 96% at 2 documents, 92% at 10, 94% at 50;
-    the bootstrap does in 49%, 90% and 91%. None: fewer than two items have a denominator.
+    tokens of a document. The interval is the jackknife's, by Student's t. Of a difference that is
+    not there, over documents of very different lengths, it holds 0 in 96% at 2 documents, 92% at
+    10, 94% at 50; the bootstrap in 49%, 90% and 91%. None: fewer than two items have a denominator.
     """
     if len(pairs) not in (1, 2):
         raise ValueError(f"an interval of ratios needs one or two pairs, got {len(pairs)}")

@@ -24,22 +24,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 
 from layermem.models.files import write_atomically
+from layermem_bench.config.run import Run, run_from_dict
 
 # Lists the files of a complete checkpoint with their digests; written last.
 _MARKER = "complete.json"
 _STAGING = ".staging"
 # The end of metrics.jsonl that is read for its last row: it has room for more than two rows.
 _TAIL_BYTES = 4096
+# That of libyaml is several times as fast, and a study reads the config of each run some times.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def unique_names(paths: Sequence[Sequence[str]]) -> list[str]:
-    """Return a short name of each path, given in parts: its shortest end that no other path has.
-
-    ``a/x``, ``b/x`` and ``b/y`` are named ``a/x``, ``b/x`` and ``y``.
-    """
+    """Return the shortest end of each path, given in parts, that no other has: a/x, b/x and y."""
     names = []
     for path in paths:
         ends = (path[-count:] for count in range(1, len(path) + 1))
@@ -80,10 +81,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder during the block, so that no other process trains in it.
-
-        The lock is released when its process ends, also if it is killed. The file stays.
-        """
+        """Lock the folder during the block, so that no other process trains in it."""
         # A soft lock, which FileLock would fall back to, would outlive a killed process.
         lock = FileLock(self.path / ".lock", fallback_to_soft=False)
         try:
@@ -154,10 +152,7 @@ class RunFolder:
         write_atomically(self.diverged, json.dumps(record, indent=1) + "\n")
 
     def divergence(self, run_id: str) -> dict[str, Any] | None:
-        """Return the record of the run's divergence; None if it has none or has ended since.
-
-        The record of another run, which the folder held before under another config, is ignored.
-        """
+        """Return the record of the run's divergence; None if it has none or has ended since."""
         if not self.diverged.exists() or self.final.exists():
             return None
         try:
@@ -177,18 +172,17 @@ class RunFolder:
 
     def latest_checkpoint(self) -> Path | None:
         """Return the newest checkpoint, or None; raise if one of its files is damaged."""
-        paths = self.complete_checkpoints()
-        if not paths:
-            return None
-        check_complete(paths[-1])
-        return paths[-1]
+        newest = max(self.complete_checkpoints(), key=step_of, default=None)
+        if newest is not None:
+            check_complete(newest)
+        return newest
 
     @contextmanager
     def stage_checkpoint(self) -> Iterator[Path]:
         """Yield a folder to write ``checkpoint-STEP`` in, and move that to its place at the end.
 
-        A process killed at any moment leaves either the complete checkpoint or a staging folder,
-        which the next save deletes.
+        A process that is killed leaves the checkpoint complete, or in a staging folder, which the
+        next save deletes.
         """
         with temporary_folder(self.staging, f"a checkpoint in {self.checkpoints}"):
             self.staging.mkdir(parents=True)
@@ -245,10 +239,7 @@ def check_complete(checkpoint: Path) -> None:
 
 @contextmanager
 def temporary_folder(path: Path, what: str) -> Iterator[None]:
-    """Delete a folder before and after the block; an error says that ``what`` was not written.
-
-    The block creates the folder and moves what it has written there to its place.
-    """
+    """Delete a folder, which the block creates and moves, before and after; name errors."""
     shutil.rmtree(path, ignore_errors=True)
     try:
         yield
@@ -288,3 +279,45 @@ def _flush_to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def load_run(path: str | os.PathLike[str]) -> Run:
+    """Return the run of a config.yaml, edited or not."""
+    return run_from_dict(read_config(path)[0])
+
+
+def recorded_run(folder: RunFolder) -> Run:
+    """Return the run that a folder holds; a config edited since it was written is refused."""
+    check_has_config(folder)
+    fields, about = read_config(folder.config)
+    if about.get("digest", fields_digest(fields)) != fields_digest(fields):
+        raise ValueError(
+            f"{folder.config} was edited after the run wrote it, so it no longer says what was "
+            "trained. Undo the edit; to train the edited config, give it another --out; what a run "
+            "may change when it goes on (save_every, data.cache...) is given as an option"
+        )
+    return run_from_dict(fields)
+
+
+def check_has_config(folder: RunFolder) -> None:
+    """Raise if a folder that holds a run has lost the file that says of what."""
+    if not folder.config.exists():
+        raise FileNotFoundError(
+            f"{folder.path} holds a run, but no config.yaml that says of what: put it back, or "
+            "choose another --out"
+        )
+
+
+def read_config(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
+    """Return the fields of a config.yaml, and what is under ``about``."""
+    try:
+        fields = yaml.load(Path(path).read_text(encoding="utf-8"), _LOADER)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    about = fields.pop("about", None) if isinstance(fields, dict) else None
+    return fields, about if isinstance(about, dict) else {}
+
+
+def fields_digest(fields: Any) -> str:
+    """Return a digest of the fields as the file has them, independent of the version reading it."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

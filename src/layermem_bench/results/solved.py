@@ -1,7 +1,4 @@
-"""What a run's final model gets right: problems of a task, labels of records, questions.
-
-problem of the test set -> what the model wrote -> right or wrong -> shares by level, faults counted
-"""
+"""What a run's final model gets right: problems of a task, labels of records, questions."""
 
 import json
 from collections.abc import Mapping
@@ -13,19 +10,15 @@ from layermem_bench.config.typed_dicts import from_dict, to_dict
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """Of some problems, the share that was solved."""
+    """Of some problems, the share that was solved, and with every step right; 95% intervals."""
 
     count: int
-    """Number of problems."""
     accuracy: float
     """Share with the right final answer; of problems with several answers, the mean share of right
     answers."""
     interval: tuple[float, ...]
-    """Its 95% interval: lower and upper end."""
     steps: float
-    """Share with every step right."""
     steps_interval: tuple[float, ...]
-    """Its 95% interval."""
 
     def __post_init__(self) -> None:
         _check_shares(accuracy=self.accuracy, steps=self.steps)
@@ -35,29 +28,24 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class Solved(Shares):
-    """What a model solves of one set of problems."""
+    """What a model solves of one set of problems, and the accuracy of a guess."""
 
     chance: float
-    """Accuracy of a guess."""
     by: Mapping[str, Mapping[str, Shares]] = field(default_factory=dict)
     """What levels are called ("operands", "steps") to each level's shares."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """How often each kind of fault was the first in a wrong solution."""
     task: str | None = None
-    """Name of the task."""
     split: str | None = None
-    """Which problems: "validation" or "test"."""
     model: str | None = None
     """Checkpoint that solved them, where it is not that of a run."""
     run_id: str | None = None
-    """Run whose final model solved them."""
     steps_taken: int | None = None
-    """Training steps of that run."""
     problems: str | None = None
     """Digest of the problems, the same for the same problems in the same order."""
 
     def to_json(self) -> str:
-        """Return it as the text of a result.json; what is not recorded is left out."""
+        """Return the text of a result.json, without what is not recorded."""
         values = {name: value for name, value in to_dict(self).items() if value is not None}
         return json.dumps(values, indent=1) + "\n"
 
@@ -69,56 +57,45 @@ class Solved(Shares):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordCounts:
-    """The records of one run."""
+    """Numbers of records of one run, the fields of their texts and their label, and its classes in
+    the order of the model's outputs."""
 
     KIND: ClassVar[str] = "records"
     VERSION: ClassVar[int] = 1
     COMMAND: ClassVar[str] = "layermem train --host MODEL --records"
 
     fields: tuple[str, ...]
-    """Fields that hold the texts."""
     label: str
-    """Field that holds the label."""
     separator: str | None
     """Token put between two texts, without special tokens at their ends; None: one text, or the
     tokenizer joins two in its own way."""
     classes: tuple[str, ...]
-    """Labels, in the order of the model's outputs."""
     training: int
-    """Training records."""
     validation: int
-    """Validation records."""
     left_out: int
-    """Records left out of training, since their texts are in the validation file."""
+    """Training records whose texts are in the validation file."""
     training_cut: int
-    """Training records longer than records.max_length, which were cut."""
+    """Training records cut to records.max_length."""
     validation_cut: int
-    """Validation records that were."""
     majority: str
-    """Most frequent label of the validation records."""
     majority_share: float
-    """Share of the validation records that have it: what always giving it gets right."""
+    """Share of the validation records that have the most frequent label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionCounts:
-    """The questions of one run."""
+    """Numbers of questions of one run, and of the sequences that they are read in (windows)."""
 
     training: int
-    """Training questions."""
     validation: int
-    """Validation questions."""
     left_out: int
-    """Questions left out of training, since their contexts are in the validation file."""
+    """Training questions whose contexts are in the validation file."""
     training_windows: int
-    """Sequences that the training questions are read in."""
     validation_windows: int
-    """Sequences that the validation questions are read in."""
     training_out_of_reach: int
     """Training questions whose first gold answer is in no window whole, or is longer than
     records.longest_answer."""
     validation_out_of_reach: int
-    """Validation questions of which that is so."""
     separator: str | None
     """Token put after the question and after the context, without special tokens elsewhere; None:
     the tokenizer joins the two in its own way."""
@@ -128,19 +105,15 @@ class QuestionCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerScore:
-    """Mean scores of answers to some questions."""
+    """Mean scores of answers to some questions, with 95% intervals by Wilson's method, which takes
+    in that a score may be between 0 and 1; a guess has none."""
 
     count: int
-    """Number of questions."""
     exact: float
     """Share of answers that match a gold answer."""
     exact_interval: tuple[float, ...] = ()
-    """Its 95% interval (Wilson); empty for a guess."""
     f1: float
-    """Mean F1 of words."""
     f1_interval: tuple[float, ...] = ()
-    """Its 95% interval (Wilson, which takes in that a score may be between 0 and 1); empty for a
-    guess."""
 
     def __post_init__(self) -> None:
         _check_shares(exact=self.exact, f1=self.f1)
@@ -148,22 +121,19 @@ class AnswerScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """Scores of one run's final model."""
+    """Scores of one run's final model on all validation questions, and on each kind of them."""
 
     KIND: ClassVar[str] = "answers"
     VERSION: ClassVar[int] = 1
     COMMAND: ClassVar[str] = "layermem train --host MODEL --records FILE --kind question-answering"
 
     run_id: str
-    """The run."""
     counts: QuestionCounts
-    """Its questions."""
     all: AnswerScore
-    """Scores of all validation questions."""
     has_answer: AnswerScore | None
-    """Of those that have an answer (HasAns); None: there are none."""
+    """Of questions that have an answer (HasAns); None: there are none."""
     no_answer: AnswerScore | None
-    """Of those that have none (NoAns); None: there are none."""
+    """Of those that have none (NoAns)."""
     guesses: Mapping[str, AnswerScore]
     """Name of a guess to its scores: "none" gives no answer, "first words" and "random words" as
     many words of the context as the training answers have in the median."""

@@ -1,15 +1,4 @@
-"""What a study came to: its runs with their values, its boards, what the paper claims of it.
-
-    StudyResult     study.json
-      RunRecord       one run: board, conditions, arm, seed; metrics, curve, where it stands
-      Metric          how a metric is written, which way is better, what a guess comes to
-      Board           what is equal between its arms; what they tried, took, cost
-        Condition       the arms under one condition (equal tokens, time, parameters)
-      Row             a quantity of one arm that was computed from several runs, or from none
-      OfPaper         what the paper says, of which a study and its result are
-        PaperNumber, Claim    what it prints and claims of such rows
-        Drawing, Point        which of this it draws, and how
-        Picture         what was seen inside a model, drawn as it is
+"""What a study came to (study.json): its runs with their values, its boards, the paper's claims.
 
 Means, differences, p-values and verdicts are in no file: ``comparing`` computes them.
 """
@@ -40,12 +29,12 @@ Looks = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A quantity of one arm, computed from runs or without any."""
+    """A quantity of one arm, computed from runs or without any: its values by seed; of what is
+    measured by repeat; of what is counted one value."""
 
     metric: str
     arm: str
     by_seed: Mapping[int, float]
-    """Value by seed; of what is measured, by repeat; of what is counted, one value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +43,6 @@ class Metric:
 
     is_share: bool = False
     better: Literal["higher", "lower"] | None = None
-    """Which of two values is the better one; None: neither is."""
     chance: float | None = None
     """What a guess comes to; None: there is none, or it differs between runs."""
     counted: bool = False
@@ -67,17 +55,16 @@ METRICS: Mapping[str, Metric] = {
     EVERY_STEP_RIGHT: Metric(is_share=True, better="higher"),
     F1: Metric(is_share=True, better="higher"),
 }
-"""The metrics that runs are judged by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriedRates:
-    """Learning rates that one arm was trained with, on a seed kept for that."""
+    """Learning rates that one arm was trained with, on a seed kept for that, and the validation
+    loss at each (None: the run diverged)."""
 
     arm: str
     rates: tuple[float, ...]
     losses: tuple[float | None, ...]
-    """Validation loss at each; None: the run diverged."""
     chosen: float | None
     """The rate that was taken; None: that is at another weight decay, or the arm diverged at every
     one."""
@@ -93,7 +80,8 @@ class TriedRates:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSteps:
-    """How long a training step of each arm takes, against the first arm's in the same rounds."""
+    """How long a training step of each arm takes, against the first arm's in the same rounds: the
+    median seconds of its steps, and the median over rounds of its time over the first arm's."""
 
     KIND: ClassVar[str] = "steps"
     VERSION: ClassVar[int] = 1
@@ -103,11 +91,8 @@ class MeasuredSteps:
     base: str
     """Digest of the run whose sizes were measured."""
     rounds: int
-    """Rounds, one step of each arm in each."""
     seconds: Mapping[str, float]
-    """Arm to the median of its steps."""
     ratios: Mapping[str, float]
-    """Arm to the median over rounds of its step's time over the first arm's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +105,6 @@ class MeasuredMemory:
 
     machine: str
     base: str
-    """Digest of the run whose sizes were measured."""
     peaks: Mapping[str, int | None]
     """Arm to the peak bytes; None: the system does not report a peak."""
 
@@ -132,7 +116,6 @@ class Arm:
     name: str
     steps: int
     parameters: int | None = None
-    """Trained parameters; None: not counted."""
     width_of_mlp: int | None = None
     """Width inside the mlp; None: it is that of a model of transformers."""
     rate: float | None = None
@@ -143,48 +126,44 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """The arms of a board under one condition."""
+    """The arms of a board under one condition; the others are compared with the first.
+
+    Its name says what is equal: "tokens", "time" or "parameters"; "recorded": runs are as they are.
+    """
 
     name: str
-    """The condition: "tokens", "time" or "parameters" are equal; "recorded": as runs are."""
     arms: tuple[Arm, ...]
-    """The arms; the others are compared with the first."""
     looks: Looks = ()
     """Seeds of each look at these runs, this one last; empty: the first look."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingCosts:
-    """What the arms of a board cost, in closed form."""
+    """What the arms of a board cost in closed form: at their own sizes, and those of the first size
+    at other depths and widths."""
 
     points: tuple[CostPoint, ...] = ()
-    """The arms at their own sizes, a point for each size."""
     layers: tuple[CostPoint, ...] = ()
-    """The arms of the first size at other depths."""
     width: tuple[CostPoint, ...] = ()
-    """The same at other widths."""
     measure_command: str | None = None
     """Command that measures the arms; None: their sizes are no preset's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """What the runs of some arms share: data, sizes, how they are trained."""
+    """What the runs of some arms share: data, sizes, how they are trained; and what arms are ranked
+    by (``metric``), tried and take."""
 
     name: str
     metric: str
-    """What arms are ranked by."""
     conditions: tuple[Condition, ...]
     preset: str = ""
-    """Preset that it is, or started from."""
     shape: str = ""
     """LAYERSxWIDTH, where it is a preset in another shape."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the runs' config that name the data, and the data's digest where it is recorded."""
     tried: tuple[TriedRates, ...] = ()
-    """Learning rates that each arm tried, where some were."""
     steps: MeasuredSteps | None = None
-    """How long steps take, where it was measured."""
     memory: MeasuredMemory | None = None
     costs: SettingCosts = field(default_factory=SettingCosts)
     before: float | None = None
@@ -193,41 +172,38 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """One validation of a run."""
+    """One validation of a run, and what it was trained on before: steps, tokens, closed-form FLOPs.
+
+    The loss is the mean of a token, in nats. Accuracy (the final answer is right) and steps (every
+    step is) are shares of a task's validation problems.
+    """
 
     step: int
-    """Training steps before it."""
     val_loss: float
-    """Mean loss of a token of the validation set, in nats."""
     tokens: float | None = None
-    """Tokens trained on before it."""
     flops: float | None = None
-    """Training FLOPs before it, in closed form."""
     val_accuracy: float | None = None
-    """Of a task: share of validation problems with the right final answer."""
     val_steps: float | None = None
-    """Of a task: share with every step right."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """One run: planned, begun or ended."""
+    """One run: planned, begun or ended, by its name in the plan or of its folder.
+
+    ``note``: of one that diverged or failed, what was seen. ``about``: versions, commit, machine
+    and command, as recorded.
+    """
 
     name: str
-    """Its name in the plan, or its folder's."""
     run_id: str
-    """Stands for every option that decides about its weights."""
     folder: str
-    """Where it is recorded, or would be."""
     state: State
     note: str = ""
-    """Of one that diverged or failed: what was seen."""
     board: str = ""
     conditions: tuple[str, ...] = ()
     """The conditions that it counts under; empty: it chose a learning rate."""
     arm: str = ""
     seed: int = 0
-    """Seed of weights and order of the data."""
     steps: int = 0
     max_steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -239,20 +215,19 @@ class RunRecord:
     solved: Solved | None = None
     """Of an ended run on a task: what it solves of the test set."""
     about: Mapping[str, str] = field(default_factory=dict)
-    """Versions, commit, machine and command, as recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperNumber:
-    """A number that the paper prints."""
+    """A number that the paper prints, and in which table, figure or section.
+
+    ``quantity`` is a metric of rows that are of no single board. Shares are between 0 and 1.
+    """
 
     quantity: str
-    """What it is of: a metric of rows that are of no single board."""
     arm: str
     value: float
-    """The number; a share between 0 and 1."""
     where: str
-    """Table, figure or section."""
     is_share: bool = False
 
 
@@ -261,7 +236,6 @@ class Claim:
     """A difference that the paper claims; "equal": to its own number, of what is counted."""
 
     quantity: str
-    """What it is of: a metric of rows that are of no single board."""
     arm: str
     direction: Direction
     against: str | None = "plain"
@@ -270,13 +244,12 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Where a row stands in a drawing of lines."""
+    """Where a row stands in a drawing of lines: in which line, and where on the axis across."""
 
     quantity: str
     arm: str
     line: str
     at: float
-    """Where on the axis across."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,19 +268,16 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """What was seen inside a model: what routers read, or where words lie."""
+    """What was seen inside a model, in named panels: what routers read, or where words lie, and
+    which word each point is (``labels``)."""
 
     kind: Literal["heatmap", "heads", "words"]
     """"heatmap": shares [layer, source layer]; "heads": shares [head, source layer] of each layer;
     "words": points [x, y] of each layer."""
     name: str
-    """Which model it is of, and what of it."""
     panels: Mapping[str, tuple[tuple[float, ...], ...]]
-    """What each panel shows, by its name."""
     labels: tuple[int, ...] = ()
-    """Of words: the word of each point."""
     words: tuple[str, ...] = ()
-    """The words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,15 +285,10 @@ class OfPaper:
     """What a study is of the paper; all of it is empty where it is no artefact of the paper."""
 
     scale: Scale | None = None
-    """Size of the runs."""
     claim: str = ""
-    """The paper's claim in one sentence."""
     papers: tuple[PaperNumber, ...] = ()
-    """What the paper prints."""
     claims: tuple[Claim, ...] = ()
-    """What it claims of the rows."""
     drawings: tuple[Drawing, ...] = ()
-    """What it draws."""
     notes: tuple[str, ...] = ()
     """What tempers the comparison with the paper; of a result also what is in no mean."""
     missing: str = ""
@@ -332,7 +297,7 @@ class OfPaper:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult(OfPaper):
-    """Everything that a study's page shows."""
+    """Everything that a study's page shows; of runs those too that are in no mean."""
 
     KIND: ClassVar[str] = "study"
     VERSION: ClassVar[int] = 1
@@ -345,18 +310,15 @@ class StudyResult(OfPaper):
     seeds: tuple[int, ...]
     boards: tuple[Board, ...]
     metrics: Mapping[str, Metric]
-    """Name to metric, of runs and rows."""
     runs: tuple[RunRecord, ...]
-    """The runs, those included that are in no mean."""
     rows: tuple[Row, ...] = ()
     """What was computed of them, or without any."""
     pictures: tuple[Picture, ...] = ()
-    """What was seen inside models, where the paper draws that."""
     looks: Looks = ()
     """Seeds of each look at what is claimed, this one last; empty: the first look."""
 
     def metric(self, name: str) -> Metric:
-        """Return a metric; one that nothing is recorded of says nothing of itself."""
+        """Return the metric of a name, which may be recorded nowhere."""
         return self.metrics.get(name, Metric())
 
     def of(self, board: str, condition: str) -> list[RunRecord]:

@@ -1,14 +1,4 @@
-"""Boards and arms by their names, and the study of variants on some boards.
-
-    tiny-lm          a preset
-    recall           tiny-mqar
-    tiny-lm@64x32    the preset with 64 layers of width 32
-
-Heads keep their width. Of the shapes of one preset the first that is named has an mlp of the
-preset's ratio; that of the others is as wide as it takes to have the first one's parameters.
-
-    plain,lime:router=last:router_window=4    variants, with options of one after colons
-"""
+"""Boards (tiny-lm@64x32) and arms (plain,lime:router=last) by their names, and studies of them."""
 
 import re
 from collections.abc import Sequence
@@ -28,8 +18,7 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return variant and options of each arm in ``plain,lime,lime:router_init=identity``.
 
     A comma within brackets belongs to an option: ``lime:router_sources=[[],[0]]``. ``all`` stands
-    for every variant, the plain decoder first. An option that the variant has no field for is
-    refused here, before any arm is trained.
+    for every variant, the plain decoder first.
     """
     arms: dict[str, tuple[str, tuple[str, ...]]] = {}
     depth, arm = 0, ""
@@ -61,30 +50,25 @@ def arms_of_variants(
     ``optim.router_lr`` is left out of arms that add no parameters, and refused if none does.
     ``own_rates``: whether arms are to say if they add some.
     """
-    text = names if isinstance(names, str) else ",".join(names)
-    runs = {
-        name: _as_variant(base, variant, options, router_lr=True)
-        for name, (variant, options) in parse_arms(text).items()
-    }
-    for name, run in runs.items():
+    arms = []
+    asked = parse_arms(names if isinstance(names, str) else ",".join(names))
+    for name, (variant, options) in asked.items():
+        run = _as_variant(base, variant, options, router_lr=True)
         # The sizes of a saved model are not the run's own.
         if run.model.pretrained is None:
             try:
                 check_options(run.variant, run.model)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-    takes = {name: _takes_router_lr(run) for name, run in runs.items()}
-    if not any(takes.values()):
-        for run in runs.values():
-            check_router_lr(run)
-    return tuple(
-        Arm(
-            name=name,
-            change=partial(_as_variant, variant=variant, options=options, router_lr=takes[name]),
-            has_own_rate=own_rates and adds_parameters(runs[name].variant, runs[name].model),
-        )
-        for name, (variant, options) in parse_arms(text).items()
-    )
+        takes = _takes_router_lr(run)
+        change = partial(_as_variant, variant=variant, options=options, router_lr=takes)
+        has_own_rate = own_rates and adds_parameters(run.variant, run.model)
+        arms.append(Arm(name=name, change=change, has_own_rate=has_own_rate))
+    if base.optim.router_lr is not None and all(
+        arm.change(base).optim.router_lr is None for arm in arms
+    ):
+        check_router_lr(replace(arms[0].change(base), optim=base.optim))
+    return tuple(arms)
 
 
 def _as_variant(run: Run, variant: str, options: tuple[str, ...], router_lr: bool) -> Run:
@@ -129,7 +113,7 @@ def board_of(
     trials: int | None = None,
     own_rates: tuple[float, float] = Board.own_rates,
 ) -> Board:
-    """Return the board of a run: its variant and learning rate are the arms' to say."""
+    """Return a board of variants; the run's own variant has no effect."""
     return Board(
         name=name or run.preset,
         base=run,
@@ -156,7 +140,11 @@ def open_boards(
     trials: int | None = None,
     own_rates: tuple[float, float] = Board.own_rates,
 ) -> list[Board]:
-    """Return the boards of some names; shapes of one preset have equally many parameters."""
+    """Return the boards of some names, such as ``tiny-lm@64x32``: 64 layers of width 32.
+
+    Heads keep their width. The mlp of a preset's first shape has the preset's ratio; that of its
+    other shapes is as wide as it takes to have the first one's parameters.
+    """
     boards: dict[str, Board] = {}
     firsts: dict[str, Run] = {}
     for name in names:

@@ -1,7 +1,6 @@
 """Carries a study out: rates are chosen, missing runs trained, and all that came of it returned.
 
-An arm that diverged at every rate is not trained further, and has no values. Runs that fail or
-diverge later are named in the result, and in no mean.
+An arm that diverged at every rate is not trained further. Runs that fail are in no mean.
 """
 
 import logging
@@ -12,26 +11,14 @@ from pathlib import Path
 
 from layermem.models.files import write_atomically
 from layermem_bench.results.files import to_json
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import recorded_run
 from layermem_bench.results.study import MeasuredMemory, MeasuredSteps, StudyResult
+from layermem_bench.study import planning
 from layermem_bench.study.definition import Board, Study
 from layermem_bench.study.gathering import gather, replaced_result
-from layermem_bench.study.launching import Launcher, LocalProcesses
-from layermem_bench.study.many_runs import train_missing
-from layermem_bench.study.planning import (
-    Done,
-    Plan,
-    at_condition,
-    at_equal_parameters,
-    choices_of,
-    counting_runs,
-    read_trials,
-    stages,
-    trials,
-)
+from layermem_bench.study.launching import Launcher, LocalProcesses, train_missing
 from layermem_bench.study.records import RecordedRuns, naming_damage
 from layermem_bench.study.steps import MEMORY, STEPS, measured_memory, measured_steps
-from layermem_bench.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
 RESULT = "study.json"
@@ -64,27 +51,26 @@ def carry_out(
     """Train what is missing; return the result, and what failed (None: nothing).
 
     ``out``: folder of new runs and of the result; ``runs``: further folders whose runs are used
-    where they are the same. ``launcher``: where they are trained; None: in processes here, ``jobs``
-    at once.
+    where they are the same. ``launcher``: None: processes here, ``jobs`` at once.
     """
     launcher = launcher or LocalProcesses(jobs)
     recorded, file = RecordedRuns(out, runs), result_folder(study, out) / RESULT
     check_conditions(study)
-    done: dict[str, Done] = {}
+    done: dict[str, planning.Done] = {}
     failures: list[str] = []
-    for stage in stages(study.boards):
-        attempts: Plan = {}
+    for stage in planning.stages(study.boards):
+        attempts: planning.Plan = {}
         measured: dict[str, Measured] = {}
         for board in stage:
             if board.prepare is not None:
                 board.prepare()
             # Before any training, as steps that cannot be compared with are refused.
             measured[board.name] = _measure(study, board, out)
-            attempts |= trials(board)
+            attempts |= planning.trials(board)
         if failure := train_planned(attempts, recorded, launcher):
             # The choice would be without a learning rate by accident.
             raise RuntimeError(failure)
-        counting: Plan = {}
+        counting: planning.Plan = {}
         for board in stage:
             done[board.name] = _plan(study, board, recorded, done, measured[board.name])
             counting |= done[board.name].counting
@@ -102,7 +88,7 @@ def check_conditions(study: Study) -> None:
     for board in study.boards if "parameters" in study.conditions else ():
         for arm in board.arms:
             try:
-                at_equal_parameters(arm.change(board.base), board.base)
+                planning.at_equal_parameters(arm.change(board.base), board.base)
             except ValueError as error:
                 wrong.append(str(error))
     if wrong:
@@ -122,29 +108,31 @@ def _plan(
     study: Study,
     board: Board,
     recorded: RecordedRuns,
-    done: Mapping[str, Done],
+    done: Mapping[str, planning.Done],
     measured: Measured,
-) -> Done:
+) -> planning.Done:
     """Return the runs that count of a board whose trials are recorded."""
     steps, memory = measured
-    tried = read_trials(board, recorded)
-    choices, lost = choices_of(tried)
-    before = done[board.starts_from.name] if board.starts_from else None
-    lost |= before.lost if before else frozenset()
+    tried = planning.read_trials(board, recorded)
+    choices, lost = planning.choices_of(tried)
+    choices_before = None
+    if board.starts_from:
+        choices_before = done[board.starts_from.name].choices
+        lost |= done[board.starts_from.name].lost
     if len(lost) == len(board.arms):
         raise RuntimeError(
             f"every arm diverged at every learning rate on {board.name}; try lower ones"
         )
-    at_tokens = counting_runs(
-        board, study.seeds, choices, recorded.path_of, before.choices if before else None
+    at_tokens = planning.counting_runs(
+        board, study.seeds, choices, recorded.path_of, choices_before
     )
-    return Done(
+    return planning.Done(
         board=board,
         tried=tried,
         choices=choices,
         lost=lost,
         by_condition={
-            condition: at_condition(condition, at_tokens, board, steps)
+            condition: planning.at_condition(condition, at_tokens, board, steps)
             for condition in study.conditions
         },
         steps=steps,
@@ -152,17 +140,16 @@ def _plan(
     )
 
 
-def train_planned(plan: Plan, recorded: RecordedRuns, launcher: Launcher) -> str | None:
+def train_planned(plan: planning.Plan, recorded: RecordedRuns, launcher: Launcher) -> str | None:
     """Train what is recorded nowhere; return what failed (None: nothing)."""
     if not plan:
         return None
-    own = {
-        name: planned.run
-        for name, planned in plan.items()
-        if recorded.path_of(name, planned.run) == recorded.out / name
-    }
-    for name in own:
-        folder = RunFolder(recorded.out / name)
+    own = {}
+    for name, planned in plan.items():
+        folder = recorded.folder_of(name, planned.run)
+        if folder.path != recorded.out / name:
+            continue
+        own[name] = planned.run
         if folder.config.exists():
             with naming_damage(folder):
                 recorded_run(folder)

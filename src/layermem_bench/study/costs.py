@@ -5,8 +5,8 @@ The paper's Tables 8 and 9, and the same along depth and width.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields as dataclass_fields
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.progress import Progress
 from layermem.models.counting import count_cached, count_read
 from layermem.models.registry import lookup
 from layermem_bench import presets
-from layermem_bench.config.run import Model as ModelConfig
+from layermem_bench.config.named_options import parse_options
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.costs import COUNTINGS, cost
 from layermem_bench.efficiency.measuring import (
@@ -49,29 +49,35 @@ def count_costs(
 ) -> Costs:
     """Count what arms cost at the sizes of presets, and measure it where ``measuring`` says how.
 
-    ``tokens``: of a sequence; None: the preset's. ``layers``, ``widths``: in place of the preset's.
-    ``command``: what asked for it.
+    ``tokens`` (of a sequence), ``layers`` and ``widths`` take the place of the preset's.
     """
     sized = list(_models_at_sizes(names, variants, tokens, layers, widths))
     points = [count_point(*each) for each in sized]
     if measuring is None:
         return Costs(command=command, points=tuple(points))
     device, usual = device_and_precision()
-    options = replace(measuring, precision=measuring.precision or usual)
+    precision = measuring.precision or usual
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("measuring", total=len(sized) * len(options.modes))
+        bar = progress.add_task("measuring", total=len(sized) * len(measuring.modes))
         measured = []
         for _, models, length in sized:
-            by_mode = {}
-            for mode, of_mode in measure_modes(models, length, options, device):
-                by_mode[mode] = of_mode
+            by_mode: dict[str, dict[str, Measurement]] = {}
+            for mode in measuring.modes:
+                shape = Shape(
+                    batch=measuring.batch,
+                    tokens=length,
+                    device=device,
+                    precision=precision,
+                    mode=mode,
+                )
+                by_mode[mode] = measure(models, shape, measuring.repeats)
                 progress.advance(bar)
             measured.append(by_mode)
     return Costs(
         command=command,
         points=tuple(replace(p, measured=m) for p, m in zip(points, measured, strict=True)),
         machine=describe_machine(device),
-        precision=options.precision,
+        precision=precision,
         measuring=measuring,
     )
 
@@ -79,15 +85,13 @@ def count_costs(
 def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
     """Return closed-form costs of models of one size on one sequence of ``tokens``."""
     counted, cache = {}, {}
-    for name, (variant, fields) in models.items():
+    for name, (variant, values) in models.items():
         entry = lookup(variant)
         # A config takes any name, and a misspelt option would cost nothing.
-        if unknown := fields.keys() - {field.name for field in dataclass_fields(entry.config)}:
+        if unknown := values.keys() - {field.name for field in fields(entry.config)}:
             raise ValueError(f"{entry.config.__name__} has no field {', '.join(sorted(unknown))}")
-        config = entry.config(**fields)
-        counted[name] = {
-            counting: cost(config, entry.variant, tokens, counting) for counting in COUNTINGS
-        }
+        config = entry.config(**values)
+        counted[name] = {how: cost(config, entry.variant, tokens, how) for how in COUNTINGS}
         cache[name] = CacheCost(
             held=count_cached(config, entry.variant), read=count_read(config, entry.variant)
         )
@@ -103,21 +107,6 @@ def count_point(preset: str, models: Models, tokens: int) -> CostPoint:
     )
 
 
-def measure_modes(
-    models: Models, tokens: int, options: MeasuringOptions, device: str
-) -> Iterator[tuple[str, dict[str, Measurement]]]:
-    """Yield each mode with what a training step of each arm took."""
-    for mode in options.modes:
-        shape = Shape(
-            batch=options.batch,
-            tokens=tokens,
-            device=device,
-            precision=options.precision or "float32",
-            mode=mode,
-        )
-        yield mode, measure(models, shape, options.repeats)
-
-
 def _models_at_sizes(
     names: Sequence[str],
     variants: str,
@@ -126,58 +115,54 @@ def _models_at_sizes(
     widths: Sequence[int],
 ) -> Iterator[tuple[str, Models, int]]:
     """Yield preset, models and tokens of a sequence at every size."""
+    arms = {
+        arm: (variant, parse_options(options))
+        for arm, (variant, options) in parse_arms(variants).items()
+    }
     for preset in names:
-        fields, length = model_sizes(presets.get_preset(preset))
-        for depth in layers or (None,):
-            for width in widths or (None,):
-                sizes = resized(fields, depth, width)
-                models = {
-                    arm: (variant, sizes | ModelConfig(options=options).variant_fields())
-                    for arm, (variant, options) in parse_arms(variants).items()
-                }
-                yield preset, models, tokens or round(length)
+        of_preset, length = model_sizes(presets.get_preset(preset))
+        for depth, width in product(layers or (None,), widths or (None,)):
+            sizes = resized(of_preset, depth, width)
+            models = {arm: (variant, sizes | own) for arm, (variant, own) in arms.items()}
+            yield preset, models, tokens or round(length)
 
 
 def costs_of_arms(arms: Mapping[str, tuple[Run, RunFolder]]) -> SettingCosts:
     """Return closed-form costs of recorded arms at their sizes, and of the first size's at others.
 
-    There are none of models of transformers, nor of arms that have not trained a step: their
-    options may be such as no model can have.
+    There are none of models of transformers. An arm that has not trained a step may have options
+    that no model can have.
     """
     arms = {arm: (run, folder) for arm, (run, folder) in arms.items() if folder.rows()}
     if not arms or any(run.host.model is not None for run, _ in arms.values()):
-        # Closed forms are of our own decoder.
         return SettingCosts()
     models: dict[str, ModelSpec] = {}
     arms_by_size: dict[tuple[Any, ...], list[str]] = {}
     for arm, (run, folder) in arms.items():
         with naming_damage(folder):
-            fields = _model_fields(run, folder)
-        models[arm] = run.variant, fields
-        arms_by_size.setdefault(tuple(fields[name] for name in SIZES), []).append(arm)
+            values = _model_fields(run, folder)
+        models[arm] = run.variant, values
+        arms_by_size.setdefault(tuple(values[name] for name in SIZES), []).append(arm)
     tokens = _tokens_of_a_sequence(*next(iter(arms.values())))
 
     def points(
-        names: list[str], depths: Sequence[int | None] = (None,), widths: Sequence[int] = ()
-    ) -> Iterator[CostPoint]:
-        """Yield what these arms cost at other sizes: those arms that exist there."""
-        for depth in depths:
-            for width in widths or (None,):
-                at_size = {
-                    arm: (models[arm][0], resized(models[arm][1], depth, width))
-                    for arm in names
-                    # Chosen for each layer: nobody says what it would be at another depth.
-                    if depth is None or models[arm][1].get("router_sources") is None
-                }
-                if at_size:
-                    yield count_point(arms[names[0]][0].preset, at_size, tokens)
+        names: list[str], depth: int | None = None, width: int | None = None
+    ) -> list[CostPoint]:
+        """Return what these arms cost at another size: a point, if any of them exists there."""
+        at_size = {
+            arm: (models[arm][0], resized(models[arm][1], depth, width))
+            for arm in names
+            # Chosen for each layer: nobody says what it would be at another depth.
+            if depth is None or models[arm][1].get("router_sources") is None
+        }
+        return [count_point(arms[names[0]][0].preset, at_size, tokens)] if at_size else []
 
     first = next(iter(arms_by_size.values()))
-    width = models[first[0]][1]["hidden_size"]
+    widths = [factor * models[first[0]][1]["hidden_size"] for factor in _WIDTH_FACTORS]
     return SettingCosts(
         points=tuple(point for names in arms_by_size.values() for point in points(names)),
-        layers=tuple(points(first, depths=_DEPTHS)),
-        width=tuple(points(first, widths=[factor * width for factor in _WIDTH_FACTORS])),
+        layers=tuple(point for depth in _DEPTHS for point in points(first, depth=depth)),
+        width=tuple(point for width in widths for point in points(first, width=width)),
         measure_command=_measure_command([run for run, _ in arms.values()]),
     )
 
@@ -194,15 +179,14 @@ def _measure_command(runs: Sequence[Run]) -> str | None:
 
 
 def _model_fields(run: Run, folder: RunFolder) -> dict[str, Any]:
-    """Return the config fields of a run's model."""
-    fields, _ = model_sizes(run)
+    values, _ = model_sizes(run)
     saved = folder.final / "config.json"
     if saved.exists():
         # What it started from, or its tokenizer, may have decided the sizes.
         config = json.loads(saved.read_text(encoding="utf-8"))
-        fields |= saved_sizes(run.variant, fields, config)
-    fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
-    return fields | run.model.variant_fields()
+        values |= saved_sizes(run.variant, values, config)
+    values["num_key_value_heads"] = values["num_key_value_heads"] or values["num_attention_heads"]
+    return values | run.model.variant_fields()
 
 
 def _tokens_of_a_sequence(run: Run, folder: RunFolder) -> int:

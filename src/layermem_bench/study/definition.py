@@ -1,15 +1,6 @@
 """What is compared, as data: Study, its Boards, their Arms; and the studies known by name.
 
-Study     boards x seeds under conditions
-  Board     what the runs of some arms share
-    Arm       what one of them changes
-Observed  a quantity that is computed from ended runs, or without any
-
-    @study
-    def my_rates() -> Study:
-        "What it shows, in a line."
-
-makes a study known by its function's name, with dashes.
+``@study`` makes a study known by the name of the function that returns it, with dashes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -45,7 +36,6 @@ class Arm:
     has_own_rate: bool = False
     """Whether it adds parameters to the plain decoder, whose learning rate trials try too."""
     note: str = ""
-    """What it is, where its name does not say it."""
 
     def __post_init__(self) -> None:
         check_numbers(self, f"{self.name}: ")
@@ -53,14 +43,11 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """What the runs of some arms share."""
+    """What the runs of some arms share, and the arms: the others are compared with the first."""
 
     name: str
-    """Name of its folder."""
     base: Run
-    """What all its runs share."""
     arms: tuple[Arm, ...]
-    """Its arms; the others are compared with the first."""
     rates: tuple[float, ...] = number((), above(0))
     """Learning rates that every arm tries on a seed kept for that; empty: the base's."""
     decays: tuple[float, ...] = number((), at_least(0))
@@ -93,25 +80,18 @@ class Board:
         if self.trials is not None:
             self._check_trials()
         if self.decays and not any(map(self.rates_of, self.arms)):
-            raise ValueError(
-                "weight decays are tried with every learning rate: name some (--rates)"
-            )
+            raise ValueError("weight decays are tried with learning rates: name some (--rates)")
 
     def _check_trials(self) -> None:
         low, high = self.own_rates
         if low >= high:
-            raise ValueError(
-                f"--own-rates must be the lowest and the highest, got {low:g} {high:g}"
-            )
+            raise ValueError(f"--own-rates must be lowest and highest, got {low:g} {high:g}")
         if self.decays:
             raise ValueError("--trials tries learning rates alone: leave --decays out")
         if any(len(self.rates_of(arm)) < 2 for arm in self.arms):
             raise ValueError("--trials needs the lowest and the highest of --rates to try")
         if self.base.optim.router_lr is not None:
-            raise ValueError(
-                "--trials tries the learning rate of what a variant adds: leave --optim.router-lr "
-                "out"
-            )
+            raise ValueError("--trials tries rates of its own: leave --optim.router-lr out")
 
     def rates_of(self, arm: Arm) -> tuple[float, ...]:
         """Return the learning rates that an arm tries."""
@@ -126,32 +106,25 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """One quantity of one arm."""
+    """One quantity of one arm, as a ``Row`` and a ``Metric`` of a result hold it."""
 
     quantity: str
     arm: str
     by_seed: Mapping[int, float]
-    """Its number by seed (of measurements: by repeat; of what is counted: one)."""
     is_share: bool = False
-    """Whether it is written in percent."""
     chance: float | None = None
-    """What a guess comes to."""
     counted: bool = False
-    """Whether it is counted in closed form."""
 
 
 Records = Mapping[str, Mapping[str, Mapping[int, RunRecord]]]
-"""Board, arm and seed to what the run recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The ended runs of a study, of its first condition."""
+    """The ended runs of a study, of its first condition, by board, arm and planned seed."""
 
     seeds: tuple[int, ...]
-    """Seeds that were planned."""
     records: Records
-    """What runs recorded; those that did not end well are left out."""
     out: Path
     """Folder for what is computed of them."""
 
@@ -161,7 +134,6 @@ class Study(OfPaper):
     """Arms on boards, seed by seed, under conditions."""
 
     name: str
-    """Its name, and that of the folder of its result."""
     title: str
     boards: tuple[Board, ...]
     seeds: tuple[int, ...]

@@ -1,15 +1,13 @@
 """What a study would train, and about how long it would take here.
 
-Hours are steps times the seconds of a step of each arm, which is timed on the spot, or, where that
-is too large for this machine, closed-form FLOPs over the speed of a smaller model. A validation
-counts as forwards of its tokens.
+Hours are steps times the seconds of a step, which is timed, or extrapolated from a smaller model's.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from layermem.models.registry import lookup
 from layermem_bench.config.run import Model, Run
@@ -20,18 +18,9 @@ from layermem_bench.results.costs import Cost
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import MeasuredSteps, RunRecord
+from layermem_bench.study import planning
 from layermem_bench.study.boards import board_of_one
 from layermem_bench.study.definition import Board, Study
-from layermem_bench.study.planning import (
-    Choices,
-    PlannedRun,
-    at_condition,
-    choices_of,
-    counting_runs,
-    read_trials,
-    stages,
-    trials,
-)
 from layermem_bench.study.records import RecordedRuns, check_usable, standing
 from layermem_bench.study.steps import STEPS, shape_of, time_steps
 
@@ -52,19 +41,18 @@ _REFERENCE = Run(
     model=Model(hidden_size=512, intermediate_size=2048, num_hidden_layers=4, vocab_size=1000),
 )
 logger = logging.getLogger(__name__)
-Planned = dict[str, tuple[PlannedRun, RunRecord]]
+Planned = dict[str, tuple[planning.PlannedRun, RunRecord]]
 """Name to planned run, and where it stands."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What the runs of one board would take."""
+    """What the runs of one board would take: those that choose learning rates (trials), and those
+    that count. FLOPs are in closed form; there are none of models of transformers."""
 
     board: str
     trials: int
-    """Runs that choose learning rates."""
     counting: int
-    """Runs that count."""
     recorded: int
     """Those of all that need not be run."""
     failed: int
@@ -73,7 +61,6 @@ class Estimate:
     """Trainable parameters of the largest model; None: of models of transformers."""
     tokens: float
     flops: float | None
-    """FLOPs of all runs in closed form; None: of models of transformers."""
     hours: float
     """Hours of one thread, or of the GPU, of the runs that are still to come."""
     basis: Basis
@@ -87,77 +74,70 @@ def is_recorded(state: RunRecord) -> bool:
 def planned_states(study: Study, recorded: RecordedRuns) -> Planned:
     """Return every planned run and where it stands.
 
-    Runs that count are known once learning rates are chosen; before that none of them is recorded.
-    Equal times are known once steps are measured; before that they are those at equal tokens.
+    Runs that count are known once learning rates are chosen, and those of equal time once steps are
+    measured; before that they are those at equal tokens, and not recorded.
     """
     planned: Planned = {}
-    choices: dict[str, Choices] = {}
-    for stage in stages(study.boards):
+    choices: dict[str, planning.Choices] = {}
+    for stage in planning.stages(study.boards):
         for board in stage:
-            of_trials = {n: (p, _state(n, p, recorded)) for n, p in trials(board).items()}
+            of_trials = {
+                n: (p, _state(n, p.run, recorded)) for n, p in planning.trials(board).items()
+            }
             planned |= of_trials
             known = all(is_recorded(state) for _, state in of_trials.values())
             choices[board.name] = _choices(board, recorded) if known else {}
             known = known and (not of_trials or bool(choices[board.name]))
             before = choices.get(board.starts_from.name) if board.starts_from else None
-            runs = counting_runs(board, study.seeds, choices[board.name], recorded.path_of, before)
-            measured = _measured(recorded.out / board.name)
+            runs = planning.counting_runs(
+                board, study.seeds, choices[board.name], recorded.path_of, before
+            )
+            file = recorded.out / board.name / STEPS
+            measured = read_result(MeasuredSteps, file) if file.exists() else None
             for condition in study.conditions:
                 # Without measured times, the runs of all arms but the first are not known yet.
                 unmeasured = condition == "time" and measured is None
-                for name, run in at_condition(condition, runs, board, measured).items():
-                    is_known = known and not (unmeasured and run.arm != board.arms[0].name)
-                    label = name if is_known else f"{name} ({condition})"
-                    state = _state if is_known else _unknown
-                    planned[label] = run, state(name, run, recorded)
+                for name, each in planning.at_condition(condition, runs, board, measured).items():
+                    if known and not (unmeasured and each.arm != board.arms[0].name):
+                        planned[name] = each, _state(name, each.run, recorded)
+                    else:
+                        state = _unknown(name, recorded.out / name)
+                        planned[f"{name} ({condition})"] = each, state
     return planned
 
 
-def _measured(folder: Path) -> MeasuredSteps | None:
-    """Return how long steps take, where it has been measured."""
-    try:
-        return read_result(MeasuredSteps, folder / STEPS)
-    except FileNotFoundError:
-        return None
-
-
-def _choices(board: Board, recorded: RecordedRuns) -> Choices:
+def _choices(board: Board, recorded: RecordedRuns) -> planning.Choices:
     """Return each arm's choice; empty where not all could be read."""
     try:
-        return choices_of(read_trials(board, recorded))[0]
+        return planning.choices_of(planning.read_trials(board, recorded))[0]
     except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
         # One board of many: the others are listed all the same.
         logger.warning("%s chose no learning rates: %s", board.name, error)
         return {}
 
 
-def _state(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunRecord:
+def _state(name: str, run: Run, recorded: RecordedRuns) -> RunRecord:
     """Return where a run stands; one whose record cannot be read counts as failed."""
-    folder = recorded.folder_of(name, planned.run)
+    folder = recorded.folder_of(name, run)
     try:
-        return standing(name, planned.run, folder)
+        return standing(name, run, folder)
     except (ValueError, KeyError, TypeError) as error:
-        note = str(error)
-        return RunRecord(
-            name=name, run_id=planned.run.id, folder=str(folder.path), state="failed", note=note
-        )
+        record = _unknown(name, folder.path)
+        return replace(record, run_id=run.id, state="failed", note=str(error))
 
 
-def _unknown(name: str, planned: PlannedRun, recorded: RecordedRuns) -> RunRecord:
-    return RunRecord(name=name, run_id="", folder=str(recorded.out / name), state="not begun")
+def _unknown(name: str, folder: Path) -> RunRecord:
+    return RunRecord(name=name, run_id="", folder=str(folder), state="not begun")
 
 
 def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimate]:
-    """Return what each board would take; nothing is trained but some timed steps.
-
-    A folder that carrying the study out would refuse is refused here too.
-    """
+    """Return what each board would take; what carrying the study out would refuse is refused."""
     planned = planned_states(study, RecordedRuns(out, runs))
     for each, state in planned.values():
         # It has no id as long as it is not known which run it is.
         if state.run_id:
             check_usable(RunFolder(state.folder), each.run)
-    boards = {board.name: board for stage in stages(study.boards) for board in stage}
+    boards = {board.name: board for stage in planning.stages(study.boards) for board in stage}
     return [
         _estimate(board, [pair for pair in planned.values() if pair[0].board == name])
         for name, board in boards.items()
@@ -167,12 +147,12 @@ def estimate(study: Study, out: Path, runs: Sequence[Path] = ()) -> list[Estimat
 def estimate_run(run: Run) -> Estimate:
     """Return what one run would take."""
     board = board_of_one(run)
-    planned = PlannedRun(board=board.name, arm=run.variant, run=run)
+    planned = planning.PlannedRun(board=board.name, arm=run.variant, run=run)
     state = RunRecord(name=run.preset, run_id=run.id, folder="", state="not begun")
     return _estimate(board, [(planned, state)])
 
 
-def _estimate(board: Board, members: Sequence[tuple[PlannedRun, RunRecord]]) -> Estimate:
+def _estimate(board: Board, members: Sequence[tuple[planning.PlannedRun, RunRecord]]) -> Estimate:
     arms = {planned.arm: planned.run for planned, _ in members}
     seconds, basis = _seconds_of_steps(arms)
     missing = [planned for planned, state in members if not is_recorded(state)]
@@ -199,7 +179,7 @@ def _sequences(run: Run) -> int:
 
 
 def _cost(run: Run) -> Cost:
-    """Return what one sequence of a run of ours costs in closed form, of their mean length."""
+    """Return what a sequence of mean length costs in closed form."""
     fields, length = model_sizes(run)
     entry = lookup(run.variant)
     config = entry.config(**fields | run.model.variant_fields())
@@ -212,6 +192,7 @@ def _seconds(run: Run, of_a_sequence: float) -> float:
     """Return the seconds of a whole run, by those of a training step on one sequence."""
     validations = run.max_steps // run.eval_every + 1
     sequences = run.task.validation if run.task.name else run.eval_blocks or 0
+    # A forward is a third of a step.
     return _START + of_a_sequence * (_sequences(run) + validations * sequences / 3)
 
 
@@ -238,8 +219,7 @@ def _extrapolated(costs: Mapping[str, Cost], on: str) -> dict[str, float]:
         device=on,
         precision="float32" if on == "cpu" else "bfloat16",
     )
-    entry = lookup("plain")
-    fields: dict[str, Any] = _REFERENCE.model.sizes()
-    flops = shape.batch * cost(entry.config(**fields), None, shape.tokens).training
+    config = lookup("plain").config(**_REFERENCE.model.sizes())
+    flops = shape.batch * cost(config, None, shape.tokens).training
     speed = flops / min(time_steps({"plain": _REFERENCE}, shape, _ROUNDS)["plain"])
     return {arm: each.training / speed for arm, each in costs.items()}

@@ -1,8 +1,7 @@
 """Runs of a study -> its result: what they recorded, what was computed of them, what is missing.
 
-With which seeds a result was looked at is read from the file that it replaces. More seeds beside
-those are another look, for which p-values pay (``intervals.price_of_looks``). A result that shares
-no run with the file is a first look.
+More seeds than those of the file that a result replaces, and shares a run with, are another look,
+for which p-values pay (``intervals.price_of_looks``).
 """
 
 import logging
@@ -29,7 +28,7 @@ from layermem_bench.results.study import (
     StudyResult,
 )
 from layermem_bench.study.costs import costs_of_arms
-from layermem_bench.study.definition import Observed, Study, Trained
+from layermem_bench.study.definition import Observed, Records, Study, Trained
 from layermem_bench.study.planning import Done, Plan, parameters, trials
 from layermem_bench.study.records import (
     RecordedRuns,
@@ -52,10 +51,7 @@ def gather(
     before: StudyResult | None,
     folder: Path,
 ) -> StudyResult:
-    """Return what came of a study whose runs are trained, as far as they could be.
-
-    ``before``: the result that is replaced. ``folder``: where this one lies, and what is computed.
-    """
+    """Return what came of a study; ``before``: the result that this one in ``folder`` replaces."""
     boards, runs = [], list[RunRecord]()
     for of_board in done.values():
         of_trials = _read(trials(of_board.board), {}, recorded)
@@ -72,6 +68,7 @@ def gather(
     observed = [each for each in seen if isinstance(each, Observed)]
     of_paper: dict[str, Any] = {each.name: getattr(study, each.name) for each in fields(OfPaper)}
     of_paper["notes"] = (*study.notes, *_lost_notes(runs))
+    looks = (before.looks or (before.seeds,)) if before and _share_a_run(before.runs, runs) else ()
     return StudyResult(
         command="",
         name=study.name,
@@ -82,7 +79,7 @@ def gather(
         rows=tuple(Row(metric=o.quantity, arm=o.arm, by_seed=dict(o.by_seed)) for o in observed),
         runs=tuple(runs),
         pictures=tuple(each for each in seen if isinstance(each, Picture)),
-        looks=_looks_at_claims(before, runs, study.seeds) if study.claims else (),
+        looks=further_looks(looks, study.seeds) if study.claims else (),
         **of_paper,
     )
 
@@ -107,9 +104,7 @@ def _read(plan: Plan, by_condition: Mapping[str, Plan], recorded: RecordedRuns) 
     return records
 
 
-def _by_arm(
-    runs: Iterable[RunRecord], condition: str
-) -> dict[str, dict[str, dict[int, RunRecord]]]:
+def _by_arm(runs: Iterable[RunRecord], condition: str) -> Records:
     records: dict[str, dict[str, dict[int, RunRecord]]] = {}
     for run in runs:
         if run.state == "ended" and condition in run.conditions:
@@ -136,9 +131,9 @@ def _board(
     first = {run.arm: run for run in reversed(ended)}
     planned = next(iter(done.by_condition.values()))
     run_of_arm = {
-        arm.name: (planned[first[arm.name].name].run, RunFolder(first[arm.name].folder))
+        arm.name: (planned[run.name].run, RunFolder(run.folder))
         for arm in board.arms
-        if arm.name in first and first[arm.name].name in planned
+        if (run := first.get(arm.name)) and run.name in planned
     }
     digests = (run.about.get("data") for run in ended)
     firsts = (run.validations[0] for run in ended if run.validations)
@@ -159,8 +154,7 @@ def _board(
 
 
 def _arms(done: Done, plan: Plan, trained: Mapping[str, int]) -> tuple[results.Arm, ...]:
-    """Return the arms of a plan; ``trained``: parameters that those of models of transformers
-    train."""
+    """Return the arms of a plan; ``trained``: the parameters of arms of transformers' models."""
     runs = {planned.arm: planned.run for planned in plan.values()}
     arms = []
     for arm in done.board.arms:
@@ -183,7 +177,7 @@ def _arms(done: Done, plan: Plan, trained: Mapping[str, int]) -> tuple[results.A
 
 def _trained_by_hosts(done: Done) -> dict[str, int]:
     """Return how many parameters each arm trains of a model of transformers, on text or a task."""
-    runs = {planned.arm: planned.run for planned in next(iter(done.by_condition.values())).values()}
+    runs = {each.arm: each.run for each in next(iter(done.by_condition.values())).values()}
     return {
         arm: sum(p.numel() for p in load_host(run).parameters() if p.requires_grad)
         for arm, run in runs.items()
@@ -191,9 +185,8 @@ def _trained_by_hosts(done: Done) -> dict[str, int]:
     }
 
 
-def metrics_of(runs: Iterable[RunRecord]) -> dict[str, Metric]:
+def metrics_of(runs: Sequence[RunRecord]) -> dict[str, Metric]:
     """Return the metrics that runs have, with what a guess comes to where that is one number."""
-    runs = list(runs)
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     chances = {run.solved.chance for run in runs if run.solved and run.metrics}
     metrics = {name: METRICS[name.partition(BY_LEVEL)[0]] for name in names}
@@ -216,11 +209,13 @@ def _metrics_of_rows(study: Study, observed: Iterable[Observed]) -> dict[str, Me
 
 def _lost_notes(runs: Iterable[RunRecord]) -> list[str]:
     """Say which runs are in no mean."""
-    runs = list(runs)
-    lost = [run.name for run in runs if run.state not in ("ended", "diverged")]
-    diverged = [run.name for run in runs if run.state == "diverged" and run.conditions]
-    notes = [f"Failed or not ended, and in no mean: {', '.join(lost)}."] if lost else []
-    return notes + ([f"Diverged, and in no mean: {', '.join(diverged)}."] if diverged else [])
+    lost: dict[str, list[str]] = {"Failed or not ended": [], "Diverged": []}
+    for run in runs:
+        if run.state not in ("ended", "diverged"):
+            lost["Failed or not ended"].append(run.name)
+        elif run.state == "diverged" and run.conditions:
+            lost["Diverged"].append(run.name)
+    return [f"{how}, and in no mean: {', '.join(names)}." for how, names in lost.items() if names]
 
 
 def replaced_result(path: Path) -> StudyResult | None:
@@ -241,24 +236,16 @@ def looks_at_runs(
 
     Runs are found again by what they are, not by the board's name.
     """
-    now = _ended(runs)
     for board in before.boards if before else ():
-        for of_condition in board.conditions:
-            seen = [] if before is None else before.of(board.name, of_condition.name)
-            if of_condition.name == condition and not now.isdisjoint(_ended(seen)):
+        for earlier in board.conditions:
+            seen = before.of(board.name, earlier.name) if before else []
+            if earlier.name == condition and _share_a_run(seen, runs):
                 first = tuple(sorted({run.seed for run in seen if run.state == "ended"}))
-                return further_looks(of_condition.looks or (first,), seeds)
+                return further_looks(earlier.looks or (first,), seeds)
     return further_looks((), seeds)
 
 
-def _looks_at_claims(
-    before: StudyResult | None, runs: Iterable[RunRecord], seeds: Sequence[int]
-) -> Looks:
-    """Return the looks at what is claimed of some runs."""
-    if before is None or _ended(before.runs).isdisjoint(_ended(runs)):
-        return further_looks((), seeds)
-    return further_looks(before.looks or (before.seeds,), seeds)
-
-
-def _ended(runs: Iterable[RunRecord]) -> set[str]:
-    return {run.run_id for run in runs if run.state == "ended"}
+def _share_a_run(runs: Iterable[RunRecord], others: Iterable[RunRecord]) -> bool:
+    """Return whether a run has ended in both."""
+    ended = {run.run_id for run in runs if run.state == "ended"}
+    return any(run.run_id in ended for run in others if run.state == "ended")

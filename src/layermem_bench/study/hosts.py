@@ -1,18 +1,7 @@
 """Studies of models of transformers: a given one in four ways, and small encoders on records.
 
-retrofit    Does layer memory pay on a given model? Four ways of going on training it:
-    plain      all weights, no memory
-    lora       LoRA on keys and values, no memory, as many parameters as the routers have
-    routers    memory, its routers alone
-    all        memory, all weights; routers at 100 times the rate of the others, at most the
-               highest rate that routers alone try
-encoders    Small BERTs with random weights on labelled records, with memory and without.
-            OUT/BOARD/base has their tokenizer, trained on the training records, and their config.
-
-Memory starts as the identity, so that all arms of a seed start from one loss; encoders of a seed
-have the same weights and the same order of the records too.
-
-What needs torch is imported in functions: the command line reads its options from here.
+Memory starts as the identity, so that all arms of a seed start from one loss. What needs torch is
+imported in functions: the command line reads its options from here.
 """
 
 import hashlib
@@ -69,26 +58,24 @@ def study_of_retrofit(
     )
     name = "retrofit-" + re.sub(r"[^\w.-]", "-", Path(str(host.model)).name)
     memory = host.memory if host.window is None else f"{host.memory}, window {host.window}"
+    board = Board(
+        name=name,
+        base=base,
+        arms=arms,
+        rates=tuple(rates),
+        prepare=partial(_check, [arm.change(base) for arm in arms]),
+    )
     return Study(
         name=name,
         title=f"Does layer memory pay on {host.model}? (memory: {memory})",
-        boards=(
-            Board(
-                name=name,
-                base=base,
-                arms=arms,
-                rates=tuple(rates),
-                prepare=partial(_check, [arm.change(base) for arm in arms]),
-            ),
-        ),
+        boards=(board,),
         seeds=tuple(seeds),
         conditions=tuple(conditions),
     )
 
 
 def _check(runs: Sequence[Run]) -> None:
-    """Raise where a run needs what cannot be loaded: once, before a run of each way and rate has
-    failed of it. Tokenizer and data are the same for all."""
+    """Raise where a run needs what cannot be loaded; tokenizer and data are the same for all."""
     from layermem_bench.train.earlier_stages import check_earlier_stages
     from layermem_bench.train.host_models import load_host
     from layermem_bench.train.learning import prepare_learning
@@ -100,15 +87,17 @@ def _check(runs: Sequence[Run]) -> None:
 
 
 def _as_way(run: Run, way: str) -> Run:
-    host = run.host
-    changes = {
-        "plain": replace(host, memory="none", window=None, train="all"),
-        "lora": replace(host, memory="none", window=None, train="lora"),
-        "routers": replace(host, train="routers"),
-        "all": replace(host, train="all"),
-    }
-    optim = replace(run.optim, router_lr=None) if way in ("plain", "lora") else run.optim
-    return replace(run, host=changes[way], optim=optim)
+    if way in ("routers", "all"):
+        return _with_host(run, {"train": way})
+    train = "lora" if way == "lora" else "all"
+    return _with_host(run, {"memory": "none", "window": None, "train": train})
+
+
+def _with_host(run: Run, changes: dict[str, Any]) -> Run:
+    """Return a run with changes to its host; without memory there is no rate of routers."""
+    host = replace(run.host, **changes)
+    optim = replace(run.optim, router_lr=None) if host.memory == "none" else run.optim
+    return replace(run, host=host, optim=optim)
 
 
 def _with_rate(run: Run, rate: float, way: str, highest: float) -> Run:
@@ -157,8 +146,8 @@ def study_of_encoders(
 ) -> Study:
     """Return the study of memories (none, full, last:WINDOW, first:WINDOW) on some records.
 
-    ``optim``: how every arm is trained, but for its learning rate. ``out``: where the tokenizer and
-    the config of the models are made.
+    The models are small BERTs with random weights. OUT/BOARD/base has their config and their
+    tokenizer. ``optim``: how every arm is trained, but for its learning rate.
     """
     if len(set(arms)) < 2:
         raise ValueError(f"a comparison needs two different arms, got {' '.join(arms)}")
@@ -175,34 +164,24 @@ def study_of_encoders(
         optim=optim,
         compute=Compute(micro_batch=optim.batch_size, precision="float32"),
     )
-    return Study(
+    board = Board(
         name=name,
-        title=f"Encoders with memory and without on {records.source}",
-        boards=(
-            Board(
-                name=name,
-                base=run,
-                arms=tuple(Arm(name=arm, change=_with_memory(arm)) for arm in arms),
-                rates=tuple(rates),
-                by_right_answers=True,
-                prepare=partial(_prepare_base, records, sizes, folder),
-            ),
-        ),
-        seeds=tuple(seeds),
+        base=run,
+        arms=tuple(Arm(name=arm, change=_with_memory(arm)) for arm in arms),
+        rates=tuple(rates),
+        by_right_answers=True,
+        prepare=partial(_prepare_base, records, sizes, folder),
     )
+    title = f"Encoders with memory and without on {records.source}"
+    return Study(name=name, title=title, boards=(board,), seeds=tuple(seeds))
 
 
 def _with_memory(arm: str) -> Callable[[Run], Run]:
     memory, _, window = arm.partition(":")
     if memory not in ("none", "full", "last", "first") or not (window or "1").isdecimal():
         raise ValueError(f"an arm is none, full, last:WINDOW or first:WINDOW, got {arm!r}")
-    changes: dict[str, Any] = {"memory": memory, "window": int(window) if window else None}
-
-    def change(run: Run) -> Run:
-        optim = replace(run.optim, router_lr=None) if memory == "none" else run.optim
-        return replace(run, host=replace(run.host, **changes), optim=optim)
-
-    return change
+    changes = {"memory": memory, "window": int(window) if window else None}
+    return partial(_with_host, changes=changes)
 
 
 def _prepare_base(records: Records, sizes: EncoderSizes, folder: Path) -> None:

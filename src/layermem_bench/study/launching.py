@@ -1,34 +1,50 @@
-"""Where runs are trained: a launcher has them trained, says which have ended, and stops them.
+"""Trains many runs: a launcher has them trained; ended ones are left alone, begun ones resumed."""
 
-Launcher          what many runs need of one
-LocalProcesses    processes of this machine, several at once
-"""
-
+import logging
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 import torch
 import yaml
 
-from layermem.models.files import write_atomically
+from layermem.models.files import create_folder, write_atomically
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.study.records import ERRORS
+from layermem_bench.results.study import LOSS
+from layermem_bench.study import records
+from layermem_bench.train.progress import RunsProgress
+from layermem_bench.train.sequences import weights_digest
+
+# Seconds between two looks at the runs.
+_POLL_INTERVAL = 0.5
+# SIGKILL, which the system sends where memory runs out; not every system has the name.
+_SIGKILL = 9
+logger = logging.getLogger(__name__)
+
+
+Work = Mapping[str, tuple[Run, RunFolder]]
+"""Runs by name, each with its folder."""
 
 
 class Launcher(Protocol):
-    """Has runs trained; what they record is read from their folders."""
+    """What many runs need; what they record is read from their folders."""
 
     def room(self) -> int:
         """Return how many more runs may be launched now."""
 
-    def launch(self, runs: Mapping[str, tuple[Run, RunFolder]]) -> None:
-        """Have runs trained, by name, each in its folder, which exists; return at once.
+    def launch(self, runs: Work) -> None:
+        """Have runs trained, each in its folder, which exists; return at once.
 
-        What a run says of a failure goes to the end of ``ERRORS`` in its folder.
+        What a run says of a failure goes to the end of ``records.ERRORS`` in its folder.
         """
 
     def ended(self) -> dict[str, int]:
@@ -54,18 +70,16 @@ class LocalProcesses:
         self._processes: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
 
     def room(self) -> int:
-        """Return how many more processes there may be."""
         return self.jobs - len(self._processes)
 
-    def launch(self, runs: Mapping[str, tuple[Run, RunFolder]]) -> None:
-        """Start a process for each run."""
+    def launch(self, runs: Work) -> None:
         for name, (run, folder) in runs.items():
             slot = min(set(range(self.jobs)) - {slot for slot, _ in self._processes.values()})
             self._processes[name] = slot, self._start(command_of(run, folder), folder, slot)
 
     def _start(self, command: list[str], folder: RunFolder, slot: int) -> subprocess.Popen[bytes]:
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
-        with (folder.path / ERRORS).open("ab") as log:
+        with (folder.path / records.ERRORS).open("ab") as log:
             return subprocess.Popen(
                 command,
                 stdout=subprocess.DEVNULL,
@@ -76,7 +90,6 @@ class LocalProcesses:
             )
 
     def ended(self) -> dict[str, int]:
-        """Return the exit codes of processes that have ended."""
         polled = {name: process.poll() for name, (_, process) in self._processes.items()}
         codes = {name: code for name, code in polled.items() if code is not None}
         for name in codes:
@@ -84,7 +97,6 @@ class LocalProcesses:
         return codes
 
     def stop(self) -> None:
-        """Have the processes terminate."""
         for _, process in self._processes.values():
             process.terminate()
         for _, process in self._processes.values():
@@ -97,3 +109,216 @@ def gpu_environment(slot: int) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if len(devices) > 1 else {}
+
+
+def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dict[str, RunFolder]:
+    """Train every run that has not ended, each in its own folder of ``out``; return the folders.
+
+    What cannot be carried out is an error before the first step. A run that another process is
+    training is waited for. A run that fails leaves its error in ``error.txt`` in its folder; the
+    others go on, and the failures are raised together at the end. A failed run is tried again the
+    next time; one that diverged would do so again, and is left as it is.
+    """
+    work = {name: (run, RunFolder(out / name)) for name, run in runs.items()}
+    for run, folder in work.values():
+        records.check_usable(folder, run)
+    missing = [name for name, (run, folder) in work.items() if not _is_finished(run, folder)]
+    _check_starts(work, missing)
+    if missing:
+        logger.info("%d of %d runs are to be done", len(missing), len(runs))
+    else:
+        logger.info("nothing is left to train: all runs are recorded")
+    create_folder(out)
+    by_reason = _train_all(work, missing, launcher)
+    if by_reason:
+        count = sum(map(len, by_reason.values()))
+        what = "; ".join(f"{', '.join(names)} {reason}" for reason, names in by_reason.items())
+        where = ", ".join(str(out / names[0] / records.ERRORS) for names in by_reason.values())
+        left = f"; {len(missing)} were not begun, as they would fail alike" if missing else ""
+        raise RuntimeError(
+            f"{count} of {len(runs)} runs failed: {what}; see {where}{left}. The others are kept; "
+            "the same command tries what failed again"
+        )
+    return {name: folder for name, (_, folder) in work.items()}
+
+
+def _check_starts(work: Work, missing: Sequence[str]) -> None:
+    """Raise if missing runs would start from other weights than ended ones did, by one name."""
+    starts = {name: run.model.pretrained or run.host.model for name, (run, _) in work.items()}
+    for start in {starts[name] for name in missing} - {None}:
+        now = weights_digest(start)
+        for _, folder in (work[name] for name in work if starts[name] == start):
+            then = records.recorded_about(folder).get("weights") if folder.final.exists() else None
+            if now and then and now != then:
+                raise ValueError(
+                    f"{folder.path} began with other weights of {start} ({then}) than lie there "
+                    f"now ({now}), so that runs trained now could not be compared with it; put "
+                    "those weights back, or train all runs again in another --out"
+                )
+
+
+def _train_all(work: Work, waiting: list[str], launcher: Launcher) -> dict[str, list[str]]:
+    """Train the waiting runs, as many at once as there is room for; return which failed of what.
+
+    After two failures of one kind no other run is begun, and those not begun stay in ``waiting``.
+    """
+    failed: dict[str, list[str]] = {}
+    progress, active = RunsProgress(len(waiting)), _ActiveRuns(work, launcher)
+    with _sigterm_raises():
+        try:
+            while (waiting and not _fail_alike(failed)) or active.names():
+                while waiting and launcher.room() > 0 and not _fail_alike(failed):
+                    names = waiting[: launcher.room()]
+                    del waiting[: len(names)]
+                    for name in names:
+                        progress.begin(name, work[name][0].max_steps)
+                    active.begin(names)
+                for name in active.names():
+                    progress.update(name, work[name][1].last_row())
+                finished = active.collect_finished()
+                if not finished:
+                    time.sleep(_POLL_INTERVAL)
+                for name, code in finished.items():
+                    progress.end(name)
+                    if reason := _report_end(name, *work[name], code):
+                        failed.setdefault(reason, []).append(name)
+        finally:
+            progress.close()
+            active.stop()
+    return failed
+
+
+def _fail_alike(failed: Mapping[str, Sequence[str]]) -> bool:
+    """Whether two runs failed for one reason that their own words tell, not by a signal."""
+    return any(len(names) > 1 for reason, names in failed.items() if records.OWN_WORDS in reason)
+
+
+class _ActiveRuns:
+    """Runs being trained: by this command's launcher, or by another command."""
+
+    def __init__(self, work: Work, launcher: Launcher) -> None:
+        self.work, self.launcher = work, launcher
+        self._launched: list[str] = []
+        self._of_others: list[str] = []
+
+    def names(self) -> list[str]:
+        return [*self._launched, *self._of_others]
+
+    def begin(self, names: Sequence[str]) -> None:
+        """Launch runs, but for those that another command is training: these are waited for."""
+        free = []
+        for name in names:
+            if _is_taken(self.work[name][1]):
+                logger.info("%s is being trained by another process", name)
+                self._of_others.append(name)
+                continue
+            # What an earlier attempt wrote is kept until the run has ended.
+            _append_note(self.work[name][1], f"begun at {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC")
+            free.append(name)
+        self.launcher.launch({name: self.work[name] for name in free})
+        self._launched += free
+
+    def collect_finished(self) -> dict[str, int | None]:
+        """Return runs no longer trained, with their exit codes (None: another command's).
+
+        A run that another command left unfinished is launched here.
+        """
+        finished: dict[str, int | None] = {}
+        for name, code in self.launcher.ended().items():
+            self._launched.remove(name)
+            if _is_finished(*self.work[name]) or not _is_taken(self.work[name][1]):
+                finished[name] = code
+            else:
+                # Another command was quicker to start it.
+                self._of_others.append(name)
+        for name in [name for name in self._of_others if not _is_taken(self.work[name][1])]:
+            if _is_finished(*self.work[name]):
+                finished[name] = None
+            elif self.launcher.room() < 1:
+                continue
+            else:
+                self.begin([name])
+            self._of_others.remove(name)
+        return finished
+
+    def stop(self) -> None:
+        """Ask the runs of this command to save and end; they can be resumed."""
+        self.launcher.stop()
+        for name in self._launched:
+            _append_note(self.work[name][1], "stopped, as this command was; it goes on with it")
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that ``finally`` blocks run, as at Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _is_taken(folder: RunFolder) -> bool:
+    """Return whether another process is training in the folder."""
+    if not folder.path.exists():
+        return False
+    try:
+        with folder.locked():
+            return False
+    except RuntimeError:
+        return True
+
+
+def _is_finished(run: Run, folder: RunFolder) -> bool:
+    """Return whether nothing is to be done: the run has ended, or would diverge again."""
+    return folder.final.exists() or folder.divergence(run.id) is not None
+
+
+def _report_end(name: str, run: Run, folder: RunFolder, code: int | None) -> str | None:
+    """Log how a run ended; return how it failed, None if it did not."""
+    try:
+        if divergence := records.read_divergence(folder, run.id):
+            logger.warning("%s diverged, %s", name, divergence)
+            return None
+        if folder.final.exists():
+            loss = records.read_metrics(folder, run)[LOSS]
+            (folder.path / records.ERRORS).unlink(missing_ok=True)
+            logger.info("%s: validation loss %.4f", name, loss)
+            return None
+        reason = _describe_exit(code)
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"left what cannot be read ({error})"
+    _append_note(folder, reason)
+    reason = records.read_failure(folder) or reason
+    logger.error("%s %s", name, reason)
+    return reason
+
+
+def _describe_exit(code: int | None) -> str:
+    """Say how a process ended whose run is unfinished."""
+    if not code:
+        return "stopped before its last step: it was asked to"
+    if code > 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    hint = "; was there too little memory?" if -code == _SIGKILL else ""
+    return f"was killed by signal {-code} ({name}{hint})"
+
+
+def _append_note(folder: RunFolder, text: str) -> None:
+    """Add a line to what a run's processes have written."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with (folder.path / records.ERRORS).open("a", encoding="utf-8") as log:
+            log.write(f"{records.NOTE}{text}\n")
+    except OSError as error:
+        # A full disk must not keep the other runs from their end.
+        logger.warning(
+            "%s: %s (and %s cannot be written: %s)", folder.path, text, records.ERRORS, error
+        )

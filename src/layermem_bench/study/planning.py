@@ -1,13 +1,8 @@
 """A study -> its runs by name: those that choose learning rates, and those that count.
 
-BOARD/rates/ARM-lrRATE-wdDECAY-s1000    every arm with every rate and decay
-BOARD/rates/ARM-lrRATE-ownRATE-s1000    or with some rates, one for what it adds with each
+BOARD/rates/ARM-lrRATE-wdDECAY-s1000    every arm with every rate and decay (or ownRATE)
 BOARD/ARM-lrRATE-wdDECAY-sSEED          every arm with what it chose and every seed
 BOARD/CONDITION/ARM-...                 those of them that a condition makes other runs
-
-Under the condition "tokens" runs are the board's: the same tokens in the same order. "time" gives
-an arm as many steps as take the time of the first arm's, so that a faster arm has more, in a
-schedule of that length. "parameters" makes the mlp so narrow that an arm has the plain decoder's.
 """
 
 import math
@@ -44,8 +39,7 @@ _NOT_IN_FOLDER_NAMES = re.compile(r"[^\w.=-]")
 
 @dataclass(frozen=True)
 class Tried:
-    """What an arm tries: a learning rate, and where these are tried too a weight decay, or the
-    learning rate of the parameters that it adds."""
+    """What an arm tries: a learning rate, and a weight decay or the rate of what it adds."""
 
     rate: float
     decay: float | None = None
@@ -54,18 +48,16 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One run of a study."""
+    """One run of a study, with its seed."""
 
     board: str
     arm: str
     run: Run
-    """The run, with its seed."""
     trial: Tried | None = None
     """What it tries; None: it counts."""
 
 
 Plan = dict[str, PlannedRun]
-"""Runs by name."""
 Choices = Mapping[str, Tried]
 """What each arm chose; one that is not named takes the board's."""
 
@@ -83,7 +75,6 @@ class Done:
     """The runs of all arms, of which lost ones are not trained."""
     steps: MeasuredSteps | None
     memory: MeasuredMemory | None
-    """What a step of each arm takes, where it was measured."""
 
     @property
     def counting(self) -> Plan:
@@ -109,16 +100,16 @@ def trials(board: Board) -> Plan:
     for arm in board.arms:
         for tried in candidates(board, arm):
             run = _run(board, arm, tried, CHOOSING_SEED)
-            _add(plan, f"{board.name}/rates", tried, replace(run, trial=tried))
+            planned = PlannedRun(board=board.name, arm=arm.name, run=run, trial=tried)
+            _add(plan, f"{board.name}/rates", tried, planned)
     return plan
 
 
 def candidates(board: Board, arm: Arm) -> list[Tried]:
     """Return what an arm tries.
 
-    With ``trials``, as many rates as these, evenly spaced between the lowest and the highest on a
-    logarithmic scale; and an arm that adds parameters tries each with another rate of their own,
-    spaced alike, in an order in which neither rate says anything about the other.
+    With ``trials``, as many rates, evenly spaced on a logarithmic scale; an arm that adds
+    parameters tries each with another rate of their own, spaced alike, in a mixed order.
     """
     rates = board.rates_of(arm)
     if board.trials is None or not rates:
@@ -127,7 +118,8 @@ def candidates(board: Board, arm: Arm) -> list[Tried]:
     if not arm.has_own_rate:
         return [Tried(rate) for rate in spaced]
     own_rates = _spaced(*board.own_rates, board.trials)
-    # Multiples of the golden ratio spread evenly over the unit interval, in a mixed order.
+    # Multiples of the golden ratio spread evenly over the unit interval, and neither rate says
+    # anything about the other.
     places = [(i + 1) * (math.sqrt(5) - 1) / 2 % 1 for i in range(board.trials)]
     ranks = [sorted(places).index(place) for place in places]
     return [Tried(rate, own_rate=own_rates[rank]) for rate, rank in zip(spaced, ranks, strict=True)]
@@ -151,29 +143,31 @@ def counting_runs(
     ``path_of``: where a named run lies or would lie, for a board that starts from another, whose
     arms made the ``choices_before``.
     """
-    starts: dict[tuple[str, int], Path] = {}
+    starts: dict[tuple[str, int], str] = {}
     if board.starts_from:
         before = counting_runs(board.starts_from, seeds, choices_before or {}, path_of)
-        starts = {
-            (planned.arm, planned.run.seed): path_of(name, planned.run) / "final"
-            for name, planned in before.items()
-        }
+        for name, planned in before.items():
+            start = path_of(name, planned.run) / "final"
+            starts[planned.arm, planned.run.seed] = str(start)
     plan: Plan = {}
     for seed in seeds:
         for arm in board.arms:
             tried = choices.get(arm.name)
-            planned = _run(board, arm, tried, seed)
-            if start := starts.get((arm.name, seed)):
-                model = replace(planned.run.model, pretrained=str(start))
-                planned = replace(planned, run=replace(planned.run, model=model))
-            _add(plan, board.name, tried, planned)
+            run = _run(board, arm, tried, seed)
+            if pretrained := starts.get((arm.name, seed)):
+                run = replace(run, model=replace(run.model, pretrained=pretrained))
+            _add(plan, board.name, tried, PlannedRun(board=board.name, arm=arm.name, run=run))
     return plan
 
 
 def at_condition(
     condition: str, at_tokens: Plan, board: Board, steps: MeasuredSteps | None
 ) -> Plan:
-    """Return the runs of a condition; those that it does not change are those at equal tokens."""
+    """Return the runs of a condition; those that it does not change are those at equal tokens.
+
+    "time" gives an arm as many steps as take the time of the first arm's, in a schedule of that
+    length. "parameters" makes its mlp so narrow that it has the plain decoder's.
+    """
     plan: Plan = {}
     for name, planned in at_tokens.items():
         run = planned.run
@@ -187,22 +181,22 @@ def at_condition(
     return plan
 
 
-def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> PlannedRun:
+def _run(board: Board, arm: Arm, tried: Tried | None, seed: int) -> Run:
     run = replace(arm.change(board.base), seed=seed)
-    if tried is not None:
-        if tried.decay is not None:
-            run = replace(run, optim=replace(run.optim, weight_decay=tried.decay))
-        if tried.own_rate is not None:
-            run = replace(run, optim=replace(run.optim, router_lr=tried.own_rate))
-        run = arm.with_rate(run, tried.rate)
-    return PlannedRun(board=board.name, arm=arm.name, run=run)
+    if tried is None:
+        return run
+    if tried.decay is not None:
+        run = replace(run, optim=replace(run.optim, weight_decay=tried.decay))
+    if tried.own_rate is not None:
+        run = replace(run, optim=replace(run.optim, router_lr=tried.own_rate))
+    return arm.with_rate(run, tried.rate)
 
 
 def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> None:
     """Add a run under its name; raise where another has it: one would stand for the other."""
-    rate = "" if tried is None else f"-lr{tried.rate:g}"
-    rate += "" if tried is None or tried.decay is None else f"-wd{tried.decay:g}"
-    rate += "" if tried is None or tried.own_rate is None else f"-own{tried.own_rate:g}"
+    settings = (tried.rate, tried.decay, tried.own_rate) if tried else ()
+    named = zip(("lr", "wd", "own"), settings, strict=False)
+    rate = "".join(f"-{what}{value:g}" for what, value in named if value is not None)
     arm = _NOT_IN_FOLDER_NAMES.sub("-", planned.arm)
     name = f"{folder}/{arm}{rate}-s{planned.run.seed}"
     if name in plan:
@@ -214,20 +208,14 @@ def _add(plan: Plan, folder: str, tried: Tried | None, planned: PlannedRun) -> N
 
 
 def at_equal_time(run: Run, ratio: float) -> Run:
-    """Return a run of as many steps as take the time of the first arm's.
-
-    ``ratio``: time of its step over that of the first arm's.
-    """
+    """Return a run of as many steps as take the time of the first arm's; ``ratio``: of a step's."""
     if abs(ratio - 1) <= _SAME_TIME:
         return run
     return replace(run, max_steps=max(1, round(run.max_steps / ratio)))
 
 
 def at_equal_parameters(run: Run, base: Run) -> Run:
-    """Return a run whose mlp is as narrow as it takes to have the plain decoder's parameters.
-
-    One that has no more than ``TOLERANCE`` beyond these is left as it is.
-    """
+    """Return a run whose mlp is as narrow as it takes to have the plain decoder's parameters."""
     if run.host.model is not None:
         raise ValueError(
             f"{run.host.model} has the sizes of its weights, so that there are no equal "
@@ -286,11 +274,10 @@ def read_trials(board: Board, recorded: RecordedRuns) -> tuple[TriedRates, ...]:
             outcome = right, metrics[LOSS]
         if planned.trial is not None:
             outcomes.setdefault(planned.arm, {})[planned.trial] = outcome
-    return tuple(
-        tried
-        for arm, of_arm in outcomes.items()
-        for tried in tried_rates(arm, of_arm, by_right=board.by_right_answers)
-    )
+    told: list[TriedRates] = []
+    for arm, of_arm in outcomes.items():
+        told += tried_rates(arm, of_arm, by_right=board.by_right_answers)
+    return tuple(told)
 
 
 def tried_rates(arm: str, outcomes: Outcomes, *, by_right: bool = False) -> list[TriedRates]:
@@ -298,28 +285,27 @@ def tried_rates(arm: str, outcomes: Outcomes, *, by_right: bool = False) -> list
     finite = {tried: outcome for tried, outcome in outcomes.items() if math.isfinite(outcome[1])}
     best = max(finite, key=lambda t: (finite[t][0], -finite[t][1]), default=None)
 
-    def values(of_decay: Iterable[Tried], place: int) -> tuple[float | None, ...]:
-        return tuple(finite[tried][place] if tried in finite else None for tried in of_decay)
-
-    return [
-        TriedRates(
-            arm=arm,
-            rates=tuple(tried.rate for tried in of_decay),
-            losses=values(of_decay, 1),
-            right=values(of_decay, 0) if by_right else (),
-            chosen=best.rate if best is not None and best.decay == decay else None,
-            decay=decay,
-            own_rates=tuple(t.own_rate for t in of_decay if t.own_rate is not None),
-            own_chosen=best.own_rate if best is not None else None,
+    told = []
+    for decay in dict.fromkeys(tried.decay for tried in outcomes):
+        of_decay = [tried for tried in outcomes if tried.decay == decay]
+        values = [finite.get(tried, (None, None)) for tried in of_decay]
+        told.append(
+            TriedRates(
+                arm=arm,
+                rates=tuple(tried.rate for tried in of_decay),
+                losses=tuple(loss for _, loss in values),
+                right=tuple(right for right, _ in values) if by_right else (),
+                chosen=best.rate if best is not None and best.decay == decay else None,
+                decay=decay,
+                own_rates=tuple(t.own_rate for t in of_decay if t.own_rate is not None),
+                own_chosen=best.own_rate if best is not None else None,
+            )
         )
-        for decay in dict.fromkeys(tried.decay for tried in outcomes)
-        for of_decay in [[tried for tried in outcomes if tried.decay == decay]]
-    ]
+    return told
 
 
-def choices_of(tried: Iterable[TriedRates]) -> tuple[dict[str, Tried], frozenset[str]]:
+def choices_of(tried: Sequence[TriedRates]) -> tuple[dict[str, Tried], frozenset[str]]:
     """Return what each arm chose, and the arms that diverged at every rate."""
-    tried = list(tried)
     choices = {
         each.arm: Tried(each.chosen, each.decay, each.own_chosen)
         for each in tried

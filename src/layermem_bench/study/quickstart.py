@@ -1,8 +1,6 @@
 """The quickstart: a plain decoder and LIMe learn arithmetic from one seed, and the page about it.
 
-Both are trained at once and solve the same test set. The page is that of any study, with what the
-models wrote and what LIMe's routers read. One seed is a demonstration; what holds over seeds is in
-docs/results.md.
+The page is that of any study, with what the models wrote and what LIMe's routers read.
 """
 
 import json
@@ -66,9 +64,8 @@ def study_of_quickstart(*, seed: int, epochs: int, examples: int, test: int) -> 
         eval_every=max(1, steps // 12),
         task=replace(base.task, examples=examples, test=test),
     )
-    study = study_of_variants(
-        [board_of(base, ",".join(NAMES), name="quickstart")], [seed], ["tokens"]
-    )
+    board = board_of(base, ",".join(NAMES), name="quickstart")
+    study = study_of_variants([board], [seed], ["tokens"])
     sizes = f"{examples:,} expressions of 4 operands, {epochs} epochs"
     return replace(study, title=f"Arithmetic, with and without layer memory: {sizes}")
 
@@ -76,8 +73,7 @@ def study_of_quickstart(*, seed: int, epochs: int, examples: int, test: int) -> 
 def table(result: StudyResult) -> Table:
     """Return both models' shares with their intervals, and what a guess is worth."""
     rows = []
-    for variant, run in _runs(result).items():
-        solved = _solved(run)
+    for variant, (run, solved) in _runs(result).items():
         low, high = solved.interval
         right = f"{solved.accuracy:.1%} ({low:.1%} to {high:.1%})"
         loss = run.validations[-1].val_loss
@@ -100,16 +96,16 @@ def ahead(plain: Solved, lime: Solved) -> str | None:
 def sentence(result: StudyResult) -> str:
     """Say what the figures show, and what they do not."""
     runs = _runs(result)
-    solved = {variant: _solved(run) for variant, run in runs.items()}
+    solved = {variant: each for variant, (_, each) in runs.items()}
     shares = " and ".join(f"{NAMES[v]} {each.accuracy:.1%}" for v, each in solved.items())
-    steps = f"{runs['lime'].steps:,} steps"
+    steps = f"{runs['lime'][0].steps:,} steps"
     return f"Right answers after {steps}: {shares}; {_SAID[ahead(**solved)]}. {_BACKGROUND}"
 
 
 def build(result: StudyResult) -> Page:
     """Return the page: the study's own, with both models' attempts and what the routers read."""
     further = [
-        _reading(_runs(result)["lime"]),
+        _reading(_runs(result)["lime"][0]),
         *attempt_sections(result),
         Section(title="Further", commands=FURTHER),
     ]
@@ -117,56 +113,49 @@ def build(result: StudyResult) -> Page:
     return replace(page, lead=_LEAD, sections=[_solving(result), *page.sections])
 
 
-def _runs(result: StudyResult) -> dict[str, RunRecord]:
-    """Return the run of each variant; raise where one has not ended."""
-    runs = {run.arm: run for run in result.runs}
-    for run in runs.values():
+def _runs(result: StudyResult) -> dict[str, tuple[RunRecord, Solved]]:
+    """Return the run of each variant and what it solves; raise where one has not ended."""
+    runs = {}
+    for run in result.runs:
         if run.solved is None:
             raise RuntimeError(f"{run.folder} {run.state}: {run.note}")
+        runs[run.arm] = run, run.solved
     return runs
 
 
-def _solved(run: RunRecord) -> Solved:
-    assert run.solved is not None
-    return run.solved
-
-
 def _solving(result: StudyResult) -> Section:
-    solved = {variant: _solved(run) for variant, run in _runs(result).items()}
     shares = {
-        NAMES[variant]: (each.interval[0], each.accuracy, each.interval[1])
-        for variant, each in solved.items()
+        NAMES[variant]: (solved.interval[0], solved.accuracy, solved.interval[1])
+        for variant, (_, solved) in _runs(result).items()
     }
-    chance = solved["lime"].chance
+    _, solved = _runs(result)["lime"]
+    bars = Figure(
+        svg=figures.bars(shares, up="right answers", chance=solved.chance),
+        caption="Right final answers with 95% intervals over expressions, not over seeds. Dotted: "
+        "always giving the commonest answer.",
+    )
     return Section(
-        title=f"{solved['lime'].count:,} expressions that neither has seen",
+        title=f"{solved.count:,} expressions that neither has seen",
         paragraphs=[sentence(result)],
         tables=[table(result)],
-        figures=[
-            Figure(
-                svg=figures.bars(shares, up="right answers", chance=chance),
-                caption="Right final answers with 95% intervals over expressions, not over seeds. "
-                "Dotted: always giving the commonest answer.",
-            )
-        ],
+        figures=[bars],
     )
 
 
 def _reading(run: RunRecord) -> Section:
     model = AutoModelForCausalLM.from_pretrained(RunFolder(run.folder).final)
+    heatmap = Figure(
+        svg=figures.heatmap(mean_heatmap(model), across="source layer", up="layer"),
+        caption="Absolute router weights, averaged over heads, each row divided by its sum. Run "
+        f"{run.run_id}.",
+    )
     return Section(
         title="What LIMe's routers learnt to read",
         paragraphs=[
             "Each row is a layer, each column a layer whose keys and values it reads. A plain "
             "decoder would have ones on the diagonal and nothing else."
         ],
-        figures=[
-            Figure(
-                svg=figures.heatmap(mean_heatmap(model), across="source layer", up="layer"),
-                caption="Absolute router weights, averaged over heads, each row divided by its "
-                f"sum. Run {run.run_id}.",
-            )
-        ],
+        figures=[heatmap],
     )
 
 
@@ -177,8 +166,8 @@ def _read_attempts(run: RunRecord) -> dict[str, Row]:
 
 
 def attempt_sections(result: StudyResult) -> list[Section]:
-    """Show both models' attempts at the first problems that LIMe solved, and that it failed."""
-    attempts = {variant: _read_attempts(run) for variant, run in _runs(result).items()}
+    """Return both models' attempts at the first problems that LIMe solved, and that it failed."""
+    attempts = {variant: _read_attempts(run) for variant, (run, _) in _runs(result).items()}
     sections = []
     for kind, solved in (("solved", True), ("failed", False)):
         chosen = [row for row in attempts["lime"].values() if row["steps"] is solved][:_SHOWN]

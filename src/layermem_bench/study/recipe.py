@@ -1,19 +1,16 @@
-"""The study of the recipe: which memory is the best one, in two widths and at two lengths.
+"""The study of the recipe: which memory is the best one, at several widths and lengths.
 
-    code-8x64-1600    TEXT-LAYERSxWIDTH-STEPS: source code of the Python standard library
-    text-8x64-1600    the same of a text that is given
-    tiny-aet-4        arithmetic expressions of 4 operands
-
-Boards of text are `quiet-lm` at another width and length. Every arm has as many trials on each.
+Boards are TEXT-LAYERSxWIDTH-STEPS, `quiet-lm` at another width and length, and `tiny-aet-4`.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.presets import get_preset
-from layermem_bench.study.definition import Board, Study
+from layermem_bench.study.definition import Study
 
 _APART = "router_shares_kv=false:router_init=value_residual"
 _GRAIN = ":router_grain=layer"
@@ -55,14 +52,13 @@ def study_of_recipe(
         runs[ARITHMETIC] = get_preset(ARITHMETIC)
     if not runs:
         raise ValueError("the study needs at least one board: name a --text, or leave --code in")
-    boards: list[Board] = [
-        board_of(run, variants, rates, decays, name, trials=trials, own_rates=own_rates)
-        for name, run in runs.items()
-    ]
     return Study(
         name="recipe",
         title="Which layer memory",
-        boards=tuple(boards),
+        boards=tuple(
+            board_of(run, variants, rates, decays, name, trials=trials, own_rates=own_rates)
+            for name, run in runs.items()
+        ),
         seeds=tuple(seeds),
         conditions=tuple(conditions),
     )
@@ -73,20 +69,14 @@ def _of_texts(
 ) -> Iterator[tuple[str, Run]]:
     base = get_preset("quiet-lm")
     layers = base.model.num_hidden_layers
-    for name, source, validation in texts:
-        for width in widths:
-            for steps in lengths:
-                run = reshaped(base, layers, width)
-                yield (
-                    f"{name}-{layers}x{width}-{steps}",
-                    replace(
-                        run,
-                        max_steps=steps,
-                        eval_every=steps,
-                        data=replace(run.data, source=source, validation=validation),
-                        optim=replace(
-                            run.optim,
-                            warmup_steps=min(run.optim.warmup_steps, int(steps * _MOST_WARMUP)),
-                        ),
-                    ),
-                )
+    for (name, source, validation), width, steps in product(texts, widths, lengths):
+        run = reshaped(base, layers, width)
+        warmup_steps = min(run.optim.warmup_steps, int(steps * _MOST_WARMUP))
+        run = replace(
+            run,
+            max_steps=steps,
+            eval_every=steps,
+            data=replace(run.data, source=source, validation=validation),
+            optim=replace(run.optim, warmup_steps=warmup_steps),
+        )
+        yield f"{name}-{layers}x{width}-{steps}", run

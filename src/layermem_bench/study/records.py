@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from layermem.models.files import check_no_file
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.results.files import read_result
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import RunFolder, check_has_config, read_config, recorded_run
 from layermem_bench.results.solved import Answers, Solved
 from layermem_bench.results.study import (
     BY_LEVEL,
@@ -30,12 +30,7 @@ from layermem_bench.results.study import (
     State,
     Validation,
 )
-from layermem_bench.train.run_config import (
-    check_has_config,
-    check_same_run,
-    read_config,
-    recorded_run,
-)
+from layermem_bench.train.run_config import check_same_run
 
 ERRORS = "error.txt"
 """File of a run that has not ended: what its processes wrote, and how they ended."""
@@ -50,7 +45,6 @@ def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
     """Return everything a run recorded; what cannot be read is an error that names the folder."""
     with naming_damage(folder):
         rows, about = folder.rows(), recorded_about(folder)
-        run_id = about.get("run_id") or run.id
         record = standing(name, run, folder)
         speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
         has_ended = record.state == "ended"
@@ -62,14 +56,22 @@ def read_record(name: str, run: Run, folder: RunFolder) -> RunRecord:
             validations=_finite_validations(rows),
             tokens_per_second=statistics.median(speeds) if speeds else None,
             # Before the final model is there, it may be of an attempt that did not count.
-            solved=read_solved(folder, run_id) if has_ended else None,
+            solved=read_solved(folder, about.get("run_id") or run.id) if has_ended else None,
             about={name: str(value) for name, value in about.items() if value is not None},
         )
 
 
 def standing(name: str, run: Run, folder: RunFolder) -> RunRecord:
-    """Return where a planned run stands, without what it recorded."""
-    state, note = run_state(folder, run)
+    """Return where a planned run stands, and of one that diverged or failed what was seen."""
+    state: State = "begun" if folder.metrics.exists() else "not begun"
+    note = ""
+    divergence = read_divergence(folder, run.id) if folder.config.exists() else None
+    if divergence is not None:
+        state, note = "diverged", divergence
+    elif folder.final.exists():
+        state = "ended"
+    elif failure := read_failure(folder):
+        state, note = "failed", failure
     return RunRecord(
         name=name,
         run_id=run.id,
@@ -79,18 +81,6 @@ def standing(name: str, run: Run, folder: RunFolder) -> RunRecord:
         seed=run.seed,
         max_steps=run.max_steps,
     )
-
-
-def run_state(folder: RunFolder, run: Run) -> tuple[State, str]:
-    """Return where a run stands, and of one that diverged or failed what was seen."""
-    divergence = read_divergence(folder, run.id) if folder.config.exists() else None
-    if divergence is not None:
-        return "diverged", divergence
-    if folder.final.exists():
-        return "ended", ""
-    if failure := read_failure(folder):
-        return "failed", failure
-    return ("begun" if folder.metrics.exists() else "not begun"), ""
 
 
 def check_usable(folder: RunFolder, run: Run) -> None:
@@ -125,8 +115,7 @@ def read_divergence(folder: RunFolder, run_id: str) -> str | None:
         return f"step {recorded['step']:,}: {recorded['message']}"
     rows = _validation_rows(folder)
     if rows and not math.isfinite(rows[-1]["val_loss"]):
-        last = rows[-1]
-        return f"step {last['step']:,}: the validation loss is {last['val_loss']}"
+        return f"step {rows[-1]['step']:,}: the validation loss is {rows[-1]['val_loss']}"
     return None
 
 
@@ -146,19 +135,18 @@ def read_metrics(folder: RunFolder, run: Run) -> dict[str, float]:
         if run.records.source is None:
             metrics[EVERY_STEP_RIGHT] = solved.steps
     if folder.answers.exists():
-        metrics[F1] = _read_f1(folder, run_id)
-    if solved:
-        for name, levels in solved.by.items():
-            for level, shares in levels.items() if len(levels) > 1 else ():
-                metrics[f"{RIGHT_ANSWERS}{BY_LEVEL}{name}: {level}"] = shares.accuracy
+        answers = read_result(Answers, folder.answers)
+        _check_run_id(folder.answers, answers.run_id, run_id)
+        metrics[F1] = answers.all.f1
+    for name, levels in solved.by.items() if solved else ():
+        for level, shares in levels.items() if len(levels) > 1 else ():
+            metrics[f"{RIGHT_ANSWERS}{BY_LEVEL}{name}: {level}"] = shares.accuracy
     return metrics
 
 
-def _read_f1(folder: RunFolder, run_id: str) -> float:
-    answers = read_result(Answers, folder.answers)
-    if answers.run_id != run_id:
-        raise ValueError(f"{folder.answers} is of run {answers.run_id}, its folder of run {run_id}")
-    return answers.all.f1
+def _check_run_id(file: Path, run_id: str, of_folder: str) -> None:
+    if run_id != of_folder:
+        raise ValueError(f"{file} is of run {run_id}, its folder of run {of_folder}")
 
 
 def read_solved(folder: RunFolder, run_id: str) -> Solved | None:
@@ -171,35 +159,34 @@ def read_solved(folder: RunFolder, run_id: str) -> Solved | None:
         raise ValueError(
             f"{folder.result} is damaged ({error}); delete the folder to run it again"
         ) from error
-    if solved.run_id not in (None, run_id):
-        raise ValueError(f"{folder.result} is of run {solved.run_id}, its folder of run {run_id}")
+    _check_run_id(folder.result, solved.run_id or run_id, run_id)
     return solved
 
 
 def read_failure(folder: RunFolder) -> str | None:
-    """Return how the last attempt at a run failed, and the last line that it wrote; None: it ended,
-    was asked to stop, is under way or was never begun."""
+    """Return how the last attempt at a run failed, and the last line that it wrote; None: it did
+    not fail."""
     error = folder.path / ERRORS
     if folder.final.exists() or not error.exists():
         return None
     lines = [line for line in error.read_text("utf-8", "replace").splitlines() if line.strip()]
-    notes = [line.removeprefix(NOTE) for line in lines if line.startswith(NOTE)]
-    if not notes or notes[-1].startswith(("begun", "stopped")):
+    note, said = "", ""
+    for line in lines:
+        if line.startswith(NOTE):
+            note = line.removeprefix(NOTE)
+            said = "" if note.startswith("begun") else said
+        else:
+            # Without its own folder, equal failures of two runs read alike.
+            said = line.strip().replace(str(folder.path), "RUN")
+    if not note or note.startswith(("begun", "stopped")):
         return None
-    begun = [i for i, line in enumerate(lines) if line.startswith(f"{NOTE}begun")]
-    attempt = lines[begun[-1] :] if begun else lines
-    said = [line.strip() for line in attempt if not line.startswith(NOTE)]
-    if not said:
-        return notes[-1]
-    # Without its own folder, equal failures of two runs read alike.
-    return f"{notes[-1]}{OWN_WORDS}{said[-1].replace(str(folder.path), 'RUN')}"
+    return f"{note}{OWN_WORDS}{said}" if said else note
 
 
 def check_comparable(folders: Iterable[RunFolder]) -> None:
     """Raise where runs of one config learnt different data, from other weights or otherwise.
 
-    A config says where data and the weights of a start lay, and may leave the precision to the
-    machine. A run that has not recorded them is taken to agree.
+    A run that has not recorded them is taken to agree.
     """
     found: dict[str, dict[str, Path]] = {}
     for folder in folders:
@@ -226,21 +213,17 @@ def check_comparable(folders: Iterable[RunFolder]) -> None:
 def check_test_problems(records: Iterable[RunRecord]) -> None:
     """Raise where models of one board solved different test problems."""
     solved = {record.name: record.solved for record in records if record.solved}
-    counts = {name: result.count for name, result in solved.items()}
-    (first, count), *others = counts.items() or [("", 0)]
-    for name, other in others:
-        if other != count:
-            raise ValueError(
-                f"{first} solved {count} test problems and {name} {other}; their shares cannot be "
-                "compared: name runs that were tested on the same problems"
-            )
+    mend = "; their shares cannot be compared: name runs that were tested on the same problems"
+    by_count: dict[int, str] = {}
+    for name, result in solved.items():
+        by_count.setdefault(result.count, name)
+    if len(by_count) > 1:
+        (count, first), (other, name), *_ = by_count.items()
+        raise ValueError(f"{first} solved {count} test problems and {name} {other}{mend}")
     by_digest = {result.problems: name for name, result in solved.items() if result.problems}
     if len(by_digest) > 1:
-        raise ValueError(
-            f"{' and '.join(by_digest.values())} solved different test problems, by their "
-            "result.json; their shares cannot be compared: name runs that were tested on the same "
-            "problems"
-        )
+        names = " and ".join(by_digest.values())
+        raise ValueError(f"{names} solved different test problems, by their result.json{mend}")
 
 
 @contextmanager
@@ -258,45 +241,38 @@ def naming_damage(folder: RunFolder) -> Iterator[None]:
 def _validation_rows(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the rows that validations wrote, which must be in the order of their steps."""
     rows = folder.rows()
+    mend = f"; delete {folder.path} to run it again"
     if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(
-            f"{folder.metrics} has a row that is no object; delete {folder.path} to run it again"
-        )
+        raise ValueError(f"{folder.metrics} has a row that is no object{mend}")
     rows = [row for row in rows if "val_loss" in row]
+    before = 0
     for row in rows:
         step, loss = row.get("step"), row["val_loss"]
         if not isinstance(step, int) or not isinstance(loss, int | float):
             raise ValueError(
                 f"{folder.metrics}: a validation must have a number as its step and as its "
-                f"val_loss, got {step} and {loss}; delete {folder.path} to run it again"
+                f"val_loss, got {step} and {loss}{mend}"
             )
-    for before, row in zip(rows, rows[1:], strict=False):
-        if row["step"] < before["step"]:
+        if step < before:
             raise ValueError(
-                f"{folder.metrics}: step {row['step']} comes after step {before['step']}, so the "
-                "rows are of more than one run"
+                f"{folder.metrics}: step {step} comes after step {before}, so the rows are of more "
+                "than one run"
             )
+        before = step
     return rows
 
 
 def _finite_validations(rows: list[dict[str, Any]]) -> tuple[Validation, ...]:
-    """Return the validations whose numbers are all finite.
-
-    JSON has no word for what is not finite; that a run came to it is said by its divergence.
-    """
+    """Return the validations whose numbers are all finite: JSON has no word for others."""
     counted = [row for row in rows if row.get("flops") and row.get("tokens")]
-    flops_per_token = counted[-1]["flops"] / counted[-1]["tokens"] if counted else None
-    validations = [_validation(row, flops_per_token) for row in rows if "val_loss" in row]
-    return tuple(
-        from_dict(Validation, values, "")
-        for values in validations
-        if all(map(math.isfinite, values.values()))
-    )
-
-
-def _validation(row: Mapping[str, float], flops_per_token: float | None) -> dict[str, float]:
-    values = {name: row[name] for name in _VALIDATION_FIELDS if name in row}
-    return values | ({"flops": row["tokens"] * flops_per_token} if flops_per_token else {})
+    validations = []
+    for row in (row for row in rows if "val_loss" in row):
+        values = {name: row[name] for name in _VALIDATION_FIELDS if name in row}
+        if counted:
+            values["flops"] = row["tokens"] * (counted[-1]["flops"] / counted[-1]["tokens"])
+        if all(map(math.isfinite, values.values())):
+            validations.append(from_dict(Validation, values, ""))
+    return tuple(validations)
 
 
 logger = logging.getLogger(__name__)
@@ -308,10 +284,18 @@ class RecordedRuns:
     def __init__(self, out: Path, others: Iterable[Path] = ()) -> None:
         self.out = out
         self._ended: dict[str, RunFolder] = {}
-        check_folders(out, others := tuple(others))
+        check_no_file(out)
         for root in (out, *others):
+            if root != out and not root.is_dir():
+                raise FileNotFoundError(f"{root} is no folder; name one that holds runs")
             for folder in _run_folders(root):
-                self._add(folder)
+                try:
+                    run = recorded_run(folder)
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    logger.warning("%s is left out: %s", folder.path, error)
+                    continue
+                if folder.final.exists() or folder.diverged.exists():
+                    self._ended.setdefault(run.id, folder)
 
     def folder_of(self, name: str, run: Run) -> RunFolder:
         """Return where a run is recorded, else where it is to be trained.
@@ -326,23 +310,6 @@ class RecordedRuns:
     def path_of(self, name: str, run: Run) -> Path:
         """Return the path of that folder."""
         return self.folder_of(name, run).path
-
-    def _add(self, folder: RunFolder) -> None:
-        try:
-            run = recorded_run(folder)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("%s is left out: %s", folder.path, error)
-            return
-        if folder.final.exists() or folder.diverged.exists():
-            self._ended.setdefault(run.id, folder)
-
-
-def check_folders(out: Path, others: Iterable[Path]) -> None:
-    """Raise unless runs may lie in these folders: ``out`` need not exist, the others must."""
-    check_no_file(out)
-    for root in others:
-        if root != out and not root.is_dir():
-            raise FileNotFoundError(f"{root} is no folder; name one that holds runs")
 
 
 def _run_folders(root: Path) -> Iterator[RunFolder]:

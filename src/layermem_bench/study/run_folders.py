@@ -1,12 +1,7 @@
 """Run folders that are named one by one -> boards and arms -> a result like that of a study.
 
 Runs that were trained and validated on the same data form a board. On a board, runs that differ in
-the seed alone form an arm.
-
-    find_runs          paths -> name: (config, folder)
-    group_by_data      the names of the runs of each board
-    group_into_arms    "lime:lr=0.01": the names of its runs by seed
-    compare_runs       all of them -> study.json
+the seed alone form an arm, such as "lime:lr=0.01".
 """
 
 import hashlib
@@ -21,7 +16,7 @@ from layermem.models.files import write_atomically
 from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import identity
 from layermem_bench.results.files import to_json
-from layermem_bench.results.run_folder import RunFolder, unique_names
+from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
 from layermem_bench.results.study import (
     LOSS,
     RIGHT_ANSWERS,
@@ -43,7 +38,6 @@ from layermem_bench.study.records import (
     recorded_about,
     trained_on,
 )
-from layermem_bench.train.run_config import recorded_run
 
 logger = logging.getLogger(__name__)
 Runs: TypeAlias = Mapping[str, tuple[Run, RunFolder]]
@@ -62,14 +56,11 @@ def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
         raise ValueError("name at least one run folder")
     names = unique_names([path.parts for path in folders])
     runs: dict[str, tuple[Run, RunFolder]] = {}
-    paths_by_id: dict[str, Path] = {}
+    by_id: dict[str, Path] = {}
     for name, folder in zip(names, folders.values(), strict=True):
         run = _recorded_run(folder)
-        if run.id in paths_by_id:
-            raise ValueError(
-                f"{paths_by_id[run.id]} and {folder.path} are one run, {run.id}; name one"
-            )
-        paths_by_id[run.id] = folder.path
+        if by_id.setdefault(run.id, folder.path) != folder.path:
+            raise ValueError(f"{by_id[run.id]} and {folder.path} are one run, {run.id}; name one")
         runs[name] = run, folder
     return runs
 
@@ -77,8 +68,7 @@ def find_runs(paths: Iterable[Path]) -> dict[str, tuple[Run, RunFolder]]:
 def group_by_data(runs: Runs) -> list[list[str]]:
     """Return the names of the runs of each board.
 
-    A config says where data lay; runs that recorded what it was are compared only where that was
-    the same. A run that has not recorded it stays with the others.
+    Runs of one config that recorded different data are not compared.
     """
     by_config: dict[str, dict[str, str | None]] = {}
     for name, (run, folder) in runs.items():
@@ -88,6 +78,7 @@ def group_by_data(runs: Runs) -> list[list[str]]:
     for digests in by_config.values():
         first_with = {digest: name for name, digest in reversed(digests.items()) if digest}
         if len(first_with) < 2:
+            # A run that has not recorded its data stays with the others.
             settings.append(list(digests))
             continue
         logger.warning(
@@ -127,8 +118,8 @@ def arms_of_same_seeds(runs: Runs) -> dict[str, tuple[str, ...]]:
         logger.warning("no means over seeds are shown: %s", error)
         return {}
     seeds = {arm: sorted(names) for arm, names in by_seed.items()}
-    first = next(iter(seeds.values()))
-    if any(others != first for others in seeds.values()):
+    first, *others = seeds.values()
+    if any(other != first for other in others):
         logger.warning(
             "no means over seeds are shown: the arms have different seeds (%s)",
             "; ".join(f"{arm} {', '.join(map(str, of_arm))}" for arm, of_arm in seeds.items()),
@@ -151,13 +142,14 @@ def _runs_at(path: Path) -> list[RunFolder]:
     for folder in inner:
         if (folder.path / ERRORS).exists() and not folder.config.exists():
             logger.warning("%s is left out: it failed before its first step", folder.path)
+
+    def is_variant(folder: RunFolder) -> bool:
+        run = _recorded_run(folder)
+        # A host that is trained as it is is plain too.
+        return run.variant != "plain" and (run.host.memory, run.host.train) != ("none", "all")
+
     # The others are compared with what comes first.
-    return sorted(folders, key=lambda folder: not _is_plain(_recorded_run(folder)))
-
-
-def _is_plain(run: Run) -> bool:
-    """Return whether a run is of the plain decoder, or of a host that is trained as it is."""
-    return run.variant == "plain" or (run.host.memory == "none" and run.host.train == "all")
+    return sorted(folders, key=is_variant)
 
 
 def _recorded_run(folder: RunFolder) -> Run:
@@ -169,31 +161,21 @@ def _data_of_config(run: Run) -> str:
     """Return what must be the same for losses to be comparable, as one text."""
     data = trained_on(run)
     data.pop("cache", None)
-    tokenizer = _tokenizer_of(run.model.pretrained or run.host.model)
+    # A pretrained model's tokenizer by its digest; by its name, if it is not on this machine.
+    tokenizer = run.model.pretrained or run.host.model
+    if tokenizer is not None and (file := Path(tokenizer, "tokenizer.json")).exists():
+        tokenizer = hashlib.sha256(file.read_bytes()).hexdigest()
     return json.dumps([data, run.eval_blocks, tokenizer], sort_keys=True)
 
 
-def _tokenizer_of(pretrained: str | None) -> str | None:
-    """Return a digest of a pretrained model's tokenizer; its name, if it is not on this machine."""
-    file = Path(pretrained or "", "tokenizer.json")
-    if pretrained is None or not file.exists():
-        return pretrained
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def _with_recorded_precision(runs: Runs) -> dict[str, Run]:
-    """Return the runs with "auto" replaced by the precision it came to, if all recorded it.
-
-    It is bfloat16 on one machine and float32 on another.
-    """
-    precisions: dict[str, Any] = {
-        name: recorded_about(folder).get("precision") for name, (_, folder) in runs.items()
-    }
-    if not all(precisions.values()):
+    """Return the runs with "auto" replaced by the precision it came to, if all recorded it."""
+    precisions: list[Any] = [recorded_about(f).get("precision") for _, f in runs.values()]
+    if not all(precisions):
         return {name: run for name, (run, _) in runs.items()}
     return {
-        name: replace(run, compute=replace(run.compute, precision=precisions[name]))
-        for name, (run, _) in runs.items()
+        name: replace(run, compute=replace(run.compute, precision=precision))
+        for (name, (run, _)), precision in zip(runs.items(), precisions, strict=True)
     }
 
 
@@ -218,11 +200,8 @@ def _name_arms(runs: Mapping[str, Run]) -> dict[str, str]:
 
 def _fields_of_arms(run: Run) -> dict[str, str]:
     """Return the fields that may tell arms apart, by dotted name."""
-    flat = {
-        name: str(value)
-        for name, value in identity(run).items()
-        if name.partition(".")[0] not in _NOT_IN_ARM_NAMES
-    }
+    fields = identity(run).items()
+    flat = {k: str(v) for k, v in fields if k.partition(".")[0] not in _NOT_IN_ARM_NAMES}
     flat["model.options"] = ":".join(run.model.options)
     if run.host.window is None:
         flat["host.window"] = ""
@@ -240,15 +219,14 @@ def compare_runs(
 ) -> StudyResult:
     """Gather what runs recorded; return it, and write it into ``out``.
 
-    ``against``: the arm the others are compared with; None: the first run's.
+    ``against``: the arm that the others are compared with; None: the first run's.
     """
     runs = find_runs(paths)
     before = replaced_result(out / RESULT)
     settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
-    names = _names(settings)
     boards: list[Board] = []
     records: list[RunRecord] = []
-    for setting, name in zip(settings, names, strict=True):
+    for setting, name in zip(settings, _names(settings), strict=True):
         board, of_board = _compare(setting, name, against, before)
         boards.append(board)
         records += of_board
@@ -282,27 +260,23 @@ def _compare(
             records.append(replace(record, board=name, arm=arm, conditions=(AS_RECORDED,)))
     check_test_problems(records)
     first, _ = next(iter(runs.values()))
+    first_of_arm = {arm: runs[by_seed[min(by_seed)]] for arm, by_seed in arms.items()}
     seeds = sorted({record.seed for record in records if record.state == "ended"})
-    steps = {arm: runs[by[min(by)]][0].max_steps for arm, by in arms.items()}
     condition = Condition(
         name=AS_RECORDED,
-        arms=tuple(Arm(name=arm, steps=steps[arm]) for arm in arms),
+        arms=tuple(Arm(name=arm, steps=run.max_steps) for arm, (run, _) in first_of_arm.items()),
         looks=looks_at_runs(before, AS_RECORDED, records, seeds),
     )
+    are_right = any(RIGHT_ANSWERS in record.metrics for record in records)
     board = Board(
         name=name,
-        metric=_metric(records),
+        metric=RIGHT_ANSWERS if are_right else LOSS,
         conditions=(condition,),
         preset=first.preset,
         data=_about(runs)[1],
-        costs=costs_of_arms({arm: runs[by[min(by)]] for arm, by in arms.items()}),
+        costs=costs_of_arms(first_of_arm),
     )
     return board, records
-
-
-def _metric(records: Sequence[RunRecord]) -> str:
-    """Return what arms are ranked by."""
-    return RIGHT_ANSWERS if any(RIGHT_ANSWERS in each.metrics for each in records) else LOSS
 
 
 def _about(runs: Runs) -> tuple[str, dict[str, Any]]:
@@ -319,7 +293,8 @@ def _names(settings: Sequence[Runs]) -> list[str]:
     """Return the names of boards, longer where two would be the same."""
     abouts = []
     for setting in settings:
-        (name, data), (first, _) = _about(setting), next(iter(setting.values()))
+        first, _ = next(iter(setting.values()))
+        name, data = _about(setting)
         abouts.append((name, {**data, "eval_blocks": first.eval_blocks}))
     names = []
     for place, (name, data) in enumerate(abouts):

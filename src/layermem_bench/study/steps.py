@@ -1,8 +1,6 @@
 """How long a training step of each arm of a board takes, and how much memory: kept in files.
 
-Numbers of steps at equal training time follow from the times, so that another measurement would
-mean other runs: what their file has stays, and arms that it lacks are added. Nothing follows from
-the memory: what was measured of other sizes, or on another machine, is measured again.
+Measured times stay, as numbers of steps follow from them; memory of other sizes is measured again.
 """
 
 import hashlib
@@ -66,8 +64,7 @@ def tokens_of_a_sequence(run: Run) -> int:
 
 
 def shape_of(run: Run) -> Shape:
-    """Return a step's input, a run's micro-batch of sequences, and how it is computed: as the run
-    is."""
+    """Return a step's input, a micro-batch of sequences, and how it is computed: as the run is."""
     return Shape(
         batch=min(run.compute.micro_batch, run.optim.batch_size),
         tokens=tokens_of_a_sequence(run),
@@ -86,32 +83,30 @@ def device() -> str:
 def measured_steps(file: Path, base: Run, arms: Mapping[str, Run], runs: Path) -> MeasuredSteps:
     """Return how long a step of each arm takes: as in ``file``, else measured and written there.
 
-    The first arm is what the others are compared with. ``base`` is the run whose sizes and batch
-    are taken. Arms that the file lacks are measured against the first arm and added; what it has
-    stays as it is. ``runs`` is the folder of the runs whose lengths follow, which errors name.
+    ``base`` is the run whose sizes and batch are taken. Arms that the file lacks are measured
+    against the first arm. ``runs`` is the folder of the runs whose lengths follow, for errors.
     """
-    known = _read_steps(file, base, tuple(arms), runs) if file.exists() else None
-    missing = [arm for arm in arms if known is None or arm not in known.ratios]
-    if known is not None and not missing:
-        return known
-    first, shape = next(iter(arms)), shape_of(base)
-    timed = dict.fromkeys([first, *missing])
-    times = time_steps({arm: arms[arm] for arm in timed}, shape, _ROUNDS)
-    steps = known or MeasuredSteps(
-        machine=describe_machine(shape.device),
-        base=base_of_step(base),
-        rounds=_ROUNDS,
-        seconds={},
-        ratios={},
-    )
-    ratios = {
-        arm: median(a / b for a, b in zip(times[arm], times[first], strict=True)) for arm in missing
-    }
-    steps = replace(
-        steps,
-        seconds={**steps.seconds, **{arm: median(times[arm]) for arm in missing}},
-        ratios={**steps.ratios, **ratios},
-    )
+    shape = shape_of(base)
+    if file.exists():
+        steps = _read_steps(file, base, tuple(arms), runs)
+    else:
+        machine = describe_machine(shape.device)
+        steps = MeasuredSteps(
+            machine=machine, base=base_of_step(base), rounds=_ROUNDS, seconds={}, ratios={}
+        )
+    missing = [arm for arm in arms if arm not in steps.ratios]
+    if not missing:
+        return steps
+    first = next(iter(arms))
+    timed = {arm: run for arm, run in arms.items() if arm in (first, *missing)}
+    times = time_steps(timed, shape, _ROUNDS)
+    for arm in missing:
+        ratio = median(a / b for a, b in zip(times[arm], times[first], strict=True))
+        steps = replace(
+            steps,
+            seconds={**steps.seconds, arm: median(times[arm])},
+            ratios={**steps.ratios, arm: ratio},
+        )
     write_atomically(file, to_json(steps))
     return steps
 
@@ -128,10 +123,7 @@ def time_steps(runs: Mapping[str, Run], shape: Shape, rounds: int) -> dict[str, 
 
 
 def measured_memory(file: Path, base: Run, arms: Mapping[str, Run]) -> MeasuredMemory:
-    """Return the peak of a step of each arm: as in ``file``, else measured and written there.
-
-    Each is measured in a process of its own.
-    """
+    """Return the peak of a step of each arm: as in ``file``, else measured and written there."""
     shape = shape_of(base)
     memory = MeasuredMemory(
         machine=describe_machine(shape.device), base=base_of_step(base), peaks={}
@@ -155,8 +147,7 @@ def measured_memory(file: Path, base: Run, arms: Mapping[str, Run]) -> MeasuredM
 
 
 def base_of_step(base: Run) -> str:
-    """Return twelve hexadecimal digits that stand for a run and what else decides its steps' cost,
-    which makes it no other run."""
+    """Return a digest of a run and of what else decides its steps' cost."""
     compute = base.compute
     how = [base.id, compute.micro_batch, compute.compile, compute.checkpoint_activations]
     return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:12]

@@ -17,12 +17,11 @@ import yaml
 from layermem.models.files import write_atomically
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.results.processor import processor_name
-from layermem_bench.results.recorded_config import check_has_config as check_has_config
-from layermem_bench.results.recorded_config import fields_digest
-from layermem_bench.results.recorded_config import load_run as load_run
-from layermem_bench.results.recorded_config import read_config as read_config
-from layermem_bench.results.recorded_config import recorded_run as recorded_run
-from layermem_bench.results.run_folder import RunFolder
+from layermem_bench.results.run_folder import RunFolder, fields_digest
+from layermem_bench.results.run_folder import check_has_config as check_has_config
+from layermem_bench.results.run_folder import load_run as load_run
+from layermem_bench.results.run_folder import read_config as read_config
+from layermem_bench.results.run_folder import recorded_run as recorded_run
 from layermem_bench.train.checkpoints import config_changes
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")

@@ -19,9 +19,8 @@ from small_run import a_run, curve, rewound
 
 from layermem_bench.config.run import Compute, Run, to_dict
 from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.study import launching, many_runs
-from layermem_bench.study.launching import LocalProcesses
-from layermem_bench.study.many_runs import train_missing
+from layermem_bench.study import launching
+from layermem_bench.study.launching import LocalProcesses, train_missing
 from layermem_bench.study.records import read_divergence, recorded_about
 from layermem_bench.train.run import train
 from layermem_bench.train.run_config import load_run
@@ -77,7 +76,7 @@ def test_a_command_asked_to_stop_stops_its_runs(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from layermem_bench.study.launching import LocalProcesses\n"
-        "from layermem_bench.study.many_runs import train_missing\n"
+        "from layermem_bench.study.launching import train_missing\n"
         "from layermem_bench.train.run_config import load_run\n"
         "train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]), LocalProcesses())\n"
     )
@@ -116,7 +115,7 @@ def test_ctrl_c_stops_processes_and_reaches_them_through_this_command_alone(tmp_
             signal.raise_signal(signal.SIGINT)
         real_sleep(0.01)
 
-    monkeypatch.setattr(many_runs.time, "sleep", nap)
+    monkeypatch.setattr(launching.time, "sleep", nap)
     # A shell that runs the tests in the background has it ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     launcher = LocalProcesses()
@@ -323,7 +322,7 @@ def test_what_another_process_trains_is_waited_for(tmp_path, monkeypatch):
         record(folders["ends"].path, run=RUN)
         hands.close()
 
-    monkeypatch.setattr(many_runs.time, "sleep", nap)
+    monkeypatch.setattr(launching.time, "sleep", nap)
     for folder in folders.values():
         folder.create()
         hands.enter_context(folder.locked())
@@ -348,7 +347,7 @@ def test_a_run_that_another_command_was_quicker_to_begin_is_waited_for(tmp_path,
             hands.close()
 
     folder.create()
-    monkeypatch.setattr(many_runs.time, "sleep", nap)
+    monkeypatch.setattr(launching.time, "sleep", nap)
     late = Late()
     with hands:
         assert train_missing({"one": RUN}, tmp_path, launcher=late)["one"].final.exists()
