@@ -15,14 +15,12 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from itertools import zip_longest
+from typing import Any, Literal, Protocol, TypeVar
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem_bench.config.text_hash import hash_to_unit_interval
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 BLANK = "_"
 """The word where nothing is said."""
@@ -33,8 +31,8 @@ SPLITS: dict[str, tuple[float, float]] = {
     "validation": (0.2, 0.3),
     "train": (0.3, 1.0),
 }
-SPECIAL = ("<pad>", "<end>", "<unknown>")
-"""The first words of every task's own vocabulary."""
+# The first words of every task's own vocabulary.
+_SPECIAL = ("<pad>", "<end>", "<unknown>")
 
 
 class Problem(Protocol):
@@ -64,8 +62,8 @@ class Grade:
     at: int = 0
     """The number of that step, from 1; 0 if all steps are valid."""
     right: tuple[bool, ...] = ()
-    """Which answers are right, of a problem that has several; ``answer`` and ``steps`` then say
-    whether all are. Empty where there is one."""
+    """Which answers to queries are right; ``answer`` and ``steps`` then say whether all are. Empty
+    for a problem without queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,7 @@ class Queried:
     """Difficulty of each answer."""
 
     def __post_init__(self) -> None:
-        answers, queries, levels = len(self.answers), len(self.queries), len(self.levels)
+        queries, answers, levels = map(len, (self.queries, self.answers, self.levels))
         require(
             answers == queries == levels > 0,
             "a problem needs an answer and a level for each of its queries, got "
@@ -101,11 +99,6 @@ class Queried:
     def answers(self) -> list[str]:
         """The answers, one for each query."""
         return self.solution.split()
-
-    @property
-    def highest_level(self) -> int:
-        """Difficulty of the most difficult answer."""
-        return max(self.levels)
 
 
 def require(holds: bool, message: str) -> None:
@@ -156,20 +149,10 @@ def draw_different(
 
 def tokenizer_of_words(words: Iterable[str]) -> Tokenizer:
     """Return a tokenizer with a token for each word, without transformers' interface."""
-    vocabulary = {word: i for i, word in enumerate((*SPECIAL, *words))}
+    vocabulary = {word: i for i, word in enumerate((*_SPECIAL, *words))}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return inner
-
-
-def as_fast_tokenizer(words: Tokenizer) -> "PreTrainedTokenizerFast":
-    """Give a tokenizer of words transformers' interface."""
-    # Imported here, so that tasks are listed and described without it.
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>"
-    )
 
 
 def grade_words(problem: Problem, text: str) -> Grade:
@@ -185,10 +168,8 @@ def grade_answers(problem: Queried, text: str, plausible: Iterable[str]) -> Grad
     ``plausible`` answers to this problem), or "foreign" (none of them).
     """
     given, answers = text.split(), problem.answers
-    right = tuple(
-        position < len(given) and given[position] == answer
-        for position, answer in enumerate(answers)
-    )
+    pairs = zip_longest(given[: len(answers)], answers)
+    right = tuple(word == answer for word, answer in pairs)
     if all(right) and len(given) == len(answers):
         return Grade(answer=True, steps=True, right=right)
     # More answers than queries: the first that is too many is at fault.
@@ -229,8 +210,7 @@ def spread(numbers: Sequence[int]) -> list[float]:
 
 def commonest_solution(problems: Sequence[Problem]) -> float:
     """Return the share of the commonest solution, which is what a constant guess scores."""
-    counts = Counter(problem.solution for problem in problems)
-    return max(counts.values()) / len(problems)
+    return max(Counter(problem.solution for problem in problems).values()) / len(problems)
 
 
 def require_some(tests: Sequence[Any], training: Sequence[Any]) -> None:
