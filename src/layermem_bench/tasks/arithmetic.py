@@ -15,12 +15,18 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from layermem_bench.config.text_hash import hash_to_unit_interval
-from layermem_bench.tasks.arithmetic_drawing import Rules, draw_expression, has_trivial_step
+from layermem_bench.tasks.arithmetic_drawing import (
+    HeldOut,
+    Parentheses,
+    Rules,
+    draw_expression,
+    is_trivial,
+)
 from layermem_bench.tasks.expressions import (
     OPERATORS,
     Expression,
@@ -60,7 +66,6 @@ class Example:
 
     @property
     def operands(self) -> int:
-        """The number of operands of the expression."""
         return len(re.findall(r"\d+", self.prompt))
 
     @property
@@ -78,9 +83,9 @@ def generate(
     operators: str = OPERATORS,
     operand_max: int = 20,
     value_max: int = 200,
-    parentheses: Literal["needed", "all", "none"] = "needed",
+    parentheses: Parentheses = "needed",
     trivial: float = 0.1,
-    held_out: Literal["strict", "expression"] = "strict",
+    held_out: HeldOut = "strict",
 ) -> list[Example]:
     """Draw ``count`` different expressions of ``operands`` numbers.
 
@@ -167,25 +172,28 @@ def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
     """Return statistics of examples: operators, answers, lengths, trivial steps."""
     require(len(examples) > 0, "there are no examples to describe")
-    trees = [parse(example.prompt.rpartition("=")[0]) for example in examples]
-    operators = Counter(operation[0] for tree in trees for operation in operations(tree))
+    trees = [list(operations(parse(example.chain[0]))) for example in examples]
+    steps = [step for tree in trees for step in tree]
+    operators = Counter(operator for operator, _, _ in steps)
     answers = sorted(example.answer for example in examples)
     commonest, times = Counter(answers).most_common(1)[0]
     lengths = [len(re.findall(r"\d+|[^\s\d]", f"{e.prompt} {e.solution}")) + 1 for e in examples]
-    values = [evaluate(operation) for tree in trees for operation in operations(tree)]
-    total = sum(operators.values())
+    with_trivial_step = [
+        any(is_trivial(operator, evaluate(x), evaluate(y)) for operator, x, y in tree)
+        for tree in trees
+    ]
     return {
         "expressions": len(examples),
-        "operators": {sign: operators[sign] / total for sign in OPERATORS if operators[sign]},
+        "operators": {sign: operators[sign] / len(steps) for sign in OPERATORS if operators[sign]},
         "answer: smallest, median, largest": [
             summary(answers) for summary in (min, statistics.median, max)
         ],
         "different answers": len(set(answers)),
         "always answering the commonest": {"answer": commonest, "right": times / len(answers)},
-        "share of values on the way above 100": sum(v > 100 for v in values) / len(values),
+        "share of values on the way above 100": statistics.fmean(evaluate(s) > 100 for s in steps),
         "tokens: shortest, mean, longest": spread(lengths),
-        "share with parentheses": sum("(" in e.prompt for e in examples) / len(examples),
-        "share with a trivial step": sum(map(has_trivial_step, trees)) / len(examples),
+        "share with parentheses": statistics.fmean("(" in e.prompt for e in examples),
+        "share with a trivial step": statistics.fmean(with_trivial_step),
     }
 
 
@@ -203,24 +211,23 @@ def overlap(tests: Sequence[Example], training: Sequence[Example]) -> dict[str, 
     texts = {text for example in training for text in example.chain}
     steps = {step for example in training for step in _long_steps(example)}
     questions = {sort_operands(parse(example.chain[0])) for example in training}
-    shared = {
-        "every later step in training solutions": [
+    return {
+        "every later step in training solutions": statistics.fmean(
             texts.issuperset(example.chain[1:]) for example in tests
-        ],
-        "a training expression, up to order": [
+        ),
+        "a training expression, up to order": statistics.fmean(
             sort_operands(parse(example.chain[0])) in questions for example in tests
-        ],
-        "a step of 2 operations or more in training solutions, up to order": [
+        ),
+        "a step of 2 operations or more in training solutions, up to order": statistics.fmean(
             not steps.isdisjoint(_long_steps(example)) for example in tests
-        ],
+        ),
     }
-    return {name: statistics.fmean(column) for name, column in shared.items()}
 
 
 def _long_steps(example: Example) -> set[Expression]:
     """Return the expressions of two operations or more of a solution, with operands in order."""
     expressions = map(parse, example.chain)
-    return {sort_operands(step) for step in expressions if sum(1 for _ in operations(step)) > 1}
+    return {sort_operands(step) for step in expressions if len(list(operations(step))) > 1}
 
 
 def probe_words(value_max: int = 200, **_: Any) -> tuple[str, ...]:
