@@ -66,9 +66,8 @@ def checkpoint_digest(checkpoint: Checkpoint, config: Any) -> str:
     That of an adapter covers the files of its base too.
     """
     own = _digest_of(checkpoint.location, config)
-    if checkpoint.base is None:
-        return own
-    return digest(f"{own} {_digest_of(checkpoint.base, config)}")
+    base = checkpoint.base
+    return own if base is None else digest(f"{own} {_digest_of(base, config)}")
 
 
 def _digest_of(location: Path | str, config: Any) -> str:
@@ -138,13 +137,14 @@ def _answer(
     identity = checkpoint_digest(checkpoint, checkpoint.load_config())
     answers: dict[str, list[TaskAnswers]] = {}
     for prepared in tasks:
+        name = prepared.task.name
         for seed in _seeds(options):
             key = {
                 "checkpoint": identity,
-                "task": prepared.task.name,
+                "task": name,
                 "version": prepared.version,
-                "definition": prepared.definition_digest,
-                "records": prepared.records_digest,
+                "definition": prepared.definition,
+                "records": prepared.records,
                 "shots": options.shots,
                 "seed": seed,
                 "limit": options.limit,
@@ -152,7 +152,8 @@ def _answer(
                 "max_length": options.max_length,
                 "lm_eval": lm_eval.__version__,
             }
-            known = _read_answers(folder, key)
+            path = folder / f"{name}-{seed}-{digest(json.dumps(key, sort_keys=True))[:16]}.json"
+            known = _read_answers(path, key)
             if known is None:
                 if model is None:
                     logger.info("loading %s", checkpoint.name)
@@ -163,25 +164,19 @@ def _answer(
                         truncate=options.truncate,
                         max_length=options.max_length,
                     )
-                what = f"{checkpoint.name}: {prepared.task.name}, seed {seed}"
+                what = f"{checkpoint.name}: {name}, seed {seed}"
                 known = answer_task(model, prepared.loaded, key, partial(tell, what))
-                write_atomically(_path(folder, key), to_json(known))
-            answers.setdefault(prepared.task.name, []).append(known)
+                write_atomically(path, to_json(known))
+            answers.setdefault(name, []).append(known)
     return answers
 
 
-def _read_answers(folder: Path, key: Mapping[str, Any]) -> TaskAnswers | None:
-    """Return the answers of a key, or None if there are none yet."""
-    path = _path(folder, key)
+def _read_answers(path: Path, key: Mapping[str, Any]) -> TaskAnswers | None:
+    """Return the answers in a file if they are those of a key."""
     if not path.exists():
         return None
     answers = from_json(TaskAnswers, path.read_text(encoding="utf-8"), str(path))
     return answers if answers.key == key else None
-
-
-def _path(folder: Path, key: Mapping[str, Any]) -> Path:
-    name = digest(json.dumps(dict(key), sort_keys=True))[:16]
-    return folder / f"{key['task']}-{key['seed']}-{name}.json"
 
 
 def _rows(

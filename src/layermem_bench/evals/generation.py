@@ -2,8 +2,6 @@
 
 Prompts are sorted by length and padded on the left, so that the prompts of a batch end at about the
 same time and little is padded; the cache is transformers'. The processes of a run may share them.
-
-Letters: B prompts of a batch, T tokens, V words of the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -50,7 +47,7 @@ def greedy(
         raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} has no tokens")
     order = _by_length(prompts)
     generated: list[list[int]] = [[] for _ in prompts]
-    own = model.generation_config
+    own, was_training = model.generation_config, model.training
     config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         do_sample=False,
@@ -59,7 +56,6 @@ def greedy(
         pad_token_id=settings.padding,
         bos_token_id=None,
     )
-    was_training = model.training
     model.eval()
     # transformers fills fields that are None from the model's own config, which may have others of
     # a pretrained model: penalties, suppressed tokens.
@@ -67,8 +63,12 @@ def greedy(
     try:
         for start in range(0, len(order), settings.batch_size):
             batch = order[start : start + settings.batch_size]
-            ids, mask = _pad_left([prompts[i] for i in batch], settings.padding, model.device)
-            out = model.generate(ids, attention_mask=mask, generation_config=config)
+            rows = [torch.tensor(list(prompts[i])) for i in batch]
+            ids = pad_sequence(rows, True, settings.padding, "left").to(model.device)
+            mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
+            out = model.generate(
+                ids, attention_mask=mask.to(model.device), generation_config=config
+            )
             for i, row in zip(batch, out[:, ids.shape[1] :].tolist(), strict=True):
                 generated[i] = row[: row.index(settings.end)] if settings.end in row else row
             if progress is not None:
@@ -95,8 +95,9 @@ def shared_greedy(
     # longest prompt is repeated where the number does not divide.
     order += order[-1:] * (-len(order) % processes)
     own = greedy(model, [prompts[i] for i in order[dist.get_rank() :: processes]], settings)
+    gathered: list[list[list[int]]] = [[] for _ in range(processes)]
+    dist.all_gather_object(gathered, own)
     generated: list[list[int]] = [[] for _ in prompts]
-    gathered = _gather_rows(own, settings.max_new_tokens, model.device)
     for process, rows in enumerate(gathered):
         for i, row in zip(order[process::processes], rows, strict=True):
             generated[i] = row
@@ -106,29 +107,6 @@ def shared_greedy(
 def _by_length(prompts: Sequence[Sequence[int]]) -> list[int]:
     """Return the indices of prompts, the shortest first."""
     return sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-
-
-def _gather_rows(
-    rows: list[list[int]], max_length: int, device: torch.device
-) -> list[list[list[int]]]:
-    """Return the rows of every process; each has as many, of at most ``max_length`` numbers.
-
-    Rows travel as a tensor, each as its length, its numbers, and zeros.
-    """
-    own = torch.tensor([[len(row), *row, *[0] * (max_length - len(row))] for row in rows])
-    gathered = [torch.empty_like(own, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own.to(device))
-    return [[numbers[1 : 1 + numbers[0]] for numbers in tensor.tolist()] for tensor in gathered]
-
-
-def _pad_left(
-    prompts: Sequence[Sequence[int]], padding: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return ids and mask [B, T], padded on the left."""
-    longest = max(map(len, prompts))
-    ids = [[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 @torch.inference_mode()
