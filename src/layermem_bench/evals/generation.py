@@ -27,7 +27,6 @@ class GreedySettings:
     max_new_tokens: int
     """Tokens after which a sequence without an end token is cut."""
     batch_size: int = 256
-    """Prompts continued at once."""
 
 
 @torch.inference_mode()
@@ -120,8 +119,8 @@ def read_answers(
 ) -> list[list[int]]:
     """Return the likeliest token after each query, sequence by sequence.
 
-    ``queries``: indices of tokens of each sequence. ``progress`` is called with the number of
-    sequences done so far. The model is left in the mode (training or evaluation) it was in.
+    ``queries``: indices of tokens of each sequence. ``progress`` and the model's mode: as of
+    ``greedy``.
     """
     # Padding is on the right, where a causal model needs no mask.
     longest = max(map(len, sequences))

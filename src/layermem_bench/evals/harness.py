@@ -111,7 +111,7 @@ class CountingModel(HFLM):
                     f"the {self.max_length} that the model is given"
                 )
             if unknown is not None:
-                self.unknown_tokens += context.count(unknown) + answer.count(unknown)
+                self.unknown_tokens += (context + answer).count(unknown)
 
 
 def load_task(definition: Definition) -> Task:
@@ -142,15 +142,11 @@ def answer_task(
         # One answer after several contexts: which of them is right, lm-eval takes for the "text".
         samples = [{**sample, "target": task.doc_to_text(sample["doc"])} for sample in samples]
     chance, majority = baselines(samples)
-    right = {
-        metric: tuple(int(sample[metric]) for sample in samples)
-        for metric in ("acc", "acc_norm")
-        if metric in samples[0]
-    }
+    norms = tuple(int(sample["acc_norm"]) for sample in samples if "acc_norm" in sample)
     return TaskAnswers(
         key=key,
-        right=right["acc"],
-        right_norm=right.get("acc_norm"),
+        right=tuple(int(sample["acc"]) for sample in samples),
+        right_norm=norms or None,
         prompts=digest("".join(each["prompt_hash"] + each["target_hash"] for each in samples)),
         chance=chance,
         majority=majority,
@@ -202,14 +198,13 @@ def _quietly() -> Iterator[None]:
     """Keep lm-eval, and a hub that is not reached, from telling of each step; errors are raised."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    levels = {name: logging.getLogger(name).level for name in ("lm_eval", "huggingface_hub")}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         if shown:
             datasets.enable_progress_bars()

@@ -48,7 +48,7 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """A minimal pair of sentences, of which one is grammatical."""
+    """A grammatical sentence and one that is not."""
 
     good: str
     bad: str

@@ -171,7 +171,6 @@ def first_context(tokenizer: Any) -> int | None:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise if there is no tokenizer."""
     if tokenizer is None or not callable(tokenizer):
         raise ValueError(
             f"a tokenizer is needed to read text, got {tokenizer!r}; pass the one that the model "
@@ -243,7 +242,6 @@ class _Documents:
             yield ids
 
     def add(self, window: Window, losses: Losses) -> None:
-        """Add the losses of a window."""
         end = len(window.ids)
         if not np.isfinite(losses).all():
             at = int(np.flatnonzero(~np.isfinite(losses))[0])
@@ -260,7 +258,6 @@ class _Documents:
         self.tokens_at += np.bincount(bins, minlength=len(self.nats_at))
 
     def result(self) -> Perplexity:
-        """Return what the losses come to."""
         # Of a document without a token to predict, no byte is predicted either.
         sizes = tuple(size if n else 0 for size, n in zip(self.bytes, self.tokens, strict=True))
         nats = math.fsum(self.nats)

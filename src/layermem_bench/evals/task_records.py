@@ -5,32 +5,8 @@
     --records TASK=FILE             the split that is evaluated
     --records TASK:train=FILE       what few-shot examples are drawn from
 
-    ARC         {"question", "choices": {"text", "label"}, "answerKey"}
-                or {"query": "Question: ...", "choices": [...], "gold": 0}
-    OpenBookQA  {"question_stem", "choices": {"text", "label"}, "answerKey"}
-                or a table: Question Stem, Choices "(A) ... (B) ...", Answer Key
-    HellaSwag   {"activity_label", "ctx_a", "ctx_b", "endings", "label"}
-                or {"ctx": "activity: text", "endings", "label"}
-    COPA        {"premise", "question": "cause" or "effect", "choice1", "choice2", "label"}
-    MultiRC     {"paragraph", "question", "answer", "label"}
-    WiC         {"sentence1", "sentence2", "start1", "end1", "label"}
-    QNLI        {"question", "sentence", "label": 0 or "entailment"}
-    WNLI        {"sentence1", "sentence2", "label"}
-    BIG-bench   {"inputs", "targets", "multiple_choice_targets"}
-                or its own JSON, a file of a task:
-                {"task_prefix": "...", "example_input_prefix": "\\nQ: ",
-                 "example_output_prefix": "\\nA: ", "choice_prefix": "\\n  choice: ",
-                 "append_choices_to_input": true,
-                 "examples": [{"input": "...", "target_scores": {"yes": 1, "no": 0}}]}
-
-Only these fields are kept. A label that is none of an item's choices is refused: lm-eval would
-count every model as wrong.
-
-BIG-bench's defaults are those of its documentation. A prompt is task_prefix, input prefix, input,
-choices (unless they are not appended), output prefix, without white space at its ends: lm-eval puts
-a space before an answer. BIG-bench shuffles the appended choices; here they are in alphabetical
-order, which does not depend on which is right. The right answers are those of the highest score.
-Its files carry a canary: they are never to be trained on.
+docs/evals.md lists the fields of each task; others are left out. A label that is none of an item's
+choices is refused: lm-eval would count every model as wrong.
 """
 
 import json
@@ -208,7 +184,12 @@ def _bigbench(record: Record) -> Doc:
 
 
 def _examples(path: Path) -> Iterator[Record]:
-    """Yield a record, with its whole prompt, of each example of BIG-bench's own JSON."""
+    """Yield a record, with its whole prompt, of each example of BIG-bench's own JSON.
+
+    {"task_prefix": ..., "examples": [{"input": ..., "target_scores": {"yes": 1, "no": 0}}], ...}
+
+    The right answers are those of the highest score.
+    """
     task = read_json(path)
     examples = task.get("examples") if isinstance(task, Mapping) else None
     if not isinstance(examples, list):
@@ -230,6 +211,11 @@ def _examples(path: Path) -> Iterator[Record]:
 
 
 def _prompt(task: Mapping[str, Any], question: str, choices: list[str]) -> str:
+    """Return the prompt of an example, by the defaults of BIG-bench's documentation.
+
+    BIG-bench shuffles the appended choices; their order here does not depend on which is right.
+    Ends have no white space: lm-eval puts a space before an answer.
+    """
     parts = [task.get("task_prefix", ""), task.get("example_input_prefix", "\nQ: "), question]
     if task.get("append_choices_to_input", True):
         prefix = task.get("choice_prefix", "\n  choice: ")

@@ -161,7 +161,6 @@ def grade(prompt: str, text: str) -> Grade:
 
 
 def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
     inner = tokenizer_of_words(["=", *OPERATORS, "(", ")", *map(str, range(value_max + 1))])
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"[0-9]+|."), "isolated")]
@@ -170,7 +169,6 @@ def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
 
 
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
-    """Return statistics of examples: operators, answers, lengths, trivial steps."""
     require(len(examples) > 0, "there are no examples to describe")
     trees = [list(operations(parse(example.chain[0]))) for example in examples]
     steps = [step for tree in trees for step in tree]

@@ -123,18 +123,15 @@ def grade(problem: Queried, text: str) -> Grade:
 
 
 def chance(problems: Sequence[Queried]) -> float:
-    """Return the share that a guess among the signs, or the values of a problem, has right."""
     return statistics.fmean(1 / len(_possible_answers(problem)) for problem in problems)
 
 
 def word_tokenizer(values: int | None = None, **_: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
     roots = [_ROOT] if values is None else map(str, range(values))
     return tokenizer_of_words([BLANK, "+", "-", "=", _END, "?", *roots, *VARIABLES])
 
 
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
-    """Return statistics of problems, and how often shortcuts have an answer right."""
     counts = describe_queried(problems)
     answers = [answer for problem in problems for answer in problem.answers]
     if set(answers) <= {"+", "-"}:
@@ -148,7 +145,6 @@ def describe(problems: Sequence[Queried]) -> dict[str, Any]:
 
 
 def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, float]:
-    """Return which share of the test problems has the statements of a training problem."""
     share = shared_with_training(tests, training, lambda p: _as_text(read_statements(p)))
     return {"the statements of a training problem, in any order": share}
 

@@ -126,7 +126,6 @@ def chance(problems: Sequence[Queried]) -> float:
 
 
 def word_tokenizer(**options: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
     return tokenizer_of_words(_all_words(**options))
 
 
@@ -136,7 +135,6 @@ def probe_words(**options: Any) -> tuple[str, ...]:
 
 
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
-    """Return statistics of problems, and how often shortcuts have an answer right."""
     return {
         **describe_queried(problems),
         "a guess among the possible answers": chance(problems),

@@ -76,18 +76,15 @@ def grade(problem: Queried, text: str) -> Grade:
 
 
 def chance(problems: Sequence[Queried]) -> float:
-    """Return the share that a guess among the values of a problem has right."""
     return statistics.fmean(1 / len(problem.queries) for problem in problems)
 
 
 def word_tokenizer(vocabulary: int = 128, **_: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
     keys, values = _keys_and_values(vocabulary)
     return tokenizer_of_words([BLANK, *keys, *values])
 
 
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
-    """Return statistics of problems, and how often shortcuts have an answer right."""
     return {
         **describe_queried(problems),
         "words back to the key, up to: fewest, median, most": [
@@ -103,7 +100,6 @@ def describe(problems: Sequence[Queried]) -> dict[str, Any]:
 
 
 def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, float]:
-    """Return which share of the test problems has the pairs of a training problem."""
     share = shared_with_training(tests, training, lambda p: _pairs_as_text(read_pairs(p)))
     return {"the pairs of a training problem": share}
 

@@ -150,7 +150,6 @@ def grade(record: Record, text: str) -> Grade:
 
 
 def word_tokenizer(**_: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
     words = ["\n", ".", "?", "###", " or", " is", " a"]
     words += [f"{space}{word}" for word in ("Every", "Is", *NAMES) for space in ("", " ")]
     inner = tokenizer_of_words([*words, *(f" {concept}" for concept in CONCEPTS)])
@@ -161,7 +160,6 @@ def word_tokenizer(**_: Any) -> Tokenizer:
 
 
 def describe(records: Sequence[Record]) -> dict[str, Any]:
-    """Return statistics of records, and how often shortcuts choose the right option."""
     require(len(records) > 0, "there are no records to describe")
     used = {symbol for record in records for symbol in record.idx_to_symbol}
     steps = Counter(len(record.steps) for record in records)
