@@ -51,10 +51,9 @@ _TABLES = {
     ),
 }
 _HOW = (
-    "{shots} examples before each item, drawn with {seeds} seeds{limit}; by lm-eval {version}. An "
-    "answer is the choice of the highest log-probability; of two equally probable ones (ties) the "
-    "first counts. Cut prompts lack their start; unknown tokens stand for text which the tokenizer "
-    "has no tokens for."
+    "An answer is the choice of the highest log-probability; of two equally probable ones (ties) "
+    "the first counts. Cut prompts lack their start; unknown tokens stand for text which the "
+    "tokenizer has no tokens for."
 )
 # Beside the weights, what decides about the answers: config, tokenizer, generation settings.
 _KINDS = {".safetensors", ".bin", ".pt", ".json", ".model", ".txt", ".jinja", ".tiktoken"}
@@ -84,11 +83,7 @@ def _digest_of(location: Path | str, config: Any) -> str:
 
 
 def prepare_benchmarks(
-    checkpoints: Sequence[Checkpoint],
-    names: Sequence[str],
-    options: EvalOptions,
-    out: Path,
-    tell: Tell,
+    opened: Sequence[Checkpoint], names: Sequence[str], options: EvalOptions, out: Path, tell: Tell
 ) -> Callable[[], Part]:
     """Return what has checkpoints answer tasks; ``out`` keeps their records and answers."""
     tasks = prepare_tasks(names, options, out / "records")
@@ -97,18 +92,14 @@ def prepare_benchmarks(
         import lm_eval
 
         answers = {
-            each.name: _answer(each, tasks, options, out / "answers", tell) for each in checkpoints
+            each.name: _answer(each, tasks, options, out / "answers", tell) for each in opened
         }
         limit = "" if options.limit is None else f", the first {options.limit} items of each task"
         rows = tuple(_rows(tasks, answers))
         return Part(
             title="Evaluation tasks",
-            how=_HOW.format(
-                shots=options.shots,
-                seeds=len(_seeds(options)),
-                limit=limit,
-                version=lm_eval.__version__,
-            ),
+            how=f"{options.shots} examples before each item, drawn with {len(_seeds(options))} "
+            f"seeds{limit}; by lm-eval {lm_eval.__version__}. {_HOW}",
             tables={row.table: _TABLES[row.table] for row in rows},
             rows=rows,
         )
@@ -157,13 +148,8 @@ def _answer(
             if known is None:
                 if model is None:
                     logger.info("loading %s", checkpoint.name)
-                    model = CountingModel(
-                        load_model(checkpoint, with_head=True),
-                        checkpoint.tokenizer,
-                        batch_size=options.batch_size,
-                        truncate=options.truncate,
-                        max_length=options.max_length,
-                    )
+                    loaded = load_model(checkpoint, with_head=True)
+                    model = CountingModel(loaded, checkpoint.tokenizer, options)
                 what = f"{checkpoint.name}: {name}, seed {seed}"
                 known = answer_task(model, prepared.loaded, key, partial(tell, what))
                 write_atomically(path, to_json(known))

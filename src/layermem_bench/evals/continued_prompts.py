@@ -122,7 +122,6 @@ class OutputFile:
         return missing
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Append the rows of a batch."""
         self.rows.update({row["index"]: row for row in rows})
         with self.part.open("ab") as file:
             file.write("".join(map(_line, rows)).encode())

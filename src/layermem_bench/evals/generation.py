@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 
+from layermem_bench.evals import in_eval_mode
+
 # Logits of a batch of queries take at most this many bytes, unless those of one sequence take more.
 _MAX_LOGITS_BYTES = 2**28
 
@@ -39,14 +41,13 @@ def greedy(
 ) -> list[list[int]]:
     """Return the tokens generated after each prompt, without the end token, in the given order.
 
-    ``progress`` is called with the number of prompts done so far. The model is left in the mode
-    (training or evaluation) it was in.
+    ``progress`` is called with the number of prompts done so far.
     """
     if not all(prompts):
         raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} has no tokens")
     order = _by_length(prompts)
     generated: list[list[int]] = [[] for _ in prompts]
-    own, was_training = model.generation_config, model.training
+    own = model.generation_config
     config = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         do_sample=False,
@@ -55,26 +56,24 @@ def greedy(
         pad_token_id=settings.padding,
         bos_token_id=None,
     )
-    model.eval()
     # transformers fills fields that are None from the model's own config, which may have others of
     # a pretrained model: penalties, suppressed tokens.
     model.generation_config = config
     try:
-        for start in range(0, len(order), settings.batch_size):
-            batch = order[start : start + settings.batch_size]
-            rows = [torch.tensor(list(prompts[i])) for i in batch]
-            ids = pad_sequence(rows, True, settings.padding, "left").to(model.device)
-            mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
-            out = model.generate(
-                ids, attention_mask=mask.to(model.device), generation_config=config
-            )
-            for i, row in zip(batch, out[:, ids.shape[1] :].tolist(), strict=True):
-                generated[i] = row[: row.index(settings.end)] if settings.end in row else row
-            if progress is not None:
-                progress(start + len(batch))
+        with in_eval_mode(model):
+            for start in range(0, len(order), settings.batch_size):
+                batch = order[start : start + settings.batch_size]
+                rows = [torch.tensor(list(prompts[i])) for i in batch]
+                ids = pad_sequence(rows, True, settings.padding, "left").to(model.device)
+                mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
+                mask = mask.to(model.device)
+                out = model.generate(ids, attention_mask=mask, generation_config=config)
+                for i, row in zip(batch, out[:, ids.shape[1] :].tolist(), strict=True):
+                    generated[i] = row[: row.index(settings.end)] if settings.end in row else row
+                if progress is not None:
+                    progress(start + len(batch))
     finally:
         model.generation_config = own
-        model.train(was_training)
     return generated
 
 
@@ -104,7 +103,6 @@ def shared_greedy(
 
 
 def _by_length(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return the indices of prompts, the shortest first."""
     return sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
 
 
@@ -119,17 +117,15 @@ def read_answers(
 ) -> list[list[int]]:
     """Return the likeliest token after each query, sequence by sequence.
 
-    ``queries``: indices of tokens of each sequence. ``progress`` and the model's mode: as of
-    ``greedy``.
+    ``queries``: indices of tokens of each sequence. ``progress`` is called with the number of
+    sequences done so far.
     """
     # Padding is on the right, where a causal model needs no mask.
     longest = max(map(len, sequences))
     fitting = _MAX_LOGITS_BYTES // (4 * longest * model.config.vocab_size)
     size = max(1, min(settings.batch_size, fitting))
     answers: list[list[int]] = []
-    was_training = model.training
-    model.eval()
-    try:
+    with in_eval_mode(model):
         for start in range(0, len(sequences), size):
             batch = [torch.tensor(list(ids)) for ids in sequences[start : start + size]]
             ids = pad_sequence(batch, True, settings.padding).to(model.device)
@@ -140,6 +136,4 @@ def read_answers(
             ]
             if progress is not None:
                 progress(len(answers))
-    finally:
-        model.train(was_training)
     return answers

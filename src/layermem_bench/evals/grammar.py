@@ -56,14 +56,10 @@ _PROBED = Table(
 
 
 def prepare_grammar(
-    checkpoints: Sequence[Checkpoint],
-    records: Sequence[str],
-    options: EvalOptions,
-    out: Path,
-    tell: Tell,
+    opened: Sequence[Checkpoint], paths: Sequence[str], options: EvalOptions, out: Path, tell: Tell
 ) -> Callable[[], Part]:
     """Return what has checkpoints judge pairs, and fits probes to their vectors if asked for."""
-    pairs = read_pairs([Path(record) for record in records], per_paradigm=options.limit)
+    pairs = read_pairs([Path(path) for path in paths], per_paradigm=options.limit)
     probed = distinct_pairs(pairs, options.probe)
     margins: dict[str, np.ndarray[Any, Any]] = {}
     probes: dict[str, dict[tuple[str, str], Score]] = {}
@@ -83,7 +79,7 @@ def prepare_grammar(
             probes[name] = probe_pairs(model, tokenizer, probed)
 
     def measure() -> Part:
-        for each in checkpoints:
+        for each in opened:
             judge(each.name, load_model(each, with_head=True), each.tokenizer)
         rows = (*right_rows(pairs, margins), *_probe_rows(probes))
         tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}

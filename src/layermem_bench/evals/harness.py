@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from layermem_bench.evals.perplexity import check_ids, rows_at_once, vocabulary_size
 from layermem_bench.evals.prepared_tasks import digest
 from layermem_bench.evals.task_catalog import Definition
-from layermem_bench.results.eval import TaskAnswers
+from layermem_bench.results.eval import EvalOptions, TaskAnswers
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 
@@ -30,29 +30,21 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 class CountingModel(HFLM):
     """lm-eval's model, which counts what it is asked, and refuses what it would cut in silence."""
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        batch_size: int | None = None,
-        truncate: bool = False,
-        max_length: int | None = None,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, options: EvalOptions) -> None:
         # Nothing of the batch is known yet; it is chosen by the longest request.
-        automatic = batch_size is None and model.device.type == "cuda"
+        automatic = options.batch_size is None and model.device.type == "cuda"
         with _quietly():
             super().__init__(
                 pretrained=model, tokenizer=tokenizer, batch_size="auto" if automatic else 1
             )
-        if max_length is not None:
-            if max_length > self.max_length:
+        if options.max_length is not None:
+            if options.max_length > self.max_length:
                 raise ValueError(
-                    f"--max-length {max_length} is more than the {self.max_length} tokens that the "
-                    "model reads"
+                    f"--max-length {options.max_length} is more than the {self.max_length} tokens "
+                    "that the model reads"
                 )
-            self._max_length = max_length
-        self.rows, self.automatic, self.truncate = batch_size, automatic, truncate
+            self._max_length = options.max_length
+        self.options, self.automatic = options, automatic
         self.requests = self.truncated = self.unknown_tokens = self.done = 0
         self.progress: Callable[[int, int], None] = lambda done, total: None
 
@@ -70,7 +62,7 @@ class CountingModel(HFLM):
         if not self.automatic:
             longest = max(len(context) + len(answer) for _, context, answer in requests)
             longest = min(longest, self.max_length)
-            self.batch_size_per_gpu = rows_at_once(self.model, longest, self.rows)
+            self.batch_size_per_gpu = rows_at_once(self.model, longest, self.options.batch_size)
         self.done = 0
         answers: list[tuple[float, bool]] = super()._loglikelihood_tokens(
             requests, disable_tqdm=True, override_bs=override_bs
@@ -94,7 +86,7 @@ class CountingModel(HFLM):
         lengths = [len(context) + len(answer) - 1 for _, context, answer in requests]
         self.requests = len(requests)
         self.truncated = sum(length > self.max_length for length in lengths)
-        if self.truncated and not self.truncate:
+        if self.truncated and not self.options.truncate:
             raise ValueError(
                 f"{self.truncated} of {self.requests} prompts are longer than the "
                 f"{self.max_length} tokens that the model is given (the longest has "

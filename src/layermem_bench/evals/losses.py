@@ -56,11 +56,7 @@ def settle_windows(
 
 
 def prepare_losses(
-    checkpoints: Sequence[Checkpoint],
-    texts: Sequence[str],
-    options: EvalOptions,
-    out: Path,
-    tell: Tell,
+    opened: Sequence[Checkpoint], texts: Sequence[str], options: EvalOptions, out: Path, tell: Tell
 ) -> Callable[[], Part]:
     """Return what measures the losses, by options that ``settle_windows`` returned."""
 
@@ -77,7 +73,7 @@ def prepare_losses(
         )
 
     def measure() -> Part:
-        models = {each.name: losses_of(each) for each in checkpoints}
+        models = {each.name: losses_of(each) for each in opened}
         return Part(
             title="Loss on documents",
             how=_how(models, texts, options),
@@ -133,7 +129,6 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
 
 
 def _bits_between(ours: Perplexity, theirs: Perplexity) -> Difference:
-    """Return the difference in bits per byte on the same documents."""
     per_byte = [
         ([nats / math.log(2) for nats in m.documents.nats], list(map(float, m.documents.bytes)))
         for m in (ours, theirs)
@@ -143,7 +138,6 @@ def _bits_between(ours: Perplexity, theirs: Perplexity) -> Difference:
 
 
 def _nats_between(ours: Perplexity, theirs: Perplexity) -> Difference:
-    """Return the difference in nats per token on the same tokens."""
     per_token = [(m.documents.nats, list(map(float, m.documents.tokens))) for m in (ours, theirs)]
     return Difference(value=ours.loss - theirs.loss, interval=ratio_interval(per_token) or ())
 

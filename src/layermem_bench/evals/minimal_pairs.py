@@ -165,7 +165,6 @@ def judge_pairs(
 
 
 def _windows(model: Any, tokenizer: Any, sentences: Sequence[str]) -> Iterator[Window]:
-    """Yield each sentence as one window."""
     vocabulary, limit = vocabulary_size(model), longest_context(model.config)
     for item, ids in enumerate(encode_sentences(tokenizer, sentences)):
         count = len(ids) - 1

@@ -28,6 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from layermem_bench.data.sources import cut_document
 from layermem_bench.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
+from layermem_bench.evals import in_eval_mode
 
 # Losses in nats, in float64.
 Losses = np.ndarray[Any, Any]
@@ -184,7 +185,6 @@ def vocabulary_size(model: Any) -> int:
 
 
 def check_ids(ids: Ids, vocabulary: int) -> None:
-    """Raise if an id has no embedding."""
     if len(ids) and int(ids.max()) >= vocabulary:
         raise ValueError(
             f"the tokenizer yields id {int(ids.max())}, and the model's vocabulary has {vocabulary}"
@@ -216,7 +216,6 @@ class _Documents:
         self.bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
 
     def windows(self, texts: Iterable[str], stride: int) -> Iterator[Window]:
-        """Yield the windows of all documents."""
         for item, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"text {item} must be a string, got {type(text).__name__}")
@@ -303,19 +302,15 @@ def batched_losses(
 ) -> Iterator[tuple[Window, Losses]]:
     """Yield each window, in some order, with the losses [scored] (nats) of its last tokens.
 
-    Windows are read as they are needed; those of about one length share a batch. The model is left
-    in the mode (training or evaluation) it was in.
+    Windows are read as they are needed; those of about one length share a batch.
     """
-    was_training, windows = model.training, iter(windows)
-    model.eval()
-    try:
+    windows = iter(windows)
+    with in_eval_mode(model):
         while group := list(itertools.islice(windows, rows * _BATCHES_SORTED)):
             group.sort(key=lambda window: len(window.ids))
             for start in range(0, len(group), rows):
                 batch = group[start : start + rows]
                 yield from zip(batch, _losses(model, batch), strict=True)
-    finally:
-        model.train(was_training)
 
 
 def pad_right(sequences: Iterable[Ids]) -> tuple[Tensor, Tensor]:

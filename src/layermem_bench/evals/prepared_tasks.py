@@ -167,7 +167,6 @@ def _check_examples(
 
 
 def _missing(task: EvalTask) -> str:
-    """Return what to say where a task's items are not to be had."""
     data, name = task.data_set(), expected_file(task)
     if task.file is not None:
         return f"{task.name} reads the data set {data}, as {task.file} says, which cannot be loaded"
@@ -184,5 +183,4 @@ def _as_json(doc: Doc) -> str:
 
 
 def digest(text: str) -> str:
-    """Return the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -171,23 +171,16 @@ def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:
 
 
 def prepare_problems(
-    checkpoints: Sequence[Checkpoint],
-    names: Sequence[str],
-    options: EvalOptions,
-    out: Path,
-    tell: Tell,
+    opened: Sequence[Checkpoint], names: Sequence[str], options: EvalOptions, out: Path, tell: Tell
 ) -> Callable[[], Part]:
     """Return what has the final models of runs solve problems; refuse those it was trained on."""
-    tasks = {
-        (name, each.name): _task_of(each, name, options) for each in checkpoints for name in names
-    }
+    tasks = {(name, each.name): _task_of(each, name, options) for each in opened for name in names}
 
     def measure() -> Part:
         tables, rows = dict[str, Table](), list[Row]()
         for name in names:
             solved = {
-                each.name: solve(each, tasks[name, each.name], options, tell)
-                for each in checkpoints
+                each.name: solve(each, tasks[name, each.name], options, tell) for each in opened
             }
             # They differ between models of different problems.
             guesses = ", ".join(dict.fromkeys(f"{each.chance:.1%}" for each in solved.values()))
@@ -207,7 +200,6 @@ def prepare_problems(
 
 
 def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
-    """Let the final model of a run solve problems of a task."""
     name, count = str(task.name), options.limit or _COUNT
     definition = get_task(name)
     problems = definition.problems(options.split, count, task.seed, **task.fields())

@@ -47,7 +47,6 @@ def find_records(places: Sequence[str], tasks: Sequence[EvalTask]) -> dict[str, 
 
 
 def expected_file(task: EvalTask) -> str:
-    """Return the name of a file that would hold a task's records."""
     return task.stems(task.split)[0] + (".json" if task.split == "default" else ".jsonl")
 
 

@@ -129,16 +129,20 @@ def fill_form(form: Form, rules: Rules, draw: random.Random) -> tuple[Expression
         return number, number
     operator, *forms = form
     trivial_allowed = draw.random() < rules.trivial
-    # The side that gets a number that fits; None: both are operations.
-    side = 1 if forms[1] is None else 0 if forms[0] is None else None
-    sides = [None if at == side else fill_form(each, rules, draw) for at, each in enumerate(forms)]
-    if side is not None and (beside := sides[1 - side]):
+    if None in forms:
+        side = 1 if forms[1] is None else 0
+        if (beside := fill_form(forms[1 - side], rules, draw)) is None:
+            return None
         numbers = fitting_numbers(operator, beside[1], side, trivial_allowed, rules)
-        number = draw.choice(numbers) if numbers else None
-        sides[side] = None if number is None else (number, number)
-    left, right = sides
-    if left is None or right is None:
+        if not numbers:
+            return None
+        number = draw.choice(numbers)
+        sides = [beside, (number, number)] if side else [(number, number), beside]
+    else:
+        sides = [filled for each in forms if (filled := fill_form(each, rules, draw))]
+    if len(sides) < 2:
         return None
+    left, right = sides
     value = _value_if_allowed(operator, left[1], right[1], trivial_allowed, rules)
     return None if value is None else ((operator, left[0], right[0]), value)
 

@@ -150,7 +150,6 @@ def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, 
 
 
 def read_statements(problem: Queried) -> list[Statement]:
-    """Return the statements of a problem."""
     words = [word for word in problem.prompt.partition(" ? ")[0].split() if word != BLANK]
     told = " ".join(words).removesuffix(" ;").split(" ; ")
     return [(name, "".join(sign), base) for name, _, *sign, base in (text.split() for text in told)]
@@ -239,7 +238,6 @@ def _has_signs(statements: Sequence[Statement]) -> bool:
 
 
 def _up_to(statements: Sequence[Statement], variable: str) -> Sequence[Statement]:
-    """Return the statements up to a variable's own."""
     names = [name for name, _, _ in statements]
     return statements[: names.index(variable) + 1]
 

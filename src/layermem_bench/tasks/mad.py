@@ -187,7 +187,6 @@ def _all_words(kind: str = "recall", **options: Any) -> list[str]:
 
 
 def _check_sizes(kind: str, sizes: Sizes) -> None:
-    """Raise where no sequence has these sizes."""
     length, vocabulary = sizes.length, sizes.vocabulary
     words = sizes.key_words, sizes.value_words
     least = {"copying": 2 * sizes.copied + 2, "compression": 2, "fuzzy-recall": 3 * sum(words)}

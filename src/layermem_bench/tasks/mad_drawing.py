@@ -159,7 +159,6 @@ DRAW: dict[str, Callable[..., Drawn]] = {
 
 
 def all_words(kind: str, sizes: Sizes) -> list[str]:
-    """Return every word that sequences of a kind may have."""
     if kind == "copying":
         return [BLANK, COPY, *_words("w", sizes.vocabulary - 2)]
     if kind == "compression":

@@ -105,7 +105,6 @@ def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, 
 
 
 def read_pairs(problem: Queried) -> list[tuple[str, str]]:
-    """Return the pairs that open a sequence."""
     words = problem.prompt.split()[: 2 * len(problem.queries)]
     return list(zip(words[::2], words[1::2], strict=True))
 
@@ -119,7 +118,6 @@ SHORTCUTS: dict[str, Callable[[list[str]], list[str]]] = {
 
 
 def _try_shortcut(name: str, problem: Queried) -> list[bool]:
-    """Return which answers of a problem a shortcut has right."""
     guesses = SHORTCUTS[name]([value for _, value in read_pairs(problem)])
     return [guess == answer for guess, answer in zip(guesses, problem.answers, strict=True)]
 

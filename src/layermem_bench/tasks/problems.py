@@ -102,18 +102,15 @@ class Queried:
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise ``ValueError`` with a message unless something holds."""
     if not holds:
         raise ValueError(message)
 
 
 def require_one_of(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ``ValueError`` unless an option is one of its choices."""
     require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_split_and_count(split: str, count: int) -> None:
-    """Raise if there is no such split, or the number of problems is negative."""
     require_one_of("split", split, SPLITS)
     require(count >= 0, f"count must be at least 0, got {count}")
 
@@ -204,7 +201,6 @@ def describe_queried(problems: Sequence[Queried]) -> dict[str, Any]:
 
 
 def spread(numbers: Sequence[int]) -> list[float]:
-    """Return the smallest number, the mean and the largest."""
     return [min(numbers), statistics.fmean(numbers), max(numbers)]
 
 
@@ -214,7 +210,6 @@ def commonest_solution(problems: Sequence[Problem]) -> float:
 
 
 def require_some(tests: Sequence[Any], training: Sequence[Any]) -> None:
-    """Raise unless there are problems of both to compare."""
     require(len(tests) > 0 < len(training), "there are no test or no training problems to compare")
 
 

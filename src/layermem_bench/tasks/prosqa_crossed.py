@@ -66,7 +66,6 @@ class Orientation:
         return True
 
     def add(self, a: int, b: int) -> None:
-        """Add the edge from a to b."""
         self.edges.add((a, b))
         for steps in self._steps:
             if steps[a] + 1 < steps[b]:

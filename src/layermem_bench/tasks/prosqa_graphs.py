@@ -140,7 +140,6 @@ def distances(edges: Sequence[Edge], start: int) -> dict[int, int]:
 
 
 def undirected(edges: Sequence[Edge]) -> list[Edge]:
-    """Return every edge in both directions."""
     return [*edges, *((b, a) for a, b in edges)]
 
 

@@ -64,7 +64,6 @@ class TaskDefinition:
     options: a model trained under one value is tested under the same value."""
 
     def tokenizer(self, **options: Any) -> "PreTrainedTokenizerFast":
-        """Return the task's own tokenizer, given its options."""
         # Imported here, so that tasks are listed and described without it.
         from transformers import PreTrainedTokenizerFast
 
@@ -85,7 +84,6 @@ class TaskDefinition:
         return self.generate(split=split, count=count, seed=seed, **values)
 
     def options(self) -> dict[str, Any]:
-        """Return the task's options with their defaults."""
         return {name: option.default for name, option in self._parameters().items()}
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
@@ -170,7 +168,6 @@ def _own_vocabulary_and_length(
 
 
 def get_task(name: str) -> TaskDefinition:
-    """Return the definition of a task by its name."""
     tasks = _TASKS if name in _TASKS else all_tasks()
     if name not in tasks:
         raise unknown_name("task", name, tasks)
