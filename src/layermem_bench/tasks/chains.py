@@ -179,18 +179,6 @@ def try_shortcut(name: str, problem: Queried) -> list[bool]:
     ]
 
 
-def _own_statement(statements: Sequence[Statement], variable: str) -> str:
-    return _follow(statements, variable, 1)[0]
-
-
-def _own_and_next_statement(statements: Sequence[Statement], variable: str) -> str:
-    return _follow(statements, variable, 2)[0]
-
-
-def _minus_signs_so_far(statements: Sequence[Statement], variable: str) -> str:
-    return _product(sign for _, sign, _ in _up_to(statements, variable))
-
-
 def _value_before(statements: Sequence[Statement], variable: str) -> str:
     """Answer with the last value up to the variable's own statement, or the first of all."""
     values = _values(statements)
@@ -199,16 +187,18 @@ def _value_before(statements: Sequence[Statement], variable: str) -> str:
 
 
 FOR_SIGNS: dict[str, Shortcut] = {
-    "the sign of its own statement": _own_statement,
+    "the sign of its own statement": lambda told, name: _follow(told, name, 1)[0],
     "all minus signs counted": lambda told, _: _product(sign for _, sign, _ in told),
-    "minus signs up to its own statement counted": _minus_signs_so_far,
+    "minus signs up to its own statement counted": lambda told, name: _product(
+        sign for _, sign, _ in _up_to(told, name)
+    ),
     "the sign of the first statement": lambda told, _: told[0][1],
     "the sign of the last statement": lambda told, _: told[-1][1],
-    "its own statement and the one it refers to": _own_and_next_statement,
+    "its own statement and the one it refers to": lambda told, name: _follow(told, name, 2)[0],
 }
 FOR_VALUES: dict[str, Shortcut] = {
-    "its own statement": _own_statement,
-    "its own statement and the one it refers to": _own_and_next_statement,
+    "its own statement": lambda told, name: _follow(told, name, 1)[0],
+    "its own statement and the one it refers to": lambda told, name: _follow(told, name, 2)[0],
     "the value that stands first": lambda told, _: _values(told)[0],
     "the value that stands last": lambda told, _: _values(told)[-1],
     "the last value up to its own statement": _value_before,
