@@ -19,7 +19,7 @@ from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from layermem_bench.evals.perplexity import check_ids, rows_at_once, vocabulary_size
+from layermem_bench.evals.perplexity import check_ids, rows_at_once
 from layermem_bench.evals.prepared_tasks import digest
 from layermem_bench.evals.task_catalog import Definition
 from layermem_bench.results.eval import EvalOptions, TaskAnswers
@@ -95,7 +95,7 @@ class CountingModel(HFLM):
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         self.unknown_tokens = 0
         largest = max(max(context + answer, default=0) for _, context, answer in requests)
-        check_ids(np.array([largest]), vocabulary_size(self.model))
+        check_ids(np.array([largest]), self.model)
         for texts, context, answer in requests:
             if not answer or len(answer) > self.max_length:
                 raise ValueError(

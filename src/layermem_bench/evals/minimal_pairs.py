@@ -36,7 +36,6 @@ from layermem_bench.evals.perplexity import (
     first_context,
     longest_context,
     rows_at_once,
-    vocabulary_size,
 )
 
 logger = logging.getLogger(__name__)
@@ -165,10 +164,10 @@ def judge_pairs(
 
 
 def _windows(model: Any, tokenizer: Any, sentences: Sequence[str]) -> Iterator[Window]:
-    vocabulary, limit = vocabulary_size(model), longest_context(model.config)
+    limit = longest_context(model.config)
     for item, ids in enumerate(encode_sentences(tokenizer, sentences)):
         count = len(ids) - 1
-        check_ids(ids, vocabulary)
+        check_ids(ids, model)
         if not count:
             raise ValueError(f"the tokenizer has no tokens for {sentences[item]!r}")
         if limit is not None and count > limit:

@@ -125,7 +125,7 @@ def perplexity(
         raise TypeError("texts must be several documents, got one string; pass [text]")
     longest = longest_context(model.config)
     context, stride = check_context(context, stride, longest, type(model).__name__)
-    documents = _Documents(tokenizer, vocabulary_size(model), context)
+    documents = _Documents(model, tokenizer, context)
     windows = documents.windows(texts, stride)
     for window, losses in batched_losses(model, windows, rows_at_once(model, context, batch_size)):
         documents.add(window, losses)
@@ -179,12 +179,13 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
-def vocabulary_size(model: Any) -> int:
-    """Return the number of ids that a model has an embedding for."""
+def _vocabulary_size(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def check_ids(ids: Ids, vocabulary: int) -> None:
+def check_ids(ids: Ids, model: Any) -> None:
+    """Raise if the model has no embedding for an id."""
+    vocabulary = _vocabulary_size(model)
     if len(ids) and int(ids.max()) >= vocabulary:
         raise ValueError(
             f"the tokenizer yields id {int(ids.max())}, and the model's vocabulary has {vocabulary}"
@@ -197,14 +198,14 @@ def rows_at_once(model: Any, context: int, batch_size: int | None = None) -> int
     its logits small."""
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    return batch_size or max(1, min(_MAX_ROWS, _LOGITS // (context * vocabulary_size(model))))
+    return batch_size or max(1, min(_MAX_ROWS, _LOGITS // (context * _vocabulary_size(model))))
 
 
 class _Documents:
     """Documents as windows of tokens, and their losses summed by document and by position."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int, context: int) -> None:
-        self.tokenizer, self.vocabulary, self.context = tokenizer, vocabulary, context
+    def __init__(self, model: Any, tokenizer: Any, context: int) -> None:
+        self.model, self.tokenizer, self.context = model, tokenizer, context
         self.encode = batch_encoder(tokenizer)
         self.predecessor = first_context(tokenizer)
         self.unknown = getattr(tokenizer, "unk_token_id", None)
@@ -231,7 +232,7 @@ class _Documents:
             (ids,) = self.encode([part])
             if not len(ids):
                 continue
-            check_ids(ids, self.vocabulary)
+            check_ids(ids, self.model)
             self.bytes[-1] += len(part.encode())
             if self.unknown is not None:
                 self.unknown_tokens += int(np.count_nonzero(ids == self.unknown))

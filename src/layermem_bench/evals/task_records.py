@@ -74,7 +74,7 @@ def _read_places(
         if not equals:
             if not path.is_dir():
                 raise ValueError(f"{path} is a file: say of which task, as in TASK={path}")
-            folders.append(path)
+            folders += [folder for folder in (path, path / "bigbench") if folder.is_dir()]
             continue
         task_name, colon, split = name.partition(":")
         task = find_task(task_name)
@@ -86,9 +86,7 @@ def _read_places(
 
 
 def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Path, ...]:
-    for folder in (inner for outer in folders for inner in (outer, outer / "bigbench")):
-        if not folder.is_dir():
-            continue
+    for folder in folders:
         files = {
             path: path.name.partition(".")[0]
             for path in sorted(folder.iterdir())
