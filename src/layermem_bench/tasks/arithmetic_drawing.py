@@ -67,9 +67,8 @@ def draw_expression(operands: int, rules: Rules, draw: random.Random) -> Express
 def draw_form(operands: int, rules: Rules, draw: random.Random) -> Form:
     """Draw a binary tree, each shape as likely as any other, with an operator at each node.
 
-    Example: 4 operands have 5 shapes. The left side gets 1, 2 or 3 operands with the weights
-    2, 1 and 2, which are the numbers of shapes with such a left side (``count_shapes(1) *
-    count_shapes(3)`` and so on); then both sides are drawn in the same way.
+    The left side gets 1, 2 or 3 of 4 operands with the weights 2, 1 and 2: so many of the 5 shapes
+    have such a left side. Then both sides are drawn in the same way.
     """
     if operands == 1:
         return None

@@ -77,13 +77,10 @@ def generate(
 
     ``order`` is that of the statements: at random; level by level, at random within a level
     (levels); chains mixed at random, but each variable after what it is defined by (interleaved);
-    or one chain after the other (chain).
-
-    ``blanks`` is the number of blanks that stand before statements, at random, so that the place of
-    a statement does not tell which it is.
-
-    ``names`` is how variables are called: at random, or by the place of their statement, the first
-    a, the second b (places), so that which statement defines a variable needs no search.
+    or one chain after the other (chain). ``blanks`` stand before statements, at random, so that the
+    place of a statement does not tell which it is. Variables are named at random by the first
+    ``variables`` letters, or by the place of their statement, the first a, the second b (``names``
+    is places), so that which statement defines a variable needs no search.
 
     Variables are asked for after all statements, in random order (``ask`` is end), or each where
     its statement ends (statements); in the training set only those up to level ``learned`` (None:
@@ -91,8 +88,6 @@ def generate(
 
     ``values`` is the number of different values that chains may begin with; None: signs are asked
     for, and every chain begins with 1.
-
-    ``variables`` is the number of letters that variables are named by, the first of the alphabet.
 
     Splits are disjoint whatever the seeds and other options: the set of statements decides.
     """
