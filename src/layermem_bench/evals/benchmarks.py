@@ -144,8 +144,10 @@ def _answer(
                 "lm_eval": lm_eval.__version__,
             }
             path = folder / f"{name}-{seed}-{digest(json.dumps(key, sort_keys=True))[:16]}.json"
-            known = _read_answers(path, key)
-            if known is None:
+            known = None
+            if path.exists():
+                known = from_json(TaskAnswers, path.read_text(encoding="utf-8"), str(path))
+            if known is None or known.key != key:
                 if model is None:
                     logger.info("loading %s", checkpoint.name)
                     loaded = load_model(checkpoint, with_head=True)
@@ -155,14 +157,6 @@ def _answer(
                 write_atomically(path, to_json(known))
             answers.setdefault(name, []).append(known)
     return answers
-
-
-def _read_answers(path: Path, key: Mapping[str, Any]) -> TaskAnswers | None:
-    """Return the answers in a file if they are those of a key."""
-    if not path.exists():
-        return None
-    answers = from_json(TaskAnswers, path.read_text(encoding="utf-8"), str(path))
-    return answers if answers.key == key else None
 
 
 def _rows(

@@ -122,7 +122,10 @@ def generate(
             position = split_position(expression)
         else:
             position = hash_to_unit_interval(write(expression, parentheses))
-        return _as_example(expression, parentheses) if low <= position < high else None
+        if not low <= position < high:
+            return None
+        steps = [write(step, parentheses) for step in (expression, *solve(expression))]
+        return Example(f"{steps[0]} =", " = ".join(steps[1:]), evaluate(expression))
 
     sizes = ", ".join(f"{name} {value}" for name, value in vars(rules).items())
     sizes = f"{operands} operands, {sizes}, split {split}"
@@ -240,15 +243,6 @@ def options_of_splits(options: Mapping[str, Any]) -> tuple[str, ...]:
     """
     strict = options.get("held_out", "strict") == "strict"
     return ("held_out",) if strict else ("held_out", "parentheses")
-
-
-def _as_example(expression: Expression, parentheses: str) -> Example:
-    steps = solve(expression)
-    return Example(
-        prompt=f"{write(expression, parentheses)} =",
-        solution=" = ".join(write(step, parentheses) for step in steps),
-        answer=evaluate(expression),
-    )
 
 
 def _read_number(text: str) -> int | None:
