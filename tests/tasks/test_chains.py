@@ -3,8 +3,7 @@
 import pytest
 
 from layermem_bench.tasks import chains
-from layermem_bench.tasks.chain_statements import asked_variables, read_statements, solve
-from layermem_bench.tasks.chains import generate, grade
+from layermem_bench.tasks.chains import asked_variables, generate, grade, read_statements, solve
 from layermem_bench.tasks.problems import Grade
 
 SPLITS = ("train", "validation", "test")

@@ -6,14 +6,27 @@ other few-shot examples would show (Student's t over seeds, of the repeats that 
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from layermem_bench.results.eval import Difference, Score
 from layermem_bench.results.intervals import holm, mcnemar, paired, proportion, ratio_interval
 
 Tell = Callable[[str, int | None, int | None], None]
 """Called with what is being done, how much is done, and of how much, where that is known."""
+
+
+@contextmanager
+def in_eval_mode(model: Any) -> Iterator[None]:
+    """Hold a model in eval mode; afterwards it is in the mode that it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def share_right(repeats: Sequence[Sequence[int]]) -> Score:

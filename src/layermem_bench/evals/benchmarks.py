@@ -51,10 +51,9 @@ _TABLES = {
     ),
 }
 _HOW = (
-    "{shots} examples before each item, drawn with {seeds} seeds{limit}; by lm-eval {version}. An "
-    "answer is the choice of the highest log-probability; of two equally probable ones (ties) the "
-    "first counts. Cut prompts lack their start; unknown tokens stand for text which the tokenizer "
-    "has no tokens for."
+    "An answer is the choice of the highest log-probability; of two equally probable ones (ties) "
+    "the first counts. Cut prompts lack their start; unknown tokens stand for text which the "
+    "tokenizer has no tokens for."
 )
 # Beside the weights, what decides about the answers: config, tokenizer, generation settings.
 _KINDS = {".safetensors", ".bin", ".pt", ".json", ".model", ".txt", ".jinja", ".tiktoken"}
@@ -66,9 +65,8 @@ def checkpoint_digest(checkpoint: Checkpoint, config: Any) -> str:
     That of an adapter covers the files of its base too.
     """
     own = _digest_of(checkpoint.location, config)
-    if checkpoint.base is None:
-        return own
-    return digest(f"{own} {_digest_of(checkpoint.base, config)}")
+    base = checkpoint.base
+    return own if base is None else digest(f"{own} {_digest_of(base, config)}")
 
 
 def _digest_of(location: Path | str, config: Any) -> str:
@@ -85,11 +83,7 @@ def _digest_of(location: Path | str, config: Any) -> str:
 
 
 def prepare_benchmarks(
-    checkpoints: Sequence[Checkpoint],
-    names: Sequence[str],
-    options: EvalOptions,
-    out: Path,
-    tell: Tell,
+    opened: Sequence[Checkpoint], names: Sequence[str], options: EvalOptions, out: Path, tell: Tell
 ) -> Callable[[], Part]:
     """Return what has checkpoints answer tasks; ``out`` keeps their records and answers."""
     tasks = prepare_tasks(names, options, out / "records")
@@ -98,18 +92,14 @@ def prepare_benchmarks(
         import lm_eval
 
         answers = {
-            each.name: _answer(each, tasks, options, out / "answers", tell) for each in checkpoints
+            each.name: _answer(each, tasks, options, out / "answers", tell) for each in opened
         }
         limit = "" if options.limit is None else f", the first {options.limit} items of each task"
         rows = tuple(_rows(tasks, answers))
         return Part(
             title="Evaluation tasks",
-            how=_HOW.format(
-                shots=options.shots,
-                seeds=len(_seeds(options)),
-                limit=limit,
-                version=lm_eval.__version__,
-            ),
+            how=f"{options.shots} examples before each item, drawn with {len(_seeds(options))} "
+            f"seeds{limit}; by lm-eval {lm_eval.__version__}. {_HOW}",
             tables={row.table: _TABLES[row.table] for row in rows},
             rows=rows,
         )
@@ -138,13 +128,14 @@ def _answer(
     identity = checkpoint_digest(checkpoint, checkpoint.load_config())
     answers: dict[str, list[TaskAnswers]] = {}
     for prepared in tasks:
+        name = prepared.task.name
         for seed in _seeds(options):
             key = {
                 "checkpoint": identity,
-                "task": prepared.task.name,
+                "task": name,
                 "version": prepared.version,
-                "definition": prepared.definition_digest,
-                "records": prepared.records_digest,
+                "definition": prepared.definition,
+                "records": prepared.records,
                 "shots": options.shots,
                 "seed": seed,
                 "limit": options.limit,
@@ -152,36 +143,20 @@ def _answer(
                 "max_length": options.max_length,
                 "lm_eval": lm_eval.__version__,
             }
-            known = _read_answers(folder, key)
-            if known is None:
+            path = folder / f"{name}-{seed}-{digest(json.dumps(key, sort_keys=True))[:16]}.json"
+            known = None
+            if path.exists():
+                known = from_json(TaskAnswers, path.read_text(encoding="utf-8"), str(path))
+            if known is None or known.key != key:
                 if model is None:
                     logger.info("loading %s", checkpoint.name)
-                    model = CountingModel(
-                        load_model(checkpoint, with_head=True),
-                        checkpoint.tokenizer,
-                        batch_size=options.batch_size,
-                        truncate=options.truncate,
-                        max_length=options.max_length,
-                    )
-                what = f"{checkpoint.name}: {prepared.task.name}, seed {seed}"
+                    loaded = load_model(checkpoint, with_head=True)
+                    model = CountingModel(loaded, checkpoint.tokenizer, options)
+                what = f"{checkpoint.name}: {name}, seed {seed}"
                 known = answer_task(model, prepared.loaded, key, partial(tell, what))
-                write_atomically(_path(folder, key), to_json(known))
-            answers.setdefault(prepared.task.name, []).append(known)
+                write_atomically(path, to_json(known))
+            answers.setdefault(name, []).append(known)
     return answers
-
-
-def _read_answers(folder: Path, key: Mapping[str, Any]) -> TaskAnswers | None:
-    """Return the answers of a key, or None if there are none yet."""
-    path = _path(folder, key)
-    if not path.exists():
-        return None
-    answers = from_json(TaskAnswers, path.read_text(encoding="utf-8"), str(path))
-    return answers if answers.key == key else None
-
-
-def _path(folder: Path, key: Mapping[str, Any]) -> Path:
-    name = digest(json.dumps(dict(key), sort_keys=True))[:16]
-    return folder / f"{key['task']}-{key['seed']}-{name}.json"
 
 
 def _rows(

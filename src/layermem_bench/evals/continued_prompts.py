@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 import layermem
 from layermem.generation.decoding import Continuation
 from layermem.generation.generation import TextGenerator
-from layermem.generation.prompts import GenerationSettings, Messages, Prompt, check_messages, digest
+from layermem.generation.prompts import GenerationSettings, Prompt, check_messages, digest
 from layermem.models.files import write_atomically
 from layermem_bench.data.records import json_lines
 
@@ -37,27 +37,25 @@ def describe(
     """Return what the rows of a run are of; two runs may be one if it is equal."""
     # Of a model on the hub, which has no files here. Adapters lie in a folder, their base may not.
     commit, base = getattr(checkpoint.load_config(), "_commit_hash", None), checkpoint.base
-    own = _describe_model(checkpoint.location, dtype, commit if base is None else None)
-    return {
-        "model": own,
+    about = {
+        "model": _describe_model(checkpoint.location, dtype, commit if base is None else None),
         "prompts": {"count": len(prompts), "sha256": digest(prompts)},
         "settings": asdict(settings),
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "layermem": layermem.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        **({} if base is None else {"base": _describe_model(base, dtype, commit)}),
     }
+    return about if base is None else {**about, "base": _describe_model(base, dtype, commit)}
 
 
 def _describe_model(location: Path | str, dtype: str, commit: str | None) -> dict[str, Any]:
     """Return where a model is, with size and time of change of each of its files."""
     folder = Path(location)
-    is_here = folder.is_dir()
-    paths = {path for pattern in _MODEL_FILES if is_here for path in folder.glob(pattern)}
+    paths = {path for pattern in _MODEL_FILES for path in folder.glob(pattern)}
     states = {path.name: path.stat() for path in sorted(paths)}
     return {
-        "location": str(folder.resolve() if is_here else location),
+        "location": str(folder.resolve() if folder.is_dir() else location),
         "files": {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()},
         "dtype": dtype,
         **({} if commit is None else {"commit": commit}),
@@ -114,18 +112,16 @@ class OutputFile:
         if self.path.exists():
             return []
         rows = {row["index"]: row for row in self._read_part()}
-        whole = [rows.keys() >= set(batch) for batch in self.batches]
-        self.rows = {
-            i: rows[i]
-            for batch, is_whole in zip(self.batches, whole, strict=True)
-            if is_whole
-            for i in batch
-        }
+        missing = []
+        for number, batch in enumerate(self.batches):
+            if rows.keys() >= set(batch):
+                self.rows.update({i: rows[i] for i in batch})
+            else:
+                missing.append(number)
         write_atomically(self.part, "".join(map(_line, self.rows.values())))
-        return [number for number, is_whole in enumerate(whole) if not is_whole]
+        return missing
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Append the rows of a batch."""
         self.rows.update({row["index"]: row for row in rows})
         with self.part.open("ab") as file:
             file.write("".join(map(_line, rows)).encode())
@@ -134,10 +130,9 @@ class OutputFile:
 
     def finish(self) -> None:
         """Write the file, once all batches are done."""
-        if self.path.exists():
-            return
-        write_atomically(self.path, "".join(_line(self.rows[i]) for i in sorted(self.rows)))
-        self.part.unlink(missing_ok=True)
+        if not self.path.exists():
+            write_atomically(self.path, "".join(_line(self.rows[i]) for i in sorted(self.rows)))
+            self.part.unlink(missing_ok=True)
 
     def _check_same(self) -> None:
         """Raise, naming the first difference, unless the rows there are of the same."""
@@ -188,7 +183,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{name}."))
+            flat |= _flat(value, f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = value
     return flat
@@ -203,9 +198,8 @@ def read_prompts(path: Path, field: str) -> list[Prompt]:
         raise FileNotFoundError(f"{path} is no file; --prompts names a file of JSON lines")
     prompts = []
     for i, record in enumerate(json_lines(path)):
-        content: str | Messages
-        if isinstance(record.fields.get(field), list):
-            content = record.fields[field]
+        content: Any = record.fields.get(field)
+        if isinstance(content, list):
             check_messages(content, f"{record.where}: the field {field!r}")
         else:
             content = record.document(field)

@@ -26,19 +26,16 @@ Runs = Mapping[str, tuple[Run, RunFolder]]
 """Name of each model to the run that trained it."""
 Arms = dict[str, tuple[str, ...]]
 """Name of each arm to its models, by seed."""
-_PPL, _BLIMP = "ppl=", "blimp="
 _TEXTS, _PAIRS = "ppl=FILE", "blimp=DIR"
 _PROBLEMS = "tasks that models were trained on (arithmetic)"
 _BENCHMARKS = "evaluation tasks (arc_easy)"
+_PREFIXES = {"ppl": _TEXTS, "blimp": _PAIRS}
 # In the order of the result: what makes a kind ready, and options that only it has.
 _KINDS: Mapping[str, tuple[Callable[..., Callable[[], Any]], tuple[str, ...]]] = {
     _TEXTS: (prepare_losses, ("field", "context", "stride")),
     _PAIRS: (prepare_grammar, ("probe",)),
     _PROBLEMS: (prepare_problems, ("split", "seed", "task_options")),
-    _BENCHMARKS: (
-        prepare_benchmarks,
-        ("shots", "seeds", "records", "truncate", "max_length"),
-    ),
+    _BENCHMARKS: (prepare_benchmarks, ("shots", "seeds", "records", "truncate", "max_length")),
 }
 
 
@@ -57,7 +54,7 @@ def evaluate_checkpoints(
     tasks are kept in ``out``, so that a second start goes on where the first one ended. ``group``
     returns the models of each arm, where all are runs; without it there are no means over seeds.
     """
-    by_kind = tasks_by_kind(checkpoints, options)
+    by_kind = _tasks_by_kind(checkpoints, options)
     opened = open_checkpoints(checkpoints, one_vocabulary=False)
     if texts := by_kind[_TEXTS]:
         options = settle_windows(opened, texts, options)
@@ -78,7 +75,7 @@ def evaluate_checkpoints(
     return result
 
 
-def tasks_by_kind(checkpoints: Sequence[str], options: EvalOptions) -> dict[str, list[str]]:
+def _tasks_by_kind(checkpoints: Sequence[str], options: EvalOptions) -> dict[str, list[str]]:
     """Return the tasks of each kind; refuse options that would have no effect."""
     if not checkpoints or not options.tasks:
         raise ValueError(
@@ -87,10 +84,9 @@ def tasks_by_kind(checkpoints: Sequence[str], options: EvalOptions) -> dict[str,
         )
     trained_on, by_kind = all_tasks(), {kind: list[str]() for kind in _KINDS}
     for task in options.tasks:
-        if task.startswith(_PPL):
-            by_kind[_TEXTS].append(task.removeprefix(_PPL))
-        elif task.startswith(_BLIMP):
-            by_kind[_PAIRS].append(task.removeprefix(_BLIMP))
+        prefix, equals, place = task.partition("=")
+        if equals and prefix in _PREFIXES:
+            by_kind[_PREFIXES[prefix]].append(place)
         else:
             by_kind[_PROBLEMS if task in trained_on else _BENCHMARKS].append(task)
     for kind, (_, names) in _KINDS.items():

@@ -2,8 +2,6 @@
 
 Prompts are sorted by length and padded on the left, so that the prompts of a batch end at about the
 same time and little is padded; the cache is transformers'. The processes of a run may share them.
-
-Letters: B prompts of a batch, T tokens, V words of the vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
+
+from layermem_bench.evals import in_eval_mode
 
 # Logits of a batch of queries take at most this many bytes, unless those of one sequence take more.
 _MAX_LOGITS_BYTES = 2**28
@@ -30,7 +29,6 @@ class GreedySettings:
     max_new_tokens: int
     """Tokens after which a sequence without an end token is cut."""
     batch_size: int = 256
-    """Prompts continued at once."""
 
 
 @torch.inference_mode()
@@ -43,8 +41,7 @@ def greedy(
 ) -> list[list[int]]:
     """Return the tokens generated after each prompt, without the end token, in the given order.
 
-    ``progress`` is called with the number of prompts done so far. The model is left in the mode
-    (training or evaluation) it was in.
+    ``progress`` is called with the number of prompts done so far.
     """
     if not all(prompts):
         raise ValueError(f"prompt {[len(p) for p in prompts].index(0)} has no tokens")
@@ -59,23 +56,24 @@ def greedy(
         pad_token_id=settings.padding,
         bos_token_id=None,
     )
-    was_training = model.training
-    model.eval()
     # transformers fills fields that are None from the model's own config, which may have others of
     # a pretrained model: penalties, suppressed tokens.
     model.generation_config = config
     try:
-        for start in range(0, len(order), settings.batch_size):
-            batch = order[start : start + settings.batch_size]
-            ids, mask = _pad_left([prompts[i] for i in batch], settings.padding, model.device)
-            out = model.generate(ids, attention_mask=mask, generation_config=config)
-            for i, row in zip(batch, out[:, ids.shape[1] :].tolist(), strict=True):
-                generated[i] = row[: row.index(settings.end)] if settings.end in row else row
-            if progress is not None:
-                progress(start + len(batch))
+        with in_eval_mode(model):
+            for start in range(0, len(order), settings.batch_size):
+                batch = order[start : start + settings.batch_size]
+                rows = [torch.tensor(list(prompts[i])) for i in batch]
+                ids = pad_sequence(rows, True, settings.padding, "left").to(model.device)
+                mask = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
+                mask = mask.to(model.device)
+                out = model.generate(ids, attention_mask=mask, generation_config=config)
+                for i, row in zip(batch, out[:, ids.shape[1] :].tolist(), strict=True):
+                    generated[i] = row[: row.index(settings.end)] if settings.end in row else row
+                if progress is not None:
+                    progress(start + len(batch))
     finally:
         model.generation_config = own
-        model.train(was_training)
     return generated
 
 
@@ -95,8 +93,9 @@ def shared_greedy(
     # longest prompt is repeated where the number does not divide.
     order += order[-1:] * (-len(order) % processes)
     own = greedy(model, [prompts[i] for i in order[dist.get_rank() :: processes]], settings)
+    gathered: list[list[list[int]]] = [[] for _ in range(processes)]
+    dist.all_gather_object(gathered, own)
     generated: list[list[int]] = [[] for _ in prompts]
-    gathered = _gather_rows(own, settings.max_new_tokens, model.device)
     for process, rows in enumerate(gathered):
         for i, row in zip(order[process::processes], rows, strict=True):
             generated[i] = row
@@ -104,31 +103,7 @@ def shared_greedy(
 
 
 def _by_length(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Return the indices of prompts, the shortest first."""
     return sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-
-
-def _gather_rows(
-    rows: list[list[int]], max_length: int, device: torch.device
-) -> list[list[list[int]]]:
-    """Return the rows of every process; each has as many, of at most ``max_length`` numbers.
-
-    Rows travel as a tensor, each as its length, its numbers, and zeros.
-    """
-    own = torch.tensor([[len(row), *row, *[0] * (max_length - len(row))] for row in rows])
-    gathered = [torch.empty_like(own, device=device) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own.to(device))
-    return [[numbers[1 : 1 + numbers[0]] for numbers in tensor.tolist()] for tensor in gathered]
-
-
-def _pad_left(
-    prompts: Sequence[Sequence[int]], padding: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return ids and mask [B, T], padded on the left."""
-    longest = max(map(len, prompts))
-    ids = [[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 @torch.inference_mode()
@@ -143,16 +118,14 @@ def read_answers(
     """Return the likeliest token after each query, sequence by sequence.
 
     ``queries``: indices of tokens of each sequence. ``progress`` is called with the number of
-    sequences done so far. The model is left in the mode (training or evaluation) it was in.
+    sequences done so far.
     """
     # Padding is on the right, where a causal model needs no mask.
     longest = max(map(len, sequences))
     fitting = _MAX_LOGITS_BYTES // (4 * longest * model.config.vocab_size)
     size = max(1, min(settings.batch_size, fitting))
     answers: list[list[int]] = []
-    was_training = model.training
-    model.eval()
-    try:
+    with in_eval_mode(model):
         for start in range(0, len(sequences), size):
             batch = [torch.tensor(list(ids)) for ids in sequences[start : start + size]]
             ids = pad_sequence(batch, True, settings.padding).to(model.device)
@@ -163,6 +136,4 @@ def read_answers(
             ]
             if progress is not None:
                 progress(len(answers))
-    finally:
-        model.train(was_training)
     return answers

@@ -17,15 +17,8 @@ import numpy as np
 from layermem_bench.analysis.capture import capture, sequences_at_once
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.analysis.separability import FOLDS, separability
-from layermem_bench.data.tokenizers import batch_encoder
 from layermem_bench.evals import Tell, adjust, compare_right, share_right
-from layermem_bench.evals.minimal_pairs import (
-    Pair,
-    judge_pairs,
-    read_pairs,
-    sentence_start,
-    start_with,
-)
+from layermem_bench.evals.minimal_pairs import Pair, encode_sentences, judge_pairs, read_pairs
 from layermem_bench.evals.perplexity import pad_right
 from layermem_bench.results.analysis import Probe, Representation
 from layermem_bench.results.eval import Difference, EvalOptions, Part, Row, Score, Table
@@ -63,18 +56,15 @@ _PROBED = Table(
 
 
 def prepare_grammar(
-    checkpoints: Sequence[Checkpoint],
-    records: Sequence[str],
-    options: EvalOptions,
-    out: Path,
-    tell: Tell,
+    opened: Sequence[Checkpoint], paths: Sequence[str], options: EvalOptions, out: Path, tell: Tell
 ) -> Callable[[], Part]:
     """Return what has checkpoints judge pairs, and fits probes to their vectors if asked for."""
-    pairs = read_pairs([Path(record) for record in records], per_paradigm=options.limit)
+    pairs = read_pairs([Path(path) for path in paths], per_paradigm=options.limit)
     probed = distinct_pairs(pairs, options.probe)
     margins: dict[str, np.ndarray[Any, Any]] = {}
     probes: dict[str, dict[tuple[str, str], Score]] = {}
 
+    # Of each model by itself, so that one is held at a time.
     def judge(name: str, model: Any, tokenizer: Any) -> None:
         logger.info("judging %s pairs with %s", f"{len(pairs):,}", name)
         margins[name] = judge_pairs(
@@ -89,7 +79,7 @@ def prepare_grammar(
             probes[name] = probe_pairs(model, tokenizer, probed)
 
     def measure() -> Part:
-        for each in checkpoints:
+        for each in opened:
             judge(each.name, load_model(each, with_head=True), each.tokenizer)
         rows = (*right_rows(pairs, margins), *_probe_rows(probes))
         tables = {row.table: _TABLES.get(row.table, _PROBED) for row in rows}
@@ -105,16 +95,18 @@ def right_rows(pairs: Sequence[Pair], margins: Mapping[str, np.ndarray[Any, Any]
     """
     (_, theirs), *others = margins.items()
     phenomena = _groups([pair.phenomenon for pair in pairs])
+    compared = {
+        model: {
+            "all": _compare(ours, theirs),
+            **adjust({name: _compare(ours[at], theirs[at]) for name, at in phenomena.items()}),
+        }
+        for model, ours in others
+    }
     everything = {"all": np.ones(len(pairs), dtype=bool)}
-    compared = {name: dict[str, Difference]() for name in ("all", *phenomena)}
-    for model, ours in others:
-        of_each = adjust({n: _compare(ours[at], theirs[at]) for n, at in phenomena.items()})
-        for name, difference in {"all": _compare(ours, theirs), **of_each}.items():
-            compared[name][model] = difference
-    for table, groups in (
-        (RIGHT_PAIRS, everything | phenomena),
-        (f"{RIGHT_PAIRS} by field", _groups([pair.field for pair in pairs])),
-        (f"{RIGHT_PAIRS} by paradigm", _groups([pair.paradigm for pair in pairs])),
+    for table, groups, differences in (
+        (RIGHT_PAIRS, everything | phenomena, compared),
+        (f"{RIGHT_PAIRS} by field", _groups([pair.field for pair in pairs]), {}),
+        (f"{RIGHT_PAIRS} by paradigm", _groups([pair.paradigm for pair in pairs]), {}),
     ):
         for name, at in groups.items():
             yield Row(
@@ -122,7 +114,7 @@ def right_rows(pairs: Sequence[Pair], margins: Mapping[str, np.ndarray[Any, Any]
                 name=name,
                 unit="pairs",
                 scores={model: _share(values[at]) for model, values in margins.items()},
-                differences=compared.get(name, {}) if table == RIGHT_PAIRS else {},
+                differences={model: of[name] for model, of in differences.items()},
                 chance=0.5,
             )
 
@@ -133,15 +125,19 @@ def _groups(names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): of_pair == name for name in np.unique(of_pair)}
 
 
+def _right(margins: np.ndarray[Any, Any]) -> list[list[int]]:
+    """Return 1 or 0 of each pair, as of one repeat."""
+    return [(margins > 0).astype(int).tolist()]
+
+
 def _share(margins: np.ndarray[Any, Any]) -> Score:
     """Return the share of right pairs, and how many are ties."""
     ties = int((margins == 0).sum())
-    score = share_right([(margins > 0).astype(int).tolist()])
-    return replace(score, repeats=(), counts={"ties": ties} if ties else {})
+    return replace(share_right(_right(margins)), repeats=(), counts={"ties": ties} if ties else {})
 
 
 def _compare(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Difference:
-    return compare_right([(ours > 0).astype(int).tolist()], [(theirs > 0).astype(int).tolist()])
+    return compare_right(_right(ours), _right(theirs))
 
 
 def distinct_pairs(pairs: Sequence[Pair], per_paradigm: int | None) -> list[Pair]:
@@ -182,8 +178,7 @@ def sentence_vectors(
     model: Any, tokenizer: Any, sentences: Sequence[str]
 ) -> dict[Representation, list[np.ndarray]]:
     """Return the vectors [sentences, F] of every layer, each the mean over a sentence's tokens."""
-    first = sentence_start(tokenizer)
-    encoded = [start_with(first, ids) for ids in batch_encoder(tokenizer)(sentences)]
+    encoded = list(encode_sentences(tokenizer, sentences))
     rows = min(_CAPTURED, sequences_at_once(model, max(map(len, encoded))))
     padded = (pad_right(encoded[at : at + rows]) for at in range(0, len(encoded), rows))
     batches = ({"input_ids": ids, "attention_mask": mask} for ids, mask in padded)

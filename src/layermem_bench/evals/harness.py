@@ -19,10 +19,10 @@ from lm_eval.api.task import Task
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from layermem_bench.evals.perplexity import check_ids, rows_at_once, vocabulary_size
+from layermem_bench.evals.perplexity import check_ids, rows_at_once
 from layermem_bench.evals.prepared_tasks import digest
 from layermem_bench.evals.task_catalog import Definition
-from layermem_bench.results.eval import TaskAnswers
+from layermem_bench.results.eval import EvalOptions, TaskAnswers
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 
@@ -30,29 +30,21 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 class CountingModel(HFLM):
     """lm-eval's model, which counts what it is asked, and refuses what it would cut in silence."""
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        batch_size: int | None = None,
-        truncate: bool = False,
-        max_length: int | None = None,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, options: EvalOptions) -> None:
         # Nothing of the batch is known yet; it is chosen by the longest request.
-        automatic = batch_size is None and model.device.type == "cuda"
+        automatic = options.batch_size is None and model.device.type == "cuda"
         with _quietly():
             super().__init__(
                 pretrained=model, tokenizer=tokenizer, batch_size="auto" if automatic else 1
             )
-        if max_length is not None:
-            if max_length > self.max_length:
+        if options.max_length is not None:
+            if options.max_length > self.max_length:
                 raise ValueError(
-                    f"--max-length {max_length} is more than the {self.max_length} tokens that the "
-                    "model reads"
+                    f"--max-length {options.max_length} is more than the {self.max_length} tokens "
+                    "that the model reads"
                 )
-            self._max_length = max_length
-        self.rows, self.automatic, self.truncate = batch_size, automatic, truncate
+            self._max_length = options.max_length
+        self.options, self.automatic = options, automatic
         self.requests = self.truncated = self.unknown_tokens = self.done = 0
         self.progress: Callable[[int, int], None] = lambda done, total: None
 
@@ -70,7 +62,7 @@ class CountingModel(HFLM):
         if not self.automatic:
             longest = max(len(context) + len(answer) for _, context, answer in requests)
             longest = min(longest, self.max_length)
-            self.batch_size_per_gpu = rows_at_once(self.model, longest, self.rows)
+            self.batch_size_per_gpu = rows_at_once(self.model, longest, self.options.batch_size)
         self.done = 0
         answers: list[tuple[float, bool]] = super()._loglikelihood_tokens(
             requests, disable_tqdm=True, override_bs=override_bs
@@ -94,7 +86,7 @@ class CountingModel(HFLM):
         lengths = [len(context) + len(answer) - 1 for _, context, answer in requests]
         self.requests = len(requests)
         self.truncated = sum(length > self.max_length for length in lengths)
-        if self.truncated and not self.truncate:
+        if self.truncated and not self.options.truncate:
             raise ValueError(
                 f"{self.truncated} of {self.requests} prompts are longer than the "
                 f"{self.max_length} tokens that the model is given (the longest has "
@@ -103,7 +95,7 @@ class CountingModel(HFLM):
         unknown = getattr(self.tokenizer, "unk_token_id", None)
         self.unknown_tokens = 0
         largest = max(max(context + answer, default=0) for _, context, answer in requests)
-        check_ids(np.array([largest]), vocabulary_size(self.model))
+        check_ids(np.array([largest]), self.model)
         for texts, context, answer in requests:
             if not answer or len(answer) > self.max_length:
                 raise ValueError(
@@ -111,7 +103,7 @@ class CountingModel(HFLM):
                     f"the {self.max_length} that the model is given"
                 )
             if unknown is not None:
-                self.unknown_tokens += context.count(unknown) + answer.count(unknown)
+                self.unknown_tokens += (context + answer).count(unknown)
 
 
 def load_task(definition: Definition) -> Task:
@@ -142,15 +134,11 @@ def answer_task(
         # One answer after several contexts: which of them is right, lm-eval takes for the "text".
         samples = [{**sample, "target": task.doc_to_text(sample["doc"])} for sample in samples]
     chance, majority = baselines(samples)
-    right = {
-        metric: tuple(int(sample[metric]) for sample in samples)
-        for metric in ("acc", "acc_norm")
-        if metric in samples[0]
-    }
+    norms = tuple(int(sample["acc_norm"]) for sample in samples if "acc_norm" in sample)
     return TaskAnswers(
         key=key,
-        right=right["acc"],
-        right_norm=right.get("acc_norm"),
+        right=tuple(int(sample["acc"]) for sample in samples),
+        right_norm=norms or None,
         prompts=digest("".join(each["prompt_hash"] + each["target_hash"] for each in samples)),
         chance=chance,
         majority=majority,
@@ -202,14 +190,13 @@ def _quietly() -> Iterator[None]:
     """Keep lm-eval, and a hub that is not reached, from telling of each step; errors are raised."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
-    loggers = [logging.getLogger(name) for name in ("lm_eval", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    levels = {name: logging.getLogger(name).level for name in ("lm_eval", "huggingface_hub")}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         if shown:
             datasets.enable_progress_bars()

@@ -42,26 +42,21 @@ def settle_windows(
     longest = {each.name: longest_context(each.load_config()) for each in checkpoints}
     context, stride = options.context, options.stride
     if context is None:
-        known = [_trained_length(each) or longest[each.name] for each in checkpoints]
-        lengths = [length for length in known if length is not None]
-        if not lengths:
-            raise ValueError(
-                f"{', '.join(longest)} do not say how long a sequence may be; give a --context"
-            )
-        context = min(lengths)
+        known = (_trained_length(each) or longest[each.name] for each in checkpoints)
+        context = min((length for length in known if length is not None), default=None)
+    if context is None:
+        raise ValueError(
+            f"{', '.join(longest)} do not say how long a sequence may be; give a --context"
+        )
     for name, length in longest.items():
         _, stride = check_context(context, options.stride, length, name)
-    if next(read_documents(texts, options), None) is None:
+    if next(_read_documents(texts, options), None) is None:
         raise ValueError(f"there is no text in {', '.join(texts)}")
     return replace(options, context=context, stride=stride)
 
 
 def prepare_losses(
-    checkpoints: Sequence[Checkpoint],
-    texts: Sequence[str],
-    options: EvalOptions,
-    out: Path,
-    tell: Tell,
+    opened: Sequence[Checkpoint], texts: Sequence[str], options: EvalOptions, out: Path, tell: Tell
 ) -> Callable[[], Part]:
     """Return what measures the losses, by options that ``settle_windows`` returned."""
 
@@ -70,7 +65,7 @@ def prepare_losses(
         return perplexity(
             load_model(checkpoint, with_head=True),
             checkpoint.tokenizer,
-            read_documents(texts, options),
+            _read_documents(texts, options),
             context=options.context,
             stride=options.stride,
             batch_size=options.batch_size,
@@ -78,7 +73,7 @@ def prepare_losses(
         )
 
     def measure() -> Part:
-        models = {each.name: losses_of(each) for each in checkpoints}
+        models = {each.name: losses_of(each) for each in opened}
         return Part(
             title="Loss on documents",
             how=_how(models, texts, options),
@@ -89,11 +84,8 @@ def prepare_losses(
     return measure
 
 
-def read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
-    """Yield the documents that are not empty, as training reads them.
-
-    A document of more than a million characters comes in parts, each of which counts as one.
-    """
+def _read_documents(texts: Sequence[str], options: EvalOptions) -> Iterator[str]:
+    """Yield the documents that are not empty, as training reads them: long ones in parts."""
     open_text = partial(open_source, text_field=options.field, streaming=True)
     documents = (text for source in map(open_text, texts) for text in source if text)
     return itertools.islice(documents, options.limit)
@@ -137,7 +129,6 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
 
 
 def _bits_between(ours: Perplexity, theirs: Perplexity) -> Difference:
-    """Return the difference in bits per byte on the same documents."""
     per_byte = [
         ([nats / math.log(2) for nats in m.documents.nats], list(map(float, m.documents.bytes)))
         for m in (ours, theirs)
@@ -147,7 +138,6 @@ def _bits_between(ours: Perplexity, theirs: Perplexity) -> Difference:
 
 
 def _nats_between(ours: Perplexity, theirs: Perplexity) -> Difference:
-    """Return the difference in nats per token on the same tokens."""
     per_token = [(m.documents.nats, list(map(float, m.documents.tokens))) for m in (ours, theirs)]
     return Difference(value=ours.loss - theirs.loss, interval=ratio_interval(per_token) or ())
 
@@ -170,12 +160,11 @@ def _how(models: Mapping[str, Perplexity], texts: Sequence[str], options: EvalOp
 
 def _check_distinct(texts: Sequence[str], text_field: str) -> None:
     """Raise if a text is read twice: its documents would count twice, and narrow the intervals."""
-    seen: dict[object, str] = {}
+    seen: dict[str, str] = {}
     for text in texts:
         source = open_source(text, text_field=text_field, streaming=True)
         files = source.paths if isinstance(source, LocalFiles) else ()
-        places: list[object] = [path.resolve() for path in files]
-        for place in places or [text]:
+        for place in [str(path.resolve()) for path in files] or [text]:
             if place in seen:
                 raise ValueError(
                     f"{place} is read twice, by ppl={seen[place]} and ppl={text}, so that its "

@@ -16,7 +16,6 @@ and not the mean of its tokens. The first token is predicted from the tokenizer'
 EOS where it has no BOS, and the end of a sentence is not predicted.
 """
 
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +36,6 @@ from layermem_bench.evals.perplexity import (
     first_context,
     longest_context,
     rows_at_once,
-    vocabulary_size,
 )
 
 logger = logging.getLogger(__name__)
@@ -49,7 +47,7 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """A minimal pair of sentences, of which one is grammatical."""
+    """A grammatical sentence and one that is not."""
 
     good: str
     bad: str
@@ -68,9 +66,9 @@ def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> lis
     sentence twice are left out.
     """
     counts, pairs, equal = Counter[str](), [], list[str]()
-    files = list(itertools.chain.from_iterable(map(_files, paths)))
+    files = [file for path in paths for file in _files(path)]
     _check_distinct(files)
-    for record in itertools.chain.from_iterable(map(file_records, files)):
+    for record in (record for file in files for record in file_records(file)):
         good, bad, field, phenomenon, paradigm = map(record.text, _FIELDS)
         if good == bad:
             equal.append(record.where)
@@ -81,30 +79,28 @@ def read_pairs(paths: Sequence[Path], *, per_paradigm: int | None = None) -> lis
             pair = Pair(good=good, bad=bad, field=field, phenomenon=phenomenon, paradigm=paradigm)
             pairs.append(pair)
     if equal:
-        total = len(equal) + counts.total()
         logger.warning(
             "%d of %d pairs hold one sentence twice and are left out, the first in %s",
-            *(len(equal), total, equal[0]),
+            *(len(equal), len(equal) + counts.total(), equal[0]),
         )
     if not pairs:
         raise ValueError(f"there are no pairs in {', '.join(map(str, paths))}")
     return pairs
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: Path) -> list[Path]:
     path = path.expanduser()
-    if path.is_dir():
-        files = [file for file in sorted(find_files(path)) if kind_of(file) in KINDS]
-        if not files:
-            raise ValueError(f"the folder {path} holds no records of BLiMP")
-        yield from files
-    elif path.is_file():
-        yield path
-    else:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
         raise FileNotFoundError(
             f"{path} does not exist; give BLiMP's JSON lines, a file or the folder data of "
             "github.com/alexwarstadt/blimp"
         )
+    files = [file for file in sorted(find_files(path)) if kind_of(file) in KINDS]
+    if not files:
+        raise ValueError(f"the folder {path} holds no records of BLiMP")
+    return files
 
 
 def _check_distinct(files: Sequence[Path]) -> None:
@@ -168,34 +164,28 @@ def judge_pairs(
 
 
 def _windows(model: Any, tokenizer: Any, sentences: Sequence[str]) -> Iterator[Window]:
-    """Yield each sentence as one window."""
-    encode, vocabulary = batch_encoder(tokenizer), vocabulary_size(model)
-    first, limit = sentence_start(tokenizer), longest_context(model.config)
-    for start in range(0, len(sentences), _AT_ONCE):
-        some = sentences[start : start + _AT_ONCE]
-        for item, ids in enumerate(encode(some), start):
-            check_ids(ids, vocabulary)
-            if not len(ids):
-                raise ValueError(f"the tokenizer has no tokens for {sentences[item]!r}")
-            if limit is not None and len(ids) > limit:
-                raise ValueError(
-                    f"{sentences[item][:60]!r} has {len(ids)} tokens, more than the {limit} that "
-                    "the model reads"
-                )
-            yield Window(ids=start_with(first, ids), scored=len(ids), item=item)
+    limit = longest_context(model.config)
+    for item, ids in enumerate(encode_sentences(tokenizer, sentences)):
+        count = len(ids) - 1
+        check_ids(ids, model)
+        if not count:
+            raise ValueError(f"the tokenizer has no tokens for {sentences[item]!r}")
+        if limit is not None and count > limit:
+            raise ValueError(
+                f"{sentences[item][:60]!r} has {count} tokens, more than the {limit} that the "
+                "model reads"
+            )
+        yield Window(ids=ids, scored=count, item=item)
 
 
-def sentence_start(tokenizer: Any) -> int:
-    """Return the id that stands before a sentence; raise if the tokenizer has none."""
-    first = first_context(tokenizer)
+def encode_sentences(tokenizer: Any, sentences: Sequence[str]) -> Iterator[Ids]:
+    """Yield the ids of each sentence, in int64, behind the one that stands before it."""
+    first, encode = first_context(tokenizer), batch_encoder(tokenizer)
     if first is None:
         raise ValueError(
             "the tokenizer has neither a BOS nor an EOS token, so the first word of a sentence "
             "could not be predicted; give it the one that stands before texts in training"
         )
-    return first
-
-
-def start_with(first: int, ids: Ids) -> Ids:
-    """Return ids behind the one that stands before them."""
-    return np.concatenate([[first], ids.astype(np.int64)])
+    for start in range(0, len(sentences), _AT_ONCE):
+        for ids in encode(sentences[start : start + _AT_ONCE]):
+            yield np.concatenate([[first], ids.astype(np.int64)])

@@ -24,10 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from layermem_bench.data.sources import cut_document
 from layermem_bench.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
+from layermem_bench.evals import in_eval_mode
 
+# Losses in nats, in float64.
+Losses = np.ndarray[Any, Any]
 # Logits of a batch: 128 MB in float32.
 _LOGITS = 2**25
 _MAX_ROWS = 64
@@ -42,7 +46,7 @@ class Window:
     """Tokens that one forward reads, and how many of them it predicts."""
 
     ids: Ids
-    """Ids [T + 1]; the model reads all but the last."""
+    """Ids [T + 1] in int64; the model reads all but the last."""
     scored: int
     """Number of tokens, at the end, whose losses are asked for."""
     item: int
@@ -56,7 +60,6 @@ class PositionLoss:
     first: int
     last: int
     tokens: int
-    """Number of these tokens."""
     loss: float | None
     """Nats per token; None: there are no such tokens."""
 
@@ -66,7 +69,6 @@ class DocumentLosses:
     """Losses of the documents, in their order; one without a token to predict has zeros."""
 
     nats: tuple[float, ...]
-    """Summed loss of each."""
     tokens: tuple[int, ...]
     """Tokens of each that were predicted."""
     bytes: tuple[int, ...]
@@ -117,18 +119,15 @@ def perplexity(
     ``stride``: tokens by which windows of a long document are apart; None: half of the context.
     ``batch_size``: windows of a forward; None: as many as 128 MB of logits allow, at most 64.
     ``progress`` is called with the number of tokens predicted so far. ``texts`` may be a generator.
-
-    Without a BOS or EOS token the first token of a document is not predicted, and its bytes are not
-    counted.
     """
     check_tokenizer(tokenizer)
     if isinstance(texts, str):
         raise TypeError("texts must be several documents, got one string; pass [text]")
     longest = longest_context(model.config)
     context, stride = check_context(context, stride, longest, type(model).__name__)
-    documents = _Documents(texts, tokenizer, vocabulary_size(model), context)
-    rows = rows_at_once(model, context, batch_size)
-    for window, losses in batched_losses(model, documents.windows(stride), rows):
+    documents = _Documents(model, tokenizer, context)
+    windows = documents.windows(texts, stride)
+    for window, losses in batched_losses(model, windows, rows_at_once(model, context, batch_size)):
         documents.add(window, losses)
         if progress is not None:
             progress(documents.predicted)
@@ -173,7 +172,6 @@ def first_context(tokenizer: Any) -> int | None:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raise if there is no tokenizer."""
     if tokenizer is None or not callable(tokenizer):
         raise ValueError(
             f"a tokenizer is needed to read text, got {tokenizer!r}; pass the one that the model "
@@ -181,13 +179,13 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
-def vocabulary_size(model: Any) -> int:
-    """Return the number of ids that a model has an embedding for."""
+def _vocabulary_size(model: Any) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def check_ids(ids: Ids, vocabulary: int) -> None:
-    """Raise if an id has no embedding."""
+def check_ids(ids: Ids, model: Any) -> None:
+    """Raise if the model has no embedding for an id."""
+    vocabulary = _vocabulary_size(model)
     if len(ids) and int(ids.max()) >= vocabulary:
         raise ValueError(
             f"the tokenizer yields id {int(ids.max())}, and the model's vocabulary has {vocabulary}"
@@ -200,16 +198,15 @@ def rows_at_once(model: Any, context: int, batch_size: int | None = None) -> int
     its logits small."""
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    fitting = _LOGITS // (context * vocabulary_size(model))
-    return batch_size or max(1, min(_MAX_ROWS, fitting))
+    return batch_size or max(1, min(_MAX_ROWS, _LOGITS // (context * _vocabulary_size(model))))
 
 
 class _Documents:
     """Documents as windows of tokens, and their losses summed by document and by position."""
 
-    def __init__(self, texts: Iterable[str], tokenizer: Any, vocabulary: int, context: int) -> None:
-        self.texts, self.tokenizer, self.vocabulary = texts, tokenizer, vocabulary
-        self.encode, self.context = batch_encoder(tokenizer), context
+    def __init__(self, model: Any, tokenizer: Any, context: int) -> None:
+        self.model, self.tokenizer, self.context = model, tokenizer, context
+        self.encode = batch_encoder(tokenizer)
         self.predecessor = first_context(tokenizer)
         self.unknown = getattr(tokenizer, "unk_token_id", None)
         self.nats, self.tokens, self.bytes = array("d"), array("q"), array("q")
@@ -219,14 +216,12 @@ class _Documents:
         self.nats_at, self.tokens_at = np.zeros(bins), np.zeros(bins, dtype=np.int64)
         self.bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
 
-    def windows(self, stride: int) -> Iterator[Window]:
-        """Yield the windows of all documents."""
-        for item, text in enumerate(self.texts):
+    def windows(self, texts: Iterable[str], stride: int) -> Iterator[Window]:
+        for item, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"text {item} must be a string, got {type(text).__name__}")
-            self.nats.append(0.0)
-            self.tokens.append(0)
-            self.bytes.append(0)
+            for sums in (self.nats, self.tokens, self.bytes):
+                sums.append(0)
             parts, first = self._parts(text), self.predecessor
             yield from cut_windows(parts, self.context, stride, predecessor=first, item=item)
 
@@ -237,7 +232,7 @@ class _Documents:
             (ids,) = self.encode([part])
             if not len(ids):
                 continue
-            check_ids(ids, self.vocabulary)
+            check_ids(ids, self.model)
             self.bytes[-1] += len(part.encode())
             if self.unknown is not None:
                 self.unknown_tokens += int(np.count_nonzero(ids == self.unknown))
@@ -246,8 +241,7 @@ class _Documents:
             first = False
             yield ids
 
-    def add(self, window: Window, losses: np.ndarray[Any, Any]) -> None:
-        """Add the losses of a window."""
+    def add(self, window: Window, losses: Losses) -> None:
         end = len(window.ids)
         if not np.isfinite(losses).all():
             at = int(np.flatnonzero(~np.isfinite(losses))[0])
@@ -264,10 +258,18 @@ class _Documents:
         self.tokens_at += np.bincount(bins, minlength=len(self.nats_at))
 
     def result(self) -> Perplexity:
-        """Return what the losses come to."""
         # Of a document without a token to predict, no byte is predicted either.
-        sizes = [size if n else 0 for size, n in zip(self.bytes, self.tokens, strict=True)]
+        sizes = tuple(size if n else 0 for size, n in zip(self.bytes, self.tokens, strict=True))
         nats = math.fsum(self.nats)
+        positions = (
+            PositionLoss(
+                first=2**i,
+                last=min(2 ** (i + 1) - 1, self.context),
+                tokens=int(tokens),
+                loss=float(nats / tokens) if tokens else None,
+            )
+            for i, (nats, tokens) in enumerate(zip(self.nats_at, self.tokens_at, strict=True))
+        )
         return Perplexity(
             loss=nats / self.predicted,
             bits_per_byte=nats / math.log(2) / sum(sizes),
@@ -275,18 +277,8 @@ class _Documents:
             bytes=sum(sizes),
             predecessor=self.predecessor,
             unknown_tokens=self.unknown_tokens,
-            positions=tuple(
-                PositionLoss(
-                    first=2**i,
-                    last=min(2 ** (i + 1) - 1, self.context),
-                    tokens=int(tokens),
-                    loss=float(nats / tokens) if tokens else None,
-                )
-                for i, (nats, tokens) in enumerate(zip(self.nats_at, self.tokens_at, strict=True))
-            ),
-            documents=DocumentLosses(
-                nats=tuple(self.nats), tokens=tuple(self.tokens), bytes=tuple(sizes)
-            ),
+            positions=tuple(positions),
+            documents=DocumentLosses(nats=tuple(self.nats), tokens=tuple(self.tokens), bytes=sizes),
         )
 
 
@@ -308,63 +300,43 @@ def cut_windows(
 
 def batched_losses(
     model: Any, windows: Iterable[Window], rows: int
-) -> Iterator[tuple[Window, np.ndarray[Any, Any]]]:
+) -> Iterator[tuple[Window, Losses]]:
     """Yield each window, in some order, with the losses [scored] (nats) of its last tokens.
 
-    Windows are read as they are needed; those of about one length share a batch. The model is left
-    in the mode (training or evaluation) it was in.
+    Windows are read as they are needed; those of about one length share a batch.
     """
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in _batches(windows, rows):
-            yield from zip(batch, _losses(model, batch), strict=True)
-    finally:
-        model.train(was_training)
-
-
-def _batches(windows: Iterable[Window], rows: int) -> Iterator[list[Window]]:
-    """Group windows of about one length."""
     windows = iter(windows)
-    while group := list(itertools.islice(windows, rows * _BATCHES_SORTED)):
-        group.sort(key=lambda window: len(window.ids))
-        for start in range(0, len(group), rows):
-            yield group[start : start + rows]
+    with in_eval_mode(model):
+        while group := list(itertools.islice(windows, rows * _BATCHES_SORTED)):
+            group.sort(key=lambda window: len(window.ids))
+            for start in range(0, len(group), rows):
+                batch = group[start : start + rows]
+                yield from zip(batch, _losses(model, batch), strict=True)
 
 
-def pad_right(sequences: Sequence[Ids]) -> tuple[Tensor, Tensor]:
-    """Return ids and mask [B, T] of sequences."""
-    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.from_numpy(sequence.astype(np.int64))
-        mask[row, : len(sequence)] = 1
-    return ids, mask
+def pad_right(sequences: Iterable[Ids]) -> tuple[Tensor, Tensor]:
+    """Return ids and mask [B, T] of sequences in int64."""
+    rows = list(map(torch.from_numpy, sequences))
+    return pad_sequence(rows, True), pad_sequence(list(map(torch.ones_like, rows)), True)
 
 
 @torch.inference_mode()
-def _losses(model: Any, batch: Sequence[Window]) -> list[np.ndarray[Any, Any]]:
-    """Return the losses of the windows of one batch."""
-    ids, mask = pad_right([window.ids[:-1] for window in batch])
+def _losses(model: Any, batch: Sequence[Window]) -> list[Losses]:
+    ids, mask = pad_right(window.ids[:-1] for window in batch)
     output = model(
         input_ids=ids.to(model.device),
         attention_mask=None if bool(mask.all()) else mask.to(model.device),
         use_cache=False,
     )
     losses = []
-    for row, window in enumerate(batch):
+    for window, logits in zip(batch, output.logits, strict=True):
         end = len(window.ids) - 1
-        targets = torch.from_numpy(window.ids[-window.scored :].astype(np.int64))
-        losses.append(_cross_entropy(output.logits[row, end - window.scored : end], targets))
+        scored = logits[end - window.scored : end].split(_TOKENS_AT_ONCE)
+        targets = torch.from_numpy(window.ids[-window.scored :]).to(logits.device)
+        # In float32, whatever the model computes in: a softmax over V needs it.
+        parts = [
+            functional.cross_entropy(some.float(), ids, reduction="none").cpu()
+            for some, ids in zip(scored, targets.split(_TOKENS_AT_ONCE), strict=True)
+        ]
+        losses.append(torch.cat(parts).numpy().astype(np.float64))
     return losses
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> np.ndarray[Any, Any]:
-    """Return the losses of targets [T] by logits [T, V]."""
-    parts = zip(logits.split(_TOKENS_AT_ONCE), targets.split(_TOKENS_AT_ONCE), strict=True)
-    # In float32, whatever the model computes in: a softmax over V needs it.
-    losses = [
-        functional.cross_entropy(some.float(), ids.to(some.device), reduction="none").cpu()
-        for some, ids in parts
-    ]
-    return torch.cat(losses).numpy().astype(np.float64)

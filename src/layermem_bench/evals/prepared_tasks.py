@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,43 +29,18 @@ class PreparedTask:
     """A task whose items are at hand."""
 
     task: EvalTask
-    definition: Definition
-    """Its definition for lm-eval, with its data filled in."""
+    loaded: Any
+    """lm-eval's task."""
     source: str
     """Where its items are from."""
     few_shot_source: str
     """Where its few-shot examples are from."""
-
-    @property
-    def version(self) -> str:
-        """Version of the definition."""
-        return str((self.definition.get("metadata") or {}).get("version", "none"))
-
-    @property
-    def definition_digest(self) -> str:
-        """Digest of the definition without the places of files."""
-        kept = {name: v for name, v in self.definition.items() if name != "dataset_kwargs"}
-        return digest(json.dumps(kept, sort_keys=True))
-
-    @cached_property
-    def loaded(self) -> Any:
-        """lm-eval's task."""
-        from layermem_bench.evals.harness import load_task
-
-        try:
-            return load_task(self.definition)
-        # What cannot be fetched ends in errors of several packages.
-        except Exception as error:
-            if self.definition["dataset_path"] == "json" and self.task.file is None:
-                raise
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{_missing(self.task)} ({type(error).__name__}: {reason})") from error
-
-    @cached_property
-    def records_digest(self) -> str:
-        """Digest of the items and of what few-shot examples are drawn from."""
-        docs = [*self.loaded.eval_docs, *self.loaded.fewshot_docs()]
-        return digest("\n".join(map(_as_json, docs)))
+    version: str
+    """Version of its definition."""
+    definition: str
+    """Digest of its definition without the places of files."""
+    records: str
+    """Digest of the items and of what few-shot examples are drawn from."""
 
 
 def prepare_tasks(names: Sequence[str], options: EvalOptions, folder: Path) -> list[PreparedTask]:
@@ -80,49 +54,60 @@ def prepare_tasks(names: Sequence[str], options: EvalOptions, folder: Path) -> l
     for task in tasks:
         if task.name not in files and not task.data_set():
             raise ValueError(_missing(task))
-    prepared = [
-        _with_records(task, files[task.name], options.shots, folder)
-        if task.name in files
-        else _of_data_set(task)
+    sources = [
+        _of_files(task, files[task.name], folder) if task.name in files else _of_data_set(task)
         for task in tasks
     ]
-    for each in prepared:
-        # Fetched now, so that a hub that cannot be reached is said before a model is loaded.
-        _ = each.records_digest
-        if each.task.name not in files:
-            definition, split = each.definition, each.task.split
-            # Data sets of the hub have duplicates of their own.
-            apart = definition["dataset_path"] in _LOCAL and examples_split(definition) != split
-            items, pool = list(each.loaded.eval_docs), each.loaded.fewshot_docs
-            if options.shots:
-                check_examples(each.task.name, items, list(pool()), options.shots, apart=apart)
-    return prepared
+    # Fetched now, so that a hub that cannot be reached is said before a model is loaded.
+    return [
+        _load(task, *source, options.shots) for task, source in zip(tasks, sources, strict=True)
+    ]
 
 
-def _of_data_set(task: EvalTask) -> PreparedTask:
-    """Return a task whose items are those of a data set of the hub, or of a user's definition."""
+def _of_data_set(task: EvalTask) -> tuple[Definition, str, str]:
+    """Return a definition as it is, and where its items and its few-shot examples are from."""
     definition = task.definition()
     source = f"{task.data_set()} ({f'by {task.file.name}' if task.file else 'hub'}), split "
     shown = examples_split(definition)
-    return PreparedTask(
-        task=task,
-        definition=definition,
-        source=source + task.split,
-        few_shot_source=source + shown if shown else "the definition itself",
-    )
+    return definition, source + task.split, source + shown if shown else "the definition itself"
 
 
-def _with_records(task: EvalTask, files: Files, shots: int, folder: Path) -> PreparedTask:
-    """Return a task whose items are those of files."""
+def _of_files(task: EvalTask, files: Files, folder: Path) -> tuple[Definition, str, str]:
+    """Return a definition that reads files, and where its items and few-shot examples are from."""
     docs = {split: read_docs(task, paths) for split, paths in files.items()}
-    items = docs[task.split]
-    check_examples(task.name, items, docs.get("train", items), shots, apart="train" in docs)
     names = {split: ", ".join(path.name for path in paths) for split, paths in files.items()}
+    definition = local_definition(task, write_docs(docs, task, folder))
+    return definition, names[task.split], names.get("train", "the other evaluated items")
+
+
+def _load(
+    task: EvalTask, definition: Definition, source: str, few_shot_source: str, shots: int
+) -> PreparedTask:
+    """Have lm-eval read a task's items; raise if few-shot examples of them are not to be had."""
+    from layermem_bench.evals.harness import load_task
+
+    try:
+        loaded = load_task(definition)
+    # What cannot be fetched ends in errors of several packages.
+    except Exception as error:
+        if definition["dataset_path"] == "json" and task.file is None:
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{_missing(task)} ({type(error).__name__}: {reason})") from error
+    items, pool = (list(map(_as_json, docs)) for docs in (loaded.eval_docs, loaded.fewshot_docs()))
+    if shots:
+        # Data sets of the hub have duplicates of their own.
+        apart = definition["dataset_path"] in _LOCAL and examples_split(definition) != task.split
+        _check_examples(task.name, items, pool, shots, apart=apart)
+    without_places = {name: v for name, v in definition.items() if name != "dataset_kwargs"}
     return PreparedTask(
         task=task,
-        definition=local_definition(task, write_docs(docs, task, folder)),
-        source=names[task.split],
-        few_shot_source=names.get("train", "the other evaluated items"),
+        loaded=loaded,
+        source=source,
+        few_shot_source=few_shot_source,
+        version=str((definition.get("metadata") or {}).get("version", "none")),
+        definition=digest(json.dumps(without_places, sort_keys=True)),
+        records=digest("\n".join([*items, *pool])),
     )
 
 
@@ -158,16 +143,14 @@ def write_docs(docs: Mapping[str, list[Doc]], task: EvalTask, folder: Path) -> d
     return files
 
 
-def check_examples(
-    name: str, items: Sequence[Doc], pool: Sequence[Doc], shots: int, *, apart: bool
+def _check_examples(
+    name: str, items: Sequence[str], pool: Sequence[str], shots: int, *, apart: bool
 ) -> None:
     """Raise if few-shot examples of a task's items are too few, or are among the items.
 
-    ``pool``: what examples are drawn from. ``apart``: whether it holds none of the items.
+    ``pool``: what examples are drawn from. ``apart``: whether it should hold none of the items.
     """
-    if not shots:
-        return
-    counts, of_items = Counter(map(_as_json, pool)), set(map(_as_json, items))
+    counts, of_items = Counter(pool), set(items)
     if apart and (shared := sum(counts[item] for item in of_items)):
         raise ValueError(
             f"{shared} of the {len(pool)} records of {name} that examples are drawn from are among "
@@ -184,7 +167,6 @@ def check_examples(
 
 
 def _missing(task: EvalTask) -> str:
-    """Return what to say where a task's items are not to be had."""
     data, name = task.data_set(), expected_file(task)
     if task.file is not None:
         return f"{task.name} reads the data set {data}, as {task.file} says, which cannot be loaded"
@@ -201,5 +183,4 @@ def _as_json(doc: Doc) -> str:
 
 
 def digest(text: str) -> str:
-    """Return the SHA-256 of a text."""
     return hashlib.sha256(text.encode()).hexdigest()

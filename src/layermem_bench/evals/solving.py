@@ -21,15 +21,12 @@ from layermem_bench.results.eval import EvalOptions, Part, Row, Score, Table
 from layermem_bench.results.intervals import proportion
 from layermem_bench.results.solved import Shares, Solved
 from layermem_bench.tasks.problems import Grade, Problem, Queried
-from layermem_bench.tasks.registry import (
-    TaskDefinition,
-    encode,
-    get_task,
-    select_queried,
-)
+from layermem_bench.tasks.registry import TaskDefinition, encode, get_task, select_queried
 
 # Problems where no number is asked for.
 _COUNT = 10_000
+# What the two tables of a task show.
+_RIGHT, _STEPS = "right answers", "every step right"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +47,11 @@ class Attempt:
 
     def row(self) -> dict[str, Any]:
         """Return the attempt as an object of attempts.jsonl."""
-        grade = asdict(self.grade)
-        if not self.grade.right:
-            del grade["right"]
-        return {
-            "prompt": self.problem.prompt,
-            "solution": self.problem.solution,
-            "text": self.text,
-            "level": self.level,
-            **grade,
-        }
+        texts = {"prompt": self.problem.prompt, "solution": self.problem.solution}
+        row = {**texts, "text": self.text, "level": self.level, **asdict(self.grade)}
+        if not row["right"]:
+            del row["right"]
+        return row
 
 
 def attempt(
@@ -115,11 +107,7 @@ def _join_words(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
 
 
 def score_attempts(
-    attempts: Sequence[Attempt],
-    task: TaskDefinition,
-    *,
-    name: str,
-    split: str,
+    attempts: Sequence[Attempt], task: TaskDefinition, *, name: str, split: str
 ) -> Solved:
     """Return the shares of right attempts with 95% intervals, also by level, and the faults."""
     by_level = {
@@ -183,43 +171,35 @@ def _shares(attempts: Sequence[Attempt], level: int | None = None) -> Shares:
 
 
 def prepare_problems(
-    checkpoints: Sequence[Checkpoint],
-    names: Sequence[str],
-    options: EvalOptions,
-    out: Path,
-    tell: Tell,
+    opened: Sequence[Checkpoint], names: Sequence[str], options: EvalOptions, out: Path, tell: Tell
 ) -> Callable[[], Part]:
     """Return what has the final models of runs solve problems; refuse those it was trained on."""
-    tasks = {
-        each.name: {name: _task_of(each, name, options) for name in names} for each in checkpoints
-    }
+    tasks = {(name, each.name): _task_of(each, name, options) for each in opened for name in names}
 
     def measure() -> Part:
-        solved = {
-            name: {
-                each.name: solve(each, tasks[each.name][name], options, tell)
-                for each in checkpoints
+        tables, rows = dict[str, Table](), list[Row]()
+        for name in names:
+            solved = {
+                each.name: solve(each, tasks[name, each.name], options, tell) for each in opened
             }
-            for name in names
-        }
+            # They differ between models of different problems.
+            guesses = ", ".join(dict.fromkeys(f"{each.chance:.1%}" for each in solved.values()))
+            tables[f"{name}, {_RIGHT}"] = Table(better="higher", caption=f"A guess: {guesses}.")
+            tables[f"{name}, {_STEPS}"] = Table(better="higher")
+            rows += _rows(name, solved)
         return Part(
             title="Problems of their tasks",
             how=f"Problems of the split {options.split}. 95% intervals by Wilson's method, over "
             "problems and not over seeds of training. Beside a model's answers: the first faults "
             "of its wrong solutions.",
-            tables={
-                table: Table(better="higher", caption=guess)
-                for name, of_models in solved.items()
-                for table, guess in zip(_tables(name), (_guesses(of_models), ""), strict=True)
-            },
-            rows=tuple(row for name, of_models in solved.items() for row in _rows(name, of_models)),
+            tables=tables,
+            rows=tuple(rows),
         )
 
     return measure
 
 
 def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell: Tell) -> Solved:
-    """Let the final model of a run solve problems of a task."""
     name, count = str(task.name), options.limit or _COUNT
     definition = get_task(name)
     problems = definition.problems(options.split, count, task.seed, **task.fields())
@@ -235,44 +215,34 @@ def solve(checkpoint: Checkpoint, task: config.Task, options: EvalOptions, tell:
     return score_attempts(attempts, definition, name=name, split=options.split)
 
 
-def _tables(task: str) -> tuple[str, str]:
-    return f"{task}, right answers", f"{task}, every step right"
-
-
-def _guesses(solved: Mapping[str, Solved]) -> str:
-    """Say what a guess has right, which differs between models of different problems."""
-    return f"A guess: {', '.join(dict.fromkeys(f'{s.chance:.1%}' for s in solved.values()))}."
-
-
 def _rows(task: str, solved: Mapping[str, Solved]) -> Iterator[Row]:
     """Yield right answers, then every step right: of all problems, and by level."""
-    chances = {each.chance for each in solved.values()}
-    levels = dict.fromkeys(
-        (kind, level) for each in solved.values() for kind, by in each.by.items() for level in by
-    )
-    for of_answers, table in zip((True, False), _tables(task), strict=True):
+    shares: dict[str, dict[str, Shares]] = {"all": dict(solved)}
+    for model, of_model in solved.items():
+        for kind, by in of_model.by.items():
+            for level, of_level in by.items():
+                shares.setdefault(f"{kind}: {level}", {})[model] = of_level
+    chances = {of_model.chance for of_model in solved.values()}
+    for name, of_models in shares.items():
+        scores = {
+            m: Score(
+                value=s.accuracy,
+                interval=s.interval,
+                count=s.count,
+                counts=s.faults if isinstance(s, Solved) else {},
+            )
+            for m, s in of_models.items()
+        }
+        chance = min(chances) if name == "all" and len(chances) == 1 else None
         yield Row(
-            table=table,
-            name="all",
-            unit="problems",
-            scores={model: _score(each, of_answers, each.faults) for model, each in solved.items()},
-            chance=min(chances) if len(chances) == 1 and of_answers else None,
+            table=f"{task}, {_RIGHT}", name=name, unit="problems", scores=scores, chance=chance
         )
-        for kind, level in levels:
-            scores = {
-                model: _score(each.by[kind][level], of_answers, {})
-                for model, each in solved.items()
-                if level in each.by.get(kind, {})
-            }
-            yield Row(table=table, name=f"{kind}: {level}", unit="problems", scores=scores)
-
-
-def _score(shares: Shares, of_answers: bool, faults: Mapping[str, int]) -> Score:
-    """Return the share of right answers, beside faults, or of solutions with every step right."""
-    count = shares.count
-    if of_answers:
-        return Score(value=shares.accuracy, interval=shares.interval, count=count, counts=faults)
-    return Score(value=shares.steps, interval=shares.steps_interval, count=count)
+    for name, of_models in shares.items():
+        scores = {
+            m: Score(value=s.steps, interval=s.steps_interval, count=s.count)
+            for m, s in of_models.items()
+        }
+        yield Row(table=f"{task}, {_STEPS}", name=name, unit="problems", scores=scores)
 
 
 def _task_of(checkpoint: Checkpoint, name: str, options: EvalOptions) -> config.Task:

@@ -15,7 +15,8 @@ do. It may include others, as in lm-eval. It is data: Python code (``!function``
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,15 @@ class EvalTask:
 
     name: str
     """Its name in lm-eval, where it has one."""
-    schema: str
+    schema: str = ""
     """Kind of its records: a name of ``task_records.SCHEMAS``; empty: of a user's own file."""
     split: str
     """Split that is evaluated: "test", "validation", or "default" where there is no other."""
-    chance: float
+    chance: float = 0.0
     """Share that a guess has right; 0: it differs from item to item."""
-    tables: str
+    tables: str = ""
     """Tables of the paper that it is in."""
-    paper: Mapping[str, float]
+    paper: Mapping[str, float] = field(default_factory=dict)
     """The paper's accuracies in percent: "LLaMA", "HC" (Hyper-Connections) and "LIMe"."""
     stem: str
     """Start of the names of its files."""
@@ -74,8 +75,7 @@ class EvalTask:
             definition |= {"test_split": self.split, "fewshot_split": self.split}
             definition.pop("validation_split", None)
             if "fewshot_config" in definition:
-                config = {**definition["fewshot_config"], "split": self.split}
-                definition["fewshot_config"] = config
+                definition["fewshot_config"] |= {"split": self.split}
         return definition
 
     def data_set(self) -> str:
@@ -86,42 +86,37 @@ class EvalTask:
 
 
 def _task(
-    name: str, split: str, chance: float, tables: str, *paper: float, schema: str = ""
+    schema: str, stem: str, split: str, chance: float, tables: str, *paper: float
 ) -> EvalTask:
     return EvalTask(
-        name=name,
-        schema=schema or name,
+        name=_BIGBENCH.format(stem.replace("__", "_")) if schema == "bigbench" else stem,
+        schema=schema,
         split=split,
         chance=chance,
         tables=tables,
         paper=dict(zip(("LLaMA", "HC", "LIMe"), paper, strict=True)),
-        stem=name,
+        stem=stem,
     )
 
 
-def _bigbench(stem: str, chance: float, tables: str, *paper: float) -> EvalTask:
-    name = _BIGBENCH.format(stem.replace("__", "_"))
-    task = _task(name, "default", chance, tables, *paper, schema="bigbench")
-    return EvalTask(**{**vars(task), "stem": stem})
-
-
+_bigbench = partial(_task, "bigbench")
 _ALL = (
-    _task("multirc", "validation", 1 / 2, "1, 4", 43.24, 54.34, 56.15),
-    _task("wic", "validation", 1 / 2, "1, 4", 50.00, 49.72, 50.44),
-    _task("qnli", "validation", 1 / 2, "1, 4", 49.49, 49.43, 51.43),
-    _task("arc_easy", "test", 1 / 4, "1, 5", 70.45, 71.15, 71.15, schema="arc"),
-    _task("arc_challenge", "test", 1 / 4, "1, 5", 38.70, 37.63, 39.30, schema="arc"),
-    _bigbench("key_value_maps", 1 / 2, "1, 6", 45.94, 51.68, 55.64),
-    _bigbench("mathematical_induction", 1 / 2, "1, 6", 54.20, 51.59, 55.36),
-    _bigbench("logical_deduction__three_objects", 1 / 3, "1, 6", 33.60, 33.87, 34.47),
-    _task("copa", "validation", 1 / 2, "4", 75.80, 74.00, 75.20),
-    _task("wnli", "validation", 1 / 2, "4", 51.27, 56.34, 56.06),
-    _task("hellaswag", "validation", 1 / 4, "5", 52.55, 54.04, 52.85),
-    _task("openbookqa", "test", 1 / 4, "5", 37.68, 40.08, 39.68),
-    _bigbench("disambiguation_qa", 1 / 3, "6", 30.16, 26.20, 30.23),
-    _bigbench("logical_deduction__five_objects", 1 / 5, "6", 19.44, 19.92, 20.72),
-    _bigbench("implicit_relations", 1 / 25, "6", 12.94, 15.29, 14.82),
-    _bigbench("reasoning_about_colored_objects", 0.0, "6", 16.97, 18.48, 17.39),
+    _task("multirc", "multirc", "validation", 1 / 2, "1, 4", 43.24, 54.34, 56.15),
+    _task("wic", "wic", "validation", 1 / 2, "1, 4", 50.00, 49.72, 50.44),
+    _task("qnli", "qnli", "validation", 1 / 2, "1, 4", 49.49, 49.43, 51.43),
+    _task("arc", "arc_easy", "test", 1 / 4, "1, 5", 70.45, 71.15, 71.15),
+    _task("arc", "arc_challenge", "test", 1 / 4, "1, 5", 38.70, 37.63, 39.30),
+    _bigbench("key_value_maps", "default", 1 / 2, "1, 6", 45.94, 51.68, 55.64),
+    _bigbench("mathematical_induction", "default", 1 / 2, "1, 6", 54.20, 51.59, 55.36),
+    _bigbench("logical_deduction__three_objects", "default", 1 / 3, "1, 6", 33.60, 33.87, 34.47),
+    _task("copa", "copa", "validation", 1 / 2, "4", 75.80, 74.00, 75.20),
+    _task("wnli", "wnli", "validation", 1 / 2, "4", 51.27, 56.34, 56.06),
+    _task("hellaswag", "hellaswag", "validation", 1 / 4, "5", 52.55, 54.04, 52.85),
+    _task("openbookqa", "openbookqa", "test", 1 / 4, "5", 37.68, 40.08, 39.68),
+    _bigbench("disambiguation_qa", "default", 1 / 3, "6", 30.16, 26.20, 30.23),
+    _bigbench("logical_deduction__five_objects", "default", 1 / 5, "6", 19.44, 19.92, 20.72),
+    _bigbench("implicit_relations", "default", 1 / 25, "6", 12.94, 15.29, 14.82),
+    _bigbench("reasoning_about_colored_objects", "default", 0.0, "6", 16.97, 18.48, 17.39),
 )
 TASKS: Mapping[str, EvalTask] = {task.name: task for task in _ALL}
 """The paper's tasks by name, in the order of its tables."""
@@ -167,10 +162,10 @@ def own_task(name: str) -> EvalTask:
     """Return the task of a user's file; raise if it cannot be asked as the paper's are."""
     path = Path(name).expanduser()
     definition = _read(path, _DEEPEST)
-    for field in ("task", "dataset_path"):
-        if not isinstance(definition.get(field), str):
+    for needed in ("task", "dataset_path"):
+        if not isinstance(definition.get(needed), str):
             raise ValueError(
-                f"{path} has no {field}; --tasks takes the definition of one task, not of a group"
+                f"{path} has no {needed}; --tasks takes the definition of one task, not of a group"
             )
     task = definition["task"]
     if task in TASKS:
@@ -193,9 +188,7 @@ def own_task(name: str) -> EvalTask:
     split = definition.get("test_split") or definition.get("validation_split")
     if not split or not isinstance(split, str):
         raise ValueError(f"{path} names no test_split and no validation_split to evaluate")
-    return EvalTask(
-        name=task, schema="", split=split, chance=0.0, tables="", paper={}, stem=task, file=path
-    )
+    return EvalTask(name=task, split=split, stem=task, file=path)
 
 
 def examples_split(definition: Mapping[str, Any]) -> str | None:

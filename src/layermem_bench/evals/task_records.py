@@ -5,32 +5,8 @@
     --records TASK=FILE             the split that is evaluated
     --records TASK:train=FILE       what few-shot examples are drawn from
 
-    ARC         {"question", "choices": {"text", "label"}, "answerKey"}
-                or {"query": "Question: ...", "choices": [...], "gold": 0}
-    OpenBookQA  {"question_stem", "choices": {"text", "label"}, "answerKey"}
-                or a table: Question Stem, Choices "(A) ... (B) ...", Answer Key
-    HellaSwag   {"activity_label", "ctx_a", "ctx_b", "endings", "label"}
-                or {"ctx": "activity: text", "endings", "label"}
-    COPA        {"premise", "question": "cause" or "effect", "choice1", "choice2", "label"}
-    MultiRC     {"paragraph", "question", "answer", "label"}
-    WiC         {"sentence1", "sentence2", "start1", "end1", "label"}
-    QNLI        {"question", "sentence", "label": 0 or "entailment"}
-    WNLI        {"sentence1", "sentence2", "label"}
-    BIG-bench   {"inputs", "targets", "multiple_choice_targets"}
-                or its own JSON, a file of a task:
-                {"task_prefix": "...", "example_input_prefix": "\\nQ: ",
-                 "example_output_prefix": "\\nA: ", "choice_prefix": "\\n  choice: ",
-                 "append_choices_to_input": true,
-                 "examples": [{"input": "...", "target_scores": {"yes": 1, "no": 0}}]}
-
-Only these fields are kept. A label that is none of an item's choices is refused: lm-eval would
-count every model as wrong.
-
-BIG-bench's defaults are those of its documentation. A prompt is task_prefix, input prefix, input,
-choices (unless they are not appended), output prefix, without white space at its ends: lm-eval puts
-a space before an answer. BIG-bench shuffles the appended choices; here they are in alphabetical
-order, which does not depend on which is right. The right answers are those of the highest score.
-Its files carry a canary: they are never to be trained on.
+docs/evals.md lists the fields of each task; others are left out. A label that is none of an item's
+choices is refused: lm-eval would count every model as wrong.
 """
 
 import json
@@ -60,21 +36,18 @@ def find_records(places: Sequence[str], tasks: Sequence[EvalTask]) -> dict[str, 
     folders, given = _read_places(places)
     found: dict[str, Files] = {}
     for task in tasks:
-        if task.file is not None:
-            continue
-        files = {
-            split: given.get((task.name, split)) or _in_folders(folders, task, split)
-            for split in task.splits
-        }
-        if files[task.split]:
-            found[task.name] = {split: paths for split, paths in files.items() if paths}
+        if task.file is None:
+            files = {
+                split: given.get((task.name, split)) or _in_folders(folders, task, split)
+                for split in task.splits
+            }
+            if files[task.split]:
+                found[task.name] = {split: paths for split, paths in files.items() if paths}
     return found
 
 
 def expected_file(task: EvalTask) -> str:
-    """Return the name of a file that would hold a task's records."""
-    end = ".json" if task.split == "default" else ".jsonl"
-    return f"{task.stems(task.split)[0]}{end}"
+    return task.stems(task.split)[0] + (".json" if task.split == "default" else ".jsonl")
 
 
 def read_docs(task: EvalTask, paths: Sequence[Path]) -> list[Doc]:
@@ -101,7 +74,7 @@ def _read_places(
         if not equals:
             if not path.is_dir():
                 raise ValueError(f"{path} is a file: say of which task, as in TASK={path}")
-            folders.append(path)
+            folders += [folder for folder in (path, path / "bigbench") if folder.is_dir()]
             continue
         task_name, colon, split = name.partition(":")
         task = find_task(task_name)
@@ -113,9 +86,7 @@ def _read_places(
 
 
 def _in_folders(folders: Sequence[Path], task: EvalTask, split: str) -> tuple[Path, ...]:
-    for folder in (inner for outer in folders for inner in (outer, outer / "bigbench")):
-        if not folder.is_dir():
-            continue
+    for folder in folders:
         files = {
             path: path.name.partition(".")[0]
             for path in sorted(folder.iterdir())
@@ -146,8 +117,7 @@ def _records(path: Path) -> Iterator[Record]:
     return _examples(path) if is_whole else file_records(path)
 
 
-def arc(record: Record) -> Doc:
-    """Return a record of ARC."""
+def _arc(record: Record) -> Doc:
     if "query" in record.fields:
         question = record.text("query").removeprefix("Question: ")
         choices = record.texts("choices")
@@ -156,50 +126,41 @@ def arc(record: Record) -> Doc:
     return {"question": record.text("question"), **_keyed(record)}
 
 
-def openbookqa(record: Record) -> Doc:
-    """Return a record of OpenBookQA."""
+def _openbookqa(record: Record) -> Doc:
     if "Question Stem" not in record.fields:
         return {"question_stem": record.text("question_stem"), **_keyed(record)}
-    stem, listed = (record.text(name) for name in ("Question Stem", "Choices"))
-    key = record.text("Answer Key").strip()
-    choices = _split_choices(listed)
-    letters = list(_LETTERS[: len(choices)])
+    stem, listed, key = map(record.text, ("Question Stem", "Choices", "Answer Key"))
+    choices, key = _split_choices(listed), key.strip()
     if len(choices) < 2 or not all(choices):
         raise record.error("Choices", "be (A) ... (B) ... in order", listed)
-    if key not in letters:
+    if key not in (letters := list(_LETTERS[: len(choices)])):
         raise record.error("Answer Key", f"be one of {', '.join(letters)}", key)
     return {"question_stem": stem, **_lettered(choices, key)}
 
 
-def hellaswag(record: Record) -> Doc:
-    """Return a record of HellaSwag.
-
-    Of one with ``ctx`` it is not known where ``ctx_b`` begins, whose first letter lm-eval writes
-    large; it is left as it is.
-    """
+def _hellaswag(record: Record) -> Doc:
     endings = record.texts("endings")
     if "ctx" in record.fields and "ctx_a" not in record.fields:
         activity, colon, context = record.text("ctx").partition(": ")
         if not colon:
             raise record.error("ctx", "be 'activity: text'", activity)
+        # It is not known where ctx_b begins, whose first letter lm-eval writes large.
         texts = {"activity_label": activity, "ctx_a": context, "ctx_b": ""}
     else:
-        texts = {name: record.text(name) for name in ("activity_label", "ctx_a")}
+        texts = _texts(record, "activity_label", "ctx_a")
         texts["ctx_b"] = record.text("ctx_b", blank=True)
     return {**texts, "endings": endings, "label": _label(record, "label", len(endings))}
 
 
-def copa(record: Record) -> Doc:
-    """Return a record of COPA."""
+def _copa(record: Record) -> Doc:
     if (question := record.text("question")) not in ("cause", "effect"):
         raise record.error("question", "be 'cause' or 'effect'", question)
-    texts = {name: record.text(name) for name in ("premise", "choice1", "choice2")}
+    texts = _texts(record, "premise", "choice1", "choice2")
     return {**texts, "question": question, "label": _label(record, "label", 2)}
 
 
-def wic(record: Record) -> Doc:
-    """Return a record of WiC."""
-    texts = {name: record.text(name) for name in ("sentence1", "sentence2")}
+def _wic(record: Record) -> Doc:
+    texts = _texts(record, "sentence1", "sentence2")
     start, end = map(record.number, ("start1", "end1"))
     if not 0 <= start < end <= len(texts["sentence1"]):
         raise ValueError(
@@ -209,8 +170,8 @@ def wic(record: Record) -> Doc:
     return {**texts, "start1": start, "end1": end, "label": _label(record, "label", 2)}
 
 
-def bigbench(record: Record) -> Doc:
-    """Return a record of BIG-bench as the hub has it."""
+def _bigbench(record: Record) -> Doc:
+    """Return a record as the hub has it."""
     choices = record.texts("multiple_choice_targets")
     targets = record.texts("targets")
     if targets[0] not in choices:
@@ -220,7 +181,12 @@ def bigbench(record: Record) -> Doc:
 
 
 def _examples(path: Path) -> Iterator[Record]:
-    """Yield a record, with its whole prompt, of each example of BIG-bench's own JSON."""
+    """Yield a record, with its whole prompt, of each example of BIG-bench's own JSON.
+
+    {"task_prefix": ..., "examples": [{"input": ..., "target_scores": {"yes": 1, "no": 0}}], ...}
+
+    The right answers are those of the highest score.
+    """
     task = read_json(path)
     examples = task.get("examples") if isinstance(task, Mapping) else None
     if not isinstance(examples, list):
@@ -242,54 +208,53 @@ def _examples(path: Path) -> Iterator[Record]:
 
 
 def _prompt(task: Mapping[str, Any], question: str, choices: list[str]) -> str:
-    appended = ""
+    """Return the prompt of an example, by the defaults of BIG-bench's documentation.
+
+    BIG-bench shuffles the appended choices; their order here does not depend on which is right.
+    Ends have no white space: lm-eval puts a space before an answer.
+    """
+    parts = [task.get("task_prefix", ""), task.get("example_input_prefix", "\nQ: "), question]
     if task.get("append_choices_to_input", True):
         prefix = task.get("choice_prefix", "\n  choice: ")
-        appended = "".join(prefix + choice for choice in choices)
-    parts = (
-        task.get("task_prefix", ""),
-        task.get("example_input_prefix", "\nQ: "),
-        question,
-        appended,
-        task.get("example_output_prefix", "\nA: "),
-    )
+        parts += [prefix + choice for choice in choices]
+    parts.append(task.get("example_output_prefix", "\nA: "))
     return "".join(parts).strip()
 
 
-def _labelled(*texts: str, labels: Sequence[str] = ()) -> Callable[[Record], Doc]:
-    """Return what reads records of texts and a label, a number or one of two names."""
-
-    def read(record: Record) -> Doc:
-        doc = {name: record.text(name) for name in texts}
-        return {**doc, "label": _label(record, "label", 2, labels)}
-
-    return read
+def _labelled(record: Record, *texts: str, labels: Sequence[str] = ()) -> Doc:
+    """Return a record of texts and a label, a number or one of two names."""
+    return {**_texts(record, *texts), "label": _label(record, "label", 2, labels)}
 
 
+_ENTAILED = ("entailment", "not_entailment")
 SCHEMAS: Mapping[str, Callable[[Record], Doc]] = {
-    "arc": arc,
-    "openbookqa": openbookqa,
-    "hellaswag": hellaswag,
-    "copa": copa,
-    "multirc": _labelled("paragraph", "question", "answer"),
-    "wic": wic,
-    "qnli": _labelled("question", "sentence", labels=("entailment", "not_entailment")),
-    "wnli": _labelled("sentence1", "sentence2", labels=("not_entailment", "entailment")),
-    "bigbench": bigbench,
+    "arc": _arc,
+    "openbookqa": _openbookqa,
+    "hellaswag": _hellaswag,
+    "copa": _copa,
+    "multirc": lambda record: _labelled(record, "paragraph", "question", "answer"),
+    "wic": _wic,
+    "qnli": lambda record: _labelled(record, "question", "sentence", labels=_ENTAILED),
+    "wnli": lambda record: _labelled(record, "sentence1", "sentence2", labels=_ENTAILED[::-1]),
+    "bigbench": _bigbench,
 }
 """Name of each kind of record to what reads it."""
 
 
+def _texts(record: Record, *names: str) -> Doc:
+    return {name: record.text(name) for name in names}
+
+
 def _split_choices(listed: str) -> list[str]:
     """Return the choices of a text ``(A) ... (B) ...``; a letter out of its order is text."""
-    choices, rest = [], listed
+    texts = [listed]
     for letter in _LETTERS:
-        before, mark, after = rest.partition(f"({letter}) ")
+        before, mark, after = texts[-1].partition(f"({letter}) ")
         if not mark:
             break
-        choices.append(before)
-        rest = after
-    return [choice.strip() for choice in [*choices[1:], rest]] if choices else []
+        texts[-1:] = [before, after]
+    # What stands before the first letter is no choice.
+    return [text.strip() for text in texts[1:]]
 
 
 def _label(record: Record, name: str, count: int, names: Sequence[str] = ()) -> int:

@@ -15,12 +15,18 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from layermem_bench.config.text_hash import hash_to_unit_interval
-from layermem_bench.tasks.arithmetic_drawing import Rules, draw_expression, has_trivial_step
+from layermem_bench.tasks.arithmetic_drawing import (
+    HeldOut,
+    Parentheses,
+    Rules,
+    draw_expression,
+    is_trivial,
+)
 from layermem_bench.tasks.expressions import (
     OPERATORS,
     Expression,
@@ -60,7 +66,6 @@ class Example:
 
     @property
     def operands(self) -> int:
-        """The number of operands of the expression."""
         return len(re.findall(r"\d+", self.prompt))
 
     @property
@@ -78,9 +83,9 @@ def generate(
     operators: str = OPERATORS,
     operand_max: int = 20,
     value_max: int = 200,
-    parentheses: Literal["needed", "all", "none"] = "needed",
+    parentheses: Parentheses = "needed",
     trivial: float = 0.1,
-    held_out: Literal["strict", "expression"] = "strict",
+    held_out: HeldOut = "strict",
 ) -> list[Example]:
     """Draw ``count`` different expressions of ``operands`` numbers.
 
@@ -117,7 +122,10 @@ def generate(
             position = split_position(expression)
         else:
             position = hash_to_unit_interval(write(expression, parentheses))
-        return _as_example(expression, parentheses) if low <= position < high else None
+        if not low <= position < high:
+            return None
+        steps = [write(step, parentheses) for step in (expression, *solve(expression))]
+        return Example(f"{steps[0]} =", " = ".join(steps[1:]), evaluate(expression))
 
     sizes = ", ".join(f"{name} {value}" for name, value in vars(rules).items())
     sizes = f"{operands} operands, {sizes}, split {split}"
@@ -156,7 +164,6 @@ def grade(prompt: str, text: str) -> Grade:
 
 
 def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
     inner = tokenizer_of_words(["=", *OPERATORS, "(", ")", *map(str, range(value_max + 1))])
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex(r"[0-9]+|."), "isolated")]
@@ -165,27 +172,29 @@ def word_tokenizer(value_max: int = 200, **_: Any) -> Tokenizer:
 
 
 def describe(examples: Sequence[Example]) -> dict[str, Any]:
-    """Return statistics of examples: operators, answers, lengths, trivial steps."""
     require(len(examples) > 0, "there are no examples to describe")
-    trees = [parse(example.prompt.rpartition("=")[0]) for example in examples]
-    operators = Counter(operation[0] for tree in trees for operation in operations(tree))
+    trees = [list(operations(parse(example.chain[0]))) for example in examples]
+    steps = [step for tree in trees for step in tree]
+    operators = Counter(operator for operator, _, _ in steps)
     answers = sorted(example.answer for example in examples)
     commonest, times = Counter(answers).most_common(1)[0]
     lengths = [len(re.findall(r"\d+|[^\s\d]", f"{e.prompt} {e.solution}")) + 1 for e in examples]
-    values = [evaluate(operation) for tree in trees for operation in operations(tree)]
-    total = sum(operators.values())
+    with_trivial_step = [
+        any(is_trivial(operator, evaluate(x), evaluate(y)) for operator, x, y in tree)
+        for tree in trees
+    ]
     return {
         "expressions": len(examples),
-        "operators": {sign: operators[sign] / total for sign in OPERATORS if operators[sign]},
+        "operators": {sign: operators[sign] / len(steps) for sign in OPERATORS if operators[sign]},
         "answer: smallest, median, largest": [
             summary(answers) for summary in (min, statistics.median, max)
         ],
         "different answers": len(set(answers)),
         "always answering the commonest": {"answer": commonest, "right": times / len(answers)},
-        "share of values on the way above 100": sum(v > 100 for v in values) / len(values),
+        "share of values on the way above 100": statistics.fmean(evaluate(s) > 100 for s in steps),
         "tokens: shortest, mean, longest": spread(lengths),
-        "share with parentheses": sum("(" in e.prompt for e in examples) / len(examples),
-        "share with a trivial step": sum(map(has_trivial_step, trees)) / len(examples),
+        "share with parentheses": statistics.fmean("(" in e.prompt for e in examples),
+        "share with a trivial step": statistics.fmean(with_trivial_step),
     }
 
 
@@ -203,24 +212,23 @@ def overlap(tests: Sequence[Example], training: Sequence[Example]) -> dict[str, 
     texts = {text for example in training for text in example.chain}
     steps = {step for example in training for step in _long_steps(example)}
     questions = {sort_operands(parse(example.chain[0])) for example in training}
-    shared = {
-        "every later step in training solutions": [
+    return {
+        "every later step in training solutions": statistics.fmean(
             texts.issuperset(example.chain[1:]) for example in tests
-        ],
-        "a training expression, up to order": [
+        ),
+        "a training expression, up to order": statistics.fmean(
             sort_operands(parse(example.chain[0])) in questions for example in tests
-        ],
-        "a step of 2 operations or more in training solutions, up to order": [
+        ),
+        "a step of 2 operations or more in training solutions, up to order": statistics.fmean(
             not steps.isdisjoint(_long_steps(example)) for example in tests
-        ],
+        ),
     }
-    return {name: statistics.fmean(column) for name, column in shared.items()}
 
 
 def _long_steps(example: Example) -> set[Expression]:
     """Return the expressions of two operations or more of a solution, with operands in order."""
     expressions = map(parse, example.chain)
-    return {sort_operands(step) for step in expressions if sum(1 for _ in operations(step)) > 1}
+    return {sort_operands(step) for step in expressions if len(list(operations(step))) > 1}
 
 
 def probe_words(value_max: int = 200, **_: Any) -> tuple[str, ...]:
@@ -235,15 +243,6 @@ def options_of_splits(options: Mapping[str, Any]) -> tuple[str, ...]:
     """
     strict = options.get("held_out", "strict") == "strict"
     return ("held_out",) if strict else ("held_out", "parentheses")
-
-
-def _as_example(expression: Expression, parentheses: str) -> Example:
-    steps = solve(expression)
-    return Example(
-        prompt=f"{write(expression, parentheses)} =",
-        solution=" = ".join(write(step, parentheses) for step in steps),
-        answer=evaluate(expression),
-    )
 
 
 def _read_number(text: str) -> int | None:

@@ -5,23 +5,22 @@ the form of ``6 * 7 - 5``. Drawing everything at once and rejecting what has no 
 leave mostly additions of small numbers, since few random divisions come out even.
 """
 
+import math
 import random
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from layermem_bench.tasks.expressions import (
     OPERATORS,
     RANK,
     Expression,
     apply_operator,
-    evaluate,
-    operations,
 )
 from layermem_bench.tasks.problems import require, require_one_of
 
-PARENTHESES = ("needed", "all", "none")
-HELD_OUT = ("strict", "expression")
+Parentheses = Literal["needed", "all", "none"]
+HeldOut = Literal["strict", "expression"]
 # How often numbers are drawn for one form before another form is drawn.
 _TRIES = 20
 Form: TypeAlias = tuple[str, Any, Any] | None
@@ -50,8 +49,8 @@ class Rules:
             f"{self.operand_max} and {self.value_max}",
         )
         require(0 <= self.trivial <= 1, f"trivial must be from 0 to 1, got {self.trivial}")
-        require_one_of("parentheses", self.parentheses, PARENTHESES)
-        require_one_of("held_out", self.held_out, HELD_OUT)
+        require_one_of("parentheses", self.parentheses, get_args(Parentheses))
+        require_one_of("held_out", self.held_out, get_args(HeldOut))
 
 
 def draw_expression(operands: int, rules: Rules, draw: random.Random) -> Expression | None:
@@ -60,8 +59,7 @@ def draw_expression(operands: int, rules: Rules, draw: random.Random) -> Express
     if not is_written(form, rules.parentheses):
         return None
     for _ in range(_TRIES):
-        filled = fill_form(form, rules, draw)
-        if filled is not None:
+        if filled := fill_form(form, rules, draw):
             return filled[0]
     return None
 
@@ -69,9 +67,8 @@ def draw_expression(operands: int, rules: Rules, draw: random.Random) -> Express
 def draw_form(operands: int, rules: Rules, draw: random.Random) -> Form:
     """Draw a binary tree, each shape as likely as any other, with an operator at each node.
 
-    Example: 4 operands have 5 shapes. The left side gets 1, 2 or 3 operands with the weights
-    2, 1 and 2, which are the numbers of shapes with such a left side (``count_shapes(1) *
-    count_shapes(3)`` and so on); then both sides are drawn in the same way.
+    The left side gets 1, 2 or 3 of 4 operands with the weights 2, 1 and 2: so many of the 5 shapes
+    have such a left side. Then both sides are drawn in the same way.
     """
     if operands == 1:
         return None
@@ -81,12 +78,9 @@ def draw_form(operands: int, rules: Rules, draw: random.Random) -> Form:
     return operator, draw_form(left, rules, draw), draw_form(operands - left, rules, draw)
 
 
-@lru_cache
 def count_shapes(operands: int) -> int:
-    """Return how many binary trees have that many leaves: 1, 1, 2, 5, 14, ..."""
-    if operands == 1:
-        return 1
-    return sum(count_shapes(left) * count_shapes(operands - left) for left in range(1, operands))
+    """Return how many binary trees have that many leaves: 1, 1, 2, 5, 14, ... (Catalan numbers)."""
+    return math.comb(2 * operands - 2, operands - 1) // operands
 
 
 def is_written(form: Form, parentheses: str) -> bool:
@@ -132,34 +126,24 @@ def fill_form(form: Form, rules: Rules, draw: random.Random) -> tuple[Expression
     if form is None:
         number = draw.randint(1, rules.operand_max)
         return number, number
-    operator, left_form, right_form = form
+    operator, *forms = form
     trivial_allowed = draw.random() < rules.trivial
-    left = right = None
-    if left_form is not None or right_form is None:
-        left = fill_form(left_form, rules, draw)
-    if right_form is not None:
-        right = fill_form(right_form, rules, draw)
-    if left_form is None or right_form is None:
-        side = int(right_form is None)
-        if (beside := left if side else right) is None:
+    if None in forms:
+        side = 1 if forms[1] is None else 0
+        if (beside := fill_form(forms[1 - side], rules, draw)) is None:
             return None
         numbers = fitting_numbers(operator, beside[1], side, trivial_allowed, rules)
         if not numbers:
             return None
         number = draw.choice(numbers)
-        left, right = (left, (number, number)) if side else ((number, number), right)
-    if left is None or right is None:
+        sides = [beside, (number, number)] if side else [(number, number), beside]
+    else:
+        sides = [filled for each in forms if (filled := fill_form(each, rules, draw))]
+    if len(sides) < 2:
         return None
+    left, right = sides
     value = _value_if_allowed(operator, left[1], right[1], trivial_allowed, rules)
     return None if value is None else ((operator, left[0], right[0]), value)
-
-
-def has_trivial_step(expression: Expression) -> bool:
-    """Return whether any operation of an expression is trivial."""
-    return any(
-        is_trivial(operator, evaluate(left), evaluate(right))
-        for operator, left, right in operations(expression)
-    )
 
 
 def is_trivial(operator: str, x: int, y: int) -> bool:

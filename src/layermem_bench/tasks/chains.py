@@ -25,24 +25,11 @@ import random
 import statistics
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args
 
 from tokenizers import Tokenizer
 
-from layermem_bench.tasks.chain_statements import (
-    END,
-    ROOT,
-    SIGNS,
-    Statement,
-    possible_answers,
-    read_statements,
-    shortcuts_for,
-    solve,
-    statements_as_text,
-    try_shortcut,
-    write_statement,
-)
 from layermem_bench.tasks.problems import (
     BLANK,
     Grade,
@@ -60,9 +47,15 @@ from layermem_bench.tasks.problems import (
 )
 
 VARIABLES = string.ascii_lowercase
+# What a statement ends with, and what the first of a chain refers to, where signs are asked for.
+_END, _ROOT = ";", "1"
 Order = Literal["shuffled", "levels", "interleaved", "chain"]
 Ask = Literal["end", "statements"]
 Names = Literal["random", "places"]
+# A variable, its sign ("" where values are handed on), and what it is defined by.
+Statement = tuple[str, str, str]
+# Returns an answer, given the statements and a variable, by fewer statements than it takes.
+Shortcut = Callable[[Sequence[Statement], str], str]
 
 
 def generate(
@@ -84,13 +77,10 @@ def generate(
 
     ``order`` is that of the statements: at random; level by level, at random within a level
     (levels); chains mixed at random, but each variable after what it is defined by (interleaved);
-    or one chain after the other (chain).
-
-    ``blanks`` is the number of blanks that stand before statements, at random, so that the place of
-    a statement does not tell which it is.
-
-    ``names`` is how variables are called: at random, or by the place of their statement, the first
-    a, the second b (places), so that which statement defines a variable needs no search.
+    or one chain after the other (chain). ``blanks`` stand before statements, at random, so that the
+    place of a statement does not tell which it is. Variables are named at random by the first
+    ``variables`` letters, or by the place of their statement, the first a, the second b (``names``
+    is places), so that which statement defines a variable needs no search.
 
     Variables are asked for after all statements, in random order (``ask`` is end), or each where
     its statement ends (statements); in the training set only those up to level ``learned`` (None:
@@ -99,14 +89,13 @@ def generate(
     ``values`` is the number of different values that chains may begin with; None: signs are asked
     for, and every chain begins with 1.
 
-    ``variables`` is the number of letters that variables are named by, the first of the alphabet.
-
     Splits are disjoint whatever the seeds and other options: the set of statements decides.
     """
     check_split_and_count(split, count)
     _check_sizes(depth, chains, learned, variables)
     _check_arrangement(order, ask, names, blanks)
-    _check_values(values, chains, order)
+    if values is not None:
+        _check_values(values, chains, order)
     draw = random.Random(f"{split}-{seed}")
     deepest = depth if learned is None or split != "train" else learned
 
@@ -115,7 +104,7 @@ def generate(
         statements = _arrange(draw, statements, depth, order)
         if names == "places":
             statements = _named_by_places(statements)
-        if not is_in_split(statements_as_text(statements), split):
+        if not is_in_split(_as_text(statements), split):
             return None
         return _as_problem(draw, statements, deepest, ask, blanks)
 
@@ -124,45 +113,140 @@ def generate(
 
 
 def grade(problem: Queried, text: str) -> Grade:
-    """Grade the signs or values that were read, in the order of the queries, separated by spaces.
-
-    A fault is "other" (the opposite sign, another chain's value), "foreign" or "missing".
-    """
-    return grade_answers(problem, text, possible_answers(problem))
+    """Grade signs or values; of faults, "other" is the opposite sign, another chain's value."""
+    return grade_answers(problem, text, _possible_answers(problem))
 
 
 def chance(problems: Sequence[Queried]) -> float:
-    """Return the share that a guess among the signs, or the values of a problem, has right."""
-    return statistics.fmean(1 / len(possible_answers(problem)) for problem in problems)
+    return statistics.fmean(1 / len(_possible_answers(problem)) for problem in problems)
 
 
 def word_tokenizer(values: int | None = None, **_: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
-    roots = [ROOT] if values is None else map(str, range(values))
-    return tokenizer_of_words([BLANK, *SIGNS, "=", END, "?", *roots, *VARIABLES])
+    roots = [_ROOT] if values is None else map(str, range(values))
+    return tokenizer_of_words([BLANK, "+", "-", "=", _END, "?", *roots, *VARIABLES])
 
 
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
-    """Return statistics of problems, and how often shortcuts have an answer right."""
     counts = describe_queried(problems)
     answers = [answer for problem in problems for answer in problem.answers]
-    signs = set(answers) <= set(SIGNS)
-    return {
-        **counts,
-        **({"share of +": answers.count("+") / len(answers)} if signs else {}),
-        "right answers by shortcut": {
-            name: statistics.fmean(ok for p in problems for ok in try_shortcut(name, p))
-            for name in shortcuts_for(problems[0])
-        },
+    if set(answers) <= {"+", "-"}:
+        counts["share of +"] = answers.count("+") / len(answers)
+    shortcuts = FOR_SIGNS if _has_signs(read_statements(problems[0])) else FOR_VALUES
+    counts["right answers by shortcut"] = {
+        name: statistics.fmean(ok for problem in problems for ok in try_shortcut(name, problem))
+        for name in shortcuts
     }
+    return counts
 
 
 def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, float]:
-    """Return which share of the test problems has the statements of a training problem."""
-    share = shared_with_training(
-        tests, training, lambda problem: statements_as_text(read_statements(problem))
-    )
+    share = shared_with_training(tests, training, lambda p: _as_text(read_statements(p)))
     return {"the statements of a training problem, in any order": share}
+
+
+def read_statements(problem: Queried) -> list[Statement]:
+    words = [word for word in problem.prompt.partition(" ? ")[0].split() if word != BLANK]
+    told = " ".join(words).removesuffix(" ;").split(" ; ")
+    return [(name, "".join(sign), base) for name, _, *sign, base in (text.split() for text in told)]
+
+
+def asked_variables(problem: Queried) -> list[str]:
+    """Return the variable of each query, which stands at it or at the head of its statement."""
+    words, names = problem.prompt.split(), [name for name, _, _ in read_statements(problem)]
+    return [
+        names[words[:query].count(_END)] if words[query] == _END else words[query]
+        for query in problem.queries
+    ]
+
+
+def solve(statements: Sequence[Statement]) -> dict[str, tuple[str, int]]:
+    """Return the sign or value of each variable, and its level."""
+    return {name: _follow(statements, name, len(statements)) for name, _, _ in statements}
+
+
+def try_shortcut(name: str, problem: Queried) -> list[bool]:
+    """Return which answers of a problem a shortcut has right."""
+    statements = read_statements(problem)
+    shortcut = (FOR_SIGNS if _has_signs(statements) else FOR_VALUES)[name]
+    return [
+        shortcut(statements, variable) == answer
+        for variable, answer in zip(asked_variables(problem), problem.answers, strict=True)
+    ]
+
+
+def _value_before(statements: Sequence[Statement], variable: str) -> str:
+    """Answer with the last value up to the variable's own statement, or the first of all."""
+    values = _values(statements)
+    so_far = [base for _, _, base in _up_to(statements, variable) if base in values]
+    return so_far[-1] if so_far else values[0]
+
+
+FOR_SIGNS: dict[str, Shortcut] = {
+    "the sign of its own statement": lambda told, name: _follow(told, name, 1)[0],
+    "all minus signs counted": lambda told, _: _product(sign for _, sign, _ in told),
+    "minus signs up to its own statement counted": lambda told, name: _product(
+        sign for _, sign, _ in _up_to(told, name)
+    ),
+    "the sign of the first statement": lambda told, _: told[0][1],
+    "the sign of the last statement": lambda told, _: told[-1][1],
+    "its own statement and the one it refers to": lambda told, name: _follow(told, name, 2)[0],
+}
+FOR_VALUES: dict[str, Shortcut] = {
+    "its own statement": lambda told, name: _follow(told, name, 1)[0],
+    "its own statement and the one it refers to": lambda told, name: _follow(told, name, 2)[0],
+    "the value that stands first": lambda told, _: _values(told)[0],
+    "the value that stands last": lambda told, _: _values(told)[-1],
+    "the last value up to its own statement": _value_before,
+}
+
+
+def _follow(statements: Sequence[Statement], variable: str, most: int) -> tuple[str, int]:
+    """Return the product of signs on the way to the root, and how many statements there were.
+
+    Without signs, it is what the last statement refers to: the value of the chain if it is the
+    first. At most ``most`` statements are followed.
+    """
+    definitions = {name: (sign, base) for name, sign, base in statements}
+    signs = list[str]()
+    while variable in definitions and len(signs) < most:
+        sign, variable = definitions[variable]
+        signs.append(sign)
+    return _product(signs) if all(signs) else variable, len(signs)
+
+
+def _product(signs: Iterable[str]) -> str:
+    return "-" if list(signs).count("-") % 2 else "+"
+
+
+def _has_signs(statements: Sequence[Statement]) -> bool:
+    return bool(statements[0][1])
+
+
+def _up_to(statements: Sequence[Statement], variable: str) -> Sequence[Statement]:
+    names = [name for name, _, _ in statements]
+    return statements[: names.index(variable) + 1]
+
+
+def _values(statements: Sequence[Statement]) -> list[str]:
+    """Return what statements refer to that is no variable, in their order."""
+    names = {name for name, _, _ in statements}
+    return [base for _, _, base in statements if base not in names]
+
+
+def _possible_answers(problem: Queried) -> set[str]:
+    """Return the signs, or the values that a problem's chains begin with."""
+    statements = read_statements(problem)
+    return {"+", "-"} if _has_signs(statements) else set(_values(statements))
+
+
+def _write(statement: Statement) -> str:
+    name, sign, base = statement
+    return f"{name} = {sign} {base}" if sign else f"{name} = {base}"
+
+
+def _as_text(statements: Sequence[Statement]) -> str:
+    """Return the text of statements in the order of the alphabet."""
+    return " ; ".join(sorted(map(_write, statements)))
 
 
 def _check_sizes(depth: int, chains: int, learned: int | None, variables: int) -> None:
@@ -194,9 +278,7 @@ def _check_arrangement(order: str, ask: str, names: str, blanks: int) -> None:
     )
 
 
-def _check_values(values: int | None, chains: int, order: str) -> None:
-    if values is None:
-        return
+def _check_values(values: int, chains: int, order: str) -> None:
     require(
         order != "chain",
         "with values, order=chain puts the answer before every variable of a chain: choose "
@@ -215,7 +297,7 @@ def _draw_statements(
 ) -> list[Statement]:
     """Return statements, chain after chain."""
     names = draw.sample(letters, depth * chains)
-    roots = [ROOT] * chains if values is None else draw.sample(range(values), chains)
+    roots = [_ROOT] * chains if values is None else draw.sample(range(values), chains)
     return [
         (
             name,
@@ -258,9 +340,9 @@ def _as_problem(
     gaps = Counter(draw.randrange(len(statements)) for _ in range(blanks))
     words = list[str]()
     for number, statement in enumerate(statements):
-        words += [BLANK] * gaps[number] + [*write_statement(statement).split(), END]
+        words += [BLANK] * gaps[number] + [*_write(statement).split(), _END]
     if ask == "statements":
-        ends = [at for at, word in enumerate(words) if word == END]
+        ends = [at for at, word in enumerate(words) if word == _END]
         queries = {name: end for (name, _, _), end in zip(statements, ends, strict=True)}
         asked = list(solved)
     else:

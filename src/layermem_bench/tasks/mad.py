@@ -13,7 +13,7 @@ import statistics
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
@@ -112,11 +112,7 @@ def choose_sizes(kind: str, **options: Any) -> Sizes:
 
 
 def grade(problem: Queried, text: str) -> Grade:
-    """Grade the words that were read, in the order of the queries, separated by spaces.
-
-    A fault is "other" (a word of the problem that could have been an answer), "foreign" or
-    "missing".
-    """
+    """Grade words; of faults, "other" is a word of the problem that could have been an answer."""
     return grade_answers(problem, text, _possible_answers(problem) or problem.answers)
 
 
@@ -130,7 +126,6 @@ def chance(problems: Sequence[Queried]) -> float:
 
 
 def word_tokenizer(**options: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
     return tokenizer_of_words(_all_words(**options))
 
 
@@ -140,7 +135,6 @@ def probe_words(**options: Any) -> tuple[str, ...]:
 
 
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
-    """Return statistics of problems, and how often shortcuts have an answer right."""
     return {
         **describe_queried(problems),
         "a guess among the possible answers": chance(problems),
@@ -188,13 +182,11 @@ def _possible_answers(problem: Queried) -> set[str]:
 
 
 def _all_words(kind: str = "recall", **options: Any) -> list[str]:
-    names = {size.name for size in fields(Sizes)}
-    sizes = {name: value for name, value in options.items() if name in names}
+    sizes = {name: value for name, value in options.items() if name in Sizes.__slots__}
     return all_words(kind, choose_sizes(kind, **sizes))
 
 
 def _check_sizes(kind: str, sizes: Sizes) -> None:
-    """Raise where no sequence has these sizes."""
     length, vocabulary = sizes.length, sizes.vocabulary
     words = sizes.key_words, sizes.value_words
     least = {"copying": 2 * sizes.copied + 2, "compression": 2, "fuzzy-recall": 3 * sum(words)}
@@ -229,8 +221,8 @@ def _as_problem(drawn: Drawn) -> Queried:
     for place, word in enumerate(words):
         places[word] = place
         if place in drawn.answers:
-            latest = places.get(drawn.answers[place])
-            distance = 0 if latest is None else place - latest
+            # 0 where it stands nowhere, or at the query itself.
+            distance = place - places.get(drawn.answers[place], place)
             # The power of two that a distance does not exceed.
             levels[place] = 1 << (distance - 1).bit_length() if distance else 0
     return Queried(

@@ -9,16 +9,14 @@ memorization    k3 insert k7 insert        values that stand nowhere, the same i
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import groupby
 
 from layermem_bench.tasks.problems import BLANK
 
 COPY, COMPRESS, INSERT = "copy", "compress", "insert"
-# Selects the values that are memorized.
-_FACTS_SEED = "facts"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,45 +49,38 @@ class Drawn:
 
     def add_value(self, value: Sequence[str], *, asked: bool) -> None:
         """Add the words of a value; ``asked``: each is predicted after the word before it."""
-        for word in value:
-            if asked:
-                self.answers[len(self.words) - 1] = word
-            self.words.append(word)
+        if asked:
+            self.answers |= enumerate(value, len(self.words) - 1)
+        self.words += value
 
 
-def keys_and_values(sizes: Sizes, special: int) -> tuple[list[str], list[str]]:
+def _keys_and_values(sizes: Sizes, special: int) -> tuple[list[str], list[str]]:
     """Return the words of keys and of values; ``special`` words of the vocabulary are neither."""
     count = sizes.vocabulary - sizes.noise_words - special
-    keys = [f"k{number}" for number in range(count // 2)]
-    return keys, [f"v{number}" for number in range(count - count // 2)]
+    return _words("k", count // 2), _words("v", count - count // 2)
 
 
-def plain_words(sizes: Sizes, special: int) -> list[str]:
-    """Return the words that are copied or compressed."""
-    return [f"w{number}" for number in range(sizes.vocabulary - special)]
-
-
-def noise(sizes: Sizes) -> list[str]:
-    """Return the words of noise."""
-    return [f"n{number}" for number in range(sizes.noise_words)]
+def _words(letter: str, count: int) -> list[str]:
+    return [f"{letter}{number}" for number in range(count)]
 
 
 @cache
-def facts(sizes: Sizes) -> dict[str, str]:
-    """Return the value of each key that is memorized."""
-    keys, values = keys_and_values(sizes, special=1)
-    return dict(zip(keys, random.Random(_FACTS_SEED).sample(values, len(keys)), strict=True))
+def _facts(sizes: Sizes) -> dict[str, str]:
+    """Return the value of each key that is memorized, the same in all problems."""
+    keys, values = _keys_and_values(sizes, special=1)
+    return dict(zip(keys, random.Random("facts").sample(values, len(keys)), strict=True))
 
 
 def draw_recall(draw: random.Random, sizes: Sizes, *, test: bool) -> Drawn:
     """Pairs of random keys, each with the same value every time; the last key stood before."""
-    keys, values = keys_and_values(sizes, special=0)
+    keys, values = _keys_and_values(sizes, special=0)
+    noise = _words("n", sizes.noise_words)
     told, drawn = dict[str, str](), Drawn()
     pairs = sizes.length // 2 - 1
     kept = draw.randrange(pairs)
     for number in range(pairs):
         if number != kept and draw.random() < sizes.noise_share:
-            drawn.words += draw.choices(noise(sizes), k=2)
+            drawn.words += draw.choices(noise, k=2)
             continue
         key = draw.choice(keys)
         asked = key in told
@@ -107,62 +98,50 @@ def draw_fuzzy_recall(draw: random.Random, sizes: Sizes, *, test: bool) -> Drawn
 
     Blanks in front fill the sequence up.
     """
-    keys, values = keys_and_values(sizes, special=1)
+    keys, values = _keys_and_values(sizes, special=1)
     least = sizes.key_words if test else 1
-
-    def draw_key() -> tuple[str, ...]:
-        return tuple(draw.sample(keys, draw.randint(least, sizes.key_words)))
-
-    def draw_value() -> list[str]:
-        return draw.sample(values, draw.randint(1, sizes.value_words))
-
-    told, drawn, pairs = dict[tuple[str, ...], list[str]](), Drawn(), list[tuple[str, ...]]()
-    room, used = sizes.length - sizes.key_words - sizes.value_words, 0
-    while used <= room - sizes.key_words - sizes.value_words or not told:
-        key = draw_key()
-        told.setdefault(key, draw_value())
+    told, pairs = dict[tuple[str, ...], list[str]](), list[tuple[str, ...]]()
+    # Room is left for one more pair, the last, after the one that is drawn now.
+    room, used = sizes.length - 2 * (sizes.key_words + sizes.value_words), 0
+    while used <= room or not told:
+        key = tuple(draw.sample(keys, draw.randint(least, sizes.key_words)))
+        value = draw.sample(values, draw.randint(1, sizes.value_words))
         pairs.append(key)
-        used += len(key) + len(told[key])
+        used += len(key) + len(told.setdefault(key, value))
     pairs.append(draw.choice(pairs))
-    total = sum(len(key) + len(told[key]) for key in pairs)
-    drawn.words += [BLANK] * (sizes.length - total)
-    seen = set[tuple[str, ...]]()
-    for key in pairs:
+    used += len(pairs[-1]) + len(told[pairs[-1]])
+    drawn = Drawn(words=[BLANK] * (sizes.length - used))
+    for number, key in enumerate(pairs):
         drawn.words += key
-        drawn.add_value(told[key], asked=key in seen)
-        seen.add(key)
+        drawn.add_value(told[key], asked=key in pairs[:number])
     return drawn
 
 
 def draw_copying(draw: random.Random, sizes: Sizes, *, test: bool) -> Drawn:
     """Words with blanks in front of each, a sign to copy, and a blank for each word."""
-    copied = draw.choices(plain_words(sizes, special=2), k=sizes.copied)
+    copied = draw.choices(_words("w", sizes.vocabulary - 2), k=sizes.copied)
     blanks = sizes.length - 2 * sizes.copied - 1
-    before = sorted(draw.choices(range(sizes.copied), k=blanks))
-    counts = {place: len(list(group)) for place, group in groupby(before)}
+    before = Counter(draw.choices(range(sizes.copied), k=blanks))
     drawn = Drawn()
     for place, word in enumerate(copied):
-        drawn.words += [*[BLANK] * counts.get(place, 0), word]
+        drawn.words += [*[BLANK] * before[place], word]
     drawn.words.append(COPY)
-    for word in copied:
-        drawn.answers[len(drawn.words)] = word
-        drawn.words.append(BLANK)
+    drawn.answers |= enumerate(copied, len(drawn.words))
+    drawn.words += [BLANK] * sizes.copied
     return drawn
 
 
 def draw_compression(draw: random.Random, sizes: Sizes, *, test: bool) -> Drawn:
     """Words, a sign, and the number of each place, after which its word is predicted."""
-    words = draw.choices(plain_words(sizes, special=1), k=sizes.length - 1)
-    drawn = Drawn(words=[*words, COMPRESS])
-    for place, word in enumerate(words):
-        drawn.answers[len(drawn.words)] = word
-        drawn.words.append(f"p{place}")
-    return drawn
+    words = draw.choices(_words("w", sizes.vocabulary - 1), k=sizes.length - 1)
+    places = _words("p", sizes.length - 1)
+    answers = dict(enumerate(words, sizes.length))
+    return Drawn(words=[*words, COMPRESS, *places], answers=answers)
 
 
 def draw_memorization(draw: random.Random, sizes: Sizes, *, test: bool) -> Drawn:
     """Keys, each followed by a sign after which its value is predicted."""
-    values, drawn = facts(sizes), Drawn()
+    values, drawn = _facts(sizes), Drawn()
     for key in draw.choices(list(values), k=sizes.length // 2):
         drawn.words += [key, INSERT]
         drawn.answers[len(drawn.words) - 1] = values[key]
@@ -180,12 +159,10 @@ DRAW: dict[str, Callable[..., Drawn]] = {
 
 
 def all_words(kind: str, sizes: Sizes) -> list[str]:
-    """Return every word that sequences of a kind may have."""
     if kind == "copying":
-        return [BLANK, COPY, *plain_words(sizes, special=2)]
+        return [BLANK, COPY, *_words("w", sizes.vocabulary - 2)]
     if kind == "compression":
-        places = [f"p{place}" for place in range(sizes.length - 1)]
-        return [COMPRESS, *plain_words(sizes, special=1), *places]
+        return [COMPRESS, *_words("w", sizes.vocabulary - 1), *_words("p", sizes.length - 1)]
     special = {"fuzzy-recall": [BLANK], "memorization": [INSERT]}.get(kind, [])
-    keys, values = keys_and_values(sizes, special=len(special))
-    return [*special, *keys, *values, *noise(sizes)]
+    keys, values = _keys_and_values(sizes, special=len(special))
+    return [*special, *keys, *values, *_words("n", sizes.noise_words)]

@@ -71,27 +71,20 @@ def generate(
 
 
 def grade(problem: Queried, text: str) -> Grade:
-    """Grade the values that were read, in the order of the queries, separated by spaces.
-
-    A fault is "other" (the value of another key of the problem), "foreign" (no value of the
-    problem) or "missing".
-    """
+    """Grade values; of faults, "other" is the value of another key of the problem."""
     return grade_answers(problem, text, set(problem.answers))
 
 
 def chance(problems: Sequence[Queried]) -> float:
-    """Return the share that a guess among the values of a problem has right."""
     return statistics.fmean(1 / len(problem.queries) for problem in problems)
 
 
 def word_tokenizer(vocabulary: int = 128, **_: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
     keys, values = _keys_and_values(vocabulary)
     return tokenizer_of_words([BLANK, *keys, *values])
 
 
 def describe(problems: Sequence[Queried]) -> dict[str, Any]:
-    """Return statistics of problems, and how often shortcuts have an answer right."""
     return {
         **describe_queried(problems),
         "words back to the key, up to: fewest, median, most": [
@@ -100,49 +93,32 @@ def describe(problems: Sequence[Queried]) -> dict[str, Any]:
         ],
         "a guess among the values": chance(problems),
         "right answers by shortcut": {
-            name: statistics.fmean(ok for problem in problems for ok in try_shortcut(name, problem))
+            name: statistics.fmean(ok for p in problems for ok in _try_shortcut(name, p))
             for name in SHORTCUTS
         },
     }
 
 
 def overlap(tests: Sequence[Queried], training: Sequence[Queried]) -> dict[str, float]:
-    """Return which share of the test problems has the pairs of a training problem."""
     share = shared_with_training(tests, training, lambda p: _pairs_as_text(read_pairs(p)))
     return {"the pairs of a training problem": share}
 
 
 def read_pairs(problem: Queried) -> list[tuple[str, str]]:
-    """Return the pairs that open a sequence."""
     words = problem.prompt.split()[: 2 * len(problem.queries)]
     return list(zip(words[::2], words[1::2], strict=True))
 
 
-def _values_in_order(problem: Queried) -> list[str]:
-    """Answer the first query with the first value, the second with the second, and so on."""
-    return [value for _, value in read_pairs(problem)]
-
-
-def _values_in_opposite_order(problem: Queried) -> list[str]:
-    """Answer the first query with the last value, the second with the last but one."""
-    return _values_in_order(problem)[::-1]
-
-
-def _nearest_value(problem: Queried) -> list[str]:
-    """Answer every query with the value nearest to it, the last one."""
-    return [read_pairs(problem)[-1][1]] * len(problem.queries)
-
-
-SHORTCUTS: dict[str, Callable[[Queried], list[str]]] = {
-    "values in the order in which they stand": _values_in_order,
-    "values in the opposite order": _values_in_opposite_order,
-    "the nearest value": _nearest_value,
+# What each answers to the queries, one after the other, given the values in their order.
+SHORTCUTS: dict[str, Callable[[list[str]], list[str]]] = {
+    "values in the order in which they stand": lambda values: values,
+    "values in the opposite order": lambda values: values[::-1],
+    "the nearest value": lambda values: [values[-1]] * len(values),
 }
 
 
-def try_shortcut(name: str, problem: Queried) -> list[bool]:
-    """Return which answers of a problem a shortcut has right."""
-    guesses = SHORTCUTS[name](problem)
+def _try_shortcut(name: str, problem: Queried) -> list[bool]:
+    guesses = SHORTCUTS[name]([value for _, value in read_pairs(problem)])
     return [guess == answer for guess, answer in zip(guesses, problem.answers, strict=True)]
 
 

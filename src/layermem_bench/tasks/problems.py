@@ -15,14 +15,12 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from itertools import zip_longest
+from typing import Any, Literal, Protocol, TypeVar
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from layermem_bench.config.text_hash import hash_to_unit_interval
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 BLANK = "_"
 """The word where nothing is said."""
@@ -33,8 +31,8 @@ SPLITS: dict[str, tuple[float, float]] = {
     "validation": (0.2, 0.3),
     "train": (0.3, 1.0),
 }
-SPECIAL = ("<pad>", "<end>", "<unknown>")
-"""The first words of every task's own vocabulary."""
+# The first words of every task's own vocabulary.
+_SPECIAL = ("<pad>", "<end>", "<unknown>")
 
 
 class Problem(Protocol):
@@ -64,8 +62,8 @@ class Grade:
     at: int = 0
     """The number of that step, from 1; 0 if all steps are valid."""
     right: tuple[bool, ...] = ()
-    """Which answers are right, of a problem that has several; ``answer`` and ``steps`` then say
-    whether all are. Empty where there is one."""
+    """Which answers to queries are right; ``answer`` and ``steps`` then say whether all are. Empty
+    for a problem without queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,7 @@ class Queried:
     """Difficulty of each answer."""
 
     def __post_init__(self) -> None:
-        answers, queries, levels = len(self.answers), len(self.queries), len(self.levels)
+        queries, answers, levels = map(len, (self.queries, self.answers, self.levels))
         require(
             answers == queries == levels > 0,
             "a problem needs an answer and a level for each of its queries, got "
@@ -102,25 +100,17 @@ class Queried:
         """The answers, one for each query."""
         return self.solution.split()
 
-    @property
-    def highest_level(self) -> int:
-        """Difficulty of the most difficult answer."""
-        return max(self.levels)
-
 
 def require(holds: bool, message: str) -> None:
-    """Raise ``ValueError`` with a message unless something holds."""
     if not holds:
         raise ValueError(message)
 
 
 def require_one_of(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ``ValueError`` unless an option is one of its choices."""
     require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_split_and_count(split: str, count: int) -> None:
-    """Raise if there is no such split, or the number of problems is negative."""
     require_one_of("split", split, SPLITS)
     require(count >= 0, f"count must be at least 0, got {count}")
 
@@ -156,20 +146,10 @@ def draw_different(
 
 def tokenizer_of_words(words: Iterable[str]) -> Tokenizer:
     """Return a tokenizer with a token for each word, without transformers' interface."""
-    vocabulary = {word: i for i, word in enumerate((*SPECIAL, *words))}
+    vocabulary = {word: i for i, word in enumerate((*_SPECIAL, *words))}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return inner
-
-
-def as_fast_tokenizer(words: Tokenizer) -> "PreTrainedTokenizerFast":
-    """Give a tokenizer of words transformers' interface."""
-    # Imported here, so that tasks are listed and described without it.
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>"
-    )
 
 
 def grade_words(problem: Problem, text: str) -> Grade:
@@ -185,10 +165,8 @@ def grade_answers(problem: Queried, text: str, plausible: Iterable[str]) -> Grad
     ``plausible`` answers to this problem), or "foreign" (none of them).
     """
     given, answers = text.split(), problem.answers
-    right = tuple(
-        position < len(given) and given[position] == answer
-        for position, answer in enumerate(answers)
-    )
+    pairs = zip_longest(given[: len(answers)], answers)
+    right = tuple(word == answer for word, answer in pairs)
     if all(right) and len(given) == len(answers):
         return Grade(answer=True, steps=True, right=right)
     # More answers than queries: the first that is too many is at fault.
@@ -223,18 +201,15 @@ def describe_queried(problems: Sequence[Queried]) -> dict[str, Any]:
 
 
 def spread(numbers: Sequence[int]) -> list[float]:
-    """Return the smallest number, the mean and the largest."""
     return [min(numbers), statistics.fmean(numbers), max(numbers)]
 
 
 def commonest_solution(problems: Sequence[Problem]) -> float:
     """Return the share of the commonest solution, which is what a constant guess scores."""
-    counts = Counter(problem.solution for problem in problems)
-    return max(counts.values()) / len(problems)
+    return max(Counter(problem.solution for problem in problems).values()) / len(problems)
 
 
 def require_some(tests: Sequence[Any], training: Sequence[Any]) -> None:
-    """Raise unless there are problems of both to compare."""
     require(len(tests) > 0 < len(training), "there are no test or no training problems to compare")
 
 

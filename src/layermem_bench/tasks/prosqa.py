@@ -15,7 +15,8 @@ import random
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -47,11 +48,7 @@ CONCEPTS = [
     *("shumpus", "sterpus", "storpus", "terpus", "timpus", "tumpus", "vumpus", "worpus"),
     *("wumpus", "yerpus", "yimpus", "yumpus", "zhorpus", "zumpus"),
 ]
-GRAPHS: dict[str, Callable[..., Graph]] = {
-    "crossed": draw_crossed,
-    "bridged": draw_bridged,
-    "lines": draw_lines,
-}
+_GRAPHS = {"crossed": draw_crossed, "bridged": draw_bridged, "lines": draw_lines}
 _SENTENCE = re.compile(r"(?:Every )?(\w+) is an? (\w+)")
 
 
@@ -82,13 +79,13 @@ def generate(
     (docs/tasks.md).
     """
     check_split_and_count(split, count)
-    require_one_of("graphs", graphs, GRAPHS)
+    require_one_of("graphs", graphs, _GRAPHS)
     files = {"train": train, "validation": validation, "test": test}
     if files[split]:
         return _load_split(split, files)[:count]
     draw, records = random.Random(f"{split}-{seed}"), dict[str, Record]()
     while len(records) < count:
-        record = _as_record(GRAPHS[graphs](draw, steps, nodes, statements), draw)
+        record = _as_record(_GRAPHS[graphs](draw, steps, nodes, statements), draw)
         records[record.question] = record
     return list(records.values())
 
@@ -99,26 +96,24 @@ def _load_split(split: str, files: Mapping[str, str | None]) -> list[Record]:
     Two files that hold the same records, in any order, are refused, and so is a file of which
     nothing would be left.
     """
-    path = str(files[split])
-    records = load(path)
-    questions = {record.question for record in records}
+    records = load(str(files[split]))
+    questions, own = {record.question for record in records}, f"{split}={files[split]}"
     later = False
-    for other_split, other_path in files.items():
+    for other_split, path in files.items():
         later = later or other_split == split
-        if other_split == split or not other_path:
+        if other_split == split or not path:
             continue
-        others = {record.question for record in load(other_path)}
+        others, other = {record.question for record in load(path)}, f"{other_split}={path}"
         remaining = [record for record in records if record.question not in others]
         if questions == others or (later and not remaining):
             raise ValueError(
-                f"{split}={path} holds no problem that {other_split}={other_path} does not hold; "
-                "give each split problems of its own"
+                f"{own} holds no problem that {other} does not hold; give each split problems of "
+                "its own"
             )
         if later and len(remaining) < len(records):
             count = f"{len(records) - len(remaining):,} of {len(records):,}"
             logger.warning(
-                "%s problems of %s=%s are in %s=%s too: left out of %s",
-                *(count, split, path, other_split, other_path, split),
+                "%s problems of %s are in %s too: left out of %s", count, own, other, split
             )
             records = remaining
     return records
@@ -141,15 +136,13 @@ def grade(record: Record, text: str) -> Grade:
     position = symbols[record.root]
     for number, sentence in enumerate(sentences, 1):
         match = _SENTENCE.fullmatch(sentence)
-        fault = ""
+        wrong = partial(Grade, answer=answer, steps=False, at=number)
         if match is None or (sentence.startswith("Every") != match[1].islower()):
-            fault = "unreadable"
-        elif match.groups() not in stated:
-            fault = "unstated"
-        elif match[1] != position:
-            fault = "apart"
-        if fault or match is None:
-            return Grade(answer=answer, steps=False, fault=fault, at=number)
+            return wrong(fault="unreadable")
+        if match.groups() not in stated:
+            return wrong(fault="unstated")
+        if match[1] != position:
+            return wrong(fault="apart")
         position = match[2]
     if not answer or position != symbols[record.target]:
         return Grade(answer=answer, steps=False, fault="elsewhere", at=len(sentences))
@@ -157,7 +150,6 @@ def grade(record: Record, text: str) -> Grade:
 
 
 def word_tokenizer(**_: Any) -> Tokenizer:
-    """Return a tokenizer with a token for each word."""
     words = ["\n", ".", "?", "###", " or", " is", " a"]
     words += [f"{space}{word}" for word in ("Every", "Is", *NAMES) for space in ("", " ")]
     inner = tokenizer_of_words([*words, *(f" {concept}" for concept in CONCEPTS)])
@@ -168,7 +160,6 @@ def word_tokenizer(**_: Any) -> Tokenizer:
 
 
 def describe(records: Sequence[Record]) -> dict[str, Any]:
-    """Return statistics of records, and how often shortcuts choose the right option."""
     require(len(records) > 0, "there are no records to describe")
     used = {symbol for record in records for symbol in record.idx_to_symbol}
     steps = Counter(len(record.steps) for record in records)

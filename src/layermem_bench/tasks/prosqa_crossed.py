@@ -43,58 +43,33 @@ def draw_crossed(
 
 
 class Orientation:
-    """One way to direct the pairs, with what is needed to see quickly whether an edge may be added.
+    """One way to direct the pairs."""
 
-    A set of nodes is an int whose bit i says whether node i is in it: 0b1010 holds 1 and 3.
-    """
-
-    def __init__(self, size: int, ends: Sequence[int], steps: int) -> None:
+    def __init__(self, size: int, ends: Sequence[int], path_steps: int) -> None:
         self.edges: set[Edge] = set()
         # The end that persons 0 and 1 lead to, and the steps to it.
-        self._ends, self._steps = ends, steps
-        # For each node, the set of nodes that lead to it, and of those it leads to; itself in both.
-        self._before = [1 << node for node in range(size)]
-        self._after = [1 << node for node in range(size)]
-        # For each of the two people, the steps from the person to every node, and from every node
-        # to the person's end.
-        self._from_person = [
-            [0 if node == person else UNREACHABLE for node in range(size)] for person in (0, 1)
-        ]
-        self._to_end = [[0 if node == end else UNREACHABLE for node in range(size)] for end in ends]
+        self._ends, self._path_steps = ends, path_steps
+        # From each node to each, along the edges.
+        self._steps = [[0 if a == b else UNREACHABLE for b in range(size)] for a in range(size)]
 
     def allows(self, a: int, b: int) -> bool:
         """Return whether a may lead to b: no cycle, no shorter path, none to the other's end."""
-        if self._after[b] >> a & 1:
+        onwards = self._steps[b]
+        if onwards[a] < UNREACHABLE:
             return False
-        for person in (0, 1):
-            if self._from_person[person][a] + 1 + self._to_end[person][b] < self._steps:
+        for person, end in enumerate(self._ends):
+            steps = self._steps[person][a] + 1
+            if steps + onwards[end] < self._path_steps:
                 return False
-            if self._before[a] >> person & 1 and self._after[b] >> self._ends[1 - person] & 1:
+            if steps + onwards[self._ends[1 - person]] < UNREACHABLE:
                 return False
         return True
 
     def add(self, a: int, b: int) -> None:
-        """Add the edge from a to b."""
         self.edges.add((a, b))
-        before, after = self._before[a], self._after[b]
-        for node in range(len(self._after)):
-            if before >> node & 1:
-                self._after[node] |= after
-            if after >> node & 1:
-                self._before[node] |= before
-        for person in (0, 1):
-            from_person, to_end = self._from_person[person], self._to_end[person]
-            self._shorten(from_person, b, from_person[a] + 1, forwards=True)
-            self._shorten(to_end, a, to_end[b] + 1, forwards=False)
-
-    def _shorten(self, steps_to: list[int], node: int, steps: int, *, forwards: bool) -> None:
-        """Note that a node is so many steps away, and what that brings nearer along the edges."""
-        queue = [(node, steps)]
-        for current, number in queue:
-            if number < steps_to[current]:
-                steps_to[current] = number
-                pairs = self.edges if forwards else ((b, a) for a, b in self.edges)
-                queue += [(b, number + 1) for a, b in pairs if a == current]
+        for steps in self._steps:
+            if steps[a] + 1 < steps[b]:
+                steps[:] = map(min, steps, [steps[a] + 1 + more for more in self._steps[b]])
 
 
 class UndirectedPairs:

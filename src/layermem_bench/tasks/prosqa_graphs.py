@@ -34,11 +34,11 @@ from layermem_bench.tasks.problems import require
 
 # How often each number of steps and of people comes in the 800 original validation and test
 # records.
-STEP_COUNTS = {3: 326, 4: 350, 5: 105, 6: 19}
+_STEP_COUNTS = {3: 326, 4: 350, 5: 105, 6: 19}
 _PEOPLE_COUNTS = {2: 326, 3: 169, 4: 44, 5: 10, 6: 1}
 # Smallest and largest value, mean and standard deviation there.
 _NODES, _STATEMENTS = (14, 28, 22.8, 2.1), (16, 54, 36.0, 5.6)
-_MIN_STEPS, _MAX_NODES = 3, 40
+_MAX_NODES = 40
 # Nodes beside those on the paths to the options: two people and two that link both sides.
 _OTHER_NODES = 4
 # Stands for the distance to a node that cannot be reached.
@@ -64,27 +64,25 @@ class Graph:
     """
 
     people: int
-    """The number of people."""
     size: int
     """The number of people and concepts."""
     edges: set[Edge]
-    """The statements."""
     question: tuple[int, int, int]
     """Who is asked about, the right option and the wrong one."""
 
 
-def check_sizes(steps: int | None, nodes: int | None, statements: int | None) -> None:
-    """Raise where no graph has such sizes."""
+def _check_sizes(steps: int | None, nodes: int | None, statements: int | None) -> None:
+    least, most = min(_STEP_COUNTS), max(_STEP_COUNTS)
     require(
-        steps is None or _MIN_STEPS <= steps <= max(STEP_COUNTS),
-        f"steps must be {_MIN_STEPS} to {max(STEP_COUNTS)}, got {steps}: with fewer, the distance "
-        "to the options tells the answer even if directions are ignored",
+        steps is None or least <= steps <= most,
+        f"steps must be {least} to {most}, got {steps}: with fewer, the distance to the options "
+        "tells the answer even if directions are ignored",
     )
-    fewest = 2 * (steps or _MIN_STEPS) + _OTHER_NODES
+    fewest = 2 * (steps or least) + _OTHER_NODES
     require(
         nodes is None or fewest <= nodes <= _MAX_NODES,
-        f"nodes must be {fewest} (two paths of {steps or _MIN_STEPS} steps, two people, two more) "
-        f"to {_MAX_NODES} (as many as have names), got {nodes}",
+        f"nodes must be {fewest} (two paths of {steps or least} steps, two people, two more) to "
+        f"{_MAX_NODES} (as many as have names), got {nodes}",
     )
     require(
         statements is None or statements >= 1, f"statements must be at least 1, got {statements}"
@@ -95,17 +93,17 @@ def draw_sizes(
     draw: random.Random, steps: int | None, nodes: int | None, statements: int | None
 ) -> tuple[int, int, int, int]:
     """Draw steps, people, nodes and statements such that two paths of so many steps have room."""
-    check_sizes(steps, nodes, statements)
+    _check_sizes(steps, nodes, statements)
     most = _NODES[1] if nodes is None else nodes
-    fitting = {n: often for n, often in STEP_COUNTS.items() if 2 * n + _OTHER_NODES <= most}
+    fitting = {n: often for n, often in _STEP_COUNTS.items() if 2 * n + _OTHER_NODES <= most}
     (path_steps,) = [steps] if steps else draw.choices(list(fitting), list(fitting.values()))
     while True:
-        people, size, edges = draw_counts(draw, nodes, statements)
+        people, size, edges = _draw_counts(draw, nodes, statements)
         if people - 2 + 2 * path_steps + _OTHER_NODES <= size:
             return path_steps, people, size, edges
 
 
-def draw_counts(
+def _draw_counts(
     draw: random.Random, nodes: int | None, statements: int | None
 ) -> tuple[int, int, int]:
     """Draw numbers of people, nodes and statements; those that are given stay as they are.
@@ -114,20 +112,13 @@ def draw_counts(
     the statements drawn.
     """
     (people,) = draw.choices(list(_PEOPLE_COUNTS), list(_PEOPLE_COUNTS.values()))
-    size, edges = (_draw_near(draw, *statistics) for statistics in (_NODES, _STATEMENTS))
+    size, edges = (
+        min(high, max(low, round(draw.gauss(mean, deviation))))
+        for low, high, mean, deviation in (_NODES, _STATEMENTS)
+    )
     if nodes is not None:
         size, edges = nodes, round(edges * nodes / _NODES[2])
     return people, size, statements or edges
-
-
-def draw_path_steps(draw: random.Random, steps: int | None, nodes: int | None) -> list[int]:
-    """Draw the steps to each of the two options, so that the nodes suffice for both paths."""
-    if steps is not None:
-        return [steps, steps]
-    most = (_NODES[1] if nodes is None else nodes) - _OTHER_NODES
-    while sum(drawn := draw.choices(list(STEP_COUNTS), list(STEP_COUNTS.values()), k=2)) > most:
-        pass
-    return drawn
 
 
 def distances(edges: Sequence[Edge], start: int) -> dict[int, int]:
@@ -149,7 +140,6 @@ def distances(edges: Sequence[Edge], start: int) -> dict[int, int]:
 
 
 def undirected(edges: Sequence[Edge]) -> list[Edge]:
-    """Return every edge in both directions."""
     return [*edges, *((b, a) for a, b in edges)]
 
 
@@ -162,17 +152,12 @@ def shortest_path(edges: Sequence[Edge], start: int, end: int) -> list[int]:
     return nodes
 
 
-def _draw_near(draw: random.Random, low: int, high: int, mean: float, deviation: float) -> int:
-    """Draw from a normal distribution, rounded and kept between two values."""
-    return min(high, max(low, round(draw.gauss(mean, deviation))))
-
-
 def draw_lines(
     draw: random.Random, steps: int | None, nodes: int | None, statements: int | None
 ) -> Graph:
     """Draw a graph and a question: as many lines of so many steps (3) as nodes allow (4 lines)."""
     steps = _LINE_STEPS if steps is None else steps
-    lines = _lines(steps, nodes)
+    lines = _count_lines(steps, nodes)
     require(
         statements in (None, lines * steps),
         f"{lines} lines of {steps} steps have {lines * steps} statements, got {statements}; leave "
@@ -190,8 +175,7 @@ def draw_lines(
     )
 
 
-def _lines(steps: int, nodes: int | None) -> int:
-    """Return the number of lines; raise where there is none that fits."""
+def _count_lines(steps: int, nodes: int | None) -> int:
     require(
         steps >= 2, f"steps must be at least 2, got {steps}: with one, splits would share records"
     )
@@ -224,13 +208,13 @@ def draw_bridged(
     distance with directions ignored. Where the right option is 3 steps away, graphs are drawn until
     the wrong one is as near; else until it is nearer or farther, whichever was drawn.
     """
-    check_sizes(steps, nodes, statements)
-    path_steps = draw_path_steps(draw, steps, nodes)
+    _check_sizes(steps, nodes, statements)
+    path_steps = _draw_path_steps(draw, steps, nodes)
     asked, balance = draw.randrange(2), draw.random()
     # Drawn once: drawn anew with each graph, the sign that is harder to meet would be rarer.
     wanted_sign = 0 if path_steps[asked] == 3 else 1 if balance < 0.5 else -1
     for _ in range(_SIZES):
-        people, size, edges = draw_counts(draw, nodes, statements)
+        people, size, edges = _draw_counts(draw, nodes, statements)
         has_room = people + sum(path_steps) < size
         for _ in range(_GRAPHS_PER_SIZE if has_room else 0):
             graph = _BridgedGraph(people, size, path_steps, draw)
@@ -250,6 +234,16 @@ def draw_bridged(
     )
 
 
+def _draw_path_steps(draw: random.Random, steps: int | None, nodes: int | None) -> list[int]:
+    """Draw the steps to each of the two options, so that the nodes suffice for both paths."""
+    if steps is not None:
+        return [steps, steps]
+    most = (_NODES[1] if nodes is None else nodes) - _OTHER_NODES
+    while sum(drawn := draw.choices(list(_STEP_COUNTS), list(_STEP_COUNTS.values()), k=2)) > most:
+        pass
+    return drawn
+
+
 class _BridgedGraph:
     """A graph with two paths. Edges lead to higher numbers; people come first.
 
@@ -266,16 +260,19 @@ class _BridgedGraph:
         self.sides = [0, 1, *other_people, *[_BOTH] * (nodes - people)]
         self.levels = [0, 0, *[UNREACHABLE] * (nodes - 2)]
         self.edges: set[Edge] = set()
-        paths = self._draw_paths(path_steps, draw)
+        # The last node is kept free, as one of both sides.
+        drawn, first = draw.sample(range(people, nodes - 1), sum(path_steps)), path_steps[0]
+        paths = [[0, *sorted(drawn[:first])], [1, *sorted(drawn[first:])]]
         self.ends = [path[-1] for path in paths]
         predecessor = {b: a for path in paths for a, b in pairwise(path)}
         for node in range(people, nodes):
             if node in predecessor:
-                self.sides[node] = self.sides[predecessor[node]]
-            elif node < nodes - 1:
-                self.sides[node] = draw.choices((0, 1, _BOTH), _SIDE_WEIGHTS)[0]
-            sources = self._possible_sources(node)
-            source = predecessor[node] if node in predecessor else draw.choice(sources[-_NEAREST:])
+                source = predecessor[node]
+                self.sides[node] = self.sides[source]
+            else:
+                if node < nodes - 1:
+                    self.sides[node] = draw.choices((0, 1, _BOTH), _SIDE_WEIGHTS)[0]
+                source = draw.choice(self._possible_sources(node)[-_NEAREST:])
             self._add(source, node)
         # The last node is of both sides, so everybody may lead to it.
         for person in set(range(people)) - {a for a, _ in self.edges}:
@@ -301,13 +298,6 @@ class _BridgedGraph:
         ]
         missing = min(max(0, statements - len(self.edges)), len(pairs))
         self.edges.update(draw.sample(pairs, missing))
-
-    def _draw_paths(self, path_steps: Sequence[int], draw: random.Random) -> list[list[int]]:
-        """Draw the nodes of the paths from the first two people to their ends."""
-        # The last node is kept free, as one of both sides.
-        concepts = range(self.people, len(self.sides) - 1)
-        drawn, first = draw.sample(concepts, sum(path_steps)), path_steps[0]
-        return [[0, *sorted(drawn[:first])], [1, *sorted(drawn[first:])]]
 
     def _possible_sources(self, node: int) -> list[int]:
         """Return the nodes that an edge to a node may come from: of its side, never an end."""

@@ -1,9 +1,8 @@
 """ProsQA's records, the original files that hold them, and shortcuts that answer without a proof.
 
-A shortcut takes a record and chooses an option without following statements from the person. It
-returns its credit: 1 where it chooses the right option, 0 where it chooses the wrong one, 0.5 where
-it sees no difference. docs/tasks.md says how often each is right, and ``layermem list tasks
-prosqa`` measures all of them.
+A shortcut chooses an option of a record without following statements from the person. It returns
+its credit: 1 where it chooses the right option, 0 where it chooses the wrong one, 0.5 where it sees
+no difference. docs/tasks.md says how often each is right.
 """
 
 import json
@@ -57,7 +56,6 @@ def load(path: str | os.PathLike[str]) -> list[Record]:
 
 
 def _read_record(value: Any, where: str) -> Record:
-    """Check one object of a file and return it as a record; ``where`` names it in errors."""
     if isinstance(value, Mapping):
         # A file may have further fields.
         value = {f.name: value[f.name] for f in fields(Record) if f.name in value}
@@ -72,24 +70,18 @@ def _read_record(value: Any, where: str) -> Record:
     return record
 
 
-def nearer_option(record: Record) -> float:
-    """Choose the option that is nearer to the person, directions ignored."""
+def _nearer_option(record: Record) -> float:
     steps = distances(undirected(record.edges), record.root)
     return _prefer_less(record, lambda option: steps.get(option, UNREACHABLE))
 
 
-def within_three_steps(record: Record) -> float:
-    """Choose the option that is at most 3 steps from the person, directions ignored."""
+def _within_three_steps(record: Record) -> float:
     steps = distances(undirected(record.edges), record.root)
     return _prefer_less(record, lambda option: steps.get(option, UNREACHABLE) > 3)
 
 
-def likelier_end(record: Record) -> float:
-    """Choose the option that a random walk reaches more often, directions ignored.
-
-    The walk starts at the person, and starts again at each step with probability 0.15 (PageRank
-    with restart, by 60 iterations).
-    """
+def _likelier_end(record: Record) -> float:
+    """PageRank with restart at the person, with probability 0.15 at each of 60 steps."""
     edges = undirected(record.edges)
     degree = Counter(a for a, _ in edges)
     start = [float(i == record.root) for i in range(len(record.idx_to_symbol))]
@@ -102,8 +94,8 @@ def likelier_end(record: Record) -> float:
     return _credit(round(rank[record.target] - rank[record.neg_target], 9))
 
 
-def more_walks(record: Record) -> float:
-    """Choose the option to which more walks of 1 to 6 steps lead, directions ignored."""
+def _more_walks(record: Record) -> float:
+    """Walks of 1 to 6 steps are counted."""
     edges = undirected(record.edges)
     walks = [int(i == record.root) for i in range(len(record.idx_to_symbol))]
     lead = 0
@@ -116,32 +108,29 @@ def more_walks(record: Record) -> float:
     return _credit(lead)
 
 
-def later_mention(record: Record) -> float:
-    """Choose the option whose last mention before the question comes later."""
+def _last_mentioned(record: Record) -> float:
     words = re.findall(r"\w+", record.question.rpartition(". ")[0])
     place = {word: i for i, word in enumerate(words)}
     return _prefer_less(record, lambda i: -place.get(record.idx_to_symbol[i], -1))
 
 
-def first_option(record: Record) -> float:
-    """Choose the option that the question names first."""
+def _named_first(record: Record) -> float:
     question = record.question.rpartition(". ")[2]
     return _prefer_less(record, lambda i: question.find(f" {record.idx_to_symbol[i]}"))
 
 
-def fewer_statements(record: Record) -> float:
-    """Choose the option in which fewer statements end."""
+def _fewer_statements(record: Record) -> float:
+    """Statements that end in an option are counted."""
     count = Counter(b for _, b in record.edges)
     return _prefer_less(record, lambda option: count[option])
 
 
-def farther_from_all(record: Record) -> float:
-    """Choose the option that is farther, along the directions, from the person nearest to it."""
+def _farther_from_all(record: Record) -> float:
     return _choose_farther(record, _people(record))
 
 
 def farther_from_others(record: Record) -> float:
-    """Do the same among all people but the one asked about: elimination.
+    """Choose the option that is farther from all people but the one asked about: elimination.
 
     It follows statements as the question does, only from everybody else.
     """
@@ -153,6 +142,7 @@ def _people(record: Record) -> list[int]:
 
 
 def _choose_farther(record: Record, people: Sequence[int]) -> float:
+    """Choose the option that is farther, along the directions, from the person nearest to it."""
     steps_from = [distances(record.edges, person) for person in people]
 
     def nearest(option: int) -> int:
@@ -167,17 +157,17 @@ def _prefer_less(record: Record, number: Callable[[int], int]) -> float:
 
 
 def _credit(lead: float) -> float:
-    """Return the credit of a rule by how far it prefers the right option to the wrong one."""
     return 0.5 if lead == 0 else float(lead > 0)
 
 
 SHORTCUTS = {
-    "the nearer option, directions ignored": nearer_option,
-    "the option within 3 steps, directions ignored": within_three_steps,
-    "the likelier end of a walk, directions ignored": likelier_end,
-    "the option of more walks, directions ignored": more_walks,
-    "the option farther from everybody": farther_from_all,
-    "the option mentioned last": later_mention,
-    "the option with fewer statements": fewer_statements,
-    "the option named first": first_option,
+    "the nearer option, directions ignored": _nearer_option,
+    "the option within 3 steps, directions ignored": _within_three_steps,
+    "the likelier end of a walk, directions ignored": _likelier_end,
+    "the option of more walks, directions ignored": _more_walks,
+    "the option farther from everybody": _farther_from_all,
+    "the option mentioned last": _last_mentioned,
+    "the option with fewer statements": _fewer_statements,
+    "the option named first": _named_first,
 }
+"""What each chooses to what chooses it."""

@@ -16,7 +16,6 @@ from layermem_bench.tasks.problems import (
     Grade,
     Problem,
     Queried,
-    as_fast_tokenizer,
     commonest_solution,
     describe_words,
     grade_words,
@@ -65,8 +64,13 @@ class TaskDefinition:
     options: a model trained under one value is tested under the same value."""
 
     def tokenizer(self, **options: Any) -> "PreTrainedTokenizerFast":
-        """Return the task's own tokenizer, given its options."""
-        return as_fast_tokenizer(self.word_tokenizer(**options))
+        # Imported here, so that tasks are listed and described without it.
+        from transformers import PreTrainedTokenizerFast
+
+        words = self.word_tokenizer(**options)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=words, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>"
+        )
 
     def problems(self, split: str, count: int, seed: int, **options: Any) -> Sequence[Problem]:
         """Return problems; an unknown option, or one of the wrong type, is an error."""
@@ -80,7 +84,6 @@ class TaskDefinition:
         return self.generate(split=split, count=count, seed=seed, **values)
 
     def options(self) -> dict[str, Any]:
-        """Return the task's options with their defaults."""
         return {name: option.default for name, option in self._parameters().items()}
 
     def _parameters(self) -> dict[str, inspect.Parameter]:
@@ -89,23 +92,13 @@ class TaskDefinition:
 
 
 def encode(tokenizer: Any, problems: Sequence[Problem]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the ids of prompts and of solutions.
-
-    A word that has no token is an error, and so is one of several tokens in problems with queries.
-    """
-    prompts = _encode_texts(tokenizer, [p.prompt for p in problems])
-    solutions = _encode_texts(tokenizer, [p.solution for p in problems])
-    for problem, *ids in zip(problems, prompts, solutions, strict=True):
-        for text, tokens in zip((problem.prompt, problem.solution), ids, strict=True):
-            if isinstance(problem, Queried) and len(tokens) != len(text.split()):
-                raise ValueError(
-                    f"the tokenizer makes {len(tokens)} tokens of the {len(text.split())} words of "
-                    f"{text!r:.60}; this task needs one for each: leave --task.tokenizer out"
-                )
-    return prompts, solutions
+    """Return the ids of prompts and of solutions; of problems with queries, one for each word."""
+    one_a_word = bool(select_queried(problems))
+    prompts = _encode_texts(tokenizer, [p.prompt for p in problems], one_a_word)
+    return prompts, _encode_texts(tokenizer, [p.solution for p in problems], one_a_word)
 
 
-def _encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+def _encode_texts(tokenizer: Any, texts: list[str], one_a_word: bool) -> list[list[int]]:
     encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     unknown = tokenizer.unk_token_id
     for text, ids in zip(texts, encoded, strict=True):
@@ -115,6 +108,11 @@ def _encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
             raise ValueError(
                 f"the tokenizer has no token for {text[start:end]!r} in {text!r:.60}; choose "
                 "problems within its vocabulary, or another --task.tokenizer"
+            )
+        if one_a_word and len(ids) != len(text.split()):
+            raise ValueError(
+                f"the tokenizer makes {len(ids)} tokens of the {len(text.split())} words of "
+                f"{text!r:.60}; this task needs one for each: leave --task.tokenizer out"
             )
     return encoded
 
@@ -170,12 +168,10 @@ def _own_vocabulary_and_length(
 
 
 def get_task(name: str) -> TaskDefinition:
-    """Return the definition of a task by its name."""
-    if name not in _TASKS:
-        load_plugins()
-    if name not in _TASKS:
-        raise unknown_name("task", name, _TASKS)
-    return _TASKS[name]
+    tasks = _TASKS if name in _TASKS else all_tasks()
+    if name not in tasks:
+        raise unknown_name("task", name, tasks)
+    return tasks[name]
 
 
 def all_tasks() -> dict[str, TaskDefinition]:
@@ -191,7 +187,7 @@ def add_task(name: str, definition: TaskDefinition) -> None:
     _TASKS[name] = definition
 
 
-_with_queries = partial(TaskDefinition, level=lambda p: p.highest_level, extra_tokens=0)
+_with_queries = partial(TaskDefinition, level=lambda p: max(p.levels), extra_tokens=0)
 _TASKS: dict[str, TaskDefinition] = {
     "arithmetic": TaskDefinition(
         generate=partial(arithmetic.generate, operands=4),

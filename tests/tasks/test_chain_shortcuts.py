@@ -2,8 +2,7 @@
 
 import pytest
 
-from layermem_bench.tasks.chain_statements import FOR_SIGNS, FOR_VALUES, try_shortcut
-from layermem_bench.tasks.chains import generate
+from layermem_bench.tasks.chains import FOR_SIGNS, FOR_VALUES, generate, try_shortcut
 
 
 def shares(name, problems):
