@@ -13,7 +13,6 @@ An artefact is an entry of the ``ARTEFACTS`` of one of the first five files.
 """
 
 import difflib
-import re
 from collections.abc import Mapping
 
 from layermem_bench.paper import analysed, costs, evaluated, reasoning, trained
@@ -28,12 +27,7 @@ _ARTEFACTS: Mapping[str, Artefact] = {
 
 def names() -> list[str]:
     """Return the fixed names: figures, then other results, then tables, each by its number."""
-
-    def key(name: str) -> tuple[str, int]:
-        number = re.search(r"\d+$", name)
-        return name.rstrip("0123456789"), int(number[0]) if number else 0
-
-    return sorted(_ARTEFACTS, key=key)
+    return sorted(_ARTEFACTS, key=lambda name: (name.rstrip("0123456789"), len(name), name))
 
 
 def get_artefact(name: str) -> Artefact:

@@ -53,7 +53,7 @@ class Artefact:
     """The numbers and pictures of ended runs, or of what needs no run."""
     numbers: tuple[PaperNumber, ...] = ()
     """What the paper prints."""
-    claims: Callable[[Scale], tuple[Claim, ...]]
+    claims: Callable[[Scale], Iterable[Claim]]
     """What it claims of the arms of a scale."""
     drawings: Callable[[Scale], tuple[Drawing, ...]] = lambda scale: ()
     """What it draws at a scale."""
@@ -69,11 +69,7 @@ class Artefact:
     """What is not installed that it needs; empty: nothing."""
 
     def study(
-        self,
-        name: str,
-        scale: Scale,
-        count: int | None = None,
-        task_records: Sequence[str] = (),
+        self, name: str, scale: Scale, count: int | None = None, task_records: Sequence[str] = ()
     ) -> Study:
         """Return its study at a scale; ``count``: how many seeds (None: as many as the scale has).
 
@@ -96,7 +92,7 @@ class Artefact:
             scale=scale,
             claim=self.claim,
             papers=self.numbers,
-            claims=self.claims(scale),
+            claims=tuple(self.claims(scale)),
             drawings=self.drawings(scale),
             notes=self.notes,
             missing=self.missing,
@@ -116,13 +112,8 @@ def board(
     starts_from: Board | None = None,
 ) -> Board:
     """Return a board of variants."""
-    return Board(
-        name=name,
-        base=base,
-        arms=arms_of_variants(arms, base),
-        rates=tuple(rates),
-        starts_from=starts_from,
-    )
+    variants = arms_of_variants(arms, base)
+    return Board(name=name, base=base, arms=variants, rates=tuple(rates), starts_from=starts_from)
 
 
 def claims_of_lime(
@@ -130,8 +121,8 @@ def claims_of_lime(
 ) -> tuple[Claim, ...]:
     """Return the claims that LIMe differs from another arm in one direction, in each quantity."""
     return tuple(
-        Claim(quantity=quantity, arm="lime", direction=direction, against=against)
-        for quantity in quantities
+        Claim(quantity=each, arm="lime", direction=direction, against=against)
+        for each in quantities
     )
 
 
@@ -144,10 +135,7 @@ def shares(where: str, printed: Mapping[tuple[str, str], float]) -> tuple[PaperN
 
 
 def lines(
-    up: str,
-    across: str,
-    places: Iterable[int],
-    row: Callable[[str, int], tuple[str, str]],
+    up: str, across: str, places: Iterable[int], row: Callable[[str, int], tuple[str, str]]
 ) -> Drawing:
     """Return a drawing of a line for the plain decoder and one for LIMe.
 

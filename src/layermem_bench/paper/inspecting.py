@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _EACH: Mapping[Scale, int] = {"tiny": 100, "small": 600, "paper": 1668}
 # Points of a layout that a picture keeps, at most.
 _MOST_POINTS = 1000
+_ARMS = ("lime", "plain")
 START = "lime at its start"
 """The arm of routers before training."""
 Analyses = dict[str, dict[int, ModelAnalysis]]
@@ -47,31 +48,21 @@ def options_at(
     each: int | None = None,
     text: str | None = None,
 ) -> AnalysisOptions:
-    """Return how a scale is analyzed; the paper's: 1,668 occurrences, its code's order 0.5.
-
-    ``words``: None: those of a text, or of the run's task. ``each``: occurrences of each word.
-    ``text``: None: problems of the run's task, or the standard library.
-    """
+    """Return how a scale is analyzed; the paper's: 1,668 occurrences, its code's order 0.5."""
     return AnalysisOptions(words=words, each=each or _EACH[scale], text=text, alpha=0.5)
 
 
-def analyses(
-    trained: Observing,
-    study: str,
-    options: AnalysisOptions,
-    arms: tuple[str, str] = ("lime", "plain"),
-) -> Analyses:
-    """Return the analyses of both arms, of every seed that both have."""
+def analyses(trained: Observing, study: str, options: AnalysisOptions) -> Analyses:
+    """Return the analyses of LIMe and the plain decoder, of every seed that both have."""
     records = trained.records.get(study, {})
-    result: Analyses = {arm: {} for arm in arms}
-    for seed in records.get(arms[0], {}):
-        if seed not in records.get(arms[1], {}):
-            continue
-        pair = [records[arm][seed] for arm in arms]
-        analysis = _analysis_of(pair, options, trained.out)
-        # In the order of the command line, whatever the names of the folders.
-        for arm, model in zip(arms, analysis.models.values(), strict=True):
-            result[arm][seed] = model
+    result: Analyses = {arm: {} for arm in _ARMS}
+    for seed in records.get("lime", {}):
+        if seed in records.get("plain", {}):
+            pair = [records[arm][seed] for arm in _ARMS]
+            models = _analysis_of(pair, options, trained.out).models.values()
+            # In the order of the command line, whatever the names of the folders.
+            for arm, model in zip(_ARMS, models, strict=True):
+                result[arm][seed] = model
     return result
 
 
@@ -79,52 +70,72 @@ def entropy(
     analyses: Analyses, kind: Representation, quantity: str, layer: int | None = None
 ) -> Iterator[Observed]:
     """Yield the matrix entropy of a layer, or its mean over layers."""
-    yield from _of(analyses, quantity, lambda m: _at(m.entropy[kind].mean, layer))
+
+    def value(model: ModelAnalysis) -> float:
+        of_layers = model.entropy[kind].mean
+        return float(np.mean(of_layers)) if layer is None else of_layers[layer]
+
+    return _observe(analyses, quantity, value)
 
 
 def probes(
-    analyses: Analyses, kind: Representation, probe: Probe, quantity: str, layer: int | None = None
+    analyses: Analyses, kind: Representation, probe: Probe, quantity: str, layer: int
 ) -> Iterator[Observed]:
-    """Yield a probe's accuracy at a layer, or its mean over layers."""
-    for observed in _of(
+    """Yield a probe's accuracy at a layer."""
+    return _observe(
         analyses,
         quantity,
-        lambda m: _at(m.separability[probe][kind].mean, layer),
-        is_share=True,
-    ):
-        chances = {m.separability[probe][kind].chance for m in analyses[observed.arm].values()}
-        yield replace(observed, chance=max(chances, default=None))
+        lambda model: model.separability[probe][kind].mean[layer],
+        chance=lambda model: model.separability[probe][kind].chance,
+    )
 
 
-def nearest_in_layout(analyses: Analyses, quantity: str, layer: int = -1) -> Iterator[Observed]:
-    """Yield how often the nearest other point of a layer's t-SNE layout is of the same word."""
-    for observed in _of(
-        analyses, quantity, lambda m: same_as_nearest(m.layout, layer), is_share=True
-    ):
-        labels = [m.layout.labels for m in analyses[observed.arm].values()]
-        shares = [float(np.bincount(of_seed).max() / len(of_seed)) for of_seed in labels]
-        yield replace(observed, chance=max(shares, default=None))
+def nearest_in_layout(analyses: Analyses, quantity: str) -> Iterator[Observed]:
+    """Yield how often the nearest other point of the last layer's layout is of the same word."""
+
+    def chance(model: ModelAnalysis) -> float:
+        labels = model.layout.labels
+        return float(np.bincount(labels).max() / len(labels))
+
+    return _observe(analyses, quantity, lambda model: same_as_nearest(model.layout), chance)
 
 
-def same_as_nearest(layout: Layout, layer: int = -1) -> float:
-    """Return the share of points whose nearest other point has their label."""
-    points = np.asarray(layout.layers[sorted(layout.layers)[layer]], dtype=np.float64)
+def same_as_nearest(layout: Layout) -> float:
+    """Return the share of the last layer's points whose nearest other point has their label."""
+    points = np.asarray(layout.layers[max(layout.layers)], dtype=np.float64)
     labels = np.asarray(layout.labels)
     distances = np.square(points[:, None] - points[None]).sum(-1)
     np.fill_diagonal(distances, np.inf)
     return float((labels == labels[distances.argmin(1)]).mean())
 
 
+def _observe(
+    analyses: Analyses,
+    quantity: str,
+    value: Callable[[ModelAnalysis], float],
+    chance: Callable[[ModelAnalysis], float] | None = None,
+) -> Iterator[Observed]:
+    """Yield a number of each arm's models; ``chance``: what a guess at a share comes to."""
+    for arm, by_seed in analyses.items():
+        yield Observed(
+            quantity=quantity,
+            arm=arm,
+            by_seed={seed: value(model) for seed, model in by_seed.items()},
+            is_share=chance is not None,
+            chance=max(map(chance, by_seed.values()), default=None) if chance else None,
+        )
+
+
 def layouts(analyses: Analyses, words: tuple[str, ...]) -> Iterator[Picture]:
     """Yield where words lie by the values of each layer, of each arm's first model."""
     for arm, by_seed in analyses.items():
         for seed, model in list(by_seed.items())[:1]:
-            layout = model.layout
+            layers = model.layout.layers
             yield Picture(
                 kind="words",
                 name=f"{arm}, seed {seed}, {', '.join(words)}",
-                panels={f"layer {i}": p[:_MOST_POINTS] for i, p in layout.layers.items()},
-                labels=layout.labels[:_MOST_POINTS],
+                panels={f"layer {i}": points[:_MOST_POINTS] for i, points in layers.items()},
+                labels=model.layout.labels[:_MOST_POINTS],
                 words=words,
             )
 
@@ -203,19 +214,3 @@ def _analysis_of(pair: Sequence[RunRecord], options: AnalysisOptions, out: Path)
     logger.info("analyzing %s against %s", pair[0].folder, pair[1].folder)
     command = f"layermem analyze {pair[0].folder} --against {pair[1].folder}"
     return analyze([record.folder for record in pair], options, folder, command)
-
-
-def _of(
-    analyses: Analyses,
-    quantity: str,
-    value: Callable[[ModelAnalysis], float],
-    *,
-    is_share: bool = False,
-) -> Iterator[Observed]:
-    for arm, by_seed in analyses.items():
-        numbers = {seed: value(model) for seed, model in by_seed.items()}
-        yield Observed(quantity=quantity, arm=arm, by_seed=numbers, is_share=is_share)
-
-
-def _at(by_layer: Sequence[float], layer: int | None) -> float:
-    return float(np.mean(by_layer)) if layer is None else by_layer[layer]

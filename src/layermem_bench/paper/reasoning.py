@@ -53,12 +53,10 @@ def _fig4(trained: Observing) -> Iterator[Observed]:
         yield from entropy(analysed, "routed", _entropies(operands), layer=-1)
 
 
-def _fig4_claims(scale: Scale) -> tuple[Claim, ...]:
-    of_answers = (
-        Claim(quantity=answers(operands), arm="lime", direction=direction)
-        for operands, direction in _OPERANDS.items()
-    )
-    return (*of_answers, *claims_of_lime("higher", *map(_entropies, _OPERANDS)))
+def _fig4_claims(scale: Scale) -> Iterator[Claim]:
+    for operands, direction in _OPERANDS.items():
+        yield from claims_of_lime(direction, answers(operands))
+    yield from claims_of_lime("higher", *map(_entropies, _OPERANDS))
 
 
 def _prosqa(scale: Scale) -> Board:

@@ -5,14 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from layermem_bench.efficiency.model_sizes import reshaped
-from layermem_bench.paper.artefact import (
-    Observing,
-    board,
-    claims_of_lime,
-    lines,
-    on_text,
-    shares,
-)
+from layermem_bench.paper.artefact import Observing, board, claims_of_lime, lines, on_text, shares
 from layermem_bench.paper.observing import (
     losses,
     lower_perplexity,
@@ -22,14 +15,7 @@ from layermem_bench.paper.observing import (
 )
 from layermem_bench.paper.reasoning import ARITHMETIC_RATES, answers
 from layermem_bench.presets import get_preset
-from layermem_bench.results.study import (
-    LOSS,
-    Claim,
-    Direction,
-    Drawing,
-    PaperNumber,
-    Scale,
-)
+from layermem_bench.results.study import LOSS, Claim, Drawing, PaperNumber, Scale
 from layermem_bench.study.definition import Board, Observed
 
 TEXT_RATES: dict[Scale, tuple[float, ...]] = {
@@ -49,8 +35,9 @@ _TRAINING_LOSS = (
 _PERPLEXITY, _LOWER = "perplexity", "perplexity below plain"
 _SAVED_FLOPS = "FLOPs saved on the way to the higher last loss"
 _SAVED_TOKENS = "tokens saved on the way to the higher last loss"
-_BY_FLOPS = Drawing(kind="curves", across="flops", up=LOSS)
-_BY_TOKENS = Drawing(kind="curves", across="tokens", up=LOSS)
+_BY_FLOPS, _BY_TOKENS = (
+    Drawing(kind="curves", across=across, up=LOSS) for across in ("flops", "tokens")
+)
 
 
 def grouped_queries(scale: Scale, arms: tuple[str, ...] = ("plain", "lime")) -> Board:
@@ -69,11 +56,14 @@ def full_attention(scale: Scale) -> Board:
     return board(base.preset, base, rates=TEXT_RATES[scale])
 
 
-def _fig1(trained: Observing) -> Iterator[Observed]:
-    name = grouped_queries(trained.scale).name
+def _observe_perplexity(trained: Observing, name: str) -> Iterator[Observed]:
     yield from perplexities(trained, name, _PERPLEXITY)
     yield from lower_perplexity(trained, name, "lime", _LOWER)
     yield from saved(trained, name, "lime", "flops", _SAVED_FLOPS)
+
+
+def _fig1(trained: Observing) -> Iterator[Observed]:
+    yield from _observe_perplexity(trained, grouped_queries(trained.scale).name)
 
 
 def _fig10(trained: Observing) -> Iterator[Observed]:
@@ -84,9 +74,7 @@ def _fig10(trained: Observing) -> Iterator[Observed]:
 
 def _fig11(trained: Observing) -> Iterator[Observed]:
     name = full_attention(trained.scale).name
-    yield from perplexities(trained, name, _PERPLEXITY)
-    yield from lower_perplexity(trained, name, "lime", _LOWER)
-    yield from saved(trained, name, "lime", "flops", _SAVED_FLOPS)
+    yield from _observe_perplexity(trained, name)
     yield from saved(trained, name, "lime", "tokens", _SAVED_TOKENS)
 
 
@@ -96,12 +84,11 @@ _DEPTHS: dict[Scale, tuple[int, ...]] = {
     "small": (16, 32, 64),
     "paper": (32, 64, 128),
 }
-_TINY_WIDTH = 32
 
 
 def _deep(scale: Scale, depth: int) -> Board:
     if scale == "tiny":
-        base = reshaped(get_preset("tiny-lm"), depth, _TINY_WIDTH)
+        base = reshaped(get_preset("tiny-lm"), depth, width=32)
     elif scale == "small":
         papers = get_preset("paper-depth-32").model
         base = replace(get_preset("small-30m"), model=replace(papers, num_hidden_layers=depth))
@@ -120,19 +107,14 @@ def _fig6(trained: Observing) -> Iterator[Observed]:
             yield replace(observed, arm=_arm_at(observed.arm, depth))
 
 
-def _fig6_claims(scale: Scale) -> tuple[Claim, ...]:
-    depths = _DEPTHS[scale]
+def _fig6_claims(scale: Scale) -> Iterator[Claim]:
     # The deepest first, as half of it against all of it is what the figure is known for.
-    pairs = [*reversed(list(pairwise(depths))), *((depth, depth) for depth in reversed(depths))]
-    return tuple(
-        Claim(
-            quantity=LOSS,
-            arm=_arm_at("lime", ours),
-            against=_arm_at("plain", theirs),
-            direction="lower",
-        )
-        for ours, theirs in pairs
-    )
+    depths = sorted(_DEPTHS[scale], reverse=True)
+    pairs = [(half, whole) for whole, half in pairwise(depths)]
+    pairs += [(depth, depth) for depth in depths]
+    for ours, theirs in pairs:
+        arm, against = _arm_at("lime", ours), _arm_at("plain", theirs)
+        yield Claim(quantity=LOSS, arm=arm, against=against, direction="lower")
 
 
 # Table 7: the arms with the perplexities that are printed.
@@ -188,20 +170,15 @@ def _table7(trained: Observing) -> Iterator[Observed]:
     yield from right_answers(trained, "tiny-aet-4", answers(4))
 
 
-def _table7_claims(scale: Scale) -> tuple[Claim, ...]:
-    on_text, *on_answers = ([arm.name for arm in board.arms] for board in _table7_boards(scale))
-
-    def full_router(quantity: str, direction: Direction, arms: list[str]) -> Iterator[Claim]:
+def _table7_claims(scale: Scale) -> Iterator[Claim]:
+    of_boards = [[arm.name for arm in board.arms] for board in _table7_boards(scale)]
+    on_text, *on_answers = ([arm for arm in arms if arm != "lime"] for arms in of_boards)
+    for arm in on_text:
+        yield from claims_of_lime("lower", _VALIDATION_PERPLEXITY, against=arm)
+    yield Claim(quantity=_VALIDATION_PERPLEXITY, arm="lime:router=average", direction="similar")
+    for arms in on_answers:
         for arm in arms:
-            if arm != "lime":
-                yield from claims_of_lime(direction, quantity, against=arm)
-
-    average = Claim(quantity=_VALIDATION_PERPLEXITY, arm="lime:router=average", direction="similar")
-    return (
-        *full_router(_VALIDATION_PERPLEXITY, "lower", on_text),
-        average,
-        *(claim for arms in on_answers for claim in full_router(answers(4), "higher", arms)),
-    )
+            yield from claims_of_lime("higher", answers(4), against=arm)
 
 
 ARTEFACTS = {
