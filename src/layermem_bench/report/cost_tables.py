@@ -155,14 +155,8 @@ def _plot(
             x, y = lines.setdefault(label, ([], []))
             x.append(getattr(point, axis))
             y.append(numbers[name] / numbers[first] - 1)
-    return lambda axes: figures.plot_curves(
-        axes,
-        lines,
-        across=axis,
-        up=f"{quantity}, more than {first}",
-        scale="percent",
-        styles=styles,
-    )
+    up = f"{quantity}, more than {first}"
+    return figures.curves(lines, across=axis, up=up, scale="percent", styles=styles)
 
 
 def _flops(point: CostPoint) -> dict[str, float]:

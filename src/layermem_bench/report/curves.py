@@ -17,7 +17,7 @@ from layermem_bench.results.study import Validation
 
 def curves_of_arms(
     arms: Mapping[str, Sequence[Sequence[Validation]]], across: str, up: str
-) -> tuple[figures.Series, figures.Bands]:
+) -> tuple[figures.Series, figures.Series]:
     """Return each arm's mean over its runs, in a band from the lowest to the highest of them.
 
     ``across``, ``up``: fields of a validation. Only steps that all of an arm's runs have validated

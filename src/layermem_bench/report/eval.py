@@ -344,8 +344,8 @@ def _curve(result: EvalResult, name: str, rows: Sequence[Row]) -> Figure:
         known = {at: value for at, value in placed.items() if at is not None}
         series[model] = list(known), list(known.values())
     scale: figures.Scale = "share" if kind.is_share else "number"
-    svg = figures.curves(series, across=kind.across, up=name, scale=scale)
-    return Figure(svg=svg, caption=f"{name} by {kind.across}.")
+    plot = figures.curves(series, across=kind.across, up=name, scale=scale)
+    return Figure(svg=figures.drawing(plot), caption=f"{name} by {kind.across}.")
 
 
 def _forest(
