@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,65 +42,48 @@ def curves_of_arms(
     return series, bands
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Curve:
-    """The rows of one run."""
-
-    name: str
-    """Its variant, options and seed."""
-    state: str
-    """How far it is, if not at its end."""
-    rows: Sequence[Mapping[str, Any]]
-    """Its metrics."""
-
-    def points(self, name: str) -> list[tuple[float, float]]:
-        """Return tokens and value of the rows that have this value."""
-        return [(row["tokens"], row[name]) for row in self.rows if name in row]
-
-
 def draw_curves(runs: Sequence[Path], out: Path) -> None:
     """Draw the curves of run folders into a file; its suffix (svg, png, pdf) is its kind."""
     figures.check(out)
     if not runs:
         raise ValueError("name at least one run folder")
-    curves = [_read_curve(path) for path in runs]
-    names = [curve.name for curve in curves]
+    read = [_read_run(path) for path in runs]
+    names = [name for name, _, _ in read]
     # Runs of one name (they differ in a learning rate, or in their data) show their folder too.
     folders = unique_names([path.resolve().parts for path in runs])
-    labels = [
-        f"{name} ({folder})" if names.count(name) > 1 else name
-        for name, folder in zip(names, folders, strict=True)
-    ]
 
     def plot(axes: Axes) -> None:
-        for i, (label, curve) in enumerate(zip(labels, curves, strict=True)):
+        for i, ((name, state, rows), folder) in enumerate(zip(read, folders, strict=True)):
+            label = f"{name} ({folder})" if names.count(name) > 1 else name
             colour, dashes, _ = figures.STYLES[i % len(figures.STYLES)]
-            trained, validated = curve.points("loss"), curve.points("val_loss")
+            trained, validated = (
+                [(row["tokens"], row[key]) for row in rows if key in row]
+                for key in ("loss", "val_loss")
+            )
             axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=0.8)
             if validated:
-                text = f"{label}: validation loss {validated[-1][1]:.3f}{curve.state}"
+                text = f"{label}: validation loss {validated[-1][1]:.3f}{state}"
                 axes.plot(*zip(*validated, strict=True), color=colour, linestyle=dashes, label=text)
             else:
-                axes.plot([], [], color=colour, label=f"{label}{curve.state}")
-        axes.set_xlabel("tokens")
-        axes.set_ylabel("loss (thin: training)")
+                axes.plot([], [], color=colour, label=f"{label}{state}")
+        axes.set(xlabel="tokens", ylabel="loss (thin: training)")
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
 
     figures.save([plot], out, size=(7.0, 4.0))
 
 
-def _read_curve(path: Path) -> _Curve:
+def _read_run(path: Path) -> tuple[str, str, list[dict[str, Any]]]:
+    """Return a run's variant, options and seed; how far it is, if not at its end; its metrics."""
     folder = RunFolder(path)
     rows = folder.rows()
     if not any("loss" in row for row in rows):
         raise ValueError(f"{path} is no run folder, or holds no metrics yet")
     config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
-    options = " ".join(config["model"]["options"])
-    name = f"{config['variant']}{' ' * bool(options)}{options}, seed {config['seed']}"
+    name = " ".join([config["variant"], *config["model"]["options"]])
     losses = [row[key] for row in rows for key in ("loss", "val_loss") if key in row]
     if folder.diverged.exists() or not all(map(math.isfinite, losses)):
         state = f" (diverged by step {rows[-1]['step']})"
     else:
         state = "" if folder.final.exists() else f" (at step {rows[-1]['step']})"
-    return _Curve(name=name, state=state, rows=rows)
+    return f"{name}, seed {config['seed']}", state, rows
