@@ -106,18 +106,15 @@ def analyze(
         with_words = dict.fromkeys(occurrence.text for occurrence in occurrences)
         check_same_tokens(first, opened[1], [*sequences, *with_words])
     models = [load_model(checkpoint) for checkpoint in opened]
-    analyses = {}
-    for checkpoint, model in zip(opened, models, strict=True):
-        logger.info("analyzing %s", checkpoint.name)
-        analyses[checkpoint.name] = _analyze_model(
-            model, checkpoint, sequences, occurrences, options
-        )
     analysis = Analysis(
         command=command,
         folder=str(out),
         options=options,
         sequences=len(sequences),
-        models=analyses,
+        models={
+            checkpoint.name: _analyze_model(model, checkpoint, sequences, occurrences, options)
+            for checkpoint, model in zip(opened, models, strict=True)
+        },
     )
     create_folder(out)
     write_atomically(out / "analysis.json", to_json(analysis))
@@ -132,6 +129,7 @@ def _analyze_model(
     options: AnalysisOptions,
 ) -> ModelAnalysis:
     """Analyze a model: its entropy on ``texts``, the words by ``occurrences``, its routers."""
+    logger.info("analyzing %s", checkpoint.name)
     entropy, mixtures = _compute_entropy(model, checkpoint.tokenizer, texts, options)
     accuracies, layout = _analyze_words(model, checkpoint.tokenizer, occurrences, options)
     routing, unknown = _analyze_routing(model, checkpoint.name)

@@ -1,8 +1,7 @@
 """Record the weights with which a model mixes states or slots of different depths.
 
-Forward hooks on the model's ``DepthWeights`` modules keep, for each reader and source, the mean and
-the standard deviation over the tokens seen, and nothing else: memory does not grow with the text.
-Padding is left out. Weights that are the same for all tokens have a deviation of 0.
+Forward hooks on ``DepthWeights`` modules keep the mean and the standard deviation over tokens, not
+counting padding, so that memory does not grow with the text.
 
 Letters: B batch, T tokens, C readers, S sources.
 """

@@ -18,7 +18,7 @@ def matrix_entropy(z: np.ndarray, alpha: float = 1.0) -> float:
     z = np.asarray(z, dtype=np.float64)
     if z.ndim != 2 or min(z.shape) < 1:
         raise ValueError(f"expected one array [tokens, features], got shape {z.shape}")
-    _check_finite(z)
+    check_finite(z, "token")
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}")
     # Z Z^T and Z^T Z have the same nonzero eigenvalues, so the smaller one is decomposed. Dividing
@@ -54,7 +54,7 @@ class Standardiser:
         """Add an array [tokens, features] to the moments."""
         tokens = np.asarray(tokens, dtype=np.float64)
         # StandardScaler would leave NaN out of the moments without a word.
-        _check_finite(tokens)
+        check_finite(tokens, "token")
         self._moments.partial_fit(tokens)
 
     def standardise(self, tokens: np.ndarray, eps: float = 1e-5) -> np.ndarray:
@@ -70,9 +70,8 @@ def standardise(z: np.ndarray, eps: float = 1e-5) -> np.ndarray:
     return standardiser.standardise(z, eps)
 
 
-def _check_finite(z: np.ndarray) -> None:
-    if not np.isfinite(z).all():
-        bad = int(np.argwhere(~np.isfinite(z))[0, 0])
-        raise ValueError(
-            f"token {bad} holds a number that is not finite, so the entropy is not defined"
-        )
+def check_finite(rows: np.ndarray, name: str) -> None:
+    """Raise, with the number of the first such row, unless all numbers are finite."""
+    if not np.isfinite(rows).all():
+        bad = int(np.argwhere(~np.isfinite(rows))[0, 0])
+        raise ValueError(f"{name} {bad} holds a number that is not finite")
