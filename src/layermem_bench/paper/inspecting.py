@@ -1,7 +1,6 @@
 """Numbers of analyses of ended runs: entropy, probes, layouts, routers.
 
-LIMe and the plain decoder of one seed are analyzed side by side, as ``layermem analyze`` does. An
-analysis.json of the same weights and options is used again.
+An analysis.json of the same weights and options is used again.
 """
 
 import hashlib
@@ -143,20 +142,16 @@ def layouts(analyses: Analyses, words: tuple[str, ...]) -> Iterator[Picture]:
 def heatmaps(trained: Observing, study: str, *, by_head: bool) -> dict[str, dict[int, np.ndarray]]:
     """Return what LIMe's routers read by arm and seed: trained ones, and those at their start.
 
-    By target head [L, R, L], each head's weights are divided by their sum. Otherwise [L, L]:
-    weights are averaged over heads and then divided by the sum of their layer. The two orders
-    differ where one head has larger weights.
+    ``by_head``: [L, R, L], divided by each head's sum; else [L, L], averaged over heads first,
+    which differs where one head has larger weights.
     """
     from layermem_bench.analysis.routing import head_heatmaps, mean_heatmap
 
     records = trained.records.get(study, {}).get("lime", {})
     heatmap_of = head_heatmaps if by_head else mean_heatmap
     return {
-        arm: {
-            seed: heatmap_of(_model_of(record, trained=is_trained))
-            for seed, record in records.items()
-        }
-        for arm, is_trained in (("lime", True), (START, False))
+        arm: {s: heatmap_of(_model_of(r, trained=arm == "lime")) for s, r in records.items()}
+        for arm in ("lime", START)
     }
 
 

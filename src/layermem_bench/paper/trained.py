@@ -24,11 +24,7 @@ TEXT_RATES: dict[Scale, tuple[float, ...]] = {
     "paper": (),
 }
 """Learning rates that are tried on text; the paper has one."""
-_DEPTH_RATES: dict[Scale, tuple[float, ...]] = {
-    "tiny": (1e-3, 3e-3, 1e-2),
-    "small": (3e-4, 1e-3, 3e-3),
-    "paper": (),
-}
+_DEPTH_RATES = {**TEXT_RATES, "tiny": (1e-3, 3e-3, 1e-2)}
 _TRAINING_LOSS = (
     "The paper draws training loss; here it is validation loss, at the same steps of both arms."
 )
@@ -138,31 +134,26 @@ _VALIDATION_PERPLEXITY = "validation perplexity"
 
 
 def _router_arms(layers: int) -> tuple[str, ...]:
-    """Return the arms without those that are the full router at this depth.
-
-    The last layer reads ``layers`` sources. "last" counts its own among them; "first" reads the
-    layer before and the own beside its window.
-    """
-    at_most = {"last": layers - 1, "first": layers - 3}
+    """Return the arms without those that are the full router at this depth."""
+    # The last layer reads ``layers`` sources. "last" counts its own among them; "first" reads the
+    # layer before and the own beside its window.
+    most = {"last": layers - 1, "first": layers - 3}
     full = {
         f"lime:router={kind}:router_window={window}"
-        for kind, most in at_most.items()
+        for kind in most
         for window in (2, 4, 6)
-        if window > most
+        if window > most[kind]
     }
     return tuple(arm for arm in _ROUTERS if arm not in full)
 
 
 def _table7_boards(scale: Scale) -> tuple[Board, ...]:
-    return tuple(
-        board(
-            base.preset,
-            base,
-            _router_arms(base.model.num_hidden_layers),
-            (ARITHMETIC_RATES if base.task.name else TEXT_RATES)[scale],
-        )
-        for base in map(get_preset, _ROUTER_PRESETS[scale])
-    )
+    def of_preset(name: str) -> Board:
+        base = get_preset(name)
+        rates = (ARITHMETIC_RATES if base.task.name else TEXT_RATES)[scale]
+        return board(base.preset, base, _router_arms(base.model.num_hidden_layers), rates)
+
+    return tuple(map(of_preset, _ROUTER_PRESETS[scale]))
 
 
 def _table7(trained: Observing) -> Iterator[Observed]:

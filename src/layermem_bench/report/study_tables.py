@@ -262,25 +262,18 @@ def rates_table(board: Board) -> Table:
     what = "right answers" if by_right else "validation loss"
     at_end = ", ".join(f"{x.arm} took the {end}" for x in tried if (end := end_of_range(x)))
     beyond = at_end and f" A better learning rate may lie beyond those tried: {at_end}."
+    rows = []
+    for each in tried:
+        arm = each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}"
+        chosen = "" if each.chosen is None else f"{each.chosen:g}"
+        own = f", own {each.own_chosen:g}" if chosen and each.own_chosen else ""
+        rows.append([arm, *(_outcome(each, rate) for rate in rates), f"{chosen}{own}"])
     return Table(
         header=[f"{board.name}: {what} at learning rate", *(f"{r:g}" for r in rates), "chosen"],
-        rows=[
-            [
-                each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}",
-                *(_outcome(each, rate) for rate in rates),
-                _chosen(each),
-            ]
-            for each in tried
-        ],
+        rows=rows,
         caption=f"Each arm's learning rate{with_decay} was chosen on a seed that is in no other "
         f"table. A run that diverged says where in its diverged.json, in a folder rates.{beyond}",
     )
-
-
-def _chosen(tried: TriedRates) -> str:
-    if tried.chosen is None:
-        return ""
-    return f"{tried.chosen:g}" + (f", own {tried.own_chosen:g}" if tried.own_chosen else "")
 
 
 def end_of_range(tried: TriedRates) -> str:
