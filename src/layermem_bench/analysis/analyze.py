@@ -153,12 +153,9 @@ def _analyze_model(
 def _compute_entropy(
     model: Any, tokenizer: Any, texts: Sequence[str], options: AnalysisOptions
 ) -> tuple[dict[Representation, ByLayer], tuple[DepthMixture, ...]]:
-    """Return the entropy of sequences whose features are standardised over all sequences, and what
-    places that mix over depth read on the way.
-
-    The texts are read twice, so that no more than a batch is held in memory: first for the moments
-    of each feature, then for the entropies.
-    """
+    """Return the entropy of sequences, and what places that mix over depth read on the way."""
+    # The texts are read twice, so that no more than a batch is held in memory: for the moments by
+    # which features are standardised over all sequences, then for the entropies.
     standardisers: dict[_Place, Standardiser] = {}
     batches = _encode_batches(model, tokenizer, texts, options.length, "moments")
     with recording(model) as recorder:

@@ -34,11 +34,9 @@ class Checkpoint:
     location: Path | str
     """Folder of the saved model or of an adapter, or its name on the hub."""
     tokenizer: Any
-    """Its tokenizer."""
     run: Run | None
     """The run that trained it; None: it is no run's."""
     folder: RunFolder | None = None
-    """Folder of that run."""
     base: Path | str | None = None
     """Of the folder of an adapter: the model that it belongs to; None: it is a whole checkpoint."""
     revision: str | None = None
@@ -46,7 +44,7 @@ class Checkpoint:
 
     def load_config(self) -> Any:
         """Return the config of the model."""
-        location = self.location if self.base is None else self.base
+        location = self.base or self.location
         return AutoConfig.from_pretrained(location, revision=self.revision or "main")
 
 

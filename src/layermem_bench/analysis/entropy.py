@@ -42,9 +42,8 @@ def matrix_entropy(z: np.ndarray, alpha: float = 1.0) -> float:
 class Standardiser:
     """Standardise features by their mean and standard deviation over arrays that come one by one.
 
-    Scikit-learn's ``StandardScaler`` gathers the moments, in float64. The division is written here
-    because it adds a small number to every deviation: ``StandardScaler`` adds none, so a feature
-    that hardly varies, such as rounding noise, would count as much as any other.
+    Unlike in ``StandardScaler``, which gathers the moments, a small number is added to deviations:
+    a feature that hardly varies, such as rounding noise, would count as much as any other.
     """
 
     def __init__(self) -> None:
@@ -57,17 +56,17 @@ class Standardiser:
         check_finite(tokens, "token")
         self._moments.partial_fit(tokens)
 
-    def standardise(self, tokens: np.ndarray, eps: float = 1e-5) -> np.ndarray:
-        """Return (tokens - mean) / (deviation + eps) of [..., features]."""
+    def standardise(self, tokens: np.ndarray) -> np.ndarray:
+        """Return (tokens - mean) / (deviation + 1e-5) of [..., features]."""
         deviation = np.sqrt(self._moments.var_)
-        return np.asarray((tokens - self._moments.mean_) / (deviation + eps))
+        return np.asarray((tokens - self._moments.mean_) / (deviation + 1e-5))
 
 
-def standardise(z: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+def standardise(z: np.ndarray) -> np.ndarray:
     """Standardise each feature of [..., features] over all other axes."""
     standardiser = Standardiser()
     standardiser.add(z.reshape(-1, z.shape[-1]))
-    return standardiser.standardise(z, eps)
+    return standardiser.standardise(z)
 
 
 def check_finite(rows: np.ndarray, name: str) -> None:

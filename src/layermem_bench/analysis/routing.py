@@ -52,14 +52,13 @@ def readings(heatmap: np.ndarray, most: int = 3) -> list[Reading]:
 def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Circuit]:
     """Return the ``count`` heaviest paths of ``steps`` steps, each step to an earlier layer.
 
-    A layer reads another layer's own keys and values; what that layer had read itself reaches them
-    only through the residual stream. So a path says where information may have come from, not that
-    it did.
+    A path says where information may have come from, not that it did: what a layer had read itself
+    reaches its keys and values only through the residual stream.
     """
     if steps < 1 or count < 1:
         raise ValueError(f"steps and count must be at least 1, got {steps} and {count}")
-    # Best-first search: a longer path is never heavier, so the first complete paths to come off the
-    # heap are the heaviest. The heap holds negative weights because heapq pops the smallest.
+    # A longer path is never heavier, so the first complete paths to come off the heap are the
+    # heaviest. The heap holds negative weights because heapq pops the smallest.
     heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, (i,)) for i in range(len(heatmap))]
     paths: list[Circuit] = []
     while heap and len(paths) < count:

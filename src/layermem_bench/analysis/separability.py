@@ -143,11 +143,8 @@ def _predict_by_converged_probe(
         return np.asarray(model.fit(features, labels).predict(unseen))
 
 
-def embed(vectors: np.ndarray, *, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
-    """Return where t-SNE lays vectors [N, F] in the plane, normalised to length 1: [N, 2].
-
-    ``perplexity`` is lowered if there are too few vectors for it.
-    """
+def embed(vectors: np.ndarray, *, seed: int = 0) -> np.ndarray:
+    """Return where t-SNE lays vectors [N, F] in the plane, normalised to length 1: [N, 2]."""
     vectors = np.asarray(vectors, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) < 3:
         raise ValueError(f"expected at least 3 vectors [N, F], got shape {vectors.shape}")
@@ -159,7 +156,8 @@ def embed(vectors: np.ndarray, *, seed: int = 0, perplexity: float = 30.0) -> np
         return np.zeros((len(unit), 2))
     layout: np.ndarray = TSNE(
         2,
-        perplexity=min(perplexity, (len(unit) - 1) / 3),
+        # Less than the usual 30 if there are too few vectors for it.
+        perplexity=min(30.0, (len(unit) - 1) / 3),
         init="pca" if unit.shape[1] > 1 else "random",
         random_state=seed,
         n_jobs=1,

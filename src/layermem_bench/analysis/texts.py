@@ -42,8 +42,7 @@ class Occurrence:
 def choose_words(options: AnalysisOptions, checkpoint: Checkpoint) -> AnalysisOptions:
     """Return ``options`` with their words: those given, else the task's, else those for a text.
 
-    Raise if a probe could not be fitted to them: there are too few of them, or one cannot occur in
-    the texts or occurs too rarely.
+    Raise if there are too few for a probe, or one cannot occur in the texts or occurs too rarely.
     """
     task = _select_task(options, checkpoint)
     words = options.words

@@ -25,8 +25,6 @@ ON_GPU: tuple[Scale, ...] = ("small", "paper")
 """Scales that need a GPU in most artefacts."""
 FINEWEB = "a GPU, and FineWeb-Edu and GPT-2's tokenizer from the network"
 """What the runs on text of the larger scales need."""
-TEXT_NEEDS: Mapping[Scale, str] = {"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"}
-"""What artefacts of runs on text need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +98,11 @@ class Artefact:
         )
 
 
-on_text = partial(Artefact, needs=TEXT_NEEDS, on_gpu=ON_GPU)
+on_text = partial(
+    Artefact,
+    needs={"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"},
+    on_gpu=ON_GPU,
+)
 """An artefact of runs on text."""
 
 

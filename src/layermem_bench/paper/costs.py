@@ -47,10 +47,7 @@ def _models(run: Run) -> tuple[dict[str, ModelSpec], int]:
 def _numbers(
     where: str, quantities: Sequence[str], printed: Mapping[tuple[str, str], Sequence[float]]
 ) -> tuple[PaperNumber, ...]:
-    """Return the numbers of a table by its part and arm.
-
-    The last two quantities are above LLaMA's: nothing is printed of LLaMA itself.
-    """
+    """Return the numbers of a table by its part and arm, of LLaMA without those above its own."""
     return tuple(
         PaperNumber(
             quantity=f"{quantity}, {part}",

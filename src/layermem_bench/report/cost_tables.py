@@ -6,7 +6,7 @@ from pathlib import Path
 from layermem_bench.report import figures
 from layermem_bench.report.numbers import in_bytes, with_unit
 from layermem_bench.report.page import Figure, Section, Table
-from layermem_bench.results.costs import CostPoint, Costs, Measurement, MeasuringOptions
+from layermem_bench.results.costs import CostPoint, Costs, MeasuringOptions
 
 COUNTED = (
     "FLOPs of the forward of one sequence, in closed form: two a multiply-add, attention to the "
@@ -37,21 +37,20 @@ def measured_table(costs: Costs) -> Table:
     rows, measuring = [], costs.measuring or MeasuringOptions()
     for point in costs.points:
         for mode, by_arm in (point.measured or {}).items():
-            first: Measurement | None = None
-            for name, taken in by_arm.items():
+            first = next(iter(by_arm.values()))
+            for i, (name, taken) in enumerate(by_arm.items()):
                 times = (taken.seconds, taken.low, taken.high)
                 median, low, high = (f"{1e3 * seconds:.4g}" for seconds in times)
                 rows.append(
                     [
-                        "" if first else f"{_describe(point)}, {mode}",
+                        "" if i else f"{_describe(point)}, {mode}",
                         name,
                         f"{median} ms ({low} to {high})",
-                        _increase(taken.seconds, first and first.seconds),
+                        _increase(taken.seconds, first.seconds if i else None),
                         "unknown" if taken.peak is None else in_bytes(taken.peak),
-                        _increase(taken.peak, first and first.peak),
+                        _increase(taken.peak, first.peak if i else None),
                     ]
                 )
-                first = first or taken
     return Table(
         header=["", "variant", "step, median (quartiles)", "more", "peak memory", "more"],
         rows=rows,

@@ -173,13 +173,11 @@ def grouped_bars(
 
 
 def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
-    """Return an SVG of differences with their intervals, one below the other, and a line at 0.
-
-    An interval of a single pair is infinite, and drawn as a point alone.
-    """
+    """Return an SVG of differences with their intervals, one below the other, and a line at 0."""
 
     def draw(axes: Axes) -> None:
         for i, each in enumerate(differences.values()):
+            # The interval of a single pair is infinite.
             half = each.half if math.isfinite(each.half) else None
             colour, _, marker = STYLES[i % len(STYLES)]
             axes.errorbar(each.mean, -i, xerr=half, color=colour, marker=marker, capsize=3, lw=1.4)
@@ -223,10 +221,7 @@ def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
 
 
 def signed_rows(matrix: np.ndarray, across: Sequence[str], up: Sequence[str]) -> str:
-    """Return an SVG of a matrix of numbers of any sign, with a name for each column and row.
-
-    Cells that are not numbers are left blank.
-    """
+    """Return an SVG of a matrix of any numbers, NaN blank, with a name for each column and row."""
     limit = float(np.nanmax(np.abs(matrix))) or 1.0
 
     def draw(axes: Axes) -> None:

@@ -85,9 +85,7 @@ class Section:
     switches: Sequence[Switch] = ()
     """Drawings to choose from, side by side where there is room."""
     attempts: Sequence[Attempt] = ()
-    """Problems with what models wrote."""
     commands: Sequence[str] = ()
-    """Commands that print what is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
