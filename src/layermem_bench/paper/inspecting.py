@@ -1,14 +1,15 @@
-"""Numbers of analyses of ended runs: entropy, probes, layouts, routers.
+"""Numbers of ended runs, and of analyses of them: losses, right answers, entropy, probes, routers.
 
 An analysis.json of the same weights and options is used again.
 """
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -23,12 +24,20 @@ from layermem_bench.results.analysis import (
 )
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.results.study import Picture, RunRecord, Scale
+from layermem_bench.results.study import (
+    LOSS,
+    RIGHT_ANSWERS,
+    Picture,
+    RunRecord,
+    Scale,
+    Validation,
+)
 from layermem_bench.study.definition import Observed
 
 if TYPE_CHECKING:
     from torch import nn
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 # The standard library has less than 200 of the rarest of the four words.
 _EACH: Mapping[Scale, int] = {"tiny": 100, "small": 600, "paper": 1668}
@@ -39,6 +48,90 @@ START = "lime at its start"
 """The arm of routers before training."""
 Analyses = dict[str, dict[int, ModelAnalysis]]
 """Arm and seed to its analysis."""
+
+
+def losses(trained: Observing, study: str, quantity: str = LOSS) -> Iterator[Observed]:
+    """Yield the last validation loss of each arm."""
+    return _observe(trained.records.get(study, {}), quantity, lambda run: run.metrics[LOSS])
+
+
+def perplexities(trained: Observing, study: str, quantity: str) -> Iterator[Observed]:
+    """Yield the exponential of the last validation loss of each arm."""
+    records = trained.records.get(study, {})
+    return _observe(records, quantity, lambda run: math.exp(run.metrics[LOSS]))
+
+
+def lower_perplexity(trained: Observing, study: str, arm: str, quantity: str) -> Iterator[Observed]:
+    """Yield by which share an arm's last perplexity is below the plain decoder's."""
+    by_seed = {
+        seed: 1 - math.exp(ours.metrics[LOSS] - theirs.metrics[LOSS])
+        for seed, (ours, theirs) in _pairs(trained, study, arm).items()
+    }
+    yield Observed(quantity=quantity, arm=arm, by_seed=by_seed, is_share=True)
+
+
+def right_answers(trained: Observing, study: str, quantity: str) -> Iterator[Observed]:
+    """Yield the share of test problems that each arm solves, with a guess's."""
+    records = trained.records.get(study, {})
+    chances = {r.solved.chance for runs in records.values() for r in runs.values() if r.solved}
+    # Problems of one study are the same, and so is what a guess at them comes to.
+    chance = min(chances) if len(chances) == 1 else None
+    for of_arm in _observe(records, quantity, lambda r: r.metrics[RIGHT_ANSWERS], is_share=True):
+        yield replace(of_arm, chance=chance)
+
+
+def saved(
+    trained: Observing, study: str, arm: str, across: str, quantity: str
+) -> Iterator[Observed]:
+    """Yield which share of tokens or FLOPs an arm saves on the way to a validation loss.
+
+    The loss is the higher one of its and the plain decoder's last, seed by seed, so that both reach
+    it, whichever is better. ``across``: "flops" or "tokens". The share is below 0 where the arm
+    needs more than the plain decoder.
+    """
+    records = trained.records.get(study, {})
+    _check_validated_alike([r for each in (arm, "plain") for r in records.get(each, {}).values()])
+    by_seed = {}
+    for seed, pair in _pairs(trained, study, arm).items():
+        target = max(record.validations[-1].val_loss for record in pair)
+        ours, theirs = (_reached(record.validations, across, target) for record in pair)
+        by_seed[seed] = 1 - ours / theirs
+    yield Observed(quantity=quantity, arm=arm, by_seed=by_seed, is_share=True)
+    # The plain decoder saves nothing against itself.
+    none = dict.fromkeys(by_seed, 0.0)
+    yield Observed(quantity=quantity, arm="plain", by_seed=none, is_share=True)
+
+
+def _pairs(trained: Observing, study: str, arm: str) -> dict[int, tuple[RunRecord, RunRecord]]:
+    """Return an arm's run and the plain decoder's by seed, of the seeds that both have."""
+    records = trained.records.get(study, {})
+    ours, plain = records.get(arm, {}), records.get("plain", {})
+    return {seed: (run, plain[seed]) for seed, run in ours.items() if seed in plain}
+
+
+def _check_validated_alike(records: Sequence[RunRecord]) -> None:
+    """Raise where curves were recorded at other steps, or at one: a loss is then reached elsewhere.
+
+    How often a run is validated makes it no other run, but it makes its curve another.
+    """
+    by_steps = {tuple(v.step for v in record.validations): record.folder for record in records}
+    if len(by_steps) > 1 or any(len(steps) < 2 for steps in by_steps):
+        counts = ", ".join(f"{folder} at {len(steps)}" for steps, folder in by_steps.items())
+        raise ValueError(
+            f"the curves need validations at the same steps, two or more of them ({counts}): train "
+            "these runs in another --out with one --eval-every"
+        )
+
+
+def _reached(curve: Sequence[Validation], across: str, target: float) -> float:
+    """Return the tokens or FLOPs at which a curve is first at a loss, or interpolated, below it."""
+    points = [(float(getattr(each, across)), each.val_loss) for each in curve]
+    first = next(i for i, (_, loss) in enumerate(points) if loss <= target)
+    at, loss = points[first]
+    if first == 0:
+        return at
+    at_before, loss_before = points[first - 1]
+    return at_before + (loss_before - target) / (loss_before - loss) * (at - at_before)
 
 
 def options_at(
@@ -85,7 +178,8 @@ def probes(
         analyses,
         quantity,
         lambda model: model.separability[probe][kind].mean[layer],
-        chance=lambda model: model.separability[probe][kind].chance,
+        lambda model: model.separability[probe][kind].chance,
+        is_share=True,
     )
 
 
@@ -96,7 +190,10 @@ def nearest_in_layout(analyses: Analyses, quantity: str) -> Iterator[Observed]:
         labels = model.layout.labels
         return float(np.bincount(labels).max() / len(labels))
 
-    return _observe(analyses, quantity, lambda model: same_as_nearest(model.layout), chance)
+    def share(model: ModelAnalysis) -> float:
+        return same_as_nearest(model.layout)
+
+    return _observe(analyses, quantity, share, chance, is_share=True)
 
 
 def same_as_nearest(layout: Layout) -> float:
@@ -106,23 +203,6 @@ def same_as_nearest(layout: Layout) -> float:
     distances = np.square(points[:, None] - points[None]).sum(-1)
     np.fill_diagonal(distances, np.inf)
     return float((labels == labels[distances.argmin(1)]).mean())
-
-
-def _observe(
-    analyses: Analyses,
-    quantity: str,
-    value: Callable[[ModelAnalysis], float],
-    chance: Callable[[ModelAnalysis], float] | None = None,
-) -> Iterator[Observed]:
-    """Yield a number of each arm's models; ``chance``: what a guess at a share comes to."""
-    for arm, by_seed in analyses.items():
-        yield Observed(
-            quantity=quantity,
-            arm=arm,
-            by_seed={seed: value(model) for seed, model in by_seed.items()},
-            is_share=chance is not None,
-            chance=max(map(chance, by_seed.values()), default=None) if chance else None,
-        )
 
 
 def layouts(analyses: Analyses, words: tuple[str, ...]) -> Iterator[Picture]:
@@ -161,9 +241,26 @@ def shares_read(
     share: Callable[[np.ndarray], float],
 ) -> Iterator[Observed]:
     """Yield a share of what routers read, computed from each heatmap."""
-    for arm, by_seed in heatmaps.items():
-        values = {seed: share(heatmap) for seed, heatmap in by_seed.items()}
-        yield Observed(quantity=quantity, arm=arm, by_seed=values, is_share=True)
+    return _observe(heatmaps, quantity, share, is_share=True)
+
+
+def _observe(
+    by_arm: Mapping[str, Mapping[int, T]],
+    quantity: str,
+    value: Callable[[T], float],
+    chance: Callable[[T], float] | None = None,
+    *,
+    is_share: bool = False,
+) -> Iterator[Observed]:
+    """Yield a number of what each arm has by seed; ``chance``: what a guess at it comes to."""
+    for arm, by_seed in by_arm.items():
+        yield Observed(
+            quantity=quantity,
+            arm=arm,
+            by_seed={seed: value(each) for seed, each in by_seed.items()},
+            is_share=is_share,
+            chance=max(map(chance, by_seed.values()), default=None) if chance else None,
+        )
 
 
 def _model_of(record: RunRecord, *, trained: bool) -> "nn.Module":

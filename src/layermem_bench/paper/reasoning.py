@@ -12,8 +12,7 @@ from layermem_bench.paper.artefact import (
     lines,
     shares,
 )
-from layermem_bench.paper.inspecting import analyses, entropy, options_at
-from layermem_bench.paper.observing import right_answers
+from layermem_bench.paper.inspecting import analyses, entropy, options_at, right_answers
 from layermem_bench.presets import get_preset
 from layermem_bench.results.study import RIGHT_ANSWERS, Claim, Direction, Drawing, Scale
 from layermem_bench.study.definition import Board, Observed

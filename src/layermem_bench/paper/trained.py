@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.paper.artefact import Observing, board, claims_of_lime, lines, on_text, shares
-from layermem_bench.paper.observing import (
+from layermem_bench.paper.inspecting import (
     losses,
     lower_perplexity,
     perplexities,

@@ -12,14 +12,17 @@ _MOST_PAIRS = 10_000
 _UNITS_OF_TIME = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0))
 
 
-def with_unit(number: float, digits: int = 6) -> str:
+def with_unit(number: float, digits: int = 6, billion: str = "B") -> str:
     """Write a large number with its unit: 1.08B."""
-    return _shortened(number, digits, "B")
+    for unit, size in (("T", 1e12), (billion, 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.{digits}g}{unit}"
+    return f"{number:.{digits}g}"
 
 
 def in_bytes(number: float, digits: int = 4) -> str:
     """Write a number of bytes: 8.21GB."""
-    return f"{_shortened(number, digits, 'G')}B"
+    return f"{with_unit(number, digits, 'G')}B"
 
 
 def format_p(p: float | None) -> str:
@@ -110,10 +113,3 @@ def _decimals(half: float, is_share: bool) -> int | None:
     # 0.0996 is 0.100 by then.
     rounded = round(shown, decimals)
     return max(0, 1 - math.floor(math.log10(rounded))) if rounded else decimals
-
-
-def _shortened(number: float, digits: int, billion: str) -> str:
-    for unit, size in (("T", 1e12), (billion, 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.{digits}g}{unit}"
-    return f"{number:.{digits}g}"

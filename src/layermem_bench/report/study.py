@@ -7,26 +7,13 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from layermem_bench.report import analysis, figures
+from layermem_bench.report import analysis, figures, study_tables
 from layermem_bench.report import eval as evaluation
 from layermem_bench.report.cost_tables import counted_section, given_section
 from layermem_bench.report.drawings import learning_curves, paper_figures, paper_pictures
 from layermem_bench.report.numbers import NOISE, format_interval
 from layermem_bench.report.page import Figure, Page, Section, Table
 from layermem_bench.report.paper_tables import claim_text, claims_table, numbers_table
-from layermem_bench.report.study_tables import (
-    TITLES,
-    arms_table,
-    levels_tables,
-    ranks_table,
-    rates_table,
-    run_mark,
-    runs_table,
-    shapes_tables,
-    shown_metrics,
-    steps_table,
-    title_of,
-)
 from layermem_bench.results.analysis import Analysis
 from layermem_bench.results.comparing import HOLDS, NOT, RULE, Line, judge, lines_of
 from layermem_bench.results.costs import Costs
@@ -50,19 +37,19 @@ def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
     sections = [*_of_claims(result)]
     for board in result.boards:
         sections += _of_board(result, board)
-    if shapes := list(shapes_tables(result)):
+    if shapes := list(study_tables.shapes_tables(result)):
         tables = [table for table, _, _ in shapes]
         drawn = [_forest(table.header[1], lines, metric) for table, lines, metric in shapes]
         sections.append(
             Section(title="Wide or deep", paragraphs=[_SHAPES], tables=tables, figures=drawn)
         )
-    if not result.claims and (ranks := ranks_table(result)):
+    if not result.claims and (ranks := study_tables.ranks_table(result)):
         sections.append(Section(title="Do the boards agree", tables=[ranks]))
-    if tried := [rates_table(board) for board in result.boards if board.tried]:
+    if tried := [study_tables.rates_table(board) for board in result.boards if board.tried]:
         sections.append(Section(title="Learning rates", tables=tried))
     sections += [*_of_costs(result.boards), *further]
     if result.runs:
-        sections.append(Section(title="The runs", tables=[runs_table(result)]))
+        sections.append(Section(title="The runs", tables=[study_tables.runs_table(result)]))
     title = result.title
     if result.scale:
         title = f"{result.name.removeprefix('paper/')}: {title}"
@@ -80,11 +67,11 @@ def tables(result: StudyResult) -> list[Table]:
     shown = []
     for board in result.boards:
         for condition in board.conditions:
-            for metric in shown_metrics(result, board, condition):
-                shown.append(arms_table(result, board, condition, metric, narrow=True))
-        shown += [rates_table(board)] if board.tried else []
-    shown += [table for table, _, _ in shapes_tables(result)]
-    ranks = ranks_table(result)
+            for metric in study_tables.shown_metrics(result, board, condition):
+                shown.append(study_tables.arms_table(result, board, condition, metric, narrow=True))
+        shown += [study_tables.rates_table(board)] if board.tried else []
+    shown += [table for table, _, _ in study_tables.shapes_tables(result)]
+    ranks = study_tables.ranks_table(result)
     return [*shown, ranks] if ranks else shown
 
 
@@ -111,7 +98,7 @@ def _said(result: StudyResult, board: Board, condition: Condition) -> str:
     """Say which arms of a table differ from the first beyond noise."""
     metric = result.metric(board.metric)
     lines = lines_of(result, board, condition, board.metric)
-    first, where = condition.arms[0].name, title_of(board, condition)
+    first, where = condition.arms[0].name, study_tables.title_of(board, condition)
     compared = sum(line.p is not None for line in lines)
     if not compared:
         few = "no pair of runs has ended"
@@ -189,13 +176,13 @@ def _of_board(result: StudyResult, board: Board) -> list[Section]:
     """Return what came of one board: tables with forest plots, and how arms learn."""
     shown, drawn = [], []
     for condition in board.conditions:
-        for metric in shown_metrics(result, board, condition):
-            shown.append(arms_table(result, board, condition, metric))
+        for metric in study_tables.shown_metrics(result, board, condition):
+            shown.append(study_tables.arms_table(result, board, condition, metric))
             lines = lines_of(result, board, condition, metric)
             if any(line.p is not None for line in lines):
-                title = f"{metric}, {TITLES[condition.name]}"
+                title = f"{metric}, {study_tables.TITLES[condition.name]}"
                 drawn.append(_forest(title, lines, result.metric(metric)))
-        shown += levels_tables(result, board, condition)
+        shown += study_tables.levels_tables(result, board, condition)
     notes = [] if result.claims else [note for note in result.notes if board.name in note]
     sections = [Section(title=board.name, paragraphs=notes, tables=shown, figures=drawn)]
     if curves := learning_curves(result, board):
@@ -219,7 +206,7 @@ def _forest(title: str, lines: Sequence[Line], metric: Metric) -> Figure:
 def _of_costs(boards: Sequence[Board]) -> list[Section]:
     """Return what arms cost: as counted, and as measured where it was."""
     sections = []
-    if measured := [table for board in boards if (table := steps_table(board))]:
+    if measured := [table for board in boards if (table := study_tables.steps_table(board))]:
         sections.append(Section(title="What a step takes", tables=measured))
     for board in boards:
         costs = board.costs
@@ -257,7 +244,7 @@ def _of_analyses(result: StudyResult, analyses: Sequence[Analysis]) -> list[Sect
     for board in result.boards:
         places = {arm.name: place for place, arm in enumerate(board.conditions[0].arms)}
         styles |= {run.run_id: places[run.arm] for run in result.runs if run.arm in places}
-    marks = {run.run_id: run_mark(run) for run in result.runs}
+    marks = {run.run_id: study_tables.run_mark(run) for run in result.runs}
     words = [", ".join(each.options.words or ()) for each in analyses]
     sections = []
     for shown, title in zip(analyses, words, strict=True):
