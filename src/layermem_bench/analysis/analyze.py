@@ -27,7 +27,7 @@ from layermem_bench.analysis.checkpoints import (
     load_model,
     open_checkpoints,
 )
-from layermem_bench.analysis.depth_weights import recording
+from layermem_bench.analysis.depth_weights import recording, to_rows
 from layermem_bench.analysis.entropy import Standardiser, matrix_entropy
 from layermem_bench.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem_bench.analysis.separability import embed, separability
@@ -208,16 +208,12 @@ def _analyze_words(
             layer: embed(vectors.read(("routed", layer)), seed=options.seed).round(3)
             for layer in layers
         }
-    in_layers = {layer: _to_rows(array) for layer, array in points.items()}
+    in_layers = {layer: to_rows(array) for layer, array in points.items()}
     return accuracies, Layout(labels=tuple(labels), layers=in_layers)
 
 
 def _collect_vectors(
-    model: Any,
-    tokenizer: Any,
-    occurrences: Sequence[Occurrence],
-    length: int,
-    vectors: DiskRows,
+    model: Any, tokenizer: Any, occurrences: Sequence[Occurrence], length: int, vectors: DiskRows
 ) -> list[int]:
     """Append the vectors at all occurrences by (representation, layer); return their words."""
     by_text: dict[str, list[Occurrence]] = {}
@@ -262,17 +258,13 @@ def _analyze_routing(model: Any, name: str) -> tuple[Routing | None, str | None]
     parts = {part: mean_heatmap(model, part) for part in get_args(Part)}
     alike = all(np.array_equal(part, heatmap) for part in parts.values())
     routing = Routing(
-        heatmap=_to_rows(heatmap),
-        heads=tuple(map(_to_rows, head_heatmaps(model))),
+        heatmap=to_rows(heatmap),
+        heads=tuple(map(to_rows, head_heatmaps(model))),
         readings=tuple(readings(heatmap)),
         circuits=tuple(circuits(heatmap)) if len(heatmap) > 2 else (),
-        parts=None if alike else {name: _to_rows(part) for name, part in parts.items()},
+        parts=None if alike else {name: to_rows(part) for name, part in parts.items()},
     )
     return routing, None
-
-
-def _to_rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
-    return tuple(map(tuple, matrix.tolist()))
 
 
 def _encode_batches(

@@ -58,8 +58,8 @@ class DepthRecorder:
                 place=_name_place(path),
                 readers=tuple(module.readers),
                 sources=tuple(module.sources),
-                mean=_to_rows(moments.mean),
-                deviation=_to_rows(np.sqrt(moments.squares / moments.count)),
+                mean=to_rows(moments.mean),
+                deviation=to_rows(np.sqrt(moments.squares / moments.count)),
             )
             for path, (module, moments) in self._watched.items()
             if moments.count
@@ -105,5 +105,6 @@ def _name_place(path: str) -> str:
     return f"layer {layer[1]}, {part}"
 
 
-def _to_rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+def to_rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """Return a matrix as a result holds it."""
     return tuple(map(tuple, matrix.tolist()))

@@ -99,9 +99,7 @@ class Artefact:
 
 
 on_text = partial(
-    Artefact,
-    needs={"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"},
-    on_gpu=ON_GPU,
+    Artefact, needs={"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"}, on_gpu=ON_GPU
 )
 """An artefact of runs on text."""
 

@@ -24,14 +24,7 @@ from layermem_bench.results.analysis import (
 )
 from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
-from layermem_bench.results.study import (
-    LOSS,
-    RIGHT_ANSWERS,
-    Picture,
-    RunRecord,
-    Scale,
-    Validation,
-)
+from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, Picture, RunRecord, Scale, Validation
 from layermem_bench.study.definition import Observed
 
 if TYPE_CHECKING:

@@ -52,14 +52,10 @@ def full_attention(scale: Scale) -> Board:
     return board(base.preset, base, rates=TEXT_RATES[scale])
 
 
-def _observe_perplexity(trained: Observing, name: str) -> Iterator[Observed]:
+def _by_flops(trained: Observing, name: str) -> Iterator[Observed]:
     yield from perplexities(trained, name, _PERPLEXITY)
     yield from lower_perplexity(trained, name, "lime", _LOWER)
     yield from saved(trained, name, "lime", "flops", _SAVED_FLOPS)
-
-
-def _fig1(trained: Observing) -> Iterator[Observed]:
-    yield from _observe_perplexity(trained, grouped_queries(trained.scale).name)
 
 
 def _fig10(trained: Observing) -> Iterator[Observed]:
@@ -70,7 +66,7 @@ def _fig10(trained: Observing) -> Iterator[Observed]:
 
 def _fig11(trained: Observing) -> Iterator[Observed]:
     name = full_attention(trained.scale).name
-    yield from _observe_perplexity(trained, name)
+    yield from _by_flops(trained, name)
     yield from saved(trained, name, "lime", "tokens", _SAVED_TOKENS)
 
 
@@ -178,7 +174,7 @@ ARTEFACTS = {
         claim="LIMe has a lower loss than LLaMA at a similar amount of FLOPs: it converges 8.9% "
         "faster in FLOPs and ends at a 0.91% lower perplexity (1B, grouped-query attention).",
         boards=lambda scale: (grouped_queries(scale),),
-        observe=_fig1,
+        observe=lambda trained: _by_flops(trained, grouped_queries(trained.scale).name),
         numbers=shares(
             "section 1, with GQA", {(_SAVED_FLOPS, "lime"): 0.089, (_LOWER, "lime"): 0.0091}
         ),

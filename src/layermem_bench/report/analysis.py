@@ -60,10 +60,7 @@ def sentence(analysis: Analysis) -> str:
 
 
 def sections(
-    analysis: Analysis,
-    marks: Mapping[str, str],
-    styles: Mapping[str, int],
-    title_suffix: str = "",
+    analysis: Analysis, marks: Mapping[str, str], styles: Mapping[str, int], title_suffix: str = ""
 ) -> list[Section]:
     """Return the sections of a page that show an analysis.
 

@@ -8,12 +8,6 @@ from layermem_bench.report.numbers import in_bytes, with_unit
 from layermem_bench.report.page import Figure, Section, Table
 from layermem_bench.results.costs import CostPoint, Costs, MeasuringOptions
 
-COUNTED = (
-    "FLOPs of the forward of one sequence, in closed form: two a multiply-add, attention to the "
-    "keys a causal query sees. The paper's (Table 8): one a multiply-add of linear layers and "
-    "routers, two of attention, all keys."
-)
-
 
 def counted_table(points: Sequence[CostPoint]) -> Table:
     """Return parameters and FLOPs, in the form of the paper's Table 8."""
@@ -29,7 +23,13 @@ def counted_table(points: Sequence[CostPoint]) -> Table:
             rows.append(row)
             first = first or numbers
     header = ["", "variant", "parameters", "more", "FLOPs", "more", "paper's FLOPs", "more"]
-    return Table(header=header, rows=rows, caption=COUNTED)
+    return Table(
+        header=header,
+        rows=rows,
+        caption="FLOPs of the forward of one sequence, in closed form: two a multiply-add, "
+        "attention to the keys a causal query sees. The paper's (Table 8): one a multiply-add of "
+        "linear layers and routers, two of attention, all keys.",
+    )
 
 
 def measured_table(costs: Costs) -> Table:

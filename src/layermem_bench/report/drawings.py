@@ -10,14 +10,7 @@ import yaml
 from matplotlib.axes import Axes
 
 from layermem_bench.report import figures
-from layermem_bench.report.depth import (
-    HEATMAP,
-    LAYOUT,
-    draw_heads,
-    draw_layers,
-    draw_words,
-    panels,
-)
+from layermem_bench.report.depth import HEATMAP, LAYOUT, draw_heads, draw_layers, draw_words, panels
 from layermem_bench.report.numbers import format_number
 from layermem_bench.report.page import Figure, Switch
 from layermem_bench.results.intervals import interval

@@ -18,12 +18,7 @@ from layermem_bench.results import eval as results
 from layermem_bench.results.eval import Difference, EvalResult, Row, Score
 from layermem_bench.results.intervals import Interval, adjusted_p_values, interval, paired
 
-_OVER_SEEDS = (
-    "Means over {seeds} seeds of training with 95% intervals by Student's t; differences are taken "
-    "seed by seed, with p-values adjusted by Holm's method for all of this table."
-)
 _OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
-_NOISE = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
 
 
 def build(result: EvalResult) -> Page:
@@ -90,7 +85,12 @@ def over_seeds(result: EvalResult, name: str) -> Table | None:
             difference, p = differences[row.name, arm]
             shown = "< 0.001" if p < 0.001 else f"= {p:.3f}"
             cells.append(f"{format_interval(difference, is_share, '+')} (p {shown})")
-    return Table.of_columns(columns, _OVER_SEEDS.format(seeds=len(result.arms[first])))
+    return Table.of_columns(
+        columns,
+        f"Means over {len(result.arms[first])} seeds of training with 95% intervals by Student's "
+        "t; differences are taken seed by seed, with p-values adjusted by Holm's method for all of "
+        "this table.",
+    )
 
 
 def list_tasks(places: Sequence[str]) -> Table:
@@ -214,7 +214,8 @@ def _differences(result: EvalResult, name: str) -> Table | None:
     rows = [row for row in result.of(name).values() if row.differences]
     columns = {f"{name}, against {first}": [short_name(row.name) for row in rows]}
     columns |= {model: [cell(row, model) for row in rows] for model in others}
-    return Table.of_columns(columns, f"{_NOISE} {_OVER_ITEMS}") if rows else None
+    noise = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
+    return Table.of_columns(columns, f"{noise} {_OVER_ITEMS}") if rows else None
 
 
 def _compares_arms(result: EvalResult) -> bool:
