@@ -105,15 +105,20 @@ on_text = partial(
 
 
 def board(
-    name: str,
     base: Run,
     arms: Sequence[str] = ("plain", "lime"),
     rates: Sequence[float] = (),
     starts_from: Board | None = None,
+    name: str = "",
 ) -> Board:
-    """Return a board of variants."""
-    variants = arms_of_variants(arms, base)
-    return Board(name=name, base=base, arms=variants, rates=tuple(rates), starts_from=starts_from)
+    """Return a board of variants; ``name``: that of the preset if it is empty."""
+    return Board(
+        name=name or base.preset,
+        base=base,
+        arms=arms_of_variants(arms, base),
+        rates=tuple(rates),
+        starts_from=starts_from,
+    )
 
 
 def claims_of_lime(

@@ -27,8 +27,7 @@ ARITHMETIC_RATES: dict[Scale, tuple[float, ...]] = {
 
 def arithmetic(scale: Scale, operands: int) -> Board:
     """Return the runs on expressions of so many operands."""
-    base = get_preset(f"{scale}-aet-{operands}")
-    return board(base.preset, base, rates=ARITHMETIC_RATES[scale])
+    return board(get_preset(f"{scale}-aet-{operands}"), rates=ARITHMETIC_RATES[scale])
 
 
 # Figure 4: how LIMe compares at each number of operands.
@@ -59,11 +58,8 @@ def _fig4_claims(scale: Scale) -> Iterator[Claim]:
 
 
 def _prosqa(scale: Scale) -> Board:
-    base = get_preset(f"{scale}-prosqa")
-    if scale != "paper":
-        return board(base.preset, base)
-    text = board("paper-150m", get_preset("paper-150m"))
-    return board(base.preset, base, starts_from=text)
+    text = board(get_preset("paper-150m")) if scale == "paper" else None
+    return board(get_preset(f"{scale}-prosqa"), starts_from=text)
 
 
 ARTEFACTS = {

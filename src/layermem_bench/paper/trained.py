@@ -39,17 +39,16 @@ _BY_FLOPS, _BY_TOKENS = (
 def grouped_queries(scale: Scale, arms: tuple[str, ...] = ("plain", "lime")) -> Board:
     """Return the runs on text with grouped-query attention; the paper's 1B has 8 heads of 32."""
     if scale == "paper":
-        return board("paper-1b-gqa", get_preset("paper-1b-gqa"), arms)
+        return board(get_preset("paper-1b-gqa"), arms)
     base = get_preset("tiny-lm" if scale == "tiny" else "small-30m")
     grouped = replace(base, model=replace(base.model, num_key_value_heads=2))
-    return board(f"{base.preset}-gqa", grouped, arms, TEXT_RATES[scale])
+    return board(grouped, arms, TEXT_RATES[scale], name=f"{base.preset}-gqa")
 
 
 def full_attention(scale: Scale) -> Board:
     """Return the runs on text with a key-value head for every query head."""
     presets = {"tiny": "tiny-lm", "small": "small-30m", "paper": "paper-1b-full"}
-    base = get_preset(presets[scale])
-    return board(base.preset, base, rates=TEXT_RATES[scale])
+    return board(get_preset(presets[scale]), rates=TEXT_RATES[scale])
 
 
 def _by_flops(trained: Observing, name: str) -> Iterator[Observed]:
@@ -86,7 +85,7 @@ def _deep(scale: Scale, depth: int) -> Board:
         base = replace(get_preset("small-30m"), model=replace(papers, num_hidden_layers=depth))
     else:
         base = get_preset(f"paper-depth-{depth}")
-    return board(f"{scale}-depth-{depth}", base, rates=_DEPTH_RATES[scale])
+    return board(base, rates=_DEPTH_RATES[scale], name=f"{scale}-depth-{depth}")
 
 
 def _arm_at(arm: str, depth: int) -> str:
@@ -147,7 +146,7 @@ def _table7_boards(scale: Scale) -> tuple[Board, ...]:
     def of_preset(name: str) -> Board:
         base = get_preset(name)
         rates = (ARITHMETIC_RATES if base.task.name else TEXT_RATES)[scale]
-        return board(base.preset, base, _router_arms(base.model.num_hidden_layers), rates)
+        return board(base, _router_arms(base.model.num_hidden_layers), rates)
 
     return tuple(map(of_preset, _ROUTER_PRESETS[scale]))
 
