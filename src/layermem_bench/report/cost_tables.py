@@ -95,8 +95,8 @@ def counted_section(
     notes = [how_to_measure] if how_to_measure else []
     if not drawn:
         notes.append("Curves along depth and width want a second variant of the same sizes.")
-    drawn_of = _figures(drawn, points)
-    return Section(title=title, paragraphs=notes, tables=[counted_table(points)], figures=drawn_of)
+    shown = [counted_table(points)]
+    return Section(title=title, paragraphs=notes, tables=shown, figures=_figures(drawn, points))
 
 
 def given_section(title: str, costs: Costs) -> Section:

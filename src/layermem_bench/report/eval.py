@@ -298,7 +298,9 @@ def _figures(result: EvalResult, name: str) -> list[Figure]:
     first, *rows = result.of(name).values()
     drawn = [_curve(result, name)] if result.tables[name].across else []
     bars = {
-        m: (s.interval[0], s.value, s.interval[1]) for m, s in first.scores.items() if s.interval
+        model: (score.interval[0], score.value, score.interval[1])
+        for model, score in first.scores.items()
+        if score.interval
     }
     if first.name == "all" and first.chance is not None and bars:
         svg = figures.bars(bars, up=name, chance=first.chance)

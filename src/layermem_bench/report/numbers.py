@@ -7,9 +7,6 @@ from layermem_bench.results.intervals import Interval, price_of_looks
 
 NOISE = 0.05
 """p-value from which on a difference is within noise."""
-# Beyond this a number of pairs says no more than that there are too many.
-_MOST_PAIRS = 10_000
-_UNITS_OF_TIME = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0))
 
 
 def with_unit(number: float, digits: int = 6, billion: str = "B") -> str:
@@ -81,12 +78,13 @@ def format_pairs(difference: Interval | None, pairs: int | None) -> str:
         return ""
     if pairs is None:
         return "one pair does not say" if difference.mean else "cannot: the difference is 0"
-    return f"more than {_MOST_PAIRS:,}" if pairs > _MOST_PAIRS else f"{pairs:,}"
+    return "more than 10,000" if pairs > 10_000 else f"{pairs:,}"
 
 
 def format_duration(seconds: float) -> str:
     """Write seconds in the unit that suits them."""
-    for unit, length in _UNITS_OF_TIME:
+    units = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0))
+    for unit, length in units:
         if seconds >= length:
             count = seconds / length
             return f"{count:.2g} {unit}" if count < 99 else f"{count:,.0f} {unit}"

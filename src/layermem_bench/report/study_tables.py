@@ -44,8 +44,6 @@ INTERVALS = (
     "Holm's method for the arms of the table, and from 0.05 on a difference is within noise."
 )
 """How intervals and p-values of tables are computed."""
-# What is shown of the circumstances of a run.
-_MADE_WITH = ("layermem", "commit", "torch", "machine")
 _BEST = " Against the best: for all pairs of arms, as which is best was picked from these numbers."
 
 
@@ -231,12 +229,12 @@ def ranks_table(result: StudyResult) -> Table | None:
 
 def _shapes_table(title: str, name: str, metric: Metric, lines: Sequence[Line]) -> Table:
     first = next((line.arm for line in lines if line.difference is None), "")
-    share = metric.is_share
+    is_share = metric.is_share
     columns: dict[str, list[Cell]] = {
         "": [_rank(line) for line in lines],
         title: [line.arm for line in lines],
-        name: [format_interval(line.mean, share) for line in lines],
-        f"against {first}": [format_interval(line.difference, share, "+") for line in lines],
+        name: [format_interval(line.mean, is_share) for line in lines],
+        f"against {first}": [format_interval(line.difference, is_share, "+") for line in lines],
         "p (Holm)": [format_p(line.p) for line in lines],
         "against the best": [_to_best(line) for line in lines],
     }
@@ -316,9 +314,9 @@ def steps_table(board: Board) -> Table | None:
 
 def runs_table(result: StudyResult) -> Table:
     """Return a table of the runs, to which numbers of other tables lead."""
-    rows, made_with = [], set[str]()
+    rows, made_with, shown = [], set[str](), ("layermem", "commit", "torch", "machine")
     for run in result.runs:
-        made = ", ".join(f"{key} {run.about[key]}" for key in _MADE_WITH if run.about.get(key))
+        made = ", ".join(f"{key} {run.about[key]}" for key in shown if run.about.get(key))
         # Runs that chose a rate keep nothing of this, nor do those that have not begun.
         made_with |= {made} if made else set()
         state = f"{run.state}: {run.note}" if run.note else run.state
