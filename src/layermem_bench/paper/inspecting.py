@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from layermem_bench.results.files import read_result
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import LOSS, RIGHT_ANSWERS, Picture, RunRecord, Scale, Validation
 from layermem_bench.study.definition import Observed
-
-if TYPE_CHECKING:
-    from torch import nn
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -256,7 +253,7 @@ def _observe(
         )
 
 
-def _model_of(record: RunRecord, *, trained: bool) -> "nn.Module":
+def _model_of(record: RunRecord, *, trained: bool) -> Any:
     """Return a run's final model, or a new model of its seed."""
     from transformers import set_seed
 
