@@ -4,7 +4,7 @@ from recorded import SIZES
 
 from layermem_bench.config.run import Run
 from layermem_bench.paper.artefact import Artefact, board
-from layermem_bench.paper.observing import losses
+from layermem_bench.paper.inspecting import losses
 from layermem_bench.results.study import (
     METRICS,
     Arm,

@@ -9,7 +9,7 @@ from small_run import a_run
 
 import layermem
 from layermem_bench.analysis import analyze
-from layermem_bench.paper import inspecting, observing
+from layermem_bench.paper import inspecting
 from layermem_bench.paper.artefact import Observing
 from layermem_bench.results.analysis import Analysis, AnalysisOptions, Layout
 from layermem_bench.results.files import read_result
@@ -95,7 +95,7 @@ def test_tokens_saved_are_at_the_higher_last_loss():
     def share(ours, theirs):
         records = {"s": {"lime": {0: a_run_of(ours)}, "plain": {0: a_run_of(theirs)}}}
         trained = Observing(scale="tiny", seeds=(0,), records=records, out=Path())
-        observed, zero = observing.saved(trained, "s", "lime", "tokens", "q")
+        observed, zero = inspecting.saved(trained, "s", "lime", "tokens", "q")
         assert zero.by_seed == {0: 0.0}
         return observed.by_seed[0]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from layermem_bench.report.curves import curves_of_arms, draw_curves
+from layermem_bench.report.drawings import curves_of_arms, draw_curves
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import Validation
 

@@ -11,19 +11,14 @@ EVIL = "<script>alert(1)</script> & co"
 
 
 def test_everything_given_is_shown_and_escaped(tmp_path):
-    svg = figures.curves({"a": ([1, 2], [3, 4])}, across="steps", up="loss")
+    svg = figures.drawing(figures.curves({"a": ([1, 2], [3, 4])}, across="steps", up="loss"))
+    link = page.Link(f"run {EVIL}", 'run-1" onclick="alert(1)')
     section = page.Section(
         title=f"title {EVIL}",
-        cards=[
-            page.Card(
-                name=f"card {EVIL}",
-                value=f"value {EVIL}",
-                note=f"note {EVIL}",
-                sources=[page.Link(f"run {EVIL}", 'run-1" onclick="alert(1)')],
-            )
-        ],
         paragraphs=[f"text {EVIL}"],
-        tables=[page.Table(header=["h"], rows=[[f"cell {EVIL}"]], caption=f"source {EVIL}")],
+        tables=[
+            page.Table(header=["h"], rows=[[f"cell {EVIL}"], [link]], caption=f"source {EVIL}")
+        ],
         figures=[page.Figure(svg=svg, caption=f'caption {EVIL} "')],
         attempts=[
             page.Attempt(
@@ -40,9 +35,6 @@ def test_everything_given_is_shown_and_escaped(tmp_path):
     assert "<script>alert" not in text and svg in text
     for shown in (
         "title",
-        "card",
-        "value",
-        "note",
         "run",
         "text",
         "cell",
@@ -57,11 +49,11 @@ def test_everything_given_is_shown_and_escaped(tmp_path):
 
 
 def test_links_lead_to_the_rows_they_name(tmp_path):
-    svg = figures.curves({"a": ([1, 2], [3, 4])}, across="steps", up="loss")
+    svg = figures.drawing(figures.curves({"a": ([1, 2], [3, 4])}, across="steps", up="loss"))
     links = [page.Link("r1", "run-1"), page.Link("r2", "run-2")]
     table = page.Table(header=["", "runs"], rows=[["one", links[0]], ["two", links]])
     runs = page.Table(header=["run"], rows=[["r1"], ["r2"]], marks=["run-1", "run-2"])
-    figure = page.Figure(svg=svg, caption="Drawn.", sources=links)
+    figure = page.Figure(svg=svg, caption="Drawn.")
     sections = [
         page.Section(title="numbers", tables=[table], figures=[figure]),
         page.Section(title="runs", tables=[runs]),
@@ -69,9 +61,9 @@ def test_links_lead_to_the_rows_they_name(tmp_path):
     path = tmp_path / "page.html"
     page.write_page(page.Page(title="t", lead="l", sections=sections), path)
     text = path.read_text()
-    assert text.count('href="#run-1"') == 3 and text.count('href="#run-2"') == 2
+    assert text.count('href="#run-1"') == 2 and text.count('href="#run-2"') == 1
     assert text.count('id="run-1"') == text.count('id="run-2"') == 1
-    assert 'Drawn. From <a href="#run-1">r1</a> <a href="#run-2">r2</a>.' in text
+    assert '<td><a href="#run-1">r1</a> <a href="#run-2">r2</a></td>' in text
     assert table.texts() == [["one", "r1"], ["two", "r1 r2"]]
     assert "<nav>" not in text
     page.write_page(page.Page(title="t", lead="l", sections=sections * 4), path)
@@ -82,14 +74,16 @@ def test_names_are_names_and_no_markup_or_formula(capsys):
     name = "a_$b_{c$[/bold]<b>"
     show(page.Table(header=[name, "b"], rows=[[name, "[red]2"]]))
     assert capsys.readouterr().out.count(name) == 2
-    svg = figures.curves({name: ([1, 2], [3, 4])}, across="x", up=name)
+    svg = figures.drawing(figures.curves({name: ([1, 2], [3, 4])}, across="x", up=name))
     assert "a_$b_{c$[/bold]&lt;b&gt;" in svg
     assert "a_$b_{c$" in figures.bars({name: (0.1, 0.2, 0.3)}, up="y", chance=0.1)
 
 
 def drawn():
     return {
-        "curves": figures.curves({"a": ([1, 2], [0.3, 0.4])}, across="x", up="y", scale="share"),
+        "curves": figures.drawing(
+            figures.curves({"a": ([1, 2], [0.3, 0.4])}, across="x", up="y", scale="share")
+        ),
         "bars": figures.bars({"a": (0.1, 0.2, 0.3), "b": (0.0, 0.0, 0.1)}, up="y", chance=0.1),
         "heatmap": figures.heatmap(np.eye(4), across="x", up="y"),
         "large": figures.heatmap(np.eye(40), across="x", up="y"),

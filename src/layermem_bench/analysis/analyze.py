@@ -15,18 +15,19 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from torch.nn.utils.rnn import pad_sequence
 
 from layermem.models.files import create_folder, write_atomically
 from layermem.models.memories import active_memories
 from layermem.models.seams import Part, WeightsUnknown
-from layermem_bench.analysis.capture import capture, sequences_at_once
+from layermem_bench.analysis.capture import CapturedBatch, capture, sequences_at_once
 from layermem_bench.analysis.checkpoints import (
     Checkpoint,
     check_same_tokens,
     load_model,
     open_checkpoints,
 )
-from layermem_bench.analysis.depth_weights import recording
+from layermem_bench.analysis.depth_weights import recording, to_rows
 from layermem_bench.analysis.entropy import Standardiser, matrix_entropy
 from layermem_bench.analysis.routing import circuits, head_heatmaps, mean_heatmap, readings
 from layermem_bench.analysis.separability import embed, separability
@@ -50,7 +51,8 @@ logger = logging.getLogger(__name__)
 # Sequences in a batch, at most.
 _BATCH = 16
 _REPRESENTATIONS: tuple[Representation, ...] = ("hidden", "routed")
-_PROBES: tuple[Probe, ...] = ("paper", "converged")
+_Place = tuple[Representation, int]
+"""A representation and its layer."""
 
 
 class DiskRows(ExitStack):
@@ -102,27 +104,24 @@ def analyze(
     occurrences = find_words(options, first)
     if len(opened) == 2:
         with_words = dict.fromkeys(occurrence.text for occurrence in occurrences)
-        check_same_tokens(opened[0], opened[1], [*sequences, *with_words])
+        check_same_tokens(first, opened[1], [*sequences, *with_words])
     models = [load_model(checkpoint) for checkpoint in opened]
-    analyses = {}
-    for checkpoint, model in zip(opened, models, strict=True):
-        logger.info("analyzing %s", checkpoint.name)
-        analyses[checkpoint.name] = analyze_model(
-            model, checkpoint, sequences, occurrences, options
-        )
     analysis = Analysis(
         command=command,
         folder=str(out),
         options=options,
         sequences=len(sequences),
-        models=analyses,
+        models={
+            checkpoint.name: _analyze_model(model, checkpoint, sequences, occurrences, options)
+            for checkpoint, model in zip(opened, models, strict=True)
+        },
     )
     create_folder(out)
     write_atomically(out / "analysis.json", to_json(analysis))
     return analysis
 
 
-def analyze_model(
+def _analyze_model(
     model: Any,
     checkpoint: Checkpoint,
     texts: Sequence[str],
@@ -130,6 +129,7 @@ def analyze_model(
     options: AnalysisOptions,
 ) -> ModelAnalysis:
     """Analyze a model: its entropy on ``texts``, the words by ``occurrences``, its routers."""
+    logger.info("analyzing %s", checkpoint.name)
     entropy, mixtures = _compute_entropy(model, checkpoint.tokenizer, texts, options)
     accuracies, layout = _analyze_words(model, checkpoint.tokenizer, occurrences, options)
     routing, unknown = _analyze_routing(model, checkpoint.name)
@@ -153,29 +153,24 @@ def analyze_model(
 def _compute_entropy(
     model: Any, tokenizer: Any, texts: Sequence[str], options: AnalysisOptions
 ) -> tuple[dict[Representation, ByLayer], tuple[DepthMixture, ...]]:
-    """Return the entropy of sequences whose features are standardised over all sequences, and what
-    places that mix over depth read on the way.
-
-    The texts are read twice, so that no more than a batch is held in memory: first for the moments
-    of each feature, then for the entropies.
-    """
-    standardisers: dict[tuple[Representation, int], Standardiser] = {}
+    """Return the entropy of sequences, and what places that mix over depth read on the way."""
+    # The texts are read twice, so that no more than a batch is held in memory: for the moments by
+    # which features are standardised over all sequences, then for the entropies.
+    standardisers: dict[_Place, Standardiser] = {}
     batches = _encode_batches(model, tokenizer, texts, options.length, "moments")
     with recording(model) as recorder:
         for captured in capture(model, batches, kinds=_REPRESENTATIONS):
-            for kind in _REPRESENTATIONS:
-                for layer, array in enumerate(getattr(captured, kind)):
-                    tokens = array[captured.mask]
-                    standardisers.setdefault((kind, layer), Standardiser()).add(tokens)
-    entropies: dict[tuple[Representation, int], list[float]] = {key: [] for key in standardisers}
+            for place, array in _by_place(captured):
+                standardisers.setdefault(place, Standardiser()).add(array[captured.mask])
+    entropies: dict[_Place, list[float]] = {place: [] for place in standardisers}
     batches = _encode_batches(model, tokenizer, texts, options.length, "entropy")
     for captured in capture(model, batches, kinds=_REPRESENTATIONS):
         if (captured.mask.sum(1) < 2).any():
             raise ValueError("entropy needs sequences of at least 2 tokens")
-        for (kind, layer), standardiser in standardisers.items():
-            for tokens, mask in zip(getattr(captured, kind)[layer], captured.mask, strict=True):
-                standardised = standardiser.standardise(tokens[mask])
-                entropies[kind, layer].append(matrix_entropy(standardised, options.alpha))
+        for place, array in _by_place(captured):
+            for tokens, mask in zip(array, captured.mask, strict=True):
+                standardised = standardisers[place].standardise(tokens[mask])
+                entropies[place].append(matrix_entropy(standardised, options.alpha))
     layers = range(model.config.num_hidden_layers)
     by_layer: dict[Representation, ByLayer] = {
         kind: ByLayer(
@@ -185,6 +180,12 @@ def _compute_entropy(
         for kind in _REPRESENTATIONS
     }
     return by_layer, recorder.mixtures()
+
+
+def _by_place(captured: CapturedBatch) -> Iterator[tuple[_Place, np.ndarray]]:
+    for kind in _REPRESENTATIONS:
+        for layer, array in enumerate(getattr(captured, kind)):
+            yield (kind, layer), array
 
 
 def _analyze_words(
@@ -201,25 +202,18 @@ def _analyze_words(
                 )
                 for kind in _REPRESENTATIONS
             }
-            for probe in _PROBES
+            for probe in get_args(Probe)
         }
         points = {
-            layer: embed(vectors.read(("routed", layer)), seed=options.seed).round(3).tolist()
+            layer: embed(vectors.read(("routed", layer)), seed=options.seed).round(3)
             for layer in layers
         }
-    layout = Layout(
-        labels=tuple(labels),
-        layers={layer: tuple(map(tuple, rows)) for layer, rows in points.items()},
-    )
-    return accuracies, layout
+    in_layers = {layer: to_rows(array) for layer, array in points.items()}
+    return accuracies, Layout(labels=tuple(labels), layers=in_layers)
 
 
 def _collect_vectors(
-    model: Any,
-    tokenizer: Any,
-    occurrences: Sequence[Occurrence],
-    length: int,
-    vectors: DiskRows,
+    model: Any, tokenizer: Any, occurrences: Sequence[Occurrence], length: int, vectors: DiskRows
 ) -> list[int]:
     """Append the vectors at all occurrences by (representation, layer); return their words."""
     by_text: dict[str, list[Occurrence]] = {}
@@ -229,13 +223,11 @@ def _collect_vectors(
     remaining = iter(by_text.values())
     batches = _encode_batches(model, tokenizer, list(by_text), length, "words")
     for captured in capture(model, batches, kinds=_REPRESENTATIONS):
-        in_batch = itertools.islice(remaining, len(captured.ids))
-        for row, in_text in enumerate(in_batch):
+        for row, in_text in enumerate(itertools.islice(remaining, len(captured.ids))):
             for occurrence in in_text:
-                for kind in _REPRESENTATIONS:
-                    for layer, array in enumerate(getattr(captured, kind)):
-                        vectors.append((kind, layer), array[row, occurrence.token])
                 words.append(occurrence.word)
+                for place, array in _by_place(captured):
+                    vectors.append(place, array[row, occurrence.token])
     return words
 
 
@@ -266,13 +258,11 @@ def _analyze_routing(model: Any, name: str) -> tuple[Routing | None, str | None]
     parts = {part: mean_heatmap(model, part) for part in get_args(Part)}
     alike = all(np.array_equal(part, heatmap) for part in parts.values())
     routing = Routing(
-        heatmap=tuple(map(tuple, heatmap.tolist())),
-        heads=tuple(tuple(map(tuple, heads)) for heads in head_heatmaps(model).tolist()),
+        heatmap=to_rows(heatmap),
+        heads=tuple(map(to_rows, head_heatmaps(model))),
         readings=tuple(readings(heatmap)),
         circuits=tuple(circuits(heatmap)) if len(heatmap) > 2 else (),
-        parts=None
-        if alike
-        else {name: tuple(map(tuple, part.tolist())) for name, part in parts.items()},
+        parts=None if alike else {name: to_rows(part) for name, part in parts.items()},
     )
     return routing, None
 
@@ -281,17 +271,14 @@ def _encode_batches(
     model: Any, tokenizer: Any, texts: Sequence[str], length: int, what: str
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield texts encoded, cut to ``length`` tokens and padded on the right; show progress."""
-    end = tokenizer.eos_token_id
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
+    padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     batch_size = min(_BATCH, sequences_at_once(model, length))
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for start in progress.track(range(0, len(texts), batch_size), description=what):
             batch = list(texts[start : start + batch_size])
-            ids = [row[:length] for row in tokenizer(batch, add_special_tokens=False)["input_ids"]]
-            longest = max(map(len, ids))
+            encoded = tokenizer(batch, add_special_tokens=False)["input_ids"]
+            ids = [torch.tensor(row[:length], dtype=torch.long) for row in encoded]
             yield {
-                "input_ids": torch.tensor([[*r, *[padding] * (longest - len(r))] for r in ids]),
-                "attention_mask": torch.tensor(
-                    [[1] * len(r) + [0] * (longest - len(r)) for r in ids]
-                ),
+                "input_ids": pad_sequence(ids, batch_first=True, padding_value=padding),
+                "attention_mask": pad_sequence(list(map(torch.ones_like, ids)), batch_first=True),
             }

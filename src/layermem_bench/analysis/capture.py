@@ -1,8 +1,7 @@
 """Capture hidden states, values and routed values of every layer of a decoder, batch by batch.
 
-Works with our variants and with Hugging Face's decoders, bare or with attached memory. Forward
-hooks copy the activations to the CPU; those of a batch are dropped when the next one starts, so
-memory is bounded by one batch. The model's outputs are not altered.
+Forward hooks copy them to the CPU, of any decoder, bare or with attached memory; those of a batch
+are dropped when the next one starts.
 
 Letters: B batch, T tokens, D model width, G key-value heads, E head width.
 """
@@ -80,7 +79,13 @@ def capture(
             # The base model alone: the head's logits are large and no layer depends on them.
             with torch.inference_mode():
                 model.base_model(**inputs, use_cache=False)
-            yield _to_batch(inputs, activations, len(layers), kinds)
+            ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+            mask = torch.ones_like(ids) if mask is None else mask
+            by_kind = {
+                kind: [activations[kind, i] for i in range(len(layers)) if kind in kinds]
+                for kind in KINDS
+            }
+            yield CapturedBatch(ids=ids.cpu().numpy(), mask=mask.bool().cpu().numpy(), **by_kind)
 
 
 def sequences_at_once(model: PreTrainedModel, length: int, memory: int = 2**27) -> int:
@@ -114,55 +119,52 @@ def _register_hooks(
 ) -> Iterator[Any]:
     """Register the hooks that copy a layer's activations; yield their handles."""
 
-    def copy_hidden(module: nn.Module, inputs: Any, output: Any) -> None:
-        activations["hidden", index] = _to_array(output[0] if isinstance(output, tuple) else output)
+    def keep(kind: Kind, tensor: Tensor) -> None:
+        activations[kind, index] = tensor.detach().float().cpu().numpy()
+
+    def keep_hidden(module: nn.Module, inputs: Any, output: Any) -> None:
+        keep("hidden", output[0] if isinstance(output, tuple) else output)
+
+    # A memory is called with (query, slots), the own slot last, and returns (key, value), both
+    # [B, G, T, E].
+    def keep_values(module: nn.Module, inputs: Any, output: Any) -> None:
+        if "values" in kinds:
+            keep("values", inputs[1][-1][1].transpose(1, 2).flatten(2))
+        if "routed" in kinds:
+            keep("routed", output[1].transpose(1, 2).flatten(2))
 
     if "hidden" in kinds:
-        yield layer.register_forward_hook(copy_hidden)
+        yield layer.register_forward_hook(keep_hidden)
     if not {"values", "routed"} & set(kinds):
         return
     if any(isinstance(module, Attention) for module in layer.modules()):
-        yield _hook_memory(active_memories(layer)[0], index, kinds, activations)
+        yield active_memories(layer)[0].register_forward_hook(keep_values)
     else:
-        yield from _hook_projection(layer, index, config, kinds, activations)
-
-
-def _hook_memory(
-    memory: nn.Module, index: int, kinds: Sequence[Kind], activations: dict[tuple[str, int], Array]
-) -> Any:
-    """Register the hook that copies what the memory of a layer of ours is given and returns."""
-
-    # A memory is called with (query, slots), the own slot last, and returns (key, value).
-    def copy_values_and_routed(module: nn.Module, inputs: Any, output: Any) -> None:
-        if "values" in kinds:
-            activations["values", index] = _to_array(_concatenate_heads(inputs[1][-1][1]))
-        if "routed" in kinds:
-            activations["routed", index] = _to_array(_concatenate_heads(output[1]))
-
-    return memory.register_forward_hook(copy_values_and_routed)
+        projection, select_values = _find_value_projection(layer, index, config)
+        yield from _hook_projection(
+            layer, projection, kinds, lambda kind, output: keep(kind, select_values(output))
+        )
 
 
 def _hook_projection(
     layer: nn.Module,
-    index: int,
-    config: Any,
+    projection: nn.Module,
     kinds: Sequence[Kind],
-    activations: dict[tuple[str, int], Array],
+    keep: Callable[[Kind, Tensor], None],
 ) -> Iterator[Any]:
-    """Register the hooks that copy the values of another decoder's layer; yield their handles.
+    """Register the hooks that keep the values of another decoder's layer; yield their handles.
 
     Memory that is attached to it replaces what the projection returns, by a forward hook: own
     values are read before that hook, routed values after it.
     """
-    projection, select_values = _find_value_projection(layer, index, config)
 
-    def copy_values(kind: Kind, module: nn.Module, inputs: Any, output: Tensor) -> None:
-        activations[kind, index] = _to_array(select_values(output))
+    def keep_values(kind: Kind, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        keep(kind, output)
 
     if "values" in kinds:
-        yield projection.register_forward_hook(partial(copy_values, "values"), prepend=True)
+        yield projection.register_forward_hook(partial(keep_values, "values"), prepend=True)
     if "routed" in kinds:
-        after = projection.register_forward_hook(partial(copy_values, "routed"))
+        after = projection.register_forward_hook(partial(keep_values, "routed"))
         yield after
 
         # An attachment moves its hook to a projection that is new (as LoRA's) only when a forward
@@ -212,32 +214,3 @@ def _select_fused_values(name: str, module: Any, config: Any) -> Callable[[Tenso
     # GPT-NeoX: query, key, value of one head after the other. Falcon: for each key-value head its
     # query heads, its key, its value.
     return lambda output: output.unflatten(-1, (kv_heads, -1, head_width))[..., -1, :].flatten(-2)
-
-
-def _to_batch(
-    inputs: Mapping[str, Tensor],
-    activations: Mapping[tuple[str, int], Array],
-    depth: int,
-    kinds: Sequence[Kind],
-) -> CapturedBatch:
-    by_kind = {
-        kind: [activations[kind, i] for i in range(depth)] if kind in kinds else []
-        for kind in KINDS
-    }
-    ids = inputs["input_ids"].cpu().numpy()
-    mask = inputs.get("attention_mask")
-    return CapturedBatch(
-        ids=ids,
-        mask=np.ones(ids.shape, dtype=bool) if mask is None else mask.bool().cpu().numpy(),
-        **by_kind,
-    )
-
-
-def _concatenate_heads(values: Tensor) -> Tensor:
-    """[B, G, T, E] to [B, T, G * E]."""
-    return values.transpose(1, 2).flatten(2)
-
-
-def _to_array(tensor: Tensor) -> Array:
-    array: Array = tensor.detach().float().cpu().numpy()
-    return array

@@ -33,11 +33,9 @@ class Checkpoint:
     location: Path | str
     """Folder of the saved model or of an adapter, or its name on the hub."""
     tokenizer: Any
-    """Its tokenizer."""
     run: Run | None
     """The run that trained it; None: it is no run's."""
     folder: RunFolder | None = None
-    """Folder of that run."""
     base: Path | str | None = None
     """Of the folder of an adapter: the model that it belongs to; None: it is a whole checkpoint."""
     revision: str | None = None
@@ -45,15 +43,12 @@ class Checkpoint:
 
     def load_config(self) -> Any:
         """Return the config of the model."""
-        location = self.location if self.base is None else self.base
+        location = self.base or self.location
         return AutoConfig.from_pretrained(location, revision=self.revision or "main")
 
 
 def open_checkpoints(paths: Sequence[str], *, one_vocabulary: bool = True) -> list[Checkpoint]:
-    """Open checkpoints; no weights are read.
-
-    With ``one_vocabulary``, two that have different vocabularies are refused.
-    """
+    """Open checkpoints; ``one_vocabulary``: refuse two that have different vocabularies."""
     # A path that does not exist is a name on the hub.
     parts = [Path(path).resolve().parts if Path(path).exists() else (path,) for path in paths]
     if len(set(parts)) < len(parts):
@@ -61,7 +56,12 @@ def open_checkpoints(paths: Sequence[str], *, one_vocabulary: bool = True) -> li
     names = unique_names(parts)
     checkpoints = [_open_checkpoint(path, name) for path, name in zip(paths, names, strict=True)]
     if one_vocabulary and len(checkpoints) == 2:
-        _check_same_vocabulary(*checkpoints)
+        first, second = checkpoints
+        if first.tokenizer.get_vocab() != second.tokenizer.get_vocab():
+            raise ValueError(
+                f"{first.name} and {second.name} have different tokenizers, so the models cannot "
+                "be compared token by token; analyze them one at a time"
+            )
     return checkpoints
 
 
@@ -113,11 +113,8 @@ def _load_bare(location: Path | str, dtype: torch.dtype | str) -> tuple[Any, lis
 def check_same_tokens(first: Checkpoint, second: Checkpoint, texts: Sequence[str]) -> None:
     """Raise if one vocabulary is used in two ways, so that words are at different tokens."""
     for text in texts:
-        first_ids, second_ids = (
-            checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
-            for checkpoint in (first, second)
-        )
-        if first_ids != second_ids:
+        of_both = [each.tokenizer(text, add_special_tokens=False) for each in (first, second)]
+        if of_both[0]["input_ids"] != of_both[1]["input_ids"]:
             raise ValueError(
                 f"the tokenizers of {first.name} and {second.name} have the same vocabulary, but "
                 "split the same text into different tokens, so the models cannot be compared token "
@@ -167,7 +164,7 @@ def _load_tokenizer(location: Path | str) -> Any:
 
 @contextmanager
 def _explain_missing_model(path: Path | str) -> Iterator[None]:
-    """Turn what transformers raises about a model that it cannot find into a plain sentence."""
+    """Say what was expected where transformers finds no model."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -175,11 +172,3 @@ def _explain_missing_model(path: Path | str) -> Iterator[None]:
             f"no model at {path}: expected a run folder, a saved model, or a name on the hub that "
             f"can be reached ({error})"
         ) from error
-
-
-def _check_same_vocabulary(first: Checkpoint, second: Checkpoint) -> None:
-    if first.tokenizer.get_vocab() != second.tokenizer.get_vocab():
-        raise ValueError(
-            f"{first.name} and {second.name} have different tokenizers, so the models cannot be "
-            "compared token by token; analyze them one at a time"
-        )

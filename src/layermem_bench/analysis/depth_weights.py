@@ -1,8 +1,7 @@
 """Record the weights with which a model mixes states or slots of different depths.
 
-Forward hooks on the model's ``DepthWeights`` modules keep, for each reader and source, the mean and
-the standard deviation over the tokens seen, and nothing else: memory does not grow with the text.
-Padding is left out. Weights that are the same for all tokens have a deviation of 0.
+Forward hooks on ``DepthWeights`` modules keep the mean and the standard deviation over tokens, not
+counting padding, so that memory does not grow with the text.
 
 Letters: B batch, T tokens, C readers, S sources.
 """
@@ -10,6 +9,7 @@ Letters: B batch, T tokens, C readers, S sources.
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,7 @@ class DepthRecorder:
     """The weights that ``recording`` has seen."""
 
     def __init__(self) -> None:
-        self._modules: dict[str, DepthWeights] = {}
-        self._moments: dict[str, _Moments] = {}
+        self._watched: dict[str, tuple[DepthWeights, _Moments]] = {}
         self._mask: Tensor | None = None
 
     def mixtures(self) -> tuple[DepthMixture, ...]:
@@ -59,35 +58,32 @@ class DepthRecorder:
                 place=_name_place(path),
                 readers=tuple(module.readers),
                 sources=tuple(module.sources),
-                mean=_to_rows(self._moments[path].mean),
-                deviation=_to_rows(
-                    np.sqrt(self._moments[path].squares / self._moments[path].count)
-                ),
+                mean=to_rows(moments.mean),
+                deviation=to_rows(np.sqrt(moments.squares / moments.count)),
             )
-            for path, module in self._modules.items()
-            if self._moments[path].count
+            for path, (module, moments) in self._watched.items()
+            if moments.count
         )
 
     def watch(self, model: nn.Module) -> Iterator[Any]:
         """Register the hooks on a model; yield their handles."""
         for path, module in model.named_modules():
             if isinstance(module, DepthWeights):
-                self._modules[path], self._moments[path] = module, _Moments()
-                yield module.register_forward_hook(self._hook(path))
+                self._watched[path] = module, _Moments()
+                yield module.register_forward_hook(partial(self._record, self._watched[path][1]))
+        base: Any = getattr(model, "base_model", model)
+        yield base.register_forward_pre_hook(self._note_mask, with_kwargs=True)
 
-    def note_mask(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def _note_mask(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Keep the attention mask of the forward that begins."""
         self._mask = kwargs.get("attention_mask")
 
-    def _hook(self, path: str) -> Any:
-        def record(module: nn.Module, args: Any, weights: Tensor) -> None:
-            mask = self._mask
-            if weights.dim() == 4 and mask is not None and mask.shape == weights.shape[:2]:
-                weights = weights[mask.bool()]
-            array = weights.detach().to("cpu", torch.float64).numpy()
-            self._moments[path].add(array.reshape(-1, *array.shape[-2:]))
-
-        return record
+    def _record(self, moments: _Moments, module: nn.Module, args: Any, weights: Tensor) -> None:
+        mask = self._mask
+        if weights.dim() == 4 and mask is not None and mask.shape == weights.shape[:2]:
+            weights = weights[mask.bool()]
+        array = weights.detach().to("cpu", torch.float64).numpy()
+        moments.add(array.reshape(-1, *array.shape[-2:]))
 
 
 @contextmanager
@@ -97,9 +93,6 @@ def recording(model: nn.Module) -> Iterator[DepthRecorder]:
     with ExitStack() as hooks:
         for handle in recorder.watch(model):
             hooks.callback(handle.remove)
-        base: Any = getattr(model, "base_model", model)
-        handle = base.register_forward_pre_hook(recorder.note_mask, with_kwargs=True)
-        hooks.callback(handle.remove)
         yield recorder
 
 
@@ -112,5 +105,6 @@ def _name_place(path: str) -> str:
     return f"layer {layer[1]}, {part}"
 
 
-def _to_rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+def to_rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """Return a matrix as a result holds it."""
     return tuple(map(tuple, matrix.tolist()))

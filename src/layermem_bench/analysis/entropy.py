@@ -18,7 +18,7 @@ def matrix_entropy(z: np.ndarray, alpha: float = 1.0) -> float:
     z = np.asarray(z, dtype=np.float64)
     if z.ndim != 2 or min(z.shape) < 1:
         raise ValueError(f"expected one array [tokens, features], got shape {z.shape}")
-    _check_finite(z)
+    check_finite(z, "token")
     if not alpha > 0:
         raise ValueError(f"alpha must be positive, got {alpha}")
     # Z Z^T and Z^T Z have the same nonzero eigenvalues, so the smaller one is decomposed. Dividing
@@ -42,9 +42,8 @@ def matrix_entropy(z: np.ndarray, alpha: float = 1.0) -> float:
 class Standardiser:
     """Standardise features by their mean and standard deviation over arrays that come one by one.
 
-    Scikit-learn's ``StandardScaler`` gathers the moments, in float64. The division is written here
-    because it adds a small number to every deviation: ``StandardScaler`` adds none, so a feature
-    that hardly varies, such as rounding noise, would count as much as any other.
+    Unlike in ``StandardScaler``, which gathers the moments, a small number is added to deviations:
+    a feature that hardly varies, such as rounding noise, would count as much as any other.
     """
 
     def __init__(self) -> None:
@@ -54,25 +53,24 @@ class Standardiser:
         """Add an array [tokens, features] to the moments."""
         tokens = np.asarray(tokens, dtype=np.float64)
         # StandardScaler would leave NaN out of the moments without a word.
-        _check_finite(tokens)
+        check_finite(tokens, "token")
         self._moments.partial_fit(tokens)
 
-    def standardise(self, tokens: np.ndarray, eps: float = 1e-5) -> np.ndarray:
-        """Return (tokens - mean) / (deviation + eps) of [..., features]."""
+    def standardise(self, tokens: np.ndarray) -> np.ndarray:
+        """Return (tokens - mean) / (deviation + 1e-5) of [..., features]."""
         deviation = np.sqrt(self._moments.var_)
-        return np.asarray((tokens - self._moments.mean_) / (deviation + eps))
+        return np.asarray((tokens - self._moments.mean_) / (deviation + 1e-5))
 
 
-def standardise(z: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+def standardise(z: np.ndarray) -> np.ndarray:
     """Standardise each feature of [..., features] over all other axes."""
     standardiser = Standardiser()
     standardiser.add(z.reshape(-1, z.shape[-1]))
-    return standardiser.standardise(z, eps)
+    return standardiser.standardise(z)
 
 
-def _check_finite(z: np.ndarray) -> None:
-    if not np.isfinite(z).all():
-        bad = int(np.argwhere(~np.isfinite(z))[0, 0])
-        raise ValueError(
-            f"token {bad} holds a number that is not finite, so the entropy is not defined"
-        )
+def check_finite(rows: np.ndarray, name: str) -> None:
+    """Raise, with the number of the first such row, unless all numbers are finite."""
+    if not np.isfinite(rows).all():
+        bad = int(np.argwhere(~np.isfinite(rows))[0, 0])
+        raise ValueError(f"{name} {bad} holds a number that is not finite")

@@ -1,10 +1,7 @@
 """What routers read: shares of their absolute weights by target layer and source layer.
 
-Each row of a heatmap is absolute weights divided by their sum. A layer without a router reads
-itself alone, as the first layer of a model with attached memory does. If PEFT keeps several
-adapters, the weights are those that a forward uses now.
-
-Letters: L layers, R key-value heads.
+A layer without a router reads itself alone. If PEFT keeps several adapters, the weights are those
+that a forward uses now. Letters: L layers, R key-value heads.
 """
 
 import heapq
@@ -38,7 +35,7 @@ def head_heatmaps(model: nn.Module) -> np.ndarray:
 def readings(heatmap: np.ndarray, most: int = 3) -> list[Reading]:
     """Summarise each row of a heatmap; ``most``: number of sources that are named."""
     layers = []
-    for layer, row in enumerate(np.asarray(heatmap)):
+    for layer, row in enumerate(heatmap):
         shares = row[row > 0]
         order = np.argsort(-row, kind="stable")[:most]
         layers.append(
@@ -55,15 +52,13 @@ def readings(heatmap: np.ndarray, most: int = 3) -> list[Reading]:
 def circuits(heatmap: np.ndarray, *, steps: int = 2, count: int = 10) -> list[Circuit]:
     """Return the ``count`` heaviest paths of ``steps`` steps, each step to an earlier layer.
 
-    A layer reads another layer's own keys and values; what that layer had read itself reaches them
-    only through the residual stream. So a path says where information may have come from, not that
-    it did.
+    A path says where information may have come from, not that it did: what a layer had read itself
+    reaches its keys and values only through the residual stream.
     """
-    heatmap = np.asarray(heatmap)
     if steps < 1 or count < 1:
         raise ValueError(f"steps and count must be at least 1, got {steps} and {count}")
-    # Best-first search: a longer path is never heavier, so the first complete paths to come off the
-    # heap are the heaviest. The heap holds negative weights because heapq pops the smallest.
+    # A longer path is never heavier, so the first complete paths to come off the heap are the
+    # heaviest. The heap holds negative weights because heapq pops the smallest.
     heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, (i,)) for i in range(len(heatmap))]
     paths: list[Circuit] = []
     while heap and len(paths) < count:

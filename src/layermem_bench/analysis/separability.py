@@ -1,14 +1,10 @@
 """How well words are told apart by a layer's activations: linear probes, and layouts in a plane.
 
-Accuracy by five-fold cross-validation. There are two probes: the paper's (a linear layer, Adam at
-1e-2, batches of 64, one epoch) and a converged one (logistic regression). The accuracy with
-shuffled labels is a control: what chance looks like with the same arrays.
-
-Letters: N occurrences, F features.
+The paper's probe is a linear layer after one epoch of Adam at 1e-2 in batches of 64; the converged
+one is logistic regression. Letters: N occurrences, F features.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -22,6 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
+from layermem_bench.analysis.entropy import check_finite
 from layermem_bench.results.analysis import Probe
 
 FOLDS = 5
@@ -69,10 +66,17 @@ def separability(
     _check_arrays(features, labels, folds)
     classes, labels = np.unique(labels, return_inverse=True)
     shuffled = _shuffle(labels, groups, np.random.default_rng(seed))
+    predict = _predict_by_paper_probe if probe == "paper" else _predict_by_converged_probe
+    folding = StratifiedKFold if groups is None else StratifiedGroupKFold
 
     def accuracies(of_labels: np.ndarray) -> list[float]:
-        splits = _split(features, of_labels, groups, folds, seed)
-        return _accuracies(features, of_labels, probe, splits, seed, len(classes))
+        on_folds = []
+        splits = folding(folds, shuffle=True, random_state=seed).split(features, of_labels, groups)
+        for train, test in splits:
+            fitted_to = features[train], of_labels[train]
+            predicted = predict(*fitted_to, features[test], len(classes), seed)
+            on_folds.append(float((predicted == of_labels[test]).mean()))
+        return on_folds
 
     return Separability(
         folds=tuple(accuracies(labels)),
@@ -85,22 +89,10 @@ def _shuffle(labels: np.ndarray, groups: np.ndarray | None, generator: Any) -> n
     """Return the labels in another order; with groups, each label stays in its group."""
     if groups is None:
         return np.asarray(generator.permutation(labels))
+    order = np.lexsort((generator.random(len(labels)), groups))
     shuffled = np.empty_like(labels)
-    shuffled[np.argsort(groups, kind="stable")] = labels[
-        np.lexsort((generator.random(len(labels)), groups))
-    ]
+    shuffled[np.argsort(groups, kind="stable")] = labels[order]
     return shuffled
-
-
-def _split(
-    features: np.ndarray, labels: np.ndarray, groups: np.ndarray | None, folds: int, seed: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the indices that each fold's probe is fitted to and tested on."""
-    kind = StratifiedKFold if groups is None else StratifiedGroupKFold
-    splits: Iterator[tuple[np.ndarray, np.ndarray]] = kind(
-        folds, shuffle=True, random_state=seed
-    ).split(features, labels, groups)
-    return splits
 
 
 def _check_arrays(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
@@ -108,7 +100,7 @@ def _check_arrays(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
         raise ValueError(
             f"a probe needs features [N, F] and labels [N], got {features.shape} and {labels.shape}"
         )
-    _check_finite(features)
+    check_finite(features, "occurrence")
     classes, counts = np.unique(labels, return_counts=True)
     if len(classes) < 2:
         raise ValueError("a probe needs at least two different labels")
@@ -119,35 +111,16 @@ def _check_arrays(features: np.ndarray, labels: np.ndarray, folds: int) -> None:
         )
 
 
-def _accuracies(
-    features: np.ndarray,
-    labels: np.ndarray,
-    probe: Probe,
-    splits: Iterable[tuple[np.ndarray, np.ndarray]],
-    seed: int,
-    class_count: int,
-) -> list[float]:
-    """Return the accuracy on each fold."""
-    predict = _predict_by_paper_probe if probe == "paper" else _predict_by_converged_probe
-    accuracies = []
-    for train, test in splits:
-        predicted = predict(features[train], labels[train], features[test], class_count, seed)
-        accuracies.append(float((predicted == labels[test]).mean()))
-    return accuracies
-
-
 def _predict_by_paper_probe(
     features: np.ndarray, labels: np.ndarray, unseen: np.ndarray, class_count: int, seed: int
 ) -> np.ndarray:
     """Return the classes of ``unseen`` by a linear layer after one epoch of Adam."""
     generator = torch.Generator().manual_seed(seed)
     with torch.enable_grad():
-        weight = torch.empty(class_count, features.shape[1])
-        bound = features.shape[1] ** -0.5
-        weight.uniform_(-bound, bound, generator=generator)
         layer = nn.utils.skip_init(nn.Linear, features.shape[1], class_count)
-        layer.weight.data.copy_(weight)
-        layer.bias.data.zero_()
+        bound = features.shape[1] ** -0.5
+        nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
+        nn.init.zeros_(layer.bias)
         optimizer = torch.optim.Adam(layer.parameters(), lr=1e-2)
         x, y = torch.from_numpy(features), torch.from_numpy(labels)
         for batch in torch.randperm(len(x), generator=generator).split(64):
@@ -170,15 +143,12 @@ def _predict_by_converged_probe(
         return np.asarray(model.fit(features, labels).predict(unseen))
 
 
-def embed(vectors: np.ndarray, *, seed: int = 0, perplexity: float = 30.0) -> np.ndarray:
-    """Return where t-SNE lays vectors [N, F] in the plane, normalised to length 1: [N, 2].
-
-    ``perplexity`` is lowered if there are too few vectors for it.
-    """
+def embed(vectors: np.ndarray, *, seed: int = 0) -> np.ndarray:
+    """Return where t-SNE lays vectors [N, F] in the plane, normalised to length 1: [N, 2]."""
     vectors = np.asarray(vectors, dtype=np.float64)
     if vectors.ndim != 2 or len(vectors) < 3:
         raise ValueError(f"expected at least 3 vectors [N, F], got shape {vectors.shape}")
-    _check_finite(vectors)
+    check_finite(vectors, "occurrence")
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(lengths, lengths, 1.0)
     if not np.ptp(unit, axis=0).any():
@@ -186,15 +156,10 @@ def embed(vectors: np.ndarray, *, seed: int = 0, perplexity: float = 30.0) -> np
         return np.zeros((len(unit), 2))
     layout: np.ndarray = TSNE(
         2,
-        perplexity=min(perplexity, (len(unit) - 1) / 3),
+        # Less than the usual 30 if there are too few vectors for it.
+        perplexity=min(30.0, (len(unit) - 1) / 3),
         init="pca" if unit.shape[1] > 1 else "random",
         random_state=seed,
         n_jobs=1,
     ).fit_transform(unit)
     return layout
-
-
-def _check_finite(vectors: np.ndarray) -> None:
-    if not np.isfinite(vectors).all():
-        bad = int(np.argwhere(~np.isfinite(vectors))[0, 0])
-        raise ValueError(f"occurrence {bad} holds a number that is not finite")

@@ -42,11 +42,12 @@ class Occurrence:
 def choose_words(options: AnalysisOptions, checkpoint: Checkpoint) -> AnalysisOptions:
     """Return ``options`` with their words: those given, else the task's, else those for a text.
 
-    Raise if a probe could not be fitted to them: there are too few of them, or one cannot occur in
-    the texts or occurs too rarely.
+    Raise if there are too few for a probe, or one cannot occur in the texts or occurs too rarely.
     """
     task = _select_task(options, checkpoint)
-    words = _default_words(task) if options.words is None else options.words
+    words = options.words
+    if words is None:
+        words = get_task(str(task.name)).words(**task.fields()) if task else _WORDS_OF_TEXT
     # Raises if they are empty or not different.
     compile_words(words)
     if len(words) < 2 or options.each < FOLDS:
@@ -131,13 +132,12 @@ def find_occurrences(
 
     Tokens of a text beyond the first ``longest`` are not searched. A text that comes again is left
     out: a probe trained on the one copy would know the other. ``texts`` is read only as far as
-    needed, and only texts with an occurrence are kept. ``where`` names the texts in errors.
+    needed. ``where`` names the texts in errors.
     """
     pattern = compile_words(words)
-    indices = {word: i for i, word in enumerate(words)}
-    counts, occurrences, used_texts = [0] * len(words), list[Occurrence](), set[str]()
+    counts, occurrences, used_texts = dict.fromkeys(words, 0), list[Occurrence](), set[str]()
     for text in texts:
-        matches = [match for match in pattern.finditer(text) if counts[indices[match[0]]] < each]
+        matches = [match for match in pattern.finditer(text) if counts[match[0]] < each]
         if not matches or text in used_texts:
             continue
         encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
@@ -148,14 +148,14 @@ def find_occurrences(
             for letter in range(start, end)
         }
         for match in matches:
-            word, token = indices[match[0]], token_of_letter.get(match.end() - 1)
+            word, token = match[0], token_of_letter.get(match.end() - 1)
             if token is not None and counts[word] < each:
-                occurrences.append(Occurrence(text=text, token=token, word=word))
+                occurrences.append(Occurrence(text=text, token=token, word=words.index(word)))
                 used_texts.add(text)
                 counts[word] += 1
-        if min(counts) == each:
+        if min(counts.values()) == each:
             break
-    for name, count in zip(words, counts, strict=True):
+    for name, count in counts.items():
         if not count:
             raise ValueError(f"{name!r} never occurs in {where}; give more text or another word")
         if count < each:
@@ -178,10 +178,7 @@ def read_problems(task: Task) -> Iterator[str]:
 
 
 def draw_problems(task: Task) -> Iterator[list[str]]:
-    """Yield the different test problems of one seed after the other.
-
-    More seeds give more problems of the same split, which rare words need.
-    """
+    """Yield the different test problems of one seed after the other, as rare words need many."""
     definition = get_task(str(task.name))
     for seed in range(task.seed, task.seed + _SEEDS):
         problems = definition.problems("test", task.test, seed, **task.fields())
@@ -191,16 +188,11 @@ def draw_problems(task: Task) -> Iterator[list[str]]:
 def split_documents(documents: Iterable[str], length: int, tokenizer: Any) -> Iterator[str]:
     """Yield consecutive pieces of ``length`` tokens of each document; drop the remainder."""
     for document in documents:
-        encoded = tokenizer(
+        offsets = tokenizer(
             document, return_offsets_mapping=True, add_special_tokens=False, verbose=False
-        )
-        offsets = encoded["offset_mapping"]
+        )["offset_mapping"]
         for start in range(0, len(offsets) - length + 1, length):
             yield document[offsets[start][0] : offsets[start + length - 1][1]]
-
-
-def _default_words(task: Task | None) -> tuple[str, ...]:
-    return get_task(str(task.name)).words(**task.fields()) if task else _WORDS_OF_TEXT
 
 
 def _select_task(options: AnalysisOptions, checkpoint: Checkpoint) -> Task | None:

@@ -35,7 +35,7 @@ class Report:
 def report(options: Report, command: str) -> None:
     """Print the results of runs, and write the page about them, or draw their curves."""
     if options.figure is not None:
-        from layermem_bench.report.curves import draw_curves
+        from layermem_bench.report.drawings import draw_curves
 
         draw_curves(options.runs, options.figure)
         logger.info("%s", options.figure)

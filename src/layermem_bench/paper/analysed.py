@@ -1,10 +1,18 @@
 """What goes on inside trained models: Figures 2, 3, 5, 7, 8 and 9."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
-from layermem_bench.paper.artefact import Artefact, Observing, claims_of_lime, lines, on_text
+from layermem_bench.paper.artefact import (
+    Artefact,
+    Observing,
+    claims_of_lime,
+    lines,
+    on_text,
+    shares,
+)
 from layermem_bench.paper.inspecting import (
     START,
     Analyses,
@@ -20,7 +28,7 @@ from layermem_bench.paper.inspecting import (
 from layermem_bench.paper.reasoning import arithmetic
 from layermem_bench.paper.trained import full_attention
 from layermem_bench.results.analysis import Representation
-from layermem_bench.results.study import BY_LAYER, Drawing, PaperNumber, Picture, Scale
+from layermem_bench.results.study import BY_LAYER, Drawing, Picture, Scale
 from layermem_bench.study.definition import Observed
 
 _TEXT_NOTES = (
@@ -73,20 +81,18 @@ def _observe_text(trained: Observing, kind: Representation) -> Iterator[Observed
 
 
 def _draw_text(scale: Scale, kind: Representation) -> tuple[Drawing, ...]:
-    last = _layers(scale) - 1
+    layers = range(_layers(scale))
 
-    def accuracy(arm: str, layer: int) -> tuple[str, str]:
+    def entropy_of(arm: str, layer: int) -> tuple[str, str]:
+        return _entropy(kind, f"{BY_LAYER}{layer}"), arm
+
+    def accuracy_of(arm: str, layer: int) -> tuple[str, str]:
         # The last layer's is the number that the paper has.
-        return _told_apart(kind, _LAST if layer == last else f"{BY_LAYER}{layer}"), arm
+        return _told_apart(kind, _LAST if layer == layers[-1] else f"{BY_LAYER}{layer}"), arm
 
     return (
-        lines(
-            f"entropy of {_NAMES[kind]} (nats)",
-            "layer",
-            range(last + 1),
-            lambda arm, layer: (_entropy(kind, f"{BY_LAYER}{layer}"), arm),
-        ),
-        lines(f"accuracy, {_NAMES[kind]}", "layer", range(last + 1), accuracy),
+        lines(f"entropy of {_NAMES[kind]} (nats)", "layer", layers, entropy_of),
+        lines(f"accuracy, {_NAMES[kind]}", "layer", layers, accuracy_of),
     )
 
 
@@ -170,35 +176,23 @@ def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, matrix.round(4).tolist()))
 
 
+_on_text = partial(on_text, boards=lambda scale: (full_attention(scale),))
 ARTEFACTS = {
-    "fig2": on_text(
+    "fig2": _on_text(
         title="Values: matrix entropy, and is, are, was, were told apart",
         claim="LIMe's values have a higher matrix entropy, and words close to one another can be "
         "told apart in them with nearly 1.0 accuracy in later layers, far better than in LLaMA's.",
-        boards=lambda scale: (full_attention(scale),),
         observe=lambda trained: _observe_text(trained, "routed"),
-        numbers=(
-            PaperNumber(
-                quantity=_told_apart("routed"),
-                arm="lime",
-                value=1.0,
-                where='Figure 2, "nearly 1.0"',
-                is_share=True,
-            ),
-        ),
+        numbers=shares('Figure 2, "nearly 1.0"', {(_told_apart("routed"), "lime"): 1.0}),
         claims=lambda scale: claims_of_lime(
-            "higher",
-            _entropy("routed", _MEAN),
-            _entropy("routed", _LAST),
-            _told_apart("routed"),
+            "higher", _entropy("routed", _MEAN), _entropy("routed", _LAST), _told_apart("routed")
         ),
         drawings=lambda scale: _draw_text(scale, "routed"),
         notes=_TEXT_NOTES,
     ),
-    "fig3": on_text(
+    "fig3": _on_text(
         title="Layouts of is, are, was, were by their values",
         claim="In deeper layers LLaMA's values of similar words overlap, and LIMe's form clusters.",
-        boards=lambda scale: (full_attention(scale),),
         observe=_fig3,
         claims=lambda scale: claims_of_lime("higher", _NEAREST_WORD),
         notes=(
@@ -207,20 +201,18 @@ ARTEFACTS = {
             "Of hidden states (part a) there is no layout: Figure 7 has how separable they are.",
         ),
     ),
-    "fig5": on_text(
+    "fig5": _on_text(
         title="What routers read, averaged over heads",
         claim="Routers rely on more than the own layer: early layers read the first slot much, "
         "middle ones their neighbours, and the last ones go back to the first two.",
-        boards=lambda scale: (full_attention(scale),),
         observe=_fig5,
         claims=lambda scale: claims_of_lime("higher", _FIRST_SLOT, _FIRST_TWO, against=START),
         notes=("The figure prints no numbers.", _START_NOTE),
     ),
-    "fig7": on_text(
+    "fig7": _on_text(
         title="Hidden states: matrix entropy, and is, are, was, were told apart",
         claim="The entropy of hidden states does not differ significantly, and words are less "
         "separable in LIMe's, which need not store everything.",
-        boards=lambda scale: (full_attention(scale),),
         observe=lambda trained: _observe_text(trained, "hidden"),
         claims=lambda scale: (
             *claims_of_lime("similar", _entropy("hidden", _MEAN)),
@@ -241,10 +233,9 @@ ARTEFACTS = {
         needs={"paper": "most of a day of a CPU thread, or a GPU"},
         notes=(_LAYOUT_NOTE, "Which of its arithmetic models the paper shows is not said."),
     ),
-    "fig9": on_text(
+    "fig9": _on_text(
         title="What each head's router reads",
         claim="Heads of a layer read different layers, so that routing is learned for each head.",
-        boards=lambda scale: (full_attention(scale),),
         observe=_fig9,
         claims=lambda scale: claims_of_lime("higher", _SPREAD, against=START),
         notes=("The figure prints no numbers; the one here is ours.", _START_NOTE),

@@ -25,8 +25,6 @@ ON_GPU: tuple[Scale, ...] = ("small", "paper")
 """Scales that need a GPU in most artefacts."""
 FINEWEB = "a GPU, and FineWeb-Edu and GPT-2's tokenizer from the network"
 """What the runs on text of the larger scales need."""
-TEXT_NEEDS: Mapping[Scale, str] = {"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"}
-"""What artefacts of runs on text need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +51,7 @@ class Artefact:
     """The numbers and pictures of ended runs, or of what needs no run."""
     numbers: tuple[PaperNumber, ...] = ()
     """What the paper prints."""
-    claims: Callable[[Scale], tuple[Claim, ...]]
+    claims: Callable[[Scale], Iterable[Claim]]
     """What it claims of the arms of a scale."""
     drawings: Callable[[Scale], tuple[Drawing, ...]] = lambda scale: ()
     """What it draws at a scale."""
@@ -69,11 +67,7 @@ class Artefact:
     """What is not installed that it needs; empty: nothing."""
 
     def study(
-        self,
-        name: str,
-        scale: Scale,
-        count: int | None = None,
-        task_records: Sequence[str] = (),
+        self, name: str, scale: Scale, count: int | None = None, task_records: Sequence[str] = ()
     ) -> Study:
         """Return its study at a scale; ``count``: how many seeds (None: as many as the scale has).
 
@@ -96,7 +90,7 @@ class Artefact:
             scale=scale,
             claim=self.claim,
             papers=self.numbers,
-            claims=self.claims(scale),
+            claims=tuple(self.claims(scale)),
             drawings=self.drawings(scale),
             notes=self.notes,
             missing=self.missing,
@@ -104,20 +98,22 @@ class Artefact:
         )
 
 
-on_text = partial(Artefact, needs=TEXT_NEEDS, on_gpu=ON_GPU)
+on_text = partial(
+    Artefact, needs={"small": FINEWEB, "paper": f"{FINEWEB}; weeks of many GPUs"}, on_gpu=ON_GPU
+)
 """An artefact of runs on text."""
 
 
 def board(
-    name: str,
     base: Run,
     arms: Sequence[str] = ("plain", "lime"),
     rates: Sequence[float] = (),
     starts_from: Board | None = None,
+    name: str = "",
 ) -> Board:
-    """Return a board of variants."""
+    """Return a board of variants; ``name``: that of the preset if it is empty."""
     return Board(
-        name=name,
+        name=name or base.preset,
         base=base,
         arms=arms_of_variants(arms, base),
         rates=tuple(rates),
@@ -130,8 +126,8 @@ def claims_of_lime(
 ) -> tuple[Claim, ...]:
     """Return the claims that LIMe differs from another arm in one direction, in each quantity."""
     return tuple(
-        Claim(quantity=quantity, arm="lime", direction=direction, against=against)
-        for quantity in quantities
+        Claim(quantity=each, arm="lime", direction=direction, against=against)
+        for each in quantities
     )
 
 
@@ -144,10 +140,7 @@ def shares(where: str, printed: Mapping[tuple[str, str], float]) -> tuple[PaperN
 
 
 def lines(
-    up: str,
-    across: str,
-    places: Iterable[int],
-    row: Callable[[str, int], tuple[str, str]],
+    up: str, across: str, places: Iterable[int], row: Callable[[str, int], tuple[str, str]]
 ) -> Drawing:
     """Return a drawing of a line for the plain decoder and one for LIMe.
 

@@ -1,10 +1,9 @@
 """Costs at the sizes of the paper's models: Tables 8 (counted) and 9 (measured), without training.
 
-A measurement is repeated, each time with all arms in turn in one process, and each repeat is kept
-in a file of its own, so that an interrupted one goes on.
+Each repeat of a measurement is kept in a file of its own, so that an interrupted one goes on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,14 +29,13 @@ from layermem_bench.results.study import Claim, PaperNumber, Scale
 from layermem_bench.study.costs import count_point
 from layermem_bench.study.definition import Observed
 
-HALVES = ("grouped queries", "full attention")
-"""The halves of both tables, in their order."""
+_HALVES = ("grouped queries", "full attention")
 _ABOVE = " above plain"
 
 
 def _sizes(scale: Scale, half: str) -> Run:
     """Return a run of the sizes that half of a table is of."""
-    return (grouped_queries(scale) if half == HALVES[0] else full_attention(scale)).base
+    return (grouped_queries(scale) if half == _HALVES[0] else full_attention(scale)).base
 
 
 def _models(run: Run) -> tuple[dict[str, ModelSpec], int]:
@@ -46,13 +44,38 @@ def _models(run: Run) -> tuple[dict[str, ModelSpec], int]:
     return {arm: (arm, fields) for arm in ARMS}, round(length)
 
 
-def _count(run: Run) -> CostPoint:
-    models, tokens = _models(run)
-    return count_point(run.preset, models, tokens)
+def _numbers(
+    where: str, quantities: Sequence[str], printed: Mapping[tuple[str, str], Sequence[float]]
+) -> tuple[PaperNumber, ...]:
+    """Return the numbers of a table by its part and arm, of LLaMA without those above its own."""
+    return tuple(
+        PaperNumber(
+            quantity=f"{quantity}, {part}",
+            arm=arm,
+            value=value,
+            where=where,
+            is_share=quantity.endswith(_ABOVE),
+        )
+        for (part, arm), values in printed.items()
+        for quantity, value in zip(quantities, values, strict=False)
+    )
 
 
-# Parameters and FLOPs as printed, and by which share they exceed LLaMA's.
-_COUNTED: dict[tuple[str, str], tuple[float, ...]] = {
+def _observe(
+    part: str, arm: str, values: Mapping[str, Mapping[int, float]], *, counted: bool = False
+) -> Iterator[Observed]:
+    for quantity, by_seed in values.items():
+        yield Observed(
+            quantity=f"{quantity}, {part}",
+            arm=arm,
+            by_seed=by_seed,
+            is_share=quantity.endswith(_ABOVE),
+            counted=counted,
+        )
+
+
+# Table 8: parameters and FLOPs as printed, and by which share they exceed LLaMA's.
+_COUNTED = {
     ("grouped queries", "plain"): (1.07607e9, 2.7615e12),
     ("grouped queries", "lime"): (1.07608e9, 2.7638e12, 0.0, 0.0008),
     ("grouped queries", "hyper_connections"): (1.07640e9, 2.7701e12, 0.0003, 0.0031),
@@ -63,53 +86,42 @@ _COUNTED: dict[tuple[str, str], tuple[float, ...]] = {
 _COUNTS = ("parameters", "forward FLOPs", f"parameters{_ABOVE}", f"forward FLOPs{_ABOVE}")
 
 
+def _count(run: Run) -> CostPoint:
+    return count_point(run.preset, *_models(run))
+
+
 def _table8(trained: Observing) -> Iterator[Observed]:
-    for half in HALVES:
-        point = _count(_sizes(trained.scale, half))
-        plain = point.counted["plain"]["paper"]
+    for half in _HALVES:
+        counted = _count(_sizes(trained.scale, half)).counted
         for arm in ARMS:
-            ours = point.counted[arm]["paper"]
+            ours, plain = (counted[each]["paper"] for each in (arm, "plain"))
             values = (ours.parameters, ours.forward, *ours.overhead(plain))
-            for what, value in zip(_COUNTS, values, strict=True):
-                yield Observed(
-                    quantity=f"{what}, {half}",
-                    arm=arm,
-                    by_seed={0: value},
-                    is_share=what.endswith(_ABOVE),
-                    counted=True,
-                )
+            by_quantity = {what: {0: value} for what, value in zip(_COUNTS, values, strict=True)}
+            yield from _observe(half, arm, by_quantity, counted=True)
 
 
-# Milliseconds and GB as printed, and by which share they exceed LLaMA's.
-_MEASURED: dict[tuple[str, Mode], dict[str, tuple[float, ...]]] = {
-    ("grouped queries", "reduce-overhead"): {
-        "plain": (65.770, 16.035),
-        "lime": (66.533, 16.035, 0.0116, 0.0),
-        "hyper_connections": (81.003, 16.040, 0.2316, 0.0003),
-    },
-    ("grouped queries", "default"): {
-        "plain": (66.404, 20.489),
-        "lime": (67.449, 20.490, 0.0157, 0.0),
-        "hyper_connections": (83.265, 21.693, 0.2539, 0.0588),
-    },
-    ("full attention", "reduce-overhead"): {
-        "plain": (69.776, 17.535),
-        "lime": (77.093, 17.537, 0.1049, 0.0001),
-        "hyper_connections": (84.990, 17.540, 0.2180, 0.0003),
-    },
-    ("full attention", "default"): {
-        "plain": (70.258, 22.364),
-        "lime": (77.607, 22.367, 0.1046, 0.0001),
-        "hyper_connections": (86.314, 23.007, 0.2285, 0.0287),
-    },
+# Table 9: milliseconds and GB as printed, and by which share they exceed LLaMA's.
+_MEASURED = {
+    ("grouped queries, reduce-overhead", "plain"): (65.770, 16.035),
+    ("grouped queries, reduce-overhead", "lime"): (66.533, 16.035, 0.0116, 0.0),
+    ("grouped queries, reduce-overhead", "hyper_connections"): (81.003, 16.040, 0.2316, 0.0003),
+    ("grouped queries, default", "plain"): (66.404, 20.489),
+    ("grouped queries, default", "lime"): (67.449, 20.490, 0.0157, 0.0),
+    ("grouped queries, default", "hyper_connections"): (83.265, 21.693, 0.2539, 0.0588),
+    ("full attention, reduce-overhead", "plain"): (69.776, 17.535),
+    ("full attention, reduce-overhead", "lime"): (77.093, 17.537, 0.1049, 0.0001),
+    ("full attention, reduce-overhead", "hyper_connections"): (84.990, 17.540, 0.2180, 0.0003),
+    ("full attention, default", "plain"): (70.258, 22.364),
+    ("full attention, default", "lime"): (77.607, 22.367, 0.1046, 0.0001),
+    ("full attention, default", "hyper_connections"): (86.314, 23.007, 0.2285, 0.0287),
 }
 _MODES: dict[Scale, tuple[Mode, ...]] = {
     "tiny": ("eager",),
     "small": ("reduce-overhead", "default"),
     "paper": ("reduce-overhead", "default"),
 }
-_SECONDS, _PEAK = "seconds of a step", "peak bytes"
 _MORE_TIME, _MORE_MEMORY = f"time{_ABOVE}", f"peak memory{_ABOVE}"
+_SECONDS, _PEAK = "seconds of a step", "peak bytes"
 _BATCH, _REPEATS = 4, 9
 
 
@@ -158,7 +170,7 @@ def _step(step: Measurement, plain: Measurement) -> Iterator[tuple[str, float]]:
 
 def _table9(trained: Observing) -> Iterator[Observed]:
     modes = _MODES[trained.scale]
-    for half in HALVES:
+    for half in _HALVES:
         run, folder = _sizes(trained.scale, half), trained.out / "measured"
         measured = {
             repeat: measure_once(run, modes, folder / f"{half.replace(' ', '-')}-{repeat}.json")
@@ -170,40 +182,17 @@ def _table9(trained: Observing) -> Iterator[Observed]:
                 for repeat, steps in measured.items():
                     for what, value in _step(steps[mode][arm], steps[mode]["plain"]):
                         values.setdefault(what, {})[repeat] = value
-                for what, by_repeat in values.items():
-                    yield Observed(
-                        quantity=f"{what}, {half}, {mode}",
-                        arm=arm,
-                        by_seed=by_repeat,
-                        is_share=what.endswith(_ABOVE),
-                    )
+                yield from _observe(f"{half}, {mode}", arm, values)
 
 
 def _table9_claims(scale: Scale) -> Iterator[Claim]:
     """Yield what is claimed of LIMe relative to another arm, which any machine can judge."""
-    for half in HALVES:
+    for half in _HALVES:
         for mode in _MODES[scale]:
             time, memory = (f"{what}, {half}, {mode}" for what in (_MORE_TIME, _MORE_MEMORY))
             yield from claims_of_lime("lower", time, against="hyper_connections")
             yield from claims_of_lime("similar", memory)
             yield from claims_of_lime("lower", memory, against="hyper_connections")
-
-
-def _table9_numbers() -> Iterator[PaperNumber]:
-    for (half, mode), by_arm in _MEASURED.items():
-        for arm, (milliseconds, gigabytes, *above) in by_arm.items():
-            values = (round(milliseconds / 1e3, 9), round(gigabytes * 1e9), *above)
-            # Nothing is printed above LLaMA's of LLaMA itself.
-            for what, value in zip(
-                (_SECONDS, _PEAK, _MORE_TIME, _MORE_MEMORY), values, strict=False
-            ):
-                yield PaperNumber(
-                    quantity=f"{what}, {half}, {mode}",
-                    arm=arm,
-                    value=value,
-                    where="Table 9",
-                    is_share=what.endswith(_ABOVE),
-                )
 
 
 ARTEFACTS = {
@@ -212,20 +201,10 @@ ARTEFACTS = {
         claim="LIMe has +0.00% parameters and +0.08% FLOPs with grouped queries, +0.01% and +1.22% "
         "with full attention.",
         observe=_table8,
-        numbers=tuple(
-            PaperNumber(
-                quantity=f"{what}, {half}",
-                arm=arm,
-                value=value,
-                where="Table 8",
-                is_share=what.endswith(_ABOVE),
-            )
-            for (half, arm), printed in _COUNTED.items()
-            for what, value in zip(_COUNTS, printed, strict=False)
-        ),
+        numbers=_numbers("Table 8", _COUNTS, _COUNTED),
         claims=lambda scale: tuple(
             Claim(quantity=f"{what}, {half}", arm="lime", against=None, direction="equal")
-            for half in HALVES
+            for half in _HALVES
             for what in _COUNTS[2:]
         ),
         notes=(
@@ -240,8 +219,15 @@ ARTEFACTS = {
         claim="LIMe takes 1.16% to 1.57% more time with grouped queries, 10.5% with full "
         "attention, and no more memory, far less than Hyper-Connections.",
         observe=_table9,
-        numbers=tuple(_table9_numbers()),
-        claims=lambda scale: tuple(_table9_claims(scale)),
+        numbers=_numbers(
+            "Table 9",
+            (_SECONDS, _PEAK, _MORE_TIME, _MORE_MEMORY),
+            {
+                part_and_arm: (round(milliseconds / 1e3, 9), round(gigabytes * 1e9), *above)
+                for part_and_arm, (milliseconds, gigabytes, *above) in _MEASURED.items()
+            },
+        ),
+        claims=_table9_claims,
         needs={"small": "a GPU", "paper": "a GPU, the paper's an H100"},
         on_gpu=ON_GPU,
         notes=(

@@ -12,8 +12,7 @@ from layermem_bench.paper.artefact import (
     lines,
     shares,
 )
-from layermem_bench.paper.inspecting import analyses, entropy, options_at
-from layermem_bench.paper.observing import right_answers
+from layermem_bench.paper.inspecting import analyses, entropy, options_at, right_answers
 from layermem_bench.presets import get_preset
 from layermem_bench.results.study import RIGHT_ANSWERS, Claim, Direction, Drawing, Scale
 from layermem_bench.study.definition import Board, Observed
@@ -28,8 +27,7 @@ ARITHMETIC_RATES: dict[Scale, tuple[float, ...]] = {
 
 def arithmetic(scale: Scale, operands: int) -> Board:
     """Return the runs on expressions of so many operands."""
-    base = get_preset(f"{scale}-aet-{operands}")
-    return board(base.preset, base, rates=ARITHMETIC_RATES[scale])
+    return board(get_preset(f"{scale}-aet-{operands}"), rates=ARITHMETIC_RATES[scale])
 
 
 # Figure 4: how LIMe compares at each number of operands.
@@ -53,20 +51,15 @@ def _fig4(trained: Observing) -> Iterator[Observed]:
         yield from entropy(analysed, "routed", _entropies(operands), layer=-1)
 
 
-def _fig4_claims(scale: Scale) -> tuple[Claim, ...]:
-    of_answers = (
-        Claim(quantity=answers(operands), arm="lime", direction=direction)
-        for operands, direction in _OPERANDS.items()
-    )
-    return (*of_answers, *claims_of_lime("higher", *map(_entropies, _OPERANDS)))
+def _fig4_claims(scale: Scale) -> Iterator[Claim]:
+    for operands, direction in _OPERANDS.items():
+        yield from claims_of_lime(direction, answers(operands))
+    yield from claims_of_lime("higher", *map(_entropies, _OPERANDS))
 
 
 def _prosqa(scale: Scale) -> Board:
-    base = get_preset(f"{scale}-prosqa")
-    if scale != "paper":
-        return board(base.preset, base)
-    text = board("paper-150m", get_preset("paper-150m"))
-    return board(base.preset, base, starts_from=text)
+    text = board(get_preset("paper-150m")) if scale == "paper" else None
+    return board(get_preset(f"{scale}-prosqa"), starts_from=text)
 
 
 ARTEFACTS = {

@@ -28,29 +28,10 @@ class Standing:
     """What it shows."""
     scale: Scale
     """The scale."""
-    runs: int
-    """Runs that are planned, those included that choose learning rates."""
-    recorded: int
-    """Runs that have ended, or diverged."""
-    failed: int
-    """Runs whose last attempt failed, or whose record cannot be read."""
-    result: str
-    """What the recorded result is good for, in a few words; empty: there is none, or not all of its
-    runs are recorded."""
+    state: str
+    """Where it stands, in a few words."""
     needs: str
     """What it needs; empty: nothing but this machine."""
-
-    @property
-    def state(self) -> str:
-        """Return where it stands, in a few words."""
-        failed = f", {self.failed} failed" if self.failed else ""
-        if self.result:
-            return self.result
-        if not self.runs:
-            return "not begun (no runs)"
-        if not self.recorded:
-            return f"not begun{failed} (0 of {self.runs} runs)"
-        return f"{self.recorded} of {self.runs} runs{failed}"
 
 
 def standings(out: Path, runs: Sequence[Path] = (), seeds: int | None = None) -> list[Standing]:
@@ -61,25 +42,32 @@ def standings(out: Path, runs: Sequence[Path] = (), seeds: int | None = None) ->
         for scale in SCALES:
             study = artefact.study(name, scale, seeds)
             planned = planned_states(study, recorded)
-            states = [state for _, state in planned.values()]
             needs = filter(None, (artefact.needs.get(scale, ""), artefact.missing))
             listed.append(
                 Standing(
                     name=name,
                     title=artefact.title,
                     scale=scale,
-                    runs=len(states),
-                    recorded=sum(map(is_recorded, states)),
-                    failed=sum(state.state == "failed" for state in states),
-                    result=_result_state(study, out, planned),
+                    state=_result_state(study, out, planned) or _progress(planned),
                     needs="; ".join(needs),
                 )
             )
     return listed
 
 
+def _progress(planned: Planned) -> str:
+    """Return how many of the planned runs are recorded, those that choose rates included."""
+    states = [state for _, state in planned.values()]
+    recorded, count = sum(map(is_recorded, states)), len(states)
+    failed = sum(state.state == "failed" for state in states)
+    failures = f", {failed} failed" if failed else ""
+    if recorded:
+        return f"{recorded} of {count} runs{failures}"
+    return f"not begun{failures} ({f'0 of {count}' if count else 'no'} runs)"
+
+
 def _result_state(study: Study, out: Path, planned: Planned) -> str:
-    """Return what the recorded result is good for, beside where its planned runs stand now."""
+    """Return what the recorded result is good for; nothing: there is none, or it lacks runs."""
     file = result_folder(study, out) / RESULT
     if not file.exists():
         return ""

@@ -5,15 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from layermem_bench.efficiency.model_sizes import reshaped
-from layermem_bench.paper.artefact import (
-    Observing,
-    board,
-    claims_of_lime,
-    lines,
-    on_text,
-    shares,
-)
-from layermem_bench.paper.observing import (
+from layermem_bench.paper.artefact import Observing, board, claims_of_lime, lines, on_text, shares
+from layermem_bench.paper.inspecting import (
     losses,
     lower_perplexity,
     perplexities,
@@ -22,14 +15,7 @@ from layermem_bench.paper.observing import (
 )
 from layermem_bench.paper.reasoning import ARITHMETIC_RATES, answers
 from layermem_bench.presets import get_preset
-from layermem_bench.results.study import (
-    LOSS,
-    Claim,
-    Direction,
-    Drawing,
-    PaperNumber,
-    Scale,
-)
+from layermem_bench.results.study import LOSS, Claim, Drawing, PaperNumber, Scale
 from layermem_bench.study.definition import Board, Observed
 
 TEXT_RATES: dict[Scale, tuple[float, ...]] = {
@@ -38,39 +24,34 @@ TEXT_RATES: dict[Scale, tuple[float, ...]] = {
     "paper": (),
 }
 """Learning rates that are tried on text; the paper has one."""
-_DEPTH_RATES: dict[Scale, tuple[float, ...]] = {
-    "tiny": (1e-3, 3e-3, 1e-2),
-    "small": (3e-4, 1e-3, 3e-3),
-    "paper": (),
-}
+_DEPTH_RATES = {**TEXT_RATES, "tiny": (1e-3, 3e-3, 1e-2)}
 _TRAINING_LOSS = (
     "The paper draws training loss; here it is validation loss, at the same steps of both arms."
 )
 _PERPLEXITY, _LOWER = "perplexity", "perplexity below plain"
 _SAVED_FLOPS = "FLOPs saved on the way to the higher last loss"
 _SAVED_TOKENS = "tokens saved on the way to the higher last loss"
-_BY_FLOPS = Drawing(kind="curves", across="flops", up=LOSS)
-_BY_TOKENS = Drawing(kind="curves", across="tokens", up=LOSS)
+_BY_FLOPS, _BY_TOKENS = (
+    Drawing(kind="curves", across=across, up=LOSS) for across in ("flops", "tokens")
+)
 
 
 def grouped_queries(scale: Scale, arms: tuple[str, ...] = ("plain", "lime")) -> Board:
     """Return the runs on text with grouped-query attention; the paper's 1B has 8 heads of 32."""
     if scale == "paper":
-        return board("paper-1b-gqa", get_preset("paper-1b-gqa"), arms)
+        return board(get_preset("paper-1b-gqa"), arms)
     base = get_preset("tiny-lm" if scale == "tiny" else "small-30m")
     grouped = replace(base, model=replace(base.model, num_key_value_heads=2))
-    return board(f"{base.preset}-gqa", grouped, arms, TEXT_RATES[scale])
+    return board(grouped, arms, TEXT_RATES[scale], name=f"{base.preset}-gqa")
 
 
 def full_attention(scale: Scale) -> Board:
     """Return the runs on text with a key-value head for every query head."""
     presets = {"tiny": "tiny-lm", "small": "small-30m", "paper": "paper-1b-full"}
-    base = get_preset(presets[scale])
-    return board(base.preset, base, rates=TEXT_RATES[scale])
+    return board(get_preset(presets[scale]), rates=TEXT_RATES[scale])
 
 
-def _fig1(trained: Observing) -> Iterator[Observed]:
-    name = grouped_queries(trained.scale).name
+def _by_flops(trained: Observing, name: str) -> Iterator[Observed]:
     yield from perplexities(trained, name, _PERPLEXITY)
     yield from lower_perplexity(trained, name, "lime", _LOWER)
     yield from saved(trained, name, "lime", "flops", _SAVED_FLOPS)
@@ -84,9 +65,7 @@ def _fig10(trained: Observing) -> Iterator[Observed]:
 
 def _fig11(trained: Observing) -> Iterator[Observed]:
     name = full_attention(trained.scale).name
-    yield from perplexities(trained, name, _PERPLEXITY)
-    yield from lower_perplexity(trained, name, "lime", _LOWER)
-    yield from saved(trained, name, "lime", "flops", _SAVED_FLOPS)
+    yield from _by_flops(trained, name)
     yield from saved(trained, name, "lime", "tokens", _SAVED_TOKENS)
 
 
@@ -96,18 +75,17 @@ _DEPTHS: dict[Scale, tuple[int, ...]] = {
     "small": (16, 32, 64),
     "paper": (32, 64, 128),
 }
-_TINY_WIDTH = 32
 
 
 def _deep(scale: Scale, depth: int) -> Board:
     if scale == "tiny":
-        base = reshaped(get_preset("tiny-lm"), depth, _TINY_WIDTH)
+        base = reshaped(get_preset("tiny-lm"), depth, width=32)
     elif scale == "small":
         papers = get_preset("paper-depth-32").model
         base = replace(get_preset("small-30m"), model=replace(papers, num_hidden_layers=depth))
     else:
         base = get_preset(f"paper-depth-{depth}")
-    return board(f"{scale}-depth-{depth}", base, rates=_DEPTH_RATES[scale])
+    return board(base, rates=_DEPTH_RATES[scale], name=f"{scale}-depth-{depth}")
 
 
 def _arm_at(arm: str, depth: int) -> str:
@@ -120,19 +98,14 @@ def _fig6(trained: Observing) -> Iterator[Observed]:
             yield replace(observed, arm=_arm_at(observed.arm, depth))
 
 
-def _fig6_claims(scale: Scale) -> tuple[Claim, ...]:
-    depths = _DEPTHS[scale]
+def _fig6_claims(scale: Scale) -> Iterator[Claim]:
     # The deepest first, as half of it against all of it is what the figure is known for.
-    pairs = [*reversed(list(pairwise(depths))), *((depth, depth) for depth in reversed(depths))]
-    return tuple(
-        Claim(
-            quantity=LOSS,
-            arm=_arm_at("lime", ours),
-            against=_arm_at("plain", theirs),
-            direction="lower",
-        )
-        for ours, theirs in pairs
-    )
+    depths = sorted(_DEPTHS[scale], reverse=True)
+    pairs = [(half, whole) for whole, half in pairwise(depths)]
+    pairs += [(depth, depth) for depth in depths]
+    for ours, theirs in pairs:
+        arm, against = _arm_at("lime", ours), _arm_at("plain", theirs)
+        yield Claim(quantity=LOSS, arm=arm, against=against, direction="lower")
 
 
 # Table 7: the arms with the perplexities that are printed.
@@ -156,31 +129,26 @@ _VALIDATION_PERPLEXITY = "validation perplexity"
 
 
 def _router_arms(layers: int) -> tuple[str, ...]:
-    """Return the arms without those that are the full router at this depth.
-
-    The last layer reads ``layers`` sources. "last" counts its own among them; "first" reads the
-    layer before and the own beside its window.
-    """
-    at_most = {"last": layers - 1, "first": layers - 3}
+    """Return the arms without those that are the full router at this depth."""
+    # The last layer reads ``layers`` sources. "last" counts its own among them; "first" reads the
+    # layer before and the own beside its window.
+    most = {"last": layers - 1, "first": layers - 3}
     full = {
         f"lime:router={kind}:router_window={window}"
-        for kind, most in at_most.items()
+        for kind in most
         for window in (2, 4, 6)
-        if window > most
+        if window > most[kind]
     }
     return tuple(arm for arm in _ROUTERS if arm not in full)
 
 
 def _table7_boards(scale: Scale) -> tuple[Board, ...]:
-    return tuple(
-        board(
-            base.preset,
-            base,
-            _router_arms(base.model.num_hidden_layers),
-            (ARITHMETIC_RATES if base.task.name else TEXT_RATES)[scale],
-        )
-        for base in map(get_preset, _ROUTER_PRESETS[scale])
-    )
+    def of_preset(name: str) -> Board:
+        base = get_preset(name)
+        rates = (ARITHMETIC_RATES if base.task.name else TEXT_RATES)[scale]
+        return board(base, _router_arms(base.model.num_hidden_layers), rates)
+
+    return tuple(map(of_preset, _ROUTER_PRESETS[scale]))
 
 
 def _table7(trained: Observing) -> Iterator[Observed]:
@@ -188,20 +156,15 @@ def _table7(trained: Observing) -> Iterator[Observed]:
     yield from right_answers(trained, "tiny-aet-4", answers(4))
 
 
-def _table7_claims(scale: Scale) -> tuple[Claim, ...]:
-    on_text, *on_answers = ([arm.name for arm in board.arms] for board in _table7_boards(scale))
-
-    def full_router(quantity: str, direction: Direction, arms: list[str]) -> Iterator[Claim]:
+def _table7_claims(scale: Scale) -> Iterator[Claim]:
+    of_boards = [[arm.name for arm in board.arms] for board in _table7_boards(scale)]
+    on_text, *on_answers = ([arm for arm in arms if arm != "lime"] for arms in of_boards)
+    for arm in on_text:
+        yield from claims_of_lime("lower", _VALIDATION_PERPLEXITY, against=arm)
+    yield Claim(quantity=_VALIDATION_PERPLEXITY, arm="lime:router=average", direction="similar")
+    for arms in on_answers:
         for arm in arms:
-            if arm != "lime":
-                yield from claims_of_lime(direction, quantity, against=arm)
-
-    average = Claim(quantity=_VALIDATION_PERPLEXITY, arm="lime:router=average", direction="similar")
-    return (
-        *full_router(_VALIDATION_PERPLEXITY, "lower", on_text),
-        average,
-        *(claim for arms in on_answers for claim in full_router(answers(4), "higher", arms)),
-    )
+            yield from claims_of_lime("higher", answers(4), against=arm)
 
 
 ARTEFACTS = {
@@ -210,7 +173,7 @@ ARTEFACTS = {
         claim="LIMe has a lower loss than LLaMA at a similar amount of FLOPs: it converges 8.9% "
         "faster in FLOPs and ends at a 0.91% lower perplexity (1B, grouped-query attention).",
         boards=lambda scale: (grouped_queries(scale),),
-        observe=_fig1,
+        observe=lambda trained: _by_flops(trained, grouped_queries(trained.scale).name),
         numbers=shares(
             "section 1, with GQA", {(_SAVED_FLOPS, "lime"): 0.089, (_LOWER, "lime"): 0.0091}
         ),

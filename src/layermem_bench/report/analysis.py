@@ -1,7 +1,7 @@
 """The page about an analysis, its table on the screen, and its figure as a file."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +9,14 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from layermem_bench.report import figures
-from layermem_bench.report.depth import Rows, mixtures_section, panels, routing_section
-from layermem_bench.report.page import Cell, Figure, Link, Page, Section, Switch, Table
+from layermem_bench.report.depth import (
+    LAYOUT,
+    draw_words,
+    mixtures_section,
+    panels,
+    routing_section,
+)
+from layermem_bench.report.page import Cell, Figure, Link, Page, Section, Table
 from layermem_bench.results.analysis import Analysis, ByLayer, ModelAnalysis, Probe, Representation
 
 _REPRESENTATIONS: dict[Representation, str] = {
@@ -54,10 +60,7 @@ def sentence(analysis: Analysis) -> str:
 
 
 def sections(
-    analysis: Analysis,
-    marks: Mapping[str, str],
-    styles: Mapping[str, int],
-    title_suffix: str = "",
+    analysis: Analysis, marks: Mapping[str, str], styles: Mapping[str, int], title_suffix: str = ""
 ) -> list[Section]:
     """Return the sections of a page that show an analysis.
 
@@ -65,46 +68,38 @@ def sections(
     in the order of these runs. ``styles``: run id to the index of its line style on the page; used
     if every model has one. ``title_suffix`` is added to every title.
     """
-    analysis = _order_models(analysis, list(marks))
-    run_ids = {name: model.about.run_id for name, model in analysis.models.items()}
-    model_styles = {name: styles[run] for name, run in run_ids.items() if run and run in styles}
+    # Models of no run that is on the page come first.
+    places = {run_id: place for place, run_id in enumerate(marks)}
+    run_ids = {name: model.about.run_id or "" for name, model in analysis.models.items()}
+    names = sorted(run_ids, key=lambda name: places.get(run_ids[name], -1))
+    analysis = replace(analysis, models={name: analysis.models[name] for name in names})
+    model_styles = {name: styles[run] for name, run in run_ids.items() if run in styles}
     line_styles = model_styles if len(model_styles) == len(run_ids) else None
+    models = analysis.models.items()
     parts = [
         _models_section(analysis, marks),
         _entropy_section(analysis, line_styles),
         _separability_section(analysis, line_styles),
         _layout_section(analysis),
-        *(routing_section(name, model) for name, model in analysis.models.items()),
-        *(
-            mixtures_section(name, model.mixtures)
-            for name, model in analysis.models.items()
-            if model.mixtures
-        ),
+        *(routing_section(name, model) for name, model in models),
+        *(mixtures_section(name, model.mixtures) for name, model in models if model.mixtures),
     ]
     return [replace(part, title=f"{part.title}{title_suffix}") for part in parts]
 
 
 def table(analysis: Analysis) -> Table:
     """Return entropy and both probes' accuracies of the routed values, layer by layer."""
-    columns = [
-        *((f"entropy, {name}", v, ".2f") for name, v in _entropies(analysis, "routed").items()),
-        *(
-            (f"{probe} probe, {name}", values, ".1%")
-            for probe in _PROBES
-            for name, values in _accuracies(analysis, probe, "routed").items()
-        ),
-    ]
-    depth = max(len(values.mean) for _, values, _ in columns)
-    return Table(
-        header=["layer", *(header for header, _, _ in columns)],
-        rows=[
-            [
-                str(i),
-                *(format(v.mean[i], spec) if i < len(v.mean) else "" for _, v, spec in columns),
-            ]
-            for i in range(depth)
-        ],
-        caption="Of the values that attention reads.",
+    columns = {f"entropy, {n}": (v, ".2f") for n, v in _entropies(analysis, "routed").items()}
+    for probe in _PROBES:
+        for name, values in _accuracies(analysis, probe, "routed").items():
+            columns[f"{probe} probe, {name}"] = values, ".1%"
+    layers = range(max(len(values.mean) for values, _ in columns.values()))
+    cells = {
+        header: [format(v.mean[i], spec) if i < len(v.mean) else "" for i in layers]
+        for header, (v, spec) in columns.items()
+    }
+    return Table.of_columns(
+        {"layer": list(map(str, layers)), **cells}, "Of the values that attention reads."
     )
 
 
@@ -121,27 +116,14 @@ def draw(analysis: Analysis, path: Path) -> None:
     figures.save([entropy, accuracy, *layouts], path)
 
 
-def _plot_last_layout(
-    name: str, model: ModelAnalysis, words: Sequence[str]
-) -> Callable[[Axes], None]:
+def _plot_last_layout(name: str, model: ModelAnalysis, words: Sequence[str]) -> figures.Plot:
     last = max(model.layout.layers)
 
     def plot(axes: Axes) -> None:
-        figures.plot_points(axes, model.layout.layers[last], model.layout.labels, words)
+        figures.scatter(model.layout.layers[last], model.layout.labels, words)(axes)
         axes.set_title(f"{name}, layer {last}", fontsize=10)
 
     return plot
-
-
-def _order_models(analysis: Analysis, run_ids: list[str]) -> Analysis:
-    """Sort the models by the order of their runs; models of no such run come first."""
-
-    def position(name: str) -> int:
-        run_id = analysis.models[name].about.run_id
-        return run_ids.index(run_id) if run_id in run_ids else -1
-
-    names = sorted(analysis.models, key=position)
-    return replace(analysis, models={name: analysis.models[name] for name in names})
 
 
 def _entropies(analysis: Analysis, kind: Representation) -> dict[str, ByLayer]:
@@ -158,51 +140,37 @@ def _plot_by_layer(
     up: str,
     scale: figures.Scale = "number",
     styles: Mapping[str, int] | None = None,
-) -> Callable[[Axes], None]:
-    """Return what plots a line for each model, in a band of one standard deviation."""
-    series = {name: (range(len(v.mean)), v.mean) for name, v in values.items()}
-    bands = {
-        name: (
-            [mean - deviation for mean, deviation in zip(v.mean, v.deviation, strict=True)],
-            [mean + deviation for mean, deviation in zip(v.mean, v.deviation, strict=True)],
-        )
-        for name, v in values.items()
-    }
-    return lambda axes: figures.plot_curves(
-        axes, series, across="layer", up=up, scale=scale, bands=bands, styles=styles
-    )
+) -> figures.Plot:
+    """Return a plot of a line for each model, in a band of one standard deviation."""
+    series, bands = {}, {}
+    for name, v in values.items():
+        series[name] = range(len(v.mean)), v.mean
+        pairs = list(zip(v.mean, v.deviation, strict=True))
+        bands[name] = [mean - d for mean, d in pairs], [mean + d for mean, d in pairs]
+    return figures.curves(series, across="layer", up=up, scale=scale, bands=bands, styles=styles)
 
 
 def _models_section(analysis: Analysis, marks: Mapping[str, str]) -> Section:
     rows: list[list[Cell]] = []
     for name, model in analysis.models.items():
         about = model.about
-        run: Cell = about.run_id or "no run"
-        if about.run_id is not None and about.run_id in marks:
-            run = Link(about.run_id, marks[about.run_id])
+        run_id = about.run_id or "no run"
+        run = Link(run_id, marks[run_id]) if run_id in marks else run_id
         sizes = str(about.layers), str(about.width), f"{about.parameters:,}"
         rows.append([name, run, about.class_name, *sizes])
     options = analysis.options
     text = options.text or "the run's own problems, or the standard library's sources"
-    return Section(
-        title="What was analyzed",
-        tables=[
-            Table(
-                header=["", "run", "class", "layers", "width", "parameters"],
-                rows=rows,
-                caption=f"Text: {text}; {analysis.sequences} sequences of at most "
-                f"{options.length} tokens; seed {options.seed}.",
-            )
-        ],
-        commands=[analysis.command] if analysis.command else [],
+    models = Table(
+        header=["", "run", "class", "layers", "width", "parameters"],
+        rows=rows,
+        caption=f"Text: {text}; {analysis.sequences} sequences of at most {options.length} tokens; "
+        f"seed {options.seed}.",
     )
+    commands = [analysis.command] if analysis.command else []
+    return Section(title="What was analyzed", tables=[models], commands=commands)
 
 
 def _entropy_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Section:
-    def draw_entropy(kind: Representation) -> str:
-        values = _entropies(analysis, kind)
-        return figures.drawing(_plot_by_layer(values, up="entropy (nats)", styles=styles))
-
     return Section(
         title="Entropy by layer",
         paragraphs=[
@@ -212,7 +180,9 @@ def _entropy_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Se
         ],
         figures=[
             Figure(
-                svg=draw_entropy(kind),
+                svg=figures.drawing(
+                    _plot_by_layer(_entropies(analysis, kind), up="entropy (nats)", styles=styles)
+                ),
                 caption=f"Of {name}; order {analysis.options.alpha:g}, features standardised; "
                 f"bands: standard deviation over {analysis.sequences} sequences.",
             )
@@ -224,12 +194,13 @@ def _entropy_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Se
 def _separability_section(analysis: Analysis, styles: Mapping[str, int] | None) -> Section:
     words, each = analysis.options.words or (), analysis.options.each
     steps = math.ceil(_FITTED * len(words) * each / _BATCH)
-
-    def draw_accuracy(probe: Probe, kind: Representation) -> str:
-        values = _accuracies(analysis, probe, kind)
-        plot = _plot_by_layer(values, up="accuracy", scale="share", styles=styles)
-        return figures.drawing(plot)
-
+    plots = {
+        f"By {name}; {description}.": _plot_by_layer(
+            _accuracies(analysis, probe, kind), up="accuracy", scale="share", styles=styles
+        )
+        for probe, description in _PROBES.items()
+        for kind, name in _REPRESENTATIONS.items()
+    }
     return Section(
         title="Separability of words",
         paragraphs=[
@@ -239,12 +210,8 @@ def _separability_section(analysis: Analysis, styles: Mapping[str, int] | None) 
             _describe_controls(analysis),
         ],
         figures=[
-            Figure(
-                svg=draw_accuracy(probe, kind),
-                caption=f"By {name}; {description}. Bands: standard deviation over folds.",
-            )
-            for probe, description in _PROBES.items()
-            for kind, name in _REPRESENTATIONS.items()
+            Figure(svg=figures.drawing(plot), caption=f"{of} Bands: standard deviation over folds.")
+            for of, plot in plots.items()
         ],
     )
 
@@ -265,15 +232,9 @@ def _describe_controls(analysis: Analysis) -> str:
 
 
 def _layout_section(analysis: Analysis) -> Section:
-    words = analysis.options.words or ()
-    caption = "values that attention reads; t-SNE of vectors normalised to length 1."
-
-    def layouts(name: str, model: ModelAnalysis) -> Switch:
-        def draw(points: Rows) -> str:
-            return figures.scatter(points, model.layout.labels, words)
-
+    switches = []
+    for name, model in analysis.models.items():
         shown = {f"layer {layer}": points for layer, points in model.layout.layers.items()}
-        return panels(name, shown, draw, caption, first=-1)
-
-    switches = [layouts(name, model) for name, model in analysis.models.items()]
+        draw_layout = draw_words(model.layout.labels, analysis.options.words or ())
+        switches.append(panels(name, shown, draw_layout, LAYOUT, first=-1))
     return Section(title="Layout of words", switches=switches)

@@ -1,28 +1,15 @@
 """Draws what variants cost: tables of counts and measurements, curves along depth and width."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-from matplotlib.axes import Axes
 
 from layermem_bench.report import figures
 from layermem_bench.report.numbers import in_bytes, with_unit
 from layermem_bench.report.page import Figure, Section, Table
 from layermem_bench.results.costs import CacheCost, CostPoint, Costs, MeasuringOptions
 
-COUNTED = (
-    "FLOPs of the forward of one sequence, in closed form: two a multiply-add, attention to the "
-    "keys a causal query sees. The paper's (Table 8): one a multiply-add of linear layers and "
-    "routers, two of attention, all keys."
-)
-_CACHE = (
-    "Keys and values in bfloat16, in closed form. Read: by one new token, of a cache of T tokens; "
-    "a layer that borrows reads what its lenders hold."
-)
 _BYTES = 2
 _GIBIBYTE = 2**30
-# What goes across, and the other size, which then tells lines apart.
-_AXES = {"layers": "width", "width": "layers"}
 
 
 def counted_table(points: Sequence[CostPoint]) -> Table:
@@ -33,13 +20,19 @@ def counted_table(points: Sequence[CostPoint]) -> Table:
         for name, by_counting in point.counted.items():
             honest, paper = by_counting["honest"], by_counting["paper"]
             numbers = honest.parameters, honest.forward, paper.forward
-            cells: list[str] = []
-            for i, number in enumerate(numbers):
-                cells += [with_unit(number), _increase(number, first[i] if first else None)]
-            rows.append(["" if first else _describe(point), name, *cells])
+            row = ["" if first else _describe(point), name]
+            for number, of_first in zip(numbers, first or (None, None, None), strict=True):
+                row += [with_unit(number), _increase(number, of_first)]
+            rows.append(row)
             first = first or numbers
     header = ["", "variant", "parameters", "more", "FLOPs", "more", "paper's FLOPs", "more"]
-    return Table(header=header, rows=rows, caption=COUNTED)
+    return Table(
+        header=header,
+        rows=rows,
+        caption="FLOPs of the forward of one sequence, in closed form: two a multiply-add, "
+        "attention to the keys a causal query sees. The paper's (Table 8): one a multiply-add of "
+        "linear layers and routers, two of attention, all keys.",
+    )
 
 
 def cache_table(points: Sequence[CostPoint]) -> Table:
@@ -59,7 +52,12 @@ def cache_table(points: Sequence[CostPoint]) -> Table:
             rows.append(["" if first else _describe(point), name, *cells])
             first = first or cache
     header = ["", "variant", "cache of a token", "more", "tokens in 1 GiB", "read", "more"]
-    return Table(header=header, rows=rows, caption=_CACHE)
+    return Table(
+        header=header,
+        rows=rows,
+        caption="Keys and values in bfloat16, in closed form. Read: by one new token, of a cache "
+        "of T tokens; a layer that borrows reads what its lenders hold.",
+    )
 
 
 def measured_table(costs: Costs) -> Table:
@@ -69,17 +67,18 @@ def measured_table(costs: Costs) -> Table:
         for mode, by_arm in (point.measured or {}).items():
             first = next(iter(by_arm.values()))
             for i, (name, taken) in enumerate(by_arm.items()):
-                median, low, high = (
-                    f"{1e3 * t:.4g}" for t in (taken.seconds, taken.low, taken.high)
+                times = (taken.seconds, taken.low, taken.high)
+                median, low, high = (f"{1e3 * seconds:.4g}" for seconds in times)
+                rows.append(
+                    [
+                        "" if i else f"{_describe(point)}, {mode}",
+                        name,
+                        f"{median} ms ({low} to {high})",
+                        _increase(taken.seconds, first.seconds if i else None),
+                        "unknown" if taken.peak is None else in_bytes(taken.peak),
+                        _increase(taken.peak, first.peak if i else None),
+                    ]
                 )
-                time = [f"{median} ms ({low} to {high})"]
-                time.append(_increase(taken.seconds, first.seconds if i else None))
-                memory = ["unknown", ""]
-                if taken.peak is not None:
-                    more = _increase(taken.peak, first.peak if i else None)
-                    memory = [in_bytes(taken.peak), more]
-                where = "" if i else f"{_describe(point)}, {mode}"
-                rows.append([where, name, *time, *memory])
     return Table(
         header=["", "variant", "step, median (quartiles)", "more", "peak memory", "more"],
         rows=rows,
@@ -95,11 +94,12 @@ def draw(costs: Costs, path: Path) -> None:
     figures.save([plot for plot, _ in drawings(costs.points)], path)
 
 
-def drawings(points: Sequence[CostPoint]) -> Iterator[tuple[Callable[[Axes], None], str]]:
+def drawings(points: Sequence[CostPoint]) -> Iterator[tuple[figures.Plot, str]]:
     """Yield a plot and its caption, for each of depth and width in which the points differ."""
     if all(len(point.counted) < 2 for point in points):
         return
-    for axis, other in _AXES.items():
+    # The other size tells lines apart.
+    for axis, other in (("layers", "width"), ("width", "layers")):
         if len({getattr(point, axis) for point in points}) < 2:
             continue
         yield _plot(points, axis, other, _flops, "FLOPs"), f"FLOPs of a forward by {axis}"
@@ -115,21 +115,16 @@ def counted_section(
     lines: Sequence[Sequence[CostPoint]],
     how_to_measure: str,
 ) -> Section:
-    """Return the part of a page about closed-form costs.
+    """Return the part of a page about closed-form costs, at the runs' sizes and along ``lines``.
 
-    ``points``: at the runs' own sizes. ``lines``: along depth and along width.
     ``how_to_measure``: a note on time and memory; empty if they are on the page.
     """
     drawn = [pair for line in lines for pair in drawings(line)]
     notes = [how_to_measure] if how_to_measure else []
     if not drawn:
         notes.append("Curves along depth and width want a second variant of the same sizes.")
-    return Section(
-        title=title,
-        paragraphs=notes,
-        tables=_counted_tables(points),
-        figures=_figures(drawn, points),
-    )
+    shown = _counted_tables(points)
+    return Section(title=title, paragraphs=notes, tables=shown, figures=_figures(drawn, points))
 
 
 def given_section(title: str, costs: Costs) -> Section:
@@ -140,7 +135,7 @@ def given_section(title: str, costs: Costs) -> Section:
         title=title,
         paragraphs=[] if was_measured else [note],
         tables=[measured_table(costs)] if was_measured else _counted_tables(costs.points),
-        figures=_figures(list(drawings(costs.points)), costs.points),
+        figures=_figures(drawings(costs.points), costs.points),
         commands=[costs.command] if costs.command else [],
     )
 
@@ -152,7 +147,7 @@ def _counted_tables(points: Sequence[CostPoint]) -> list[Table]:
 
 
 def _figures(
-    drawn: Sequence[tuple[Callable[[Axes], None], str]], points: Sequence[CostPoint]
+    drawn: Iterable[tuple[figures.Plot, str]], points: Sequence[CostPoint]
 ) -> list[Figure]:
     names = ", ".join(dict.fromkeys(point.preset for point in points))
     first = next(iter(points[0].counted))
@@ -168,8 +163,8 @@ def _plot(
     other: str,
     numbers_of: Callable[[CostPoint], Mapping[str, float]],
     quantity: str,
-) -> Callable[[Axes], None]:
-    """Return a function that draws how much more each arm costs than the first, a line for each."""
+) -> figures.Plot:
+    """Return a plot of how much more each arm costs than the first, a line for each."""
     in_label = [
         key for key in ("preset", other) if len({getattr(point, key) for point in points}) > 1
     ]
@@ -178,23 +173,17 @@ def _plot(
     for point in sorted(points, key=lambda point: float(getattr(point, axis))):
         numbers = numbers_of(point)
         first, *others = numbers
+        values = ((key, getattr(point, key)) for key in in_label)
+        parts = [f"{value}" if key == "preset" else f"{key} {value}" for key, value in values]
         for i, name in enumerate(others, 1):
-            values = ((key, getattr(point, key)) for key in in_label)
-            parts = (f"{value}" if key == "preset" else f"{key} {value}" for key, value in values)
             label = ", ".join([name, *parts])
             # The first arm's style is its own, though it is not drawn.
             styles.setdefault(label, len(styles) if in_label else i)
             x, y = lines.setdefault(label, ([], []))
             x.append(getattr(point, axis))
             y.append(numbers[name] / numbers[first] - 1)
-    return lambda axes: figures.plot_curves(
-        axes,
-        lines,
-        across=axis,
-        up=f"{quantity}, more than {first}",
-        scale="percent",
-        styles=styles,
-    )
+    up = f"{quantity}, more than {first}"
+    return figures.curves(lines, across=axis, up=up, scale="percent", styles=styles)
 
 
 def _flops(point: CostPoint) -> dict[str, float]:
@@ -214,6 +203,6 @@ def _describe(point: CostPoint) -> str:
     return f"{point.preset}: {point.layers} x {point.width}, {heads}, T {point.tokens}"
 
 
-def _increase(value: float, base: float | None) -> str:
+def _increase(value: float | None, base: float | None) -> str:
     """Write by how much a number exceeds another; nothing where there is no other."""
-    return f"{value / base - 1:+.2%}" if base else ""
+    return f"{value / base - 1:+.2%}" if value is not None and base else ""

@@ -9,6 +9,9 @@ from layermem_bench.report.page import Figure, Section, Switch, Table
 from layermem_bench.results.analysis import DepthMixture, ModelAnalysis, Routing
 
 Rows = Sequence[Sequence[float]]
+HEATMAP = "Absolute router weights, averaged over heads, each row divided by its sum."
+LAYOUT = "values that attention reads; t-SNE of vectors normalised to length 1."
+"""Captions of heatmaps, and of layouts of words."""
 
 
 def panels(
@@ -32,6 +35,13 @@ def draw_layers(shares: Rows) -> str:
     return figures.heatmap(np.array(shares), across="source layer", up="layer")
 
 
+def draw_words(labels: Sequence[int], words: Sequence[str]) -> Callable[[Rows], str]:
+    """Return what makes an SVG of where words lie; ``labels``: the word of each point."""
+    return lambda points: figures.drawing(
+        figures.scatter(points, labels, words), (4.2, 3.8), spines=True
+    )
+
+
 def routing_section(name: str, model: ModelAnalysis) -> Section:
     """Return the section about a model's routers, or one that says why nothing is shown."""
     title = f"What {name} reads"
@@ -43,39 +53,30 @@ def routing_section(name: str, model: ModelAnalysis) -> Section:
         if model.routing_unknown is not None:
             reason = f"It is not shown: {model.routing_unknown}."
         return Section(title=title, paragraphs=[reason])
+    heatmaps = {HEATMAP: routing.heatmap}
+    if routing.parts is not None:
+        heatmaps = {f"What {part}s read. {HEATMAP}": heat for part, heat in routing.parts.items()}
     # Layer 0 has nothing to choose from.
     heads = {f"layer {i}": heads for i, heads in enumerate(routing.heads) if i}
     return Section(
         title=title,
         tables=[_readings_table(routing)],
-        figures=_heatmaps(routing),
+        figures=[Figure(svg=draw_layers(heat), caption=of) for of, heat in heatmaps.items()],
         switches=[panels(name, heads, draw_heads, "what each key-value head reads.")],
         paragraphs=[_describe_circuits(routing)],
     )
 
 
-def _heatmaps(routing: Routing) -> list[Figure]:
-    """Return the heatmap of what is read, or that of keys and that of values if they differ."""
-    caption = "Absolute router weights, averaged over heads, each row divided by its sum."
-    shown = {caption: routing.heatmap}
-    if routing.parts is not None:
-        shown = {f"What {part}s read. {caption}": heat for part, heat in routing.parts.items()}
-    return [Figure(svg=draw_layers(heat), caption=caption) for caption, heat in shown.items()]
-
-
 def _readings_table(routing: Routing) -> Table:
-    return Table(
-        header=["layer", "from earlier layers", "effective number of layers", "most read"],
-        rows=[
-            [
-                str(reading.layer),
-                f"{reading.off_layer_share:.1%}",
-                f"{reading.effective:.2f}",
-                ", ".join(map(str, reading.sources)),
-            ]
-            for reading in routing.readings
-        ],
-        caption="Shares of absolute router weights; the effective number is exp of their entropy.",
+    readings = routing.readings
+    return Table.of_columns(
+        {
+            "layer": [str(each.layer) for each in readings],
+            "from earlier layers": [f"{each.off_layer_share:.1%}" for each in readings],
+            "effective number of layers": [f"{each.effective:.2f}" for each in readings],
+            "most read": [", ".join(map(str, each.sources)) for each in readings],
+        },
+        "Shares of absolute router weights; the effective number is exp of their entropy.",
     )
 
 
@@ -91,14 +92,10 @@ def _describe_circuits(routing: Routing) -> str:
 
 def mixtures_section(name: str, mixtures: Sequence[DepthMixture]) -> Section:
     """Return the section about the weights over depth of a model that has some."""
-    constant = not any(any(map(any, mixture.deviation)) for mixture in mixtures)
-    kind = (
-        "They are the same for all tokens."
-        if constant
-        else "They depend on the token: means and standard deviations are over the texts' tokens."
-    )
+    kind = "They are the same for all tokens."
     switches = [_mixtures("Mean weights of", name, mixtures, deviation=False)]
-    if not constant:
+    if any(any(map(any, mixture.deviation)) for mixture in mixtures):
+        kind = "They depend on the token: means and standard deviations are over the texts' tokens."
         switches.append(_mixtures("Deviation of", name, mixtures, deviation=True))
     return Section(
         title=f"What {name} mixes",

@@ -1,105 +1,128 @@
-"""Figures of a study: how arms learn, and what the paper draws, of our numbers beside its own."""
+"""Figures of a study: how arms and runs learn; what the paper draws, our numbers beside its own."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from matplotlib.axes import Axes
 
 from layermem_bench.report import figures
-from layermem_bench.report.curves import curves_of_arms
-from layermem_bench.report.depth import Rows, draw_heads, draw_layers, panels
+from layermem_bench.report.depth import HEATMAP, LAYOUT, draw_heads, draw_layers, draw_words, panels
 from layermem_bench.report.numbers import format_number
 from layermem_bench.report.page import Figure, Switch
 from layermem_bench.results.intervals import interval
-from layermem_bench.results.study import Board, Drawing, Picture, StudyResult
+from layermem_bench.results.run_folder import RunFolder, unique_names
+from layermem_bench.results.study import Board, Drawing, Picture, StudyResult, Validation
 
-# Figures of learning: the field of a validation that goes up, its label, how numbers are written.
-_UP: tuple[tuple[str, str, figures.Scale], ...] = (
-    ("val_loss", "validation loss", "number"),
-    ("val_accuracy", "right answers", "share"),
-)
+# Figures of learning: what goes up, its field of a validation, how numbers are written.
+_UP: dict[str, tuple[str, figures.Scale]] = {
+    "validation loss": ("val_loss", "number"),
+    "right answers": ("val_accuracy", "share"),
+}
 _ACROSS = {"tokens": "tokens", "flops": "training FLOPs"}
-_PAPER = "the paper"
+Ends = tuple[float, float, float]
+"""Lower end of an interval, middle, upper end."""
 
 
 def learning_curves(result: StudyResult, board: Board) -> list[Figure]:
     """Draw loss and right answers per token and per FLOP, but for what the paper draws as well."""
-    drawn = []
-    for up, label, scale in _UP:
-        for across in _ACROSS:
-            papers = any((each.across, each.up) == (across, label) for each in result.drawings)
-            figure = None if papers else _curve(result, board, up, label, scale, across)
-            drawn += [figure] if figure else []
-    return drawn
+    papers = {(drawing.across, drawing.up) for drawing in result.drawings}
+    drawn = [
+        _curve(result, board, up, across)
+        for up in _UP
+        for across in _ACROSS
+        if (across, up) not in papers
+    ]
+    return [figure for figure in drawn if figure]
 
 
 def paper_figures(result: StudyResult) -> list[Figure]:
     """Draw what the paper draws, as far as there are numbers of it."""
     drawn = []
-    for drawing in result.drawings:
-        if drawing.kind == "curves":
-            for board in result.boards:
-                of = next(each for each in _UP if each[1] == drawing.up)
-                drawn.append(_curve(result, board, *of, drawing.across, _printed(result)))
+    for each in result.drawings:
+        if each.kind == "curves":
+            note = _printed(result)
+            drawn += [_curve(result, b, each.up, each.across, note) for b in result.boards]
         else:
-            drawn.append(_lines(result, drawing) if drawing.points else _bars(result, drawing))
+            drawn.append(_lines(result, each) if each.points else _bars(result, each))
     return [figure for figure in drawn if figure]
 
 
 def paper_pictures(result: StudyResult) -> list[Switch]:
     """Draw what was seen inside models: what routers read, or where words lie, layer by layer."""
-    captions = {
-        "heatmap": "Absolute router weights, averaged over heads, each row divided by its sum.",
-        "heads": "what each key-value head reads of each layer.",
-        "words": "values that attention reads; t-SNE of vectors normalised to length 1.",
-    }
-    return [
-        panels(each.name, each.panels, _drawer(each), captions[each.kind], first=-1)
-        for each in result.pictures
-    ]
 
+    def switch(picture: Picture) -> Switch:
+        draw, caption = {
+            "heatmap": (draw_layers, HEATMAP),
+            "heads": (draw_heads, "what each key-value head reads of each layer."),
+            "words": (draw_words(picture.labels, picture.words), LAYOUT),
+        }[picture.kind]
+        return panels(picture.name, picture.panels, draw, caption, first=-1)
 
-def _drawer(picture: Picture) -> Callable[[Rows], str]:
-    if picture.kind == "words":
-        return lambda points: figures.scatter(points, picture.labels, picture.words)
-    return draw_heads if picture.kind == "heads" else draw_layers
+    return list(map(switch, result.pictures))
 
 
 def _curve(
-    result: StudyResult,
-    board: Board,
-    up: str,
-    label: str,
-    scale: figures.Scale,
-    across: str,
-    note: str = "",
+    result: StudyResult, board: Board, up: str, across: str, note: str = ""
 ) -> Figure | None:
     """Draw curves of a board's first condition: of the runs that ended, of an arm without any such
     those that are there."""
     condition, of_arms, partly = board.conditions[0], {}, []
     runs = result.of(board.name, condition.name)
     for arm in condition.arms:
-        begun = [run for run in runs if run.arm == arm.name and run.validations]
+        of_arm = [run for run in runs if run.arm == arm.name]
+        begun = [run for run in of_arm if run.validations]
         ended = [run for run in begun if run.state == "ended"]
         of_arms[arm.name] = [run.validations for run in ended or begun]
-        if len(ended) < len([run for run in runs if run.arm == arm.name]):
+        if len(ended) < len(of_arm):
             partly.append(arm.name)
-    series, bands = curves_of_arms(of_arms, across, up)
+    field, scale = _UP[up]
+    series, bands = curves_of_arms(of_arms, across, field)
     if not series:
         return None
     without = [arm for arm in of_arms if arm not in series]
     note += f" Not all seeds have ended of: {', '.join(partly)}." if partly else ""
     note += f" Nothing is recorded of: {', '.join(without)}." if without else ""
+    styles = {arm: i for i, arm in enumerate(of_arms)}
+    plot = figures.curves(
+        series, across=_ACROSS[across], up=up, scale=scale, bands=bands, styles=styles
+    )
     return Figure(
-        svg=figures.curves(
-            series,
-            across=_ACROSS[across],
-            up=label,
-            scale=scale,
-            bands=bands,
-            styles={arm: i for i, arm in enumerate(of_arms)},
-        ),
-        caption=f"{label} by {_ACROSS[across]}: mean over seeds, in a band from the lowest to the "
+        svg=figures.drawing(plot),
+        caption=f"{up} by {_ACROSS[across]}: mean over seeds, in a band from the lowest to the "
         f"highest.{note}",
     )
+
+
+def curves_of_arms(
+    arms: Mapping[str, Sequence[Sequence[Validation]]], across: str, up: str
+) -> tuple[figures.Series, figures.Series]:
+    """Return each arm's mean over its runs, in a band from the lowest to the highest of them.
+
+    ``across``, ``up``: fields of a validation. Only steps that all of an arm's runs have validated
+    at count.
+    """
+    series, bands = {}, {}
+    for arm, runs in arms.items():
+        by_step = [
+            {
+                validation.step: point
+                for validation in validations
+                if None not in (point := (getattr(validation, across), getattr(validation, up)))
+            }
+            for validations in runs
+        ]
+        steps = sorted(set.intersection(*map(set, by_step))) if by_step else []
+        if not steps:
+            continue
+        values = [[points[step][1] for points in by_step] for step in steps]
+        where = [statistics.fmean(points[step][0] for points in by_step) for step in steps]
+        series[arm] = where, [statistics.fmean(of_seeds) for of_seeds in values]
+        bands[arm] = [min(of_seeds) for of_seeds in values], [max(v) for v in values]
+    return series, bands
 
 
 def _printed(result: StudyResult) -> str:
@@ -115,64 +138,103 @@ def _printed(result: StudyResult) -> str:
 def _lines(result: StudyResult, drawing: Drawing) -> Figure | None:
     """Draw the means of rows with their intervals, and the paper's numbers as points."""
     papers = {(each.quantity, each.arm): each.value for each in result.papers}
-    ours: dict[str, list[tuple[float, float, float]]] = {}
-    theirs: dict[str, list[tuple[float, float, float]]] = {}
+    # Of each line, where its points stand across, and low, middle and high of each.
+    ours: dict[str, list[tuple[float, Ends]]] = {}
+    theirs: dict[str, list[tuple[float, Ends]]] = {}
     for point in drawing.points:
         if values := result.computed(point.quantity).get(point.arm):
-            mean = interval(list(values.values()))
-            half = mean.half if math.isfinite(mean.half) else 0.0
-            ours.setdefault(point.line, []).append((point.at, mean.mean, half))
+            ours.setdefault(point.line, []).append((point.at, _ends(values)))
         if (printed := papers.get((point.quantity, point.arm))) is not None:
-            theirs.setdefault(f"{point.line}, {_PAPER}", []).append((point.at, printed, 0.0))
+            line = f"{point.line}, the paper"
+            theirs.setdefault(line, []).append((point.at, (printed, printed, printed)))
     if not ours:
         return None
-    places = {**ours, **theirs}
+    series, bands = {}, {}
+    for line, points in {**ours, **theirs}.items():
+        low, middle, high = zip(*(ends for _, ends in points), strict=True)
+        series[line], bands[line] = ([at for at, _ in points], list(middle)), (low, high)
     is_share = all(result.metric(point.quantity).is_share for point in drawing.points)
+    scale: figures.Scale = "share" if is_share else "number"
+    plot = figures.curves(series, across=drawing.across, up=drawing.up, scale=scale, bands=bands)
     return Figure(
-        svg=figures.curves(
-            {line: ([p[0] for p in of], [p[1] for p in of]) for line, of in places.items()},
-            across=drawing.across,
-            up=drawing.up,
-            scale="share" if is_share else "number",
-            bands={
-                line: ([mean - half for _, mean, half in of], [mean + half for _, mean, half in of])
-                for line, of in places.items()
-            },
-        ),
+        svg=figures.drawing(plot),
         caption=f"{drawing.up} by {drawing.across}: means over seeds, in bands of 95% intervals"
-        f"{' (none of one seed)' if _of_one_seed(result) else ''}."
-        f"{'' if theirs else ' The paper prints no numbers of it.'}",
+        f"{_of_one_seed(result)}.{'' if theirs else ' The paper prints no numbers of it.'}",
     )
 
 
 def _bars(result: StudyResult, drawing: Drawing) -> Figure | None:
     """Draw the quantities that the paper prints, arm by arm, with its numbers as marks."""
     papers = {(each.quantity, each.arm): each.value for each in result.papers}
-    groups = {
-        quantity: dict(_bars_of(result, quantity))
-        for quantity in dict.fromkeys(each.quantity for each in result.papers)
-    }
+    groups: dict[str, dict[str, Ends]] = {quantity: {} for quantity, _ in papers}
+    for quantity, by_arm in groups.items():
+        for arm, values in result.computed(quantity).items():
+            if values:
+                low, middle, high = _ends(values)
+                by_arm[arm] = max(0.0, low), middle, min(1.0, high)
     if not any(groups.values()):
         return None
     chances = {quantity: result.metric(quantity).chance for quantity in groups}
     return Figure(
         svg=figures.grouped_bars(groups, papers, chances, up=drawing.up),
-        caption=f"{drawing.up}: means over seeds with 95% intervals"
-        f"{' (none of one seed)' if _of_one_seed(result) else ''}; diamonds: the paper's numbers"
-        f"{'; dotted: a guess' if any(chances.values()) else ''}.",
+        caption=f"{drawing.up}: means over seeds with 95% intervals{_of_one_seed(result)}; "
+        f"diamonds: the paper's numbers{'; dotted: a guess' if any(chances.values()) else ''}.",
     )
 
 
-def _bars_of(
-    result: StudyResult, quantity: str
-) -> Iterator[tuple[str, tuple[float, float, float]]]:
-    by_arm: Mapping[str, Mapping[int, float]] = result.computed(quantity)
-    for arm, by_seed in by_arm.items():
-        if by_seed:
-            mean = interval(list(by_seed.values()))
-            half = mean.half if math.isfinite(mean.half) else 0.0
-            yield arm, (max(0.0, mean.mean - half), mean.mean, min(1.0, mean.mean + half))
+def _ends(values: Mapping[int, float]) -> Ends:
+    """Return the interval of values by seed around their mean; of one seed, the mean alone."""
+    mean = interval(list(values.values()))
+    half = mean.half if math.isfinite(mean.half) else 0.0
+    return mean.mean - half, mean.mean, mean.mean + half
 
 
-def _of_one_seed(result: StudyResult) -> bool:
-    return any(len(row.by_seed) == 1 for row in result.rows)
+def _of_one_seed(result: StudyResult) -> str:
+    return " (none of one seed)" if any(len(row.by_seed) == 1 for row in result.rows) else ""
+
+
+def draw_curves(runs: Sequence[Path], out: Path) -> None:
+    """Draw the curves of run folders into a file; its suffix (svg, png, pdf) is its kind."""
+    figures.check(out)
+    if not runs:
+        raise ValueError("name at least one run folder")
+    read = [_read_run(path) for path in runs]
+    names = [name for name, _, _ in read]
+    # Runs of one name (they differ in a learning rate, or in their data) show their folder too.
+    folders = unique_names([path.resolve().parts for path in runs])
+
+    def plot(axes: Axes) -> None:
+        for i, ((name, state, rows), folder) in enumerate(zip(read, folders, strict=True)):
+            label = f"{name} ({folder})" if names.count(name) > 1 else name
+            colour, dashes, _ = figures.STYLES[i % len(figures.STYLES)]
+            trained, validated = (
+                [(row["tokens"], row[key]) for row in rows if key in row]
+                for key in ("loss", "val_loss")
+            )
+            axes.plot(*zip(*trained, strict=True), color=colour, alpha=0.25, linewidth=0.8)
+            if validated:
+                text = f"{label}: validation loss {validated[-1][1]:.3f}{state}"
+                axes.plot(*zip(*validated, strict=True), color=colour, linestyle=dashes, label=text)
+            else:
+                axes.plot([], [], color=colour, label=f"{label}{state}")
+        axes.set(xlabel="tokens", ylabel="loss (thin: training)")
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+
+    figures.save([plot], out, size=(7.0, 4.0))
+
+
+def _read_run(path: Path) -> tuple[str, str, list[dict[str, Any]]]:
+    """Return a run's variant, options and seed; how far it is, if not at its end; its metrics."""
+    folder = RunFolder(path)
+    rows = folder.rows()
+    if not any("loss" in row for row in rows):
+        raise ValueError(f"{path} is no run folder, or holds no metrics yet")
+    config = yaml.safe_load(folder.config.read_text(encoding="utf-8"))
+    name = " ".join([config["variant"], *config["model"]["options"]])
+    losses = [row[key] for row in rows for key in ("loss", "val_loss") if key in row]
+    if folder.diverged.exists() or not all(map(math.isfinite, losses)):
+        state = f" (diverged by step {rows[-1]['step']})"
+    else:
+        state = "" if folder.final.exists() else f" (at step {rows[-1]['step']})"
+    return f"{name}, seed {config['seed']}", state, rows

@@ -1,9 +1,4 @@
-"""The page about evaluations of checkpoints, and its tables on a screen, from an ``EvalResult``.
-
-Each table has the models side by side; below it what tempers it, differences from the first model
-and, where models are runs that differ in the seed alone, means over seeds. Every table of
-differences has a forest plot.
-"""
+"""The page about evaluations of checkpoints, and its tables on a screen, from an ``EvalResult``."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -23,12 +18,7 @@ from layermem_bench.results import eval as results
 from layermem_bench.results.eval import Difference, EvalResult, Row, Score
 from layermem_bench.results.intervals import Interval, adjusted_p_values, interval, paired
 
-_OVER_SEEDS = (
-    "Means over {seeds} seeds of training with 95% intervals by Student's t; differences are taken "
-    "seed by seed, with p-values adjusted by Holm's method for all of this table."
-)
 _OVER_ITEMS = "Intervals over items say what other items would show, not what other seeds would."
-_NOISE = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
 
 
 def build(result: EvalResult) -> Page:
@@ -85,19 +75,21 @@ def over_seeds(result: EvalResult, name: str) -> Table | None:
     if not compared:
         return None
     is_share, (first, *others) = result.tables[name].is_share, result.arms
-    rows = []
-    for row in compared:
-        means = (interval(_values(row, models)) for models in result.arms.values())
-        cells = [format_interval(mean, is_share) for mean in means]
-        for arm in others:
+    columns = {name: [short_name(row.name) for row in compared]}
+    for arm, models in result.arms.items():
+        means = [interval(_values(row, models)) for row in compared]
+        columns[arm] = [format_interval(mean, is_share) for mean in means]
+    for arm in others:
+        cells = columns[f"{arm} against {first}"] = []
+        for row in compared:
             difference, p = differences[row.name, arm]
             shown = "< 0.001" if p < 0.001 else f"= {p:.3f}"
             cells.append(f"{format_interval(difference, is_share, '+')} (p {shown})")
-        rows.append([short_name(row.name), *cells])
-    return Table(
-        header=[name, *result.arms, *(f"{arm} against {first}" for arm in others)],
-        rows=rows,
-        caption=_OVER_SEEDS.format(seeds=len(result.arms[first])),
+    return Table.of_columns(
+        columns,
+        f"Means over {len(result.arms[first])} seeds of training with 95% intervals by Student's "
+        "t; differences are taken seed by seed, with p-values adjusted by Holm's method for all of "
+        "this table.",
     )
 
 
@@ -105,21 +97,20 @@ def list_tasks(places: Sequence[str]) -> Table:
     """Return the table of the paper's tasks, with the records of them that lie in some places."""
     tasks = list(TASKS.values())
     files = find_records(places, tasks)
-    names = {
-        name: ", ".join(path.name for paths in of_splits.values() for path in paths)
-        for name, of_splits in files.items()
-    }
-    rows = [
-        [
-            short_name(task.name),
-            task.tables,
-            f"{task.chance:.1%}" if task.chance else "varies",
-            *(f"{percent:.2f}" for percent in task.paper.values()),
-            names.get(task.name) or f"none; would be {expected_file(task)}",
-            f"hub: {data}" if (data := task.data_set()) else "not on the hub",
-        ]
-        for task in tasks
-    ]
+    rows = []
+    for task in tasks:
+        paths = [path.name for of_split in files.get(task.name, {}).values() for path in of_split]
+        data = task.data_set()
+        rows.append(
+            [
+                short_name(task.name),
+                task.tables,
+                f"{task.chance:.1%}" if task.chance else "varies",
+                *(f"{percent:.2f}" for percent in task.paper.values()),
+                ", ".join(paths) or f"none; would be {expected_file(task)}",
+                f"hub: {data}" if data else "not on the hub",
+            ]
+        )
     return Table(
         header=["task", "paper's table", "chance", *tasks[0].paper, "records", "else"],
         rows=rows,
@@ -146,11 +137,7 @@ def _scores(result: EvalResult, name: str) -> Table:
         f"paper: {' / '.join(papers)}": [" / ".join(map(_share, r.paper.values())) for r in rows],
     }
     kept = {title: cells for title, cells in columns.items() if any(cells)}
-    return Table(
-        header=list(kept),
-        rows=[list(row) for row in zip(*kept.values(), strict=True)],
-        caption=kind.caption,
-    )
+    return Table.of_columns(kept, kind.caption)
 
 
 def _size(row: Row) -> str:
@@ -170,13 +157,13 @@ def _score(score: Score | None, kind: results.Table) -> str:
         deviation = statistics.pstdev(score.repeats)
         of_folds = Interval(mean=score.value, half=deviation, count=len(score.repeats))
         return format_interval(of_folds, kind.is_share)
-    over = interval(score.repeats) if len(score.repeats) > 1 else None
-    return format_ends(score.value, score.interval, kind.is_share) + _over(over)
+    over = _over(interval(score.repeats)) if len(score.repeats) > 1 else ""
+    return format_ends(score.value, score.interval, kind.is_share) + over
 
 
-def _over(repeats: Interval | None) -> str:
-    """Write half the width of an interval over seeds of few-shot examples, if there are several."""
-    return "" if repeats is None else f" ± {format_number(repeats.half, True)} over seeds"
+def _over(repeats: Interval) -> str:
+    """Write half the width of an interval over seeds of few-shot examples."""
+    return f" ± {format_number(repeats.half, True)} over seeds"
 
 
 def _counts(result: EvalResult, name: str) -> Table | None:
@@ -219,18 +206,16 @@ def _differences(result: EvalResult, name: str) -> Table | None:
             return f"other {row.unit}"
         text = format_ends(difference.value, difference.interval, is_share, "+")
         ours, theirs = row.scores[model].repeats, row.scores[first].repeats
-        text += _over(paired(ours, theirs) if len(ours) > 1 else None)
-        alone = "" if difference.interval else " (one item)"
-        p = format_p(difference.p).removesuffix(", within noise")
-        return f"{text}, p {p}" if p else f"{text}{alone}"
+        text += _over(paired(ours, theirs)) if len(ours) > 1 else ""
+        if difference.p is not None:
+            return f"{text}, p {format_p(difference.p).removesuffix(', within noise')}"
+        return text if difference.interval else f"{text} (one item)"
 
-    rows = [
-        [short_name(row.name), *(cell(row, model) for model in others)]
-        for row in result.of(name).values()
-        if row.differences
-    ]
-    header = [f"{name}, against {first}", *others]
-    return Table(header=header, rows=rows, caption=f"{_NOISE} {_OVER_ITEMS}") if rows else None
+    rows = [row for row in result.of(name).values() if row.differences]
+    columns = {f"{name}, against {first}": [short_name(row.name) for row in rows]}
+    columns |= {model: [cell(row, model) for row in rows] for model in others}
+    noise = f"From p {NOISE} on, or with 0 in its interval, a difference is within noise."
+    return Table.of_columns(columns, f"{noise} {_OVER_ITEMS}") if rows else None
 
 
 def _compares_arms(result: EvalResult) -> bool:
@@ -310,12 +295,15 @@ def _is_beyond_noise(difference: Difference) -> bool:
 
 def _figures(result: EvalResult, name: str) -> list[Figure]:
     """Return what is drawn of a table: a curve, bars beside chance, forest plots of differences."""
-    rows = list(result.of(name).values())
-    drawn = [_curve(result, name, rows)] if result.tables[name].across else []
-    ends = {model: (s.value, s.interval) for model, s in rows[0].scores.items() if s.interval}
-    if rows[0].name == "all" and rows[0].chance is not None and ends:
-        bars = {model: (low, value, high) for model, (value, (low, high)) in ends.items()}
-        svg = figures.bars(bars, up=name, chance=rows[0].chance)
+    first, *rows = result.of(name).values()
+    drawn = [_curve(result, name)] if result.tables[name].across else []
+    bars = {
+        model: (score.interval[0], score.value, score.interval[1])
+        for model, score in first.scores.items()
+        if score.interval
+    }
+    if first.name == "all" and first.chance is not None and bars:
+        svg = figures.bars(bars, up=name, chance=first.chance)
         caption = f"{name} with 95% intervals. Dotted: a guess."
         drawn.append(Figure(svg=svg, caption=caption))
     over_items = {
@@ -325,27 +313,29 @@ def _figures(result: EvalResult, name: str) -> list[Figure]:
             half=max(abs(end - each.value) for end in each.interval),
             count=row.scores[model].count or 0,
         )
-        for row in rows
+        for row in (first, *rows)
         for model, each in row.differences.items()
         if each.interval
     }
-    of_arms = {key: difference for key, (difference, _) in _over_seeds(result, name).items()}
     if over_items:
         drawn.append(_forest(result, name, over_items, "items", result.models[0]))
-    if of_arms:
+    if of_arms := {key: difference for key, (difference, _) in _over_seeds(result, name).items()}:
         drawn.append(_forest(result, name, of_arms, "seeds", next(iter(result.arms))))
     return drawn
 
 
-def _curve(result: EvalResult, name: str, rows: Sequence[Row]) -> Figure:
+def _curve(result: EvalResult, name: str) -> Figure:
     kind, series = result.tables[name], {}
     for model in result.models:
-        placed = {row.at: row.scores[model].value for row in rows if model in row.scores}
-        known = {at: value for at, value in placed.items() if at is not None}
-        series[model] = list(known), list(known.values())
+        placed = {
+            row.at: row.scores[model].value
+            for row in result.of(name).values()
+            if row.at is not None and model in row.scores
+        }
+        series[model] = list(placed), list(placed.values())
     scale: figures.Scale = "share" if kind.is_share else "number"
-    svg = figures.curves(series, across=kind.across, up=name, scale=scale)
-    return Figure(svg=svg, caption=f"{name} by {kind.across}.")
+    plot = figures.curves(series, across=kind.across, up=name, scale=scale)
+    return Figure(svg=figures.drawing(plot), caption=f"{name} by {kind.across}.")
 
 
 def _forest(
@@ -355,8 +345,7 @@ def _forest(
     over: str,
     first: str,
 ) -> Figure:
-    kind = result.tables[name]
-    several = len({other for _, other in differences}) > 1
+    kind, several = result.tables[name], len({other for _, other in differences}) > 1
     named = {
         f"{short_name(row)}, {other}" if several else short_name(row): difference
         for (row, other), difference in differences.items()

@@ -29,9 +29,9 @@ STYLES = (
     ("#a37f1c", ":", "*"),
 )
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Name to the x and y values of its line."""
-Bands = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-"""Name to the lower and upper edge of its band."""
+"""Name to the x and y values of its line, or to the lower and upper edge of its band."""
+Plot = Callable[[Axes], None]
+"""Draws into the axes that it is given."""
 Scale = Literal["number", "share", "percent"]
 """Labels of the y axis: plain numbers, percent from 0% to 100%, or percent of any size."""
 # Characters of a line of a label at the left.
@@ -50,54 +50,71 @@ _RC = {
 }
 
 
+def drawing(plot: Plot, size: tuple[float, float] = (6.0, 3.4), *, spines: bool = False) -> str:
+    """Return what is plotted as an svg element of ``size`` in inches."""
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        plot(axes)
+        if not spines:
+            axes.spines[["top", "right"]].set_visible(False)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # A prefix keeps the ids of several figures on one page apart.
+    prefix = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)
+
+
+def check(path: Path) -> None:
+    """Raise unless a file's suffix is that of a kind of figure."""
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise ValueError(f"the file of a figure must end in .svg, .png or .pdf, got {path}")
+
+
+def save(plots: Sequence[Plot], path: Path, size: tuple[float, float] = (3.4, 3.1)) -> None:
+    """Draw side by side into a file, whose suffix (svg, png, pdf) decides the format."""
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "layermem", "svg.fonttype": "none", "font.size": 9}
+    ):
+        figure = Figure(figsize=(size[0] * len(plots), size[1]), layout="constrained")
+        for axes, plot in zip(np.atleast_1d(figure.subplots(1, len(plots))), plots, strict=True):
+            plot(axes)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 def curves(
     series: Series,
     *,
     across: str,
     up: str,
     scale: Scale = "number",
-    bands: Bands | None = None,
+    bands: Series | None = None,
     styles: Mapping[str, int] | None = None,
-) -> str:
-    """Return an SVG of one line for each name, in its band.
+) -> Plot:
+    """Return a plot of one line for each name, in its band.
 
     ``across`` and ``up`` label the axes; ``styles``: name to the index of its style, else in order.
     """
-    return drawing(
-        lambda axes: plot_curves(
-            axes, series, across=across, up=up, scale=scale, bands=bands, styles=styles
-        )
-    )
 
+    def plot(axes: Axes) -> None:
+        for i, (name, (x, y)) in enumerate(series.items()):
+            colour, dashes, marker = STYLES[(styles or {}).get(name, i) % len(STYLES)]
+            axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3)
+            axes.lines[-1].set_label(_escape_label(name))
+            if bands is not None:
+                axes.fill_between(x, *bands[name], color=colour, alpha=0.15, linewidth=0)
+        axes.set(xlabel=across, ylabel=_escape_label(up))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if scale != "number":
+            _label_in_percent(axes, from_0_to_100=scale == "share")
+        axes.legend(frameon=False)
 
-def drawing(plot: Callable[[Axes], None]) -> str:
-    """Return an SVG of what ``plot`` draws into the axes it is given."""
-    return _svg(plot, (6.0, 3.4))
-
-
-def plot_curves(
-    axes: Axes,
-    series: Series,
-    *,
-    across: str,
-    up: str,
-    scale: Scale = "number",
-    bands: Bands | None = None,
-    styles: Mapping[str, int] | None = None,
-) -> None:
-    """Draw the lines of ``curves`` into ``axes``."""
-    for i, (name, (x, y)) in enumerate(series.items()):
-        colour, dashes, marker = STYLES[(styles or {}).get(name, i) % len(STYLES)]
-        axes.plot(x, y, color=colour, linestyle=dashes, marker=marker, markersize=3)
-        axes.lines[-1].set_label(_escape_label(name))
-        if bands is not None:
-            axes.fill_between(x, *bands[name], color=colour, alpha=0.15, linewidth=0)
-    axes.set_xlabel(across)
-    axes.set_ylabel(_escape_label(up))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if scale != "number":
-        _label_in_percent(axes, from_0_to_100=scale == "share")
-    axes.legend(frameon=False)
+    return plot
 
 
 def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: float) -> str:
@@ -110,14 +127,12 @@ def bars(values: Mapping[str, tuple[float, float, float]], *, up: str, chance: f
             axes.errorbar(i, middle, [[middle - low], [high - middle]], color=_INK, capsize=5)
         axes.axhline(chance, color=_INK, linewidth=0.8, linestyle=":")
         axes.text(-0.5, chance, "guess ", va="center", ha="right", fontsize=8)
-        axes.set_xlim(-0.5, len(values) - 0.5)
-        axes.set_xticks(
-            range(len(values)), [_escape_label(name).replace(":", ":\n") for name in values]
-        )
-        axes.set_ylabel(up)
+        names = [_escape_label(name).replace(":", ":\n") for name in values]
+        axes.set_xticks(range(len(names)), names)
+        axes.set(xlim=(-0.5, len(names) - 0.5), ylabel=up)
         _label_in_percent(axes, from_0_to_100=True)
 
-    return _svg(draw, (3.6, 3.4))
+    return drawing(draw, (3.6, 3.4))
 
 
 def grouped_bars(
@@ -154,59 +169,43 @@ def grouped_bars(
         _label_in_percent(axes, from_0_to_100=True)
         axes.legend(frameon=False, fontsize=8)
 
-    return _svg(draw, (6.0, 3.4))
+    return drawing(draw, (6.0, 3.4))
 
 
 def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) -> str:
-    """Return an SVG of differences with their intervals, one below the other, and a line at 0.
-
-    An interval of a single pair is infinite, and drawn as a point alone.
-    """
+    """Return an SVG of differences with their intervals, one below the other, and a line at 0."""
 
     def draw(axes: Axes) -> None:
-        for i, difference in enumerate(differences.values()):
-            half = difference.half if math.isfinite(difference.half) else None
+        for i, each in enumerate(differences.values()):
+            # The interval of a single pair is infinite.
+            half = each.half if math.isfinite(each.half) else None
             colour, _, marker = STYLES[i % len(STYLES)]
-            axes.errorbar(
-                difference.mean,
-                -i,
-                xerr=half,
-                color=colour,
-                marker=marker,
-                capsize=3,
-                linewidth=1.4,
-            )
+            axes.errorbar(each.mean, -i, xerr=half, color=colour, marker=marker, capsize=3, lw=1.4)
         axes.axvline(0, color=_INK, linewidth=0.8, linestyle=":")
         names = [_escape_label(textwrap.fill(name, _LABEL)) for name in differences]
         axes.set_yticks([-i for i in range(len(names))], names, fontsize=8)
-        axes.set_ylim(0.6 - len(names), 0.6)
-        axes.set_xlabel(_escape_label(across))
+        axes.set(xlabel=_escape_label(across), ylim=(0.6 - len(names), 0.6))
         if is_share:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
 
     lines = sum(1 + len(name) // _LABEL for name in differences)
-    return _svg(draw, (6.0, 0.9 + 0.24 * lines))
+    return drawing(draw, (6.0, 0.9 + 0.24 * lines))
 
 
-def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> str:
-    """Return an SVG of labelled points, without axes, because they have no meaning."""
-    return _svg(lambda axes: plot_points(axes, points, labels, names), (4.2, 3.8), spines=True)
-
-
-def plot_points(
-    axes: Axes, points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]
-) -> None:
-    """Draw the points of ``scatter`` into ``axes``."""
+def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> Plot:
+    """Return a plot of labelled points, without ticks, because positions have no meaning."""
     positions, label_array = np.array(points), np.array(labels)
-    for i, name in enumerate(names):
-        colour, _, marker = STYLES[i % len(STYLES)]
-        x, y = positions[label_array == i].T
-        axes.scatter(
-            x, y, s=9, color=colour, marker=marker, label=_escape_label(name), linewidths=0
-        )
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.legend(frameon=False, markerscale=1.8, fontsize=8)
+
+    def plot(axes: Axes) -> None:
+        for i, name in enumerate(names):
+            colour, _, marker = STYLES[i % len(STYLES)]
+            x, y = positions[label_array == i].T
+            label = _escape_label(name)
+            axes.scatter(x, y, s=9, color=colour, marker=marker, label=label, linewidths=0)
+        axes.set(xticks=[], yticks=[])
+        axes.legend(frameon=False, markerscale=1.8, fontsize=8)
+
+    return plot
 
 
 def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
@@ -214,19 +213,15 @@ def rows(matrix: np.ndarray, *, across: str, up: str) -> str:
 
     def draw(axes: Axes) -> None:
         axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
+        axes.set(xlabel=across, ylabel=up)
         for axis, size in ((axes.xaxis, matrix.shape[1]), (axes.yaxis, matrix.shape[0])):
             axis.set_ticks(range(0, size, max(1, size // 16)))
 
-    return _svg(draw, (4.2, 3.2), spines=True)
+    return drawing(draw, (4.2, 3.2), spines=True)
 
 
 def signed_rows(matrix: np.ndarray, across: Sequence[str], up: Sequence[str]) -> str:
-    """Return an SVG of a matrix of numbers of any sign, with a name for each column and row.
-
-    Cells that are not numbers are left blank.
-    """
+    """Return an SVG of a matrix of any numbers, NaN blank, with a name for each column and row."""
     limit = float(np.nanmax(np.abs(matrix))) or 1.0
 
     def draw(axes: Axes) -> None:
@@ -237,7 +232,7 @@ def signed_rows(matrix: np.ndarray, across: Sequence[str], up: Sequence[str]) ->
         axes.tick_params(axis="x", rotation=90)
         axes.figure.colorbar(image, ax=axes, fraction=0.04)
 
-    return _svg(draw, (5.4, 4.4), spines=True)
+    return drawing(draw, (5.4, 4.4), spines=True)
 
 
 def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
@@ -251,32 +246,10 @@ def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
             # A colour that contrasts with the cell, whatever the page's colour is.
             colour = "#ffffff" if shown[i, j] > 0.5 else "#1a2b3c"
             axes.text(j, i, f"{shown[i, j]:.2f}", ha="center", va="center", color=colour)
-        axes.set_xlabel(across)
-        axes.set_ylabel(up)
-        axes.set_xticks(range(size) if size <= 32 else range(0, size, size // 16))
-        axes.set_yticks(range(size) if size <= 32 else range(0, size, size // 16))
+        ticks = range(0, size, 1 if size <= 32 else size // 16)
+        axes.set(xlabel=across, ylabel=up, xticks=ticks, yticks=ticks)
 
-    return _svg(draw, (3.6, 3.4), spines=True)
-
-
-def check(path: Path) -> None:
-    """Raise unless a file's suffix is that of a kind of figure."""
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"the file of a figure must end in .svg, .png or .pdf, got {path}")
-
-
-def save(
-    panels: Sequence[Callable[[Axes], None]], path: Path, size: tuple[float, float] = (3.4, 3.1)
-) -> None:
-    """Draw panels side by side into a file, whose suffix (svg, png, pdf) decides the format."""
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "layermem", "svg.fonttype": "none", "font.size": 9}
-    ):
-        figure = Figure(figsize=(size[0] * len(panels), size[1]), layout="constrained")
-        for axes, draw in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
-            draw(axes)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return drawing(draw, (3.6, 3.4), spines=True)
 
 
 def _escape_label(text: str) -> str:
@@ -290,22 +263,3 @@ def _label_in_percent(axes: Axes, *, from_0_to_100: bool) -> None:
         # Some room above, so that a line at 1 is visible.
         axes.set_ylim(0, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-
-
-def _svg(draw: Callable[[Axes], None], size: tuple[float, float], *, spines: bool = False) -> str:
-    """Return what ``draw`` draws as an svg element of ``size`` in inches."""
-    with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.add_subplot()
-        draw(axes)
-        if not spines:
-            axes.spines[["top", "right"]].set_visible(False)
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :].replace(_INK, "currentColor")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # A prefix keeps the ids of several figures on one page apart.
-    prefix = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"
-    text = re.sub(r'\bid="', f'id="{prefix}', text)
-    return re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)

@@ -7,19 +7,19 @@ from layermem_bench.results.intervals import Interval, price_of_looks
 
 NOISE = 0.05
 """p-value from which on a difference is within noise."""
-# Beyond this a number of pairs says no more than that there are too many.
-_MOST_PAIRS = 10_000
-_UNITS_OF_TIME = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0))
 
 
-def with_unit(number: float, digits: int = 6) -> str:
+def with_unit(number: float, digits: int = 6, billion: str = "B") -> str:
     """Write a large number with its unit: 1.08B."""
-    return _shortened(number, digits, "B")
+    for unit, size in (("T", 1e12), (billion, 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.{digits}g}{unit}"
+    return f"{number:.{digits}g}"
 
 
 def in_bytes(number: float, digits: int = 4) -> str:
     """Write a number of bytes: 8.21GB."""
-    return f"{_shortened(number, digits, 'G')}B"
+    return f"{with_unit(number, digits, 'G')}B"
 
 
 def format_p(p: float | None) -> str:
@@ -78,12 +78,13 @@ def format_pairs(difference: Interval | None, pairs: int | None) -> str:
         return ""
     if pairs is None:
         return "one pair does not say" if difference.mean else "cannot: the difference is 0"
-    return f"more than {_MOST_PAIRS:,}" if pairs > _MOST_PAIRS else f"{pairs:,}"
+    return "more than 10,000" if pairs > 10_000 else f"{pairs:,}"
 
 
 def format_duration(seconds: float) -> str:
     """Write seconds in the unit that suits them."""
-    for unit, length in _UNITS_OF_TIME:
+    units = (("years", 31_557_600.0), ("days", 86_400.0), ("h", 3_600.0), ("min", 60.0))
+    for unit, length in units:
         if seconds >= length:
             count = seconds / length
             return f"{count:.2g} {unit}" if count < 99 else f"{count:,.0f} {unit}"
@@ -110,10 +111,3 @@ def _decimals(half: float, is_share: bool) -> int | None:
     # 0.0996 is 0.100 by then.
     rounded = round(shown, decimals)
     return max(0, 1 - math.floor(math.log10(rounded))) if rounded else decimals
-
-
-def _shortened(number: float, digits: int, billion: str) -> str:
-    for unit, size in (("T", 1e12), (billion, 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.{digits}g}{unit}"
-    return f"{number:.{digits}g}"

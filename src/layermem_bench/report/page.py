@@ -1,7 +1,7 @@
 """One HTML page that needs nothing else: no network, no other file, read on light and on dark."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,16 +19,6 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
-    """One number that is seen first."""
-
-    name: str
-    value: str
-    note: str = ""
-    sources: Sequence[Link] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Figure:
     """A drawing with its caption."""
 
@@ -36,7 +26,6 @@ class Figure:
     """An svg element, as ``figures`` makes them."""
     caption: str
     """What it shows, and where its numbers come from."""
-    sources: Sequence[Link] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +52,12 @@ class Table:
     marks: Sequence[str] = ()
     """Of each row, what links to it are called; empty: nothing leads here."""
 
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Sequence[Cell]], caption: str = "") -> "Table":
+        """Return a table of columns, each below its header."""
+        rows = [list(row) for row in zip(*columns.values(), strict=True)]
+        return cls(header=list(columns), rows=rows, caption=caption)
+
     def texts(self) -> list[list[str]]:
         """Return the cells without their links."""
         return [[_text(cell) for cell in row] for row in self.rows]
@@ -83,8 +78,6 @@ class Section:
     """A part of the page. What it has is shown in the order of these fields."""
 
     title: str
-    cards: Sequence[Card] = ()
-    """Numbers that are seen first."""
     paragraphs: Sequence[str] = ()
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
@@ -92,9 +85,7 @@ class Section:
     switches: Sequence[Switch] = ()
     """Drawings to choose from, side by side where there is room."""
     attempts: Sequence[Attempt] = ()
-    """Problems with what models wrote."""
     commands: Sequence[str] = ()
-    """Commands that print what is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +94,7 @@ class Page:
 
     title: str
     lead: str
-    sections: Sequence[Section] = field(default_factory=tuple)
+    sections: Sequence[Section] = ()
 
 
 def write_page(page: Page, path: Path) -> None:

@@ -10,9 +10,9 @@ from layermem_bench.report.numbers import (
     format_pairs,
     looks_note,
 )
-from layermem_bench.report.page import Cell, Table
+from layermem_bench.report.page import Table
 from layermem_bench.results.comparing import JudgedClaim, judge
-from layermem_bench.results.intervals import interval
+from layermem_bench.results.intervals import mean_by_seed
 from layermem_bench.results.study import BY_LAYER, Metric, StudyResult
 
 _CHANCE = (
@@ -23,19 +23,18 @@ _CHANCE = (
 
 def claims_table(result: StudyResult) -> Table:
     """Return a table of the claims: the paper's difference, ours, and what came of it."""
-    return Table(
-        header=["claim", "paper", "here", "p (Holm)", "seeds to settle it", "holds?"],
-        rows=[
-            [
-                claim_text(judged),
-                *claim_numbers(result, judged),
-                format_p(judged.p).removesuffix(", within noise"),
-                format_pairs(judged.difference, judged.pairs_to_settle),
-                f"{judged.verdict} ({judged.reason})",
-            ]
-            for judged in judge(result)
-        ],
-        caption=f"{_over(result)} p-values are adjusted by Holm's method for the number of claims. "
+    claims = judge(result)
+    numbers = [claim_numbers(result, each) for each in claims]
+    return Table.of_columns(
+        {
+            "claim": [claim_text(each) for each in claims],
+            "paper": [paper for paper, _ in numbers],
+            "here": [here for _, here in numbers],
+            "p (Holm)": [format_p(each.p).removesuffix(", within noise") for each in claims],
+            "seeds to settle it": [format_pairs(c.difference, c.pairs_to_settle) for c in claims],
+            "holds?": [f"{each.verdict} ({each.reason})" for each in claims],
+        },
+        f"{_over(result)} p-values are adjusted by Holm's method for the number of claims. "
         "Seeds to settle it: pairs with which a difference as observed would be told from 0 in "
         f"four of five repetitions.{looks_note(result.looks)}",
     )
@@ -53,15 +52,10 @@ def claim_numbers(result: StudyResult, judged: JudgedClaim) -> tuple[str, str]:
     """Write the paper's difference, or number, of a claim and ours; nothing where there is none."""
     claim, metric = judged.claim, result.metric(judged.claim.quantity)
     sign = "" if claim.against is None else "+"
-    paper = ""
-    if judged.paper is not None:
-        # As printed: shares with two decimals in percent.
-        decimals = 2 if metric.is_share else None
-        paper = format_number(judged.paper, metric.is_share, sign, decimals)
+    paper = "" if judged.paper is None else _as_printed(judged.paper, metric.is_share, sign)
     if sign:
         return paper, format_interval(judged.difference, metric.is_share, sign)
-    values = result.computed(claim.quantity).get(claim.arm, {})
-    return paper, _ours(values, metric)
+    return paper, _ours(result.computed(claim.quantity).get(claim.arm, {}), metric)
 
 
 def numbers_table(result: StudyResult) -> Table:
@@ -70,23 +64,22 @@ def numbers_table(result: StudyResult) -> Table:
     Numbers of single layers are drawn, and left out here.
     """
     papers = {(number.quantity, number.arm): number for number in result.papers}
-    shown = [row for row in result.rows if BY_LAYER not in row.metric]
-    ours = {(row.metric, row.arm): row.by_seed for row in shown}
-    rows: list[list[Cell]] = []
+    ours = {(row.metric, row.arm): row.by_seed for row in result.rows if BY_LAYER not in row.metric}
+    rows: list[list[str]] = []
     for quantity, arm in dict.fromkeys((*ours, *papers)):
         metric, paper = result.metric(quantity), papers.get((quantity, arm))
-        values = ours.get((quantity, arm), {})
+        values, is_share = ours.get((quantity, arm), {}), metric.is_share
         write = format_counted if metric.counted else _as_printed
-        each = ", ".join(format_number(value, metric.is_share) for value in values.values())
+        each = ", ".join(format_number(value, is_share) for value in values.values())
         rows.append(
             [
                 quantity,
                 arm,
-                "" if paper is None else write(paper.value, metric.is_share),
+                "" if paper is None else write(paper.value, is_share),
                 "" if paper is None else paper.where,
                 _ours(values, metric),
                 "" if metric.counted else each,
-                "" if metric.chance is None else format_number(metric.chance, metric.is_share),
+                "" if metric.chance is None else format_number(metric.chance, is_share),
             ]
         )
     has_chance = any(row[-1] for row in rows)
@@ -97,16 +90,15 @@ def numbers_table(result: StudyResult) -> Table:
     )
 
 
-def _as_printed(value: float, is_share: bool) -> str:
-    return format_number(value, is_share, decimals=2 if is_share else None)
+def _as_printed(value: float, is_share: bool, sign: str = "") -> str:
+    """Write a number of the paper: shares with two decimals in percent."""
+    return format_number(value, is_share, sign, decimals=2 if is_share else None)
 
 
 def _ours(values: Mapping[int, float], metric: Metric) -> str:
-    if not values:
-        return ""
-    if metric.counted:
+    if values and metric.counted:
         return f"counted: {format_counted(next(iter(values.values())), metric.is_share)}"
-    return format_interval(interval(list(values.values())), metric.is_share)
+    return format_interval(mean_by_seed(values), metric.is_share)
 
 
 def _over(result: StudyResult) -> str:

@@ -7,31 +7,19 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from layermem_bench.report import analysis, cost_tables, figures
+from layermem_bench.report import analysis, figures, study_tables
 from layermem_bench.report import eval as evaluation
-from layermem_bench.report.cost_tables import counted_section
+from layermem_bench.report.cost_tables import counted_section, given_section
 from layermem_bench.report.drawings import learning_curves, paper_figures, paper_pictures
 from layermem_bench.report.numbers import NOISE, format_interval
 from layermem_bench.report.page import Figure, Page, Section, Table
 from layermem_bench.report.paper_tables import claim_text, claims_table, numbers_table
-from layermem_bench.report.study_tables import (
-    TITLES,
-    arms_table,
-    levels_tables,
-    ranks_table,
-    rates_table,
-    run_mark,
-    runs_table,
-    shapes_tables,
-    shown_metrics,
-    steps_table,
-    title_of,
-)
 from layermem_bench.results.analysis import Analysis
 from layermem_bench.results.comparing import HOLDS, NOT, RULE, Line, judge, lines_of
 from layermem_bench.results.costs import Costs
 from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
+from layermem_bench.results.intervals import Interval
 from layermem_bench.results.study import Board, Condition, Metric, RunRecord, StudyResult
 
 _NOT_COUNTED = (
@@ -49,19 +37,19 @@ def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
     sections = [*_of_claims(result)]
     for board in result.boards:
         sections += _of_board(result, board)
-    if shapes := list(shapes_tables(result)):
+    if shapes := list(study_tables.shapes_tables(result)):
         tables = [table for table, _, _ in shapes]
         drawn = [_forest(table.header[1], lines, metric) for table, lines, metric in shapes]
         sections.append(
             Section(title="Wide or deep", paragraphs=[_SHAPES], tables=tables, figures=drawn)
         )
-    if not result.claims and (ranks := ranks_table(result)):
+    if not result.claims and (ranks := study_tables.ranks_table(result)):
         sections.append(Section(title="Do the boards agree", tables=[ranks]))
-    if tried := [rates_table(board) for board in result.boards if board.tried]:
+    if tried := [study_tables.rates_table(board) for board in result.boards if board.tried]:
         sections.append(Section(title="Learning rates", tables=tried))
     sections += [*_of_costs(result.boards), *further]
     if result.runs:
-        sections.append(Section(title="The runs", tables=[runs_table(result)]))
+        sections.append(Section(title="The runs", tables=[study_tables.runs_table(result)]))
     title = result.title
     if result.scale:
         title = f"{result.name.removeprefix('paper/')}: {title}"
@@ -74,17 +62,17 @@ def build(result: StudyResult, further: Iterable[Section] = ()) -> Page:
 
 def tables(result: StudyResult) -> list[Table]:
     """Return the tables for a screen."""
-    shown = [claims_table(result), numbers_table(result)] if result.claims else []
     if result.claims:
-        return shown
+        return [claims_table(result), numbers_table(result)]
+    shown = []
     for board in result.boards:
         for condition in board.conditions:
-            for metric in shown_metrics(result, board, condition):
-                shown.append(arms_table(result, board, condition, metric, narrow=True))
-        if board.tried:
-            shown.append(rates_table(board))
-    ranks = ranks_table(result)
-    return [*shown, *(table for table, _, _ in shapes_tables(result)), *([ranks] if ranks else [])]
+            for metric in study_tables.shown_metrics(result, board, condition):
+                shown.append(study_tables.arms_table(result, board, condition, metric, narrow=True))
+        shown += [study_tables.rates_table(board)] if board.tried else []
+    shown += [table for table, _, _ in study_tables.shapes_tables(result)]
+    ranks = study_tables.ranks_table(result)
+    return [*shown, ranks] if ranks else shown
 
 
 def sentence(result: StudyResult) -> str:
@@ -101,19 +89,17 @@ def sentence(result: StudyResult) -> str:
             f"hold{'s' * (holds == 1)} here, {not_so} do{'es' * (not_so == 1)} not, and of "
             f"{len(verdicts) - holds - not_so} nothing can be said at this scale."
         )
-    said = [
+    return " ".join(
         _said(result, board, condition) for board in result.boards for condition in board.conditions
-    ]
-    return " ".join(said)
+    )
 
 
 def _said(result: StudyResult, board: Board, condition: Condition) -> str:
     """Say which arms of a table differ from the first beyond noise."""
     metric = result.metric(board.metric)
     lines = lines_of(result, board, condition, board.metric)
-    first = condition.arms[0].name
-    where = title_of(board, condition)
-    compared = [line for line in lines if line.p is not None]
+    first, where = condition.arms[0].name, study_tables.title_of(board, condition)
+    compared = sum(line.p is not None for line in lines)
     if not compared:
         few = "no pair of runs has ended"
         if len(condition.arms) == 1:
@@ -123,21 +109,18 @@ def _said(result: StudyResult, board: Board, condition: Condition) -> str:
             few = "one pair of seeds has no interval"
         return f"On {where}: {few}."
     groups: dict[str, list[str]] = {}
-    for line in compared:
-        if line.p is None or line.difference is None or line.p >= NOISE:
-            continue
-        is_better = (line.difference.mean > 0) == (metric.better == "higher")
-        difference = format_interval(line.difference, metric.is_share, "+")
-        groups.setdefault("ahead of" if is_better else "behind", []).append(
-            f"{line.arm} ({difference})"
-        )
+    for line in lines:
+        if line.difference is not None and line.p is not None and line.p < NOISE:
+            is_better = (line.difference.mean > 0) == (metric.better == "higher")
+            arm = f"{line.arm} ({format_interval(line.difference, metric.is_share, '+')})"
+            groups.setdefault("ahead of" if is_better else "behind", []).append(arm)
     if not groups:
         return f"On {where} no arm differs from {first} in {board.metric} beyond noise."
     told = "; ".join(
         f"{', '.join(arms)} {'is' if len(arms) == 1 else 'are'} {how} {first}"
         for how, arms in groups.items()
     )
-    others = len(compared) - sum(map(len, groups.values()))
+    others = compared - sum(map(len, groups.values()))
     rest = f"; {others} other{'s' * (others > 1)} within noise" if others else ""
     return f"On {where}, by {board.metric}: {told}{rest}."
 
@@ -146,10 +129,10 @@ def _of_runs(runs: Sequence[RunRecord]) -> str:
     """Say how many runs there are, and which are in no mean."""
     if not runs:
         return ""
-    states = {state: sum(run.state == state for run in runs) for state in ("diverged", "ended")}
-    lost = len(runs) - sum(states.values())
+    diverged, ended = (sum(run.state == state for run in runs) for state in ("diverged", "ended"))
+    lost = len(runs) - diverged - ended
     parts = [f"{len(runs)} runs"]
-    parts += [f"{states['diverged']} diverged"] if states["diverged"] else []
+    parts += [f"{diverged} diverged"] if diverged else []
     parts += [f"{lost} failed or not ended"] if lost else []
     return f"{', '.join(parts)}."
 
@@ -159,22 +142,18 @@ def _of_claims(result: StudyResult) -> list[Section]:
     if not result.claims:
         return []
     missing = [f"Not evaluated: {result.missing}."] if result.missing else []
-    differences = {
-        is_share: {
-            claim_text(each): each.difference
-            for each in judge(result)
-            if each.difference is not None
-            and result.metric(each.claim.quantity).is_share == is_share
-        }
-        for is_share in (False, True)
-    }
+    by_unit: dict[bool, dict[str, Interval]] = {False: {}, True: {}}
+    for each in judge(result):
+        if each.difference is not None:
+            is_share = result.metric(each.claim.quantity).is_share
+            by_unit[is_share][claim_text(each)] = each.difference
     drawn = [
         Figure(
-            svg=figures.forest(of_unit, is_share=is_share, across="difference"),
+            svg=figures.forest(differences, is_share=is_share, across="difference"),
             caption="Claimed differences with 95% intervals.",
         )
-        for is_share, of_unit in differences.items()
-        if of_unit
+        for is_share, differences in by_unit.items()
+        if differences
     ]
     return [
         Section(
@@ -197,13 +176,13 @@ def _of_board(result: StudyResult, board: Board) -> list[Section]:
     """Return what came of one board: tables with forest plots, and how arms learn."""
     shown, drawn = [], []
     for condition in board.conditions:
-        for metric in shown_metrics(result, board, condition):
-            shown.append(arms_table(result, board, condition, metric))
+        for metric in study_tables.shown_metrics(result, board, condition):
+            shown.append(study_tables.arms_table(result, board, condition, metric))
             lines = lines_of(result, board, condition, metric)
             if any(line.p is not None for line in lines):
-                title = f"{metric}, {TITLES[condition.name]}"
+                title = f"{metric}, {study_tables.TITLES[condition.name]}"
                 drawn.append(_forest(title, lines, result.metric(metric)))
-        shown += levels_tables(result, board, condition)
+        shown += study_tables.levels_tables(result, board, condition)
     notes = [] if result.claims else [note for note in result.notes if board.name in note]
     sections = [Section(title=board.name, paragraphs=notes, tables=shown, figures=drawn)]
     if curves := learning_curves(result, board):
@@ -227,7 +206,7 @@ def _forest(title: str, lines: Sequence[Line], metric: Metric) -> Figure:
 def _of_costs(boards: Sequence[Board]) -> list[Section]:
     """Return what arms cost: as counted, and as measured where it was."""
     sections = []
-    if measured := [table for board in boards if (table := steps_table(board))]:
+    if measured := [table for board in boards if (table := study_tables.steps_table(board))]:
         sections.append(Section(title="What a step takes", tables=measured))
     for board in boards:
         costs = board.costs
@@ -235,9 +214,8 @@ def _of_costs(boards: Sequence[Board]) -> list[Section]:
         if not costs.points:
             sections.append(Section(title=title, paragraphs=[_NOT_COUNTED]))
         else:
-            command = costs.measure_command or (
-                "layermem costs PRESET --measure, for a preset of these sizes"
-            )
+            any_preset = "layermem costs PRESET --measure, for a preset of these sizes"
+            command = costs.measure_command or any_preset
             how = "" if board.steps else f"Time and memory were not measured. To do it: {command}"
             lines = [costs.layers, costs.width]
             sections.append(counted_section(title, costs.points, lines, how))
@@ -250,36 +228,23 @@ def given_sections(
     """Return the sections about files and folders that other commands have written."""
     sections = []
     if costs is not None:
-        title = "Costs that were given"
-        sections.append(cost_tables.given_section(title, read_result(Costs, costs)))
-    return [
-        *sections,
-        *(
-            section
-            for i, path in enumerate(evaluations, 1)
-            for section in evaluation.sections(
-                read_result(EvalResult, path), f" ({i})" if len(evaluations) > 1 else ""
-            )
-        ),
-        *(_of_analyses(result, [read_result(Analysis, path) for path in analyses])),
-    ]
+        sections.append(given_section("Costs that were given", read_result(Costs, costs)))
+    for i, path in enumerate(evaluations, 1):
+        suffix = f" ({i})" if len(evaluations) > 1 else ""
+        sections += evaluation.sections(read_result(EvalResult, path), suffix)
+    return sections + _of_analyses(result, [read_result(Analysis, path) for path in analyses])
 
 
 def _of_analyses(result: StudyResult, analyses: Sequence[Analysis]) -> list[Section]:
     """Return what analyses show, each of their models in the colour of its run; without any, the
     command that would show what goes on inside."""
-    places = [
-        [arm.name for arm in condition.arms]
-        for board in result.boards
-        for condition in board.conditions[:1]
-    ]
-    styles = {
-        run.run_id: names.index(run.arm)
-        for run in result.runs
-        for names in places
-        if run.arm in names
-    }
-    marks = {run.run_id: run_mark(run) for run in result.runs}
+    if not analyses:
+        return [_no_analysis(result)]
+    styles: dict[str, int] = {}
+    for board in result.boards:
+        places = {arm.name: place for place, arm in enumerate(board.conditions[0].arms)}
+        styles |= {run.run_id: places[run.arm] for run in result.runs if run.arm in places}
+    marks = {run.run_id: study_tables.run_mark(run) for run in result.runs}
     words = [", ".join(each.options.words or ()) for each in analyses]
     sections = []
     for shown, title in zip(analyses, words, strict=True):
@@ -287,7 +252,7 @@ def _of_analyses(result: StudyResult, analyses: Sequence[Analysis]) -> list[Sect
             title = f"{title}; {shown.folder}"
         suffix = f" ({title})" if len(words) > 1 else ""
         sections += analysis.sections(shown, marks, styles, suffix)
-    return sections or [_no_analysis(result)]
+    return sections
 
 
 def _no_analysis(result: StudyResult) -> Section:
@@ -299,7 +264,8 @@ def _no_analysis(result: StudyResult) -> Section:
     arms = [arm.name for board in result.boards for arm in board.conditions[0].arms]
     firsts = [ended[arm] for arm in arms if arm in ended]
     # The last arm beside the first: the plain decoder, where there is one.
-    words = ["layermem", "analyze", *firsts[-1:], *(["--against", firsts[0]] if firsts[1:] else [])]
+    words = firsts[-1:] or ["RUN"]
+    words += ["--against", firsts[0]] if len(firsts) > 1 else []
     how = "This makes one:" if firsts else "Once a run has ended, this makes one:"
-    command = shlex.join([*words, *([] if firsts else ["RUN"]), "--out", "analysis"])
+    command = shlex.join(["layermem", "analyze", *words, "--out", "analysis"])
     return Section(title="What goes on inside", paragraphs=[f"{note} {how}"], commands=[command])

@@ -44,8 +44,6 @@ INTERVALS = (
     "Holm's method for the arms of the table, and from 0.05 on a difference is within noise."
 )
 """How intervals and p-values of tables are computed."""
-# What is shown of the circumstances of a run.
-_MADE_WITH = ("layermem", "commit", "torch", "machine")
 _BEST = " Against the best: for all pairs of arms, as which is best was picked from these numbers."
 
 
@@ -69,7 +67,7 @@ def arms_table(
     columns: dict[str, list[Cell]] = {
         "": [_rank(line) for line in lines],
         title_of(board, condition): [line.arm for line in lines],
-        **_facts(board, condition, [arms[line.arm] for line in lines]),
+        **_facts(board, [arms[line.arm] for line in lines]),
         metric: [_mean(line, of, metric, arms[line.arm].note, runs) for line in lines],
         "each seed": [_seeds(line, of, runs) for line in lines],
         f"against {first}": [_difference(line, of, lines) for line in lines],
@@ -94,8 +92,10 @@ def arms_table(
     caption += "" if of.chance is None else f" A guess: {format_number(of.chance, of.is_share)}."
     caption += f" All arms: {', '.join(common)}." if common else ""
     caption += "" if board.before is None else f" Before the first step: {board.before:.4f}."
-    caption += f"{looks_note(condition.looks)}{_prices_note(columns)}"
-    return _of_columns(columns, caption.strip())
+    caption += looks_note(condition.looks)
+    prices = " and ".join(name for name in ("time", "memory") if name in columns)
+    caption += f" {prices.capitalize()} of a step: over the first arm's." if prices else ""
+    return Table.of_columns(columns, caption.strip())
 
 
 def title_of(board: Board, condition: Condition) -> str:
@@ -105,7 +105,7 @@ def title_of(board: Board, condition: Condition) -> str:
     return f"{board.name}, {TITLES[condition.name]}"
 
 
-def _facts(board: Board, condition: Condition, arms: Sequence[Arm]) -> dict[str, list[Cell]]:
+def _facts(board: Board, arms: Sequence[Arm]) -> dict[str, list[Cell]]:
     ends = {each.arm: end_of_range(each) for each in board.tried if each.chosen is not None}
 
     def rate(arm: Arm) -> str:
@@ -169,27 +169,18 @@ def _prices(board: Board, condition: Condition, lines: Sequence[Line]) -> dict[s
     return columns
 
 
-def _prices_note(columns: Mapping[str, object]) -> str:
-    names = [name for name in ("time", "memory") if name in columns]
-    return f" {' and '.join(names).capitalize()} of a step: over the first arm's." if names else ""
-
-
 def levels_tables(result: StudyResult, board: Board, condition: Condition) -> Iterator[Table]:
     """Yield right answers by level of the problems (operands, steps): a column for each level."""
-    by_kind: dict[str, list[str]] = {}
+    by_kind: dict[str, dict[str, list[Cell]]] = {}
+    arms = [arm.name for arm in condition.arms]
     for name in result.metrics_of(board.name, condition.name):
         if BY_LEVEL in name:
-            by_kind.setdefault(name.rpartition(": ")[0], []).append(name)
-    for kind, metrics in by_kind.items():
-        values = [result.values(board.name, condition.name, metric) for metric in metrics]
-        rows = [
-            [
-                arm.name,
-                *(format_interval(mean_by_seed(of.get(arm.name, {})), True) for of in values),
-            ]
-            for arm in condition.arms
-        ]
-        yield Table(header=[kind, *(name.rpartition(": ")[2] for name in metrics)], rows=rows)
+            kind, _, level = name.rpartition(": ")
+            values = result.values(board.name, condition.name, name)
+            means = [mean_by_seed(values.get(arm, {})) for arm in arms]
+            columns = by_kind.setdefault(kind, {kind: list(arms)})
+            columns[level] = [format_interval(mean, True) for mean in means]
+    yield from map(Table.of_columns, by_kind.values())
 
 
 def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metric]]:
@@ -221,44 +212,33 @@ def shapes_tables(result: StudyResult) -> Iterator[tuple[Table, list[Line], Metr
 
 def ranks_table(result: StudyResult) -> Table | None:
     """Return a table of how alike two boards rank the arms; None: no two can be compared."""
-    found = rank_correlations(result)
-    if not found:
-        return None
-    return Table(
-        header=["boards", "arms", "rank correlation", "95% interval"],
-        rows=[
-            [
-                " and ".join(each.boards),
-                str(each.arms),
-                f"{each.value:.2f}",
-                f"{each.low:.2f} to {each.high:.2f}",
-            ]
-            for each in found
-        ],
-        caption="Spearman's correlation of the arms' ranks by their means: 1 where two boards rank "
+    pairs = rank_correlations(result)
+    columns: dict[str, list[Cell]] = {
+        "boards": [" and ".join(each.boards) for each in pairs],
+        "arms": [str(each.arms) for each in pairs],
+        "rank correlation": [f"{each.value:.2f}" for each in pairs],
+        "95% interval": [f"{each.low:.2f} to {each.high:.2f}" for each in pairs],
+    }
+    caption = (
+        "Spearman's correlation of the arms' ranks by their means: 1 where two boards rank "
         "them alike, 0 where one says nothing about the other. Intervals are of 2,000 draws of as "
-        "many seeds, with repetition.",
+        "many seeds, with repetition."
     )
+    return Table.of_columns(columns, caption) if pairs else None
 
 
 def _shapes_table(title: str, name: str, metric: Metric, lines: Sequence[Line]) -> Table:
     first = next((line.arm for line in lines if line.difference is None), "")
+    is_share = metric.is_share
     columns: dict[str, list[Cell]] = {
         "": [_rank(line) for line in lines],
         title: [line.arm for line in lines],
-        name: [format_interval(line.mean, metric.is_share) for line in lines],
-        f"against {first}": [
-            format_interval(line.difference, metric.is_share, "+") for line in lines
-        ],
+        name: [format_interval(line.mean, is_share) for line in lines],
+        f"against {first}": [format_interval(line.difference, is_share, "+") for line in lines],
         "p (Holm)": [format_p(line.p) for line in lines],
         "against the best": [_to_best(line) for line in lines],
     }
-    return _of_columns(columns, INTERVALS + _BEST)
-
-
-def _of_columns(columns: Mapping[str, Sequence[Cell]], caption: str) -> Table:
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    return Table(header=list(columns), rows=rows, caption=caption)
+    return Table.of_columns(columns, INTERVALS + _BEST)
 
 
 def _rank(line: Line) -> str:
@@ -280,25 +260,18 @@ def rates_table(board: Board) -> Table:
     what = "right answers" if by_right else "validation loss"
     at_end = ", ".join(f"{x.arm} took the {end}" for x in tried if (end := end_of_range(x)))
     beyond = at_end and f" A better learning rate may lie beyond those tried: {at_end}."
+    rows = []
+    for each in tried:
+        arm = each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}"
+        chosen = "" if each.chosen is None else f"{each.chosen:g}"
+        own = f", own {each.own_chosen:g}" if chosen and each.own_chosen else ""
+        rows.append([arm, *(_outcome(each, rate) for rate in rates), f"{chosen}{own}"])
     return Table(
         header=[f"{board.name}: {what} at learning rate", *(f"{r:g}" for r in rates), "chosen"],
-        rows=[
-            [
-                each.arm if each.decay is None else f"{each.arm}, weight decay {each.decay:g}",
-                *(_outcome(each, rate) for rate in rates),
-                _chosen(each),
-            ]
-            for each in tried
-        ],
+        rows=rows,
         caption=f"Each arm's learning rate{with_decay} was chosen on a seed that is in no other "
         f"table. A run that diverged says where in its diverged.json, in a folder rates.{beyond}",
     )
-
-
-def _chosen(tried: TriedRates) -> str:
-    if tried.chosen is None:
-        return ""
-    return f"{tried.chosen:g}" + (f", own {tried.own_chosen:g}" if tried.own_chosen else "")
 
 
 def end_of_range(tried: TriedRates) -> str:
@@ -326,48 +299,37 @@ def steps_table(board: Board) -> Table | None:
     peaks = board.memory.peaks if board.memory else {}
     # The file of steps may have arms of earlier studies too.
     here = {arm.name for condition in board.conditions for arm in condition.arms}
-    return Table(
-        header=["arm", "seconds of a step", "over the first arm's", "peak memory"],
-        rows=[
-            [
-                arm,
-                format_number(seconds, False),
-                f"{steps.ratios[arm]:.3f}",
-                in_bytes(peak) if (peak := peaks.get(arm)) else "",
-            ]
-            for arm, seconds in steps.seconds.items()
-            if arm in here
-        ],
-        caption=f"{steps.machine}: medians of {steps.rounds} rounds, one step of each arm in each. "
+    arms = [arm for arm in steps.seconds if arm in here]
+    return Table.of_columns(
+        {
+            "arm": arms,
+            "seconds of a step": [format_number(steps.seconds[arm], False) for arm in arms],
+            "over the first arm's": [f"{steps.ratios[arm]:.3f}" for arm in arms],
+            "peak memory": [in_bytes(peak) if (peak := peaks.get(arm)) else "" for arm in arms],
+        },
+        f"{steps.machine}: medians of {steps.rounds} rounds, one step of each arm in each. "
         "Memory is that of model, optimiser and a step, in a process of its own.",
     )
 
 
 def runs_table(result: StudyResult) -> Table:
     """Return a table of the runs, to which numbers of other tables lead."""
-    made_with = {
-        run.name: ", ".join(f"{key} {run.about[key]}" for key in _MADE_WITH if run.about.get(key))
-        for run in result.runs
-    }
-    # Runs that chose a rate keep nothing of this, nor do those that have not begun.
-    differ = len({made for made in made_with.values() if made}) > 1
-    warning = " Not all of them were made with the same versions and machine." if differ else ""
+    rows, made_with, shown = [], set[str](), ("layermem", "commit", "torch", "machine")
+    for run in result.runs:
+        made = ", ".join(f"{key} {run.about[key]}" for key in shown if run.about.get(key))
+        # Runs that chose a rate keep nothing of this, nor do those that have not begun.
+        made_with |= {made} if made else set()
+        state = f"{run.state}: {run.note}" if run.note else run.state
+        steps = f"{run.max_steps:,}" if run.max_steps else ""
+        speed = f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else ""
+        rows.append([run.name, run.run_id, str(run.seed), state, steps, speed, made])
+    differ = " Not all of them were made with the same versions and machine."
     return Table(
         header=["run", "id", "seed", "state", "steps", "tokens/s", "made with"],
-        rows=[
-            [
-                run.name,
-                run.run_id,
-                str(run.seed),
-                f"{run.state}: {run.note}" if run.note else run.state,
-                f"{run.max_steps:,}" if run.max_steps else "",
-                f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else "",
-                made_with[run.name],
-            ]
-            for run in result.runs
-        ],
+        rows=rows,
         marks=[run_mark(run) for run in result.runs],
         caption="An id stands for every option that decides about a run's weights. Tokens a "
         "second: the median of the wall time its machine took, whatever else that machine did; no "
-        f"comparison. layermem train --config RUN/config.yaml --out NEW repeats a run.{warning}",
+        "comparison. layermem train --config RUN/config.yaml --out NEW repeats a run."
+        f"{differ if len(made_with) > 1 else ''}",
     )
