@@ -280,3 +280,55 @@ def test_attached_memory_is_not_left_behind(tmp_path):
     model.save_pretrained(tmp_path / "attached")
     with pytest.raises(ValueError, match="layermem_attached"):
         convert(str(tmp_path / "attached"), tmp_path / "new")
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text("a b c d e f g h " * 200, encoding="utf-8")
+    return str(tmp_path / "text.txt")
+
+
+def test_layers_come_to_borrow_and_it_is_said_how_well(llama, text, tmp_path, ids, caplog):
+    caplog.set_level("INFO")
+    target = tmp_path / "half"
+    asked = ["--text", text, "--tokens", "500"]
+    main([*CONVERT, str(llama), str(target), *asked, "--storage", "half"])
+    assert "layer 3 borrows from layer 2" in caplog.text
+    assert "at 50% of the cache" in caplog.text and f"wrote {target}: Lime" in caplog.text
+    model = AutoModelForCausalLM.from_pretrained(target).eval()
+    assert model.config.kv_sharing_modes == [None, "reuse"] * 2
+    assert torch.isfinite(model(ids).logits).all()
+    assert AutoTokenizer.from_pretrained(target)("a b")["input_ids"]
+    main(
+        [*CONVERT, str(llama), str(target), "--force", *asked, "--storage", "0,2", *("--options",)]
+    )
+    again = AutoModelForCausalLM.from_pretrained(target)
+    assert again.config.storage == [0, 2]
+    torch.testing.assert_close(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--storage", "half"], "wants a --text"),
+        (["--text", "TEXT"], "wants a --text"),
+        (["--storage", "half", "--text", "TEXT", "--variant", "mudd"], "leave it out"),
+        (["--storage", "third", "--text", "TEXT"], "got 'third'"),
+        (["--storage", "1,2", "--text", "TEXT"], "begins with 0"),
+        (["--storage", "half", "--text", "TEXT", "--tokens", "99999"], "smaller --tokens"),
+        (["--storage", "half", "--text", "nowhere.txt"], "nowhere.txt does not exist"),
+        (
+            ["--storage", "half", "--text", "TEXT", "--tokens", "99", "--options", "upper=mix"],
+            'got upper="mix"',
+        ),
+    ],
+    ids=str,
+)
+def test_storage_that_cannot_be_leaves_nothing(asked, message, llama, text, tmp_path, capsys):
+    asked = [text if word == "TEXT" else word for word in asked]
+    with pytest.raises(SystemExit) as refused:
+        main([*CONVERT, str(llama), str(tmp_path / "half"), *asked])
+    # Options that exclude each other are refused by the parser, in a box.
+    said = f"{refused.value} {capsys.readouterr().err}"
+    assert message in " ".join(said.split())
+    assert not (tmp_path / "half").exists()

@@ -8,7 +8,7 @@ a file of llama2.c and its tokenizer                 transformers' LLaMA, or a v
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -73,6 +73,7 @@ def convert(
     fields: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
     force: bool = False,
+    change: Callable[[Any, Any], Any] | None = None,
 ) -> Converted:
     """Load a checkpoint of any of ``LAYOUTS`` and save it in the folder ``target``.
 
@@ -80,6 +81,7 @@ def convert(
     and of llama2.c's transformers' own LLaMA. "llama": transformers' LLaMA, of our plain decoder
     too. ``fields`` are further fields of a variant's config.
     ``tokenizer``: where to read the tokenizer; None: where the checkpoint is.
+    ``change``: makes the model to save of the new one, a plain decoder, and the tokenizer.
     """
     found = find_source(source, tokenizer)
     path = found.location if isinstance(found.location, Path) else None
@@ -92,6 +94,8 @@ def convert(
     with new_folder(target) as folder:
         model = _load_model(found, variant, dict(fields or {}))
         words = _load_tokenizer(found, model.config)
+        if change is not None:
+            model = change(model, words)
         model.save_pretrained(folder)
         if words is not None:
             words.save_pretrained(folder)

@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from layermem.models.decoder import Attention, DecoderLayer
 from layermem.variants.lime import LimeConfig, LimeForCausalLM
@@ -51,7 +51,7 @@ class Borrowed:
 
 
 def with_storage(
-    source: str | PreTrainedModel,
+    source: PreTrainedModel,
     storage: Any,
     texts: Iterable[Tensor],
     *,
@@ -64,13 +64,7 @@ def with_storage(
     the identity. ``texts``: token ids [B, T] to fit on, without padding.
     """
     llama: Any = PlainForCausalLM.from_llama(source).eval()
-    values = {k: v for k, v in llama.config.to_dict().items() if k not in _OF_THE_FILE}
-    config = LimeConfig(**{**values, "router_init": "identity", **fields, "storage": storage})
-    if config.upper != "borrow" or config.router_init != "identity":
-        raise ValueError(
-            'a trained model is converted to upper="borrow" with router_init="identity", got '
-            f'upper="{config.upper}" and router_init="{config.router_init}"'
-        )
+    config = config_with_storage(llama.config, storage, **fields)
     lenders = {
         layer: config.lender_of(layer)
         for layer in range(config.num_hidden_layers)
@@ -98,6 +92,18 @@ def with_storage(
         raise RuntimeError(f"weights of {unknown} are not among the LLaMA's")
     model.generation_config = llama.generation_config
     return model, rows
+
+
+def config_with_storage(plain: PreTrainedConfig, storage: Any, **fields: Any) -> LimeConfig:
+    """Return the config of the LIMe that ``with_storage`` makes of a plain decoder; or raise."""
+    values = {k: v for k, v in plain.to_dict().items() if k not in _OF_THE_FILE}
+    config = LimeConfig(**{**values, "router_init": "identity", **fields, "storage": storage})
+    if config.upper != "borrow" or config.router_init != "identity":
+        raise ValueError(
+            'a trained model is converted to upper="borrow" with router_init="identity", got '
+            f'upper="{config.upper}" and router_init="{config.router_init}"'
+        )
+    return config
 
 
 class _Fit:

@@ -3,14 +3,17 @@
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from layermem.generation.prompts import GenerationSettings
+from layermem.models.number_ranges import at_least, number
 from layermem_bench.cli.screen import screen
 
 if TYPE_CHECKING:
@@ -54,6 +57,29 @@ class Convert:
     """Folder of the tokenizer, or llama2.c's tokenizer.bin; None: that of the source."""
     force: bool = False
     """Replace TARGET if it is a saved model."""
+    storage: str | None = None
+    """Let layers do without keys and values of their own, in a LIMe that begins near the source:
+    "half", a number of lowest layers that keep theirs, or their numbers (0,2,5). The others borrow,
+    by maps that are fitted on --text."""
+    text: str | None = None
+    """With --storage: a text to fit on, as train reads it (file, folder, hub name, stdlib)."""
+    tokens: int = number(32768, at_least(1))
+    """With --storage: tokens of the text to fit on; as many as a fourth of it, which come after
+    them, measure the loss before and after."""
+    method: Literal["fit", "average", "copy"] = "fit"
+    """With --storage: "fit" queries and outputs to what is borrowed; "average" the projections of
+    a layer and of those that borrow from it; "copy": change nothing."""
+
+    def __post_init__(self) -> None:
+        if (self.storage is None) != (self.text is None):
+            raise ValueError("--storage wants a --text to fit on, and --text is for --storage")
+        if self.storage is not None and self.variant not in (None, "lime"):
+            raise ValueError(
+                f"--storage makes a LIMe, got --variant {self.variant}; leave it out, or convert "
+                "without --storage"
+            )
+        if self.storage is not None:
+            parse_storage(self.storage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +157,18 @@ def _convert(options: Convert) -> None:
 
     transformers_logging.disable_progress_bar()
     check_options("convert", options.options)
+    fields = parse_options(options.options)
+    change: Callable[[Any, Any], Any] | None = None
+    if options.storage is not None:
+        change, fields = partial(_let_layers_borrow, options, fields), {}
     written = convert(
         options.source,
         options.target,
-        variant=options.variant,
-        fields=parse_options(options.options),
+        variant=options.variant if change is None else "plain",
+        fields=fields,
         tokenizer=options.tokenizer,
         force=options.force,
+        change=change,
     )
     logger.info(
         "wrote %s: %s, %s parameters, %s",
@@ -146,6 +177,65 @@ def _convert(options: Convert) -> None:
         f"{written.parameters:,}",
         "with its tokenizer" if written.has_tokenizer else "without a tokenizer (--tokenizer)",
     )
+
+
+def _let_layers_borrow(
+    options: Convert, fields: Mapping[str, Any], plain: Any, tokenizer: Any
+) -> Any:
+    """Return a LIMe with storage that begins near a plain decoder; show how near it is."""
+    from layermem.convert.storage import config_with_storage, with_storage
+    from layermem_bench.data.fitting_text import blocks_of_text, mean_loss
+
+    if tokenizer is None:
+        raise ValueError("the text to fit on needs the model's tokenizer: give --tokenizer")
+    storage = parse_storage(str(options.storage))
+    # Before a text is read.
+    config_with_storage(plain.config, storage, **fields)
+    length = min(1024, plain.config.max_position_embeddings)
+    blocks = blocks_of_text(str(options.text), tokenizer, length, options.tokens * 5 // 4)
+    fitted = -(-options.tokens // length)
+    if len(blocks) <= fitted:
+        raise ValueError(
+            f"{options.text} has {len(blocks) * length:,} tokens in whole sequences of {length}, "
+            f"fewer than the {options.tokens * 5 // 4:,} to fit on and to measure; give a longer "
+            "text or a smaller --tokens"
+        )
+    model, rows = with_storage(
+        plain,
+        storage,
+        blocks[:fitted].split(4),
+        method=options.method,
+        **fields,
+    )
+    for row in rows:
+        logger.info(
+            "layer %d borrows from layer %d: its heads read %s; explained: keys %s, values %s",
+            *(row.layer, row.lender, list(row.heads), _share(row.keys), _share(row.values)),
+        )
+    before, after = (mean_loss(each, blocks[fitted:]) for each in (plain, model))
+    held = len(model.config.storing()) / model.config.num_hidden_layers
+    logger.info(
+        "loss on %s tokens that were not fitted on: %.4f before, %.4f now, at %.0f%% of the cache",
+        *(f"{blocks[fitted:].numel():,}", before, after, 100 * held),
+    )
+    return model
+
+
+def parse_storage(text: str) -> str | int | list[int]:
+    """Return the value of ``LimeConfig.storage``: "half", a number, or a list from 0,2,5."""
+    if text == "half":
+        return text
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(
+            f'--storage is "half", a number of lowest layers, or layers as 0,2,5, got {text!r}'
+        ) from error
+    return numbers if "," in text else numbers[0]
+
+
+def _share(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.1%}"
 
 
 def _generate(options: Generate) -> None:
@@ -158,7 +248,7 @@ def _generate(options: Generate) -> None:
     from layermem_bench.evals.continued_prompts import OutputFile, describe
 
     transformers_logging.disable_progress_bar()
-    names = [field.name for field in fields(GenerationSettings)]
+    names = [field.name for field in dataclass_fields(GenerationSettings)]
     settings = GenerationSettings(**{name: getattr(options, name) for name in names})
     given = _given_prompts(options)
     (checkpoint,) = open_checkpoints([options.model])
