@@ -1,10 +1,12 @@
 """Time of a prompt and of decoding one token with a cache, compared with Hugging Face's LLaMA.
 
-Eager, one sequence and a batch: a prompt of 64 tokens in one forward, and 16 greedy tokens, one
-forward each. The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and
+Eager, one sequence and a batch: a prompt of 64 tokens (--prompts) in one forward, and 16 greedy
+tokens after it, one forward each. The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and
 LIMe with two implementations of routing; with --variants, plain and the named variants; with
 --routers, full, windowed and pruned routers.
 """
+
+import itertools
 
 import torch
 from measure import (
@@ -51,6 +53,7 @@ def decode_tokens(model, token, cache):
 def main():
     options = make_parser(__doc__, ("8x384", "64x128"))
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="sequences at once")
+    options.add_argument("--prompts", nargs="+", type=int, default=[PROMPT], help="tokens of a prompt")
     add_variants_option(options)
     add_routers_option(options)
     args, rows = parse_arguments(options), {}
@@ -64,8 +67,8 @@ def main():
             models = build_models(fields, args.device, ["deferred", "grouped"])
         for model, _ in models.values():
             model.eval()
-        for batch in args.batches:
-            prompt = torch.randint(256, (batch, PROMPT), device=args.device)
+        for batch, length in itertools.product(args.batches, args.prompts):
+            prompt = torch.randint(256, (batch, length), device=args.device)
             caches = {model: read_prompt(model, prompt) for model, _ in models.values()}
 
             def prefill(model, prompt=prompt):
@@ -76,10 +79,14 @@ def main():
 
             prompts = round_seconds(models, prefill, args.repeats, args.device)
             tokens = round_seconds(models, decode, args.repeats, args.device, STEPS)
-            suffix = f" x{batch}" if batch > 1 else ""
-            rows |= {f"{shape} prompt{suffix}": prompts, f"{shape} token{suffix}": tokens}
+            batched = f" x{batch}" if batch > 1 else ""
+            # The lengths are named where there are several.
+            of, after = (f" of {length}", f" after {length}") if args.prompts[1:] else ("", "")
+            rows[f"{shape} prompt{of}{batched}"] = prompts
+            rows[f"{shape} token{after}{batched}"] = tokens
     base = "lime" if args.routers else "plain" if args.variants else "llama"
-    print_table(f"a prompt of {PROMPT}; a token", rows, args.device, args.json, base)
+    lengths = " or ".join(map(str, args.prompts))
+    print_table(f"a prompt of {lengths}; a token", rows, args.device, args.json, base)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,11 @@ FAMILY = (
     "hyper_connections,hyper_connections:coefficients=static,mhc,mhc:res=identity,"
     "lime+hyper_connections,lime+mudd,value_residual+denseformer"
 )
+# LOWEST: half of the layers of a shape.
+STORAGE = (
+    "lime:storage=half,lime:storage=LOWEST,lime:storage=half:upper=mix,cla,yoco,fused_kv,"
+    "fused_kv:fusion=lite"
+)
 
 
 def make_parser(document, shapes=tuple(SHAPES)):
@@ -80,7 +85,7 @@ def add_variants_option(options):
     options.add_argument(
         "--variants",
         help="compare these with plain instead: NAME[:FIELD=VALUE...][,NAME...], as in a study; "
-        "family: the forms that docs/family.md compares",
+        "family: the forms that docs/family.md compares; storage: those with smaller caches",
     )
 
 
@@ -99,7 +104,8 @@ def parse_arguments(options):
 
 def complete_fields(fields):
     """Return the fields of a shape with the ones that all shapes share."""
-    return {"vocab_size": 256, "intermediate_size": 4 * fields["hidden_size"], **fields}
+    shared = {"vocab_size": 256, "max_position_embeddings": 32768}
+    return {**shared, "intermediate_size": 4 * fields["hidden_size"], **fields}
 
 
 def build_models(
@@ -142,7 +148,9 @@ def build_models(
 def build_variants(fields, device, names, dtype=torch.float32):
     """Return {column: (model, None)} of plain and the named variants; see ``forcing``."""
     models = {}
-    names = FAMILY if names == "family" else names
+    lowest = str(fields["num_hidden_layers"] // 2)
+    lists = {"family": FAMILY, "storage": STORAGE.replace("LOWEST", lowest)}
+    names = lists.get(names, names)
     # Plain may be the only one that is named.
     arms = ",".join(dict.fromkeys(["plain", *names.split(",")]))
     for arm, (variant, options) in parse_arms(arms).items():
