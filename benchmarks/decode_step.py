@@ -1,9 +1,9 @@
 """Time of a prompt and of decoding one token with a cache, compared with Hugging Face's LLaMA.
 
 Eager, one sequence and a batch: a prompt of 64 tokens (--prompts) in one forward, and 16 greedy
-tokens after it, one forward each. The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and
-LIMe with two implementations of routing; with --variants, plain and the named variants; with
---routers, full, windowed and pruned routers.
+tokens after it, one forward each. The columns are LLaMA, the plain decoder, LIMe in the paper's
+concatenating form, and LIMe with two implementations of routing; with --variants, plain and the
+named variants; with --routers, full, windowed and pruned routers.
 """
 
 import itertools
@@ -53,7 +53,9 @@ def decode_tokens(model, token, cache):
 def main():
     options = make_parser(__doc__, ("8x384", "64x128"))
     options.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="sequences at once")
-    options.add_argument("--prompts", nargs="+", type=int, default=[PROMPT], help="tokens of a prompt")
+    options.add_argument(
+        "--prompts", nargs="+", type=int, default=[PROMPT], help="tokens of a prompt"
+    )
     add_variants_option(options)
     add_routers_option(options)
     args, rows = parse_arguments(options), {}
