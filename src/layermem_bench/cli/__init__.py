@@ -45,7 +45,7 @@ Train, compare and look inside transformers whose attention reads earlier layers
   report      one page about recorded runs, or their curves: --figure FILE
   list        presets, variants, tasks, evals, studies
   costs       parameters, FLOPs, time and memory of variants
-  models      convert, generate, card
+  models      fetch, convert, generate, card
 
 --plugin MODULE (a module, or a .py file) adds variants, tasks, presets and
 studies of your own. --version prints the version.

