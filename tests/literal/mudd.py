@@ -17,11 +17,20 @@ def logits(model, ids, memory=parts.own_slot):
             q = k = v = parts.norm(layer.input_layernorm, xs[0])
             r = xs[0]
         else:
-            q, k, v, r = (mixture(model, places, i, c, xs) for c in range(4))
-            eps, gains = model.config.rms_norm_eps, layer.attn_connection.gains
-            q = parts.scale_to_unit(q, eps) * weight
-            k = parts.scale_to_unit(k, eps) * weight * gains.key
-            v = parts.scale_to_unit(v, eps) * weight * gains.value
+            # Of a layer without keys or values there are no ways for them.
+            projected = [n for n in ("key", "value") if hasattr(layer.self_attn, f"{n[0]}_proj")]
+            ways = ["query", *projected, "residual"]
+            x = {way: mixture(model, places, i, c, xs) for c, way in enumerate(ways)}
+            eps, r = model.config.rms_norm_eps, x["residual"]
+            q = parts.scale_to_unit(x["query"], eps) * weight
+            k, v = (
+                parts.scale_to_unit(x[part], eps)
+                * weight
+                * getattr(layer.attn_connection.gains, part)
+                if part in projected
+                else None
+                for part in ("key", "value")
+            )
         query, key, value = parts.project(layer, q, k, v)
         slots.append((key, value))
         u = r + parts.attend(model, layer, query, *memory(layer, query, slots))

@@ -2,6 +2,7 @@
 
 import copy
 
+import literal
 import pytest
 import torch
 from tiny import TINY, make
@@ -10,8 +11,9 @@ from transformers.generation.continuous_batching.cache import PagedAttentionCach
 
 import layermem
 from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
-from layermem.models.counting import count_cached, count_read
+from layermem.models.counting import count_cached, count_parameters, count_read
 from layermem.models.keywords import CACHE
+from layermem.models.registry import lookup
 from layermem.models.stages import DecoderStage
 from layermem.variants.lime import Lime
 
@@ -123,10 +125,41 @@ def test_mixing_routers_are_pruned_and_loaded(ids, tmp_path):
         torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-13)
 
 
-def test_pairs_have_storage_too(ids):
-    model = layermem.build("lime+mudd", **TINY, **HALF)
-    assert [layer.lenders for layer in model.model.layers] == [(), (0,), (), (2,)]
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        *((f"lime+{stream}", HALF) for stream in ("mudd", "dca", "lime_hidden", "mhc")),
+        ("lime+lime_hidden", {**HALF, "gate": True}),
+        ("cla+mudd", {"pre_post_norm": True}),
+        ("value_residual+mudd", {"form": "svformer"}),
+        ("value_residual+dca", {"form": "svformer", "gated": True}),
+    ],
+    ids=str,
+)
+def test_a_pair_has_no_inputs_of_what_a_layer_does_not_project(name, fields, ids):
+    """Every parameter is read, and counted in closed form."""
+    model = layermem.build(name, **TINY, **fields)
     model(ids, labels=ids).loss.backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+    assert model.num_parameters() == count_parameters(model.config, model.variant)
+
+
+def test_mudd_beside_storage_equals_its_equations(ids):
+    model = make(
+        type(layermem.build("lime+mudd", **TINY)), lookup("lime+mudd").config(**TINY, **HALF)
+    )
+    model = model.double()
+    lent = {}
+
+    def memory(layer, query, slots):
+        if not layer.lenders:
+            lent[layer.layer_idx] = literal.find("lime").read(layer, query, slots)
+            return lent[layer.layer_idx]
+        return lent[layer.lenders[0]]
+
+    with torch.no_grad():
+        theirs = literal.find("mudd").logits(model, ids, memory)
+        torch.testing.assert_close(model(ids).logits, theirs, rtol=0, atol=1e-10)
 
 
 def test_weights_of_another_layout_are_refused(tmp_path):

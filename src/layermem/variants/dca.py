@@ -51,8 +51,6 @@ from layermem.models.seams import (
 )
 from layermem.ops.depth import mix, score, store
 
-_WAYS = ("query", "key", "value")
-
 
 @strict
 class DcaConfig(DecoderConfig):
@@ -84,17 +82,22 @@ def source_names(config: DcaConfig, layer_idx: int) -> tuple[str, ...]:
     return ("embedding", *outputs)
 
 
+def _ways(config: DcaConfig, layer_idx: int) -> tuple[str, ...]:
+    """Return what has a sum: queries and what a layer projects, which in a pair may be nothing."""
+    return ("query", *config.variant.projects(config, layer_idx))
+
+
 @final
 class TokenWeights(DepthWeights):
     """The mean of b_c[j] over channels plus ReLU(w_c . v_j): [B, T, ways, sources]."""
 
-    readers = _WAYS
-
-    def __init__(self, sources: tuple[str, ...], width: int, *, gated: bool) -> None:
+    def __init__(
+        self, readers: tuple[str, ...], sources: tuple[str, ...], width: int, *, gated: bool
+    ) -> None:
         super().__init__()
-        self.sources = sources
-        self.vectors = nn.Parameter(torch.empty(len(_WAYS), width))
-        self.gate = nn.Parameter(torch.empty(len(_WAYS))) if gated else None
+        self.readers, self.sources = readers, sources
+        self.vectors = nn.Parameter(torch.empty(len(readers), width))
+        self.gate = nn.Parameter(torch.empty(len(readers))) if gated else None
 
     def forward(self, states: list[Tensor], channel_mean: Tensor) -> Tensor:
         dynamic = score(states, self.vectors).relu()
@@ -116,9 +119,9 @@ class TokenWeights(DepthWeights):
 class ChannelWeights(nn.Module):
     """b [ways, sources, D], as its mean over channels and what is left."""
 
-    def __init__(self, count: int, width: int) -> None:
+    def __init__(self, ways: int, count: int, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(len(_WAYS), count, width))
+        self.weight = nn.Parameter(torch.empty(ways, count, width))
 
     def reset_parameters(self) -> None:
         """Initialise as in the table above."""
@@ -157,17 +160,20 @@ class ReadThreeWays(Connection):
 
     def __init__(self, config: DcaConfig, layer_idx: int) -> None:
         super().__init__()
-        sources = source_names(config, layer_idx)
-        self.weights = TokenWeights(sources, config.hidden_size, gated=config.gated)
-        self.channels = ChannelWeights(len(sources), config.hidden_size)
+        self.ways, sources = _ways(config, layer_idx), source_names(config, layer_idx)
+        self.weights = TokenWeights(self.ways, sources, config.hidden_size, gated=config.gated)
+        self.channels = ChannelWeights(len(self.ways), len(sources), config.hidden_size)
 
     def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
         sources = list(state[1:])
         mean, by_channel = self.channels()
         by_token = mix(sources, self.weights(sources, mean))
         sums = [a + b for a, b in zip(by_token, mix(sources, by_channel), strict=True)]
-        query, key, value = (norm(x) for x in sums)
-        return (query, key, value), (sums[0], state)
+        inputs = dict(zip(self.ways, map(norm, sums), strict=True))
+        query = inputs["query"]
+        # Nothing reads the input of a part that is not projected.
+        read = query, inputs.get("key", query), inputs.get("value", query)
+        return read, (sums[0], state)
 
     def write(self, carry: Any, y: Tensor) -> State:
         residual, state = carry
@@ -227,10 +233,10 @@ class Dca(Variant[DcaConfig]):
 
     @classmethod
     def extra_parameters(cls, config: DcaConfig) -> int:
-        """Return 3 D for the sources and the vectors of each layer, and the gates."""
-        vectors = cls._count_sources(config) + config.num_hidden_layers
-        gates = 3 * config.num_hidden_layers if config.gated else 0
-        return 3 * config.hidden_size * vectors + gates
+        """Return, for each way of each layer, D for each source and the vector, and a gate."""
+        ways = sum(len(_ways(config, i)) for i in range(config.num_hidden_layers))
+        gates = ways if config.gated else 0
+        return config.hidden_size * (cls._count_sources(config) + ways) + gates
 
     @classmethod
     def extra_flops(cls, config: DcaConfig) -> int:
@@ -238,11 +244,13 @@ class Dca(Variant[DcaConfig]):
 
         The sums with weights by channel are element-wise products and count 0.
         """
-        return 3 * 4 * config.hidden_size * cls._count_sources(config)
+        return 4 * config.hidden_size * cls._count_sources(config)
 
     @classmethod
     def _count_sources(cls, config: DcaConfig) -> int:
-        return sum(len(source_names(config, i)) for i in range(config.num_hidden_layers))
+        """Count the sources of each way of each layer."""
+        layers = range(config.num_hidden_layers)
+        return sum(len(_ways(config, i)) * len(source_names(config, i)) for i in layers)
 
 
 declare("dca", DcaConfig, Dca)

@@ -146,7 +146,7 @@ class TopPMethods(PreTrainedDecoder):
         """Keep, for each head, the fewest and largest layers whose weights sum to ``p`` or more.
 
         The weights kept are renormalised, in place; the others become and stay 0. Returns the
-        number of weights that each layer after the first has left.
+        number of weights that each layer with a mixture has left.
         """
         if self.config.form != "static":
             raise ValueError(
@@ -155,8 +155,9 @@ class TopPMethods(PreTrainedDecoder):
         if not 0 < p <= 1:
             raise ValueError(f"p must be in (0, 1], got {p}")
         counts = []
-        for layer in cast("Any", self.base_model).layers[1:]:
-            logits = layer.attn_connection.weights.logits
+        places = [layer.attn_connection for layer in cast("Any", self.base_model).layers]
+        for place in (place for place in places if place.weights is not None):
+            logits = place.weights.logits
             weights, order = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
             # A layer is needed as long as the sum of those before it is below p.
             dropped = weights.cumsum(-1) - weights >= p
@@ -199,14 +200,16 @@ class LimeHidden(Variant[LimeHiddenConfig]):
     ) -> Connection:
         if sub_layer == "mlp":
             return super().connection(config, layer_idx, sub_layer)
-        weights = HeadWeights(config, layer_idx) if layer_idx else None
+        # In a pair the other variant may leave a layer without keys and values.
+        weights = HeadWeights(config, layer_idx) if cls._mixes(config, layer_idx) else None
         return HeadMixtures(weights, is_static=config.form == "static")
 
     @classmethod
     def extra_parameters(cls, config: LimeHiddenConfig) -> int:
         """Return S or R of every layer after the first, and its gates."""
         weights = cls._count_weights(config)
-        gates = config.num_key_value_heads * (config.num_hidden_layers - 1) if config.gate else 0
+        mixing = sum(cls._mixes(config, i) for i in range(config.num_hidden_layers))
+        gates = config.num_key_value_heads * mixing if config.gate else 0
         return gates + (weights if config.form == "static" else weights * config.hidden_size)
 
     @classmethod
@@ -217,7 +220,12 @@ class LimeHidden(Variant[LimeHiddenConfig]):
 
     @classmethod
     def _count_weights(cls, config: LimeHiddenConfig) -> int:
-        return config.num_key_value_heads * sum(range(2, config.num_hidden_layers + 1))
+        layers = range(config.num_hidden_layers)
+        return config.num_key_value_heads * sum(i + 1 for i in layers if cls._mixes(config, i))
+
+    @classmethod
+    def _mixes(cls, config: LimeHiddenConfig, layer_idx: int) -> bool:
+        return layer_idx > 0 and bool(config.variant.projects(config, layer_idx))
 
 
 declare("lime_hidden", LimeHiddenConfig, LimeHidden, base=TopPMethods)

@@ -7,7 +7,8 @@ c of {q, k, v, r}, per token:
     X^c = sum over j <= i of A[c, j] X_j
     attention(norm_q X^q, norm_k X^k, norm_v X^v) + X^r, then the mlp as ever
 
-The first layer reads X_0 alone, and the final norm X^r alone. The hidden width of the weights is 4
+The first layer reads X_0 alone, the final norm X^r alone, and in a pair a layer without projections
+of keys or values has none of these ways. The hidden width of the weights is 4
 (i + 1), for the final norm too. With ``pre_post_norm`` the sources are normed before and the sums
 after, and added to the newest output:
 
@@ -46,6 +47,7 @@ from layermem.models.seams import (
     DepthWeights,
     Norm,
     ParameterOverride,
+    Part,
     State,
     Stream,
     SubLayer,
@@ -54,8 +56,6 @@ from layermem.models.seams import (
 )
 from layermem.ops.depth import mix, store
 from layermem.ops.norm import rms_norm
-
-_WAYS = ("query", "key", "value", "residual")
 
 
 @strict
@@ -149,20 +149,20 @@ class Place(nn.Module):
 
 @final
 class Gains(nn.Module):
-    """The gains of the norms of keys and values, relative to the query's."""
+    """The gains of the norms of keys and values, relative to the query's; of what is projected."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, parts: tuple[Part, ...]) -> None:
         super().__init__()
-        self.key = nn.Parameter(torch.empty(width))
-        self.value = nn.Parameter(torch.empty(width))
+        for part in parts:
+            self.register_parameter(part, nn.Parameter(torch.empty(width)))
 
     def reset_parameters(self) -> None:
         """Initialise as in the table above."""
-        initialization.ones_(self.key)
-        initialization.ones_(self.value)
+        for gain in self.parameters():
+            initialization.ones_(gain)
 
-    def forward(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        return key * self.key, value * self.value
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        return [x * gain for x, gain in zip(inputs, self.parameters(), strict=True)]
 
 
 @final
@@ -194,16 +194,19 @@ class ReadFourWays(Connection):
 
     def __init__(self, config: MuddConfig, layers: int) -> None:
         super().__init__()
-        self.place = Place(config, layers, _WAYS)
-        self.gains = Gains(config.hidden_size) if layers else None
+        self.parts = _parts(config, layers)
+        self.place = Place(config, layers, ("query", *self.parts, "residual"))
+        self.gains = Gains(config.hidden_size, self.parts) if layers and self.parts else None
 
     def read(self, state: State, norm: Norm) -> tuple[Any, Any]:
         *mixtures, newest = self.place(*state)
         carry = (mixtures[-1], *state[1:], newest)
+        query = norm(mixtures[0])
         if self.gains is None:
-            return norm(mixtures[0]), carry
-        query, key, value = (norm(mixture) for mixture in mixtures[:3])
-        return (query, *self.gains(key, value)), carry
+            return query, carry
+        inputs = dict(zip(self.parts, self.gains(*map(norm, mixtures[1:-1])), strict=True))
+        # Nothing reads the input of a part that is not projected.
+        return (query, inputs.get("key", query), inputs.get("value", query)), carry
 
     def write(self, carry: Any, y: Tensor) -> State:
         residual, *sources = carry
@@ -232,12 +235,11 @@ class Mudd(Variant[MuddConfig]):
     def extra_parameters(cls, config: MuddConfig) -> int:
         """Return those of the weights, the gains, and the norms of ``pre_post_norm``."""
         width, layers = config.hidden_size, config.num_hidden_layers
-        count = cls._count_weights(config) + 2 * width * (layers - 1)
-        for ways, sources in cls._sizes(config):
-            count += ways * sources
-        if config.pre_post_norm:
-            count += width * (layers + 1) + width * (4 * (layers - 1) + 1)
-        return count
+        sizes = cls._sizes(config)
+        gains = sum(len(_parts(config, i)) for i in range(1, layers))
+        norms = layers + 1 + sum(ways for ways, _ in sizes) if config.pre_post_norm else 0
+        static = sum(ways * sources for ways, sources in sizes)
+        return cls._count_weights(config) + static + width * (gains + norms)
 
     @classmethod
     def extra_flops(cls, config: MuddConfig) -> int:
@@ -255,7 +257,14 @@ class Mudd(Variant[MuddConfig]):
     def _sizes(cls, config: MuddConfig) -> list[tuple[int, int]]:
         """Return (ways, sources) of every place that mixes."""
         layers = config.num_hidden_layers
-        return [*((4, i + 1) for i in range(1, layers)), (1, layers + 1)]
+        ways = [2 + len(_parts(config, i)) for i in range(layers)]
+        return [*((ways[i], i + 1) for i in range(1, layers)), (1, layers + 1)]
+
+
+def _parts(config: MuddConfig, layer_idx: int) -> tuple[Part, ...]:
+    """Return what a layer projects, which in a pair the other variant decides."""
+    parts: tuple[Part, ...] = config.variant.projects(config, layer_idx)
+    return parts
 
 
 declare("mudd", MuddConfig, Mudd)
