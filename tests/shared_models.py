@@ -45,6 +45,12 @@ CASES = {
     "lime-separate-mha": ("lime", {"router_shares_kv": False, "num_key_value_heads": 4}),
     "lime-of-heads-mha": ("lime", {"router_grain": "head", "num_key_value_heads": 4}),
     "lime-of-layers": ("lime", {"router_shares_kv": False, "router_grain": "layer"}),
+    "lime-half": ("lime", {"storage": "half", "router_shares_kv": False}),
+    "lime-half-mha": ("lime", {"storage": 2, "num_key_value_heads": 4}),
+    "lime-half-mixed": ("lime", {"storage": "half", "upper": "mix", "num_key_value_heads": 4}),
+    "cla": ("cla", {"attention_bias": True}),
+    "yoco": ("yoco", {"num_key_value_heads": 4}),
+    "fused_kv": ("fused_kv", {}),
     "lime-biases": ("lime", {"attention_bias": True, "mlp_bias": True}),
     "lime-tied": ("lime", {"tie_word_embeddings": True}),
     "lime-classes": ("lime", {"num_labels": 3, "pad_token_id": 0}),
@@ -118,7 +124,7 @@ def outcome(model, case):
         "numbers": numbers,
         "gradients": {name: whole(p.grad) for name, p in model.named_parameters()},
         "written": [] if classes else [x for how in WRITING for x in write(model, ids, **how)],
-        "cached heads": quiet.past_key_values.layers[-1].keys.shape[1],
+        "cached heads": quiet.past_key_values.layers[0].keys.shape[1],
     }
 
 

@@ -106,6 +106,11 @@ OTHERS = [
     ("attention_residuals-block", "naive", "fsdp"),
     ("denseformer", "naive", "fsdp"),
     ("dca", "naive", "fsdp checkpointed"),
+    ("lime-half", "deferred", "ddp"),
+    ("lime-half", "deferred", "fsdp checkpointed"),
+    ("lime-half-mixed", "deferred", "fsdp"),
+    ("cla", "naive", "ddp checkpointed"),
+    ("fused_kv", "naive", "fsdp"),
 ]
 
 
