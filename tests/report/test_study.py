@@ -16,11 +16,12 @@ from layermem_bench.report import study as report
 from layermem_bench.report.page import write_page
 from layermem_bench.report.study import given_sections
 from layermem_bench.report.study_tables import arms_table, rates_table, runs_table, shapes_tables
-from layermem_bench.results.costs import Costs
+from layermem_bench.results.costs import CacheCost, Costs
 from layermem_bench.results.files import to_json
 from layermem_bench.results.study import (
     MeasuredMemory,
     MeasuredSteps,
+    SettingCosts,
     TriedRates,
 )
 from layermem_bench.study.run_folders import compare_runs
@@ -133,6 +134,20 @@ def test_every_table_of_differences_has_a_forest_plot():
     # Of one pair there is no interval to draw.
     (alone, *_) = report.build(a_comparison({"plain": (1.0,), "lime": (2.0,)})).sections
     assert alone.tables and not alone.figures
+
+
+@pytest.mark.parametrize("of_half", [50, 100])
+def test_arms_whose_caches_differ_are_drawn_against_them(of_half):
+    values = {"plain": (2.0, 2.1, 2.2), "half": (2.1, 2.0, 2.2)}
+    cache = {"plain": CacheCost(held=100, read=100), "half": CacheCost(held=of_half, read=100)}
+    costs = SettingCosts(points=(a_point(1, cache=cache),))
+    result = a_comparison(values)
+    (board,) = result.boards
+    page = report.build(replace(result, boards=(replace(board, costs=costs),)))
+    drawn = [figure for figure in page.sections[0].figures if "against what" in figure.caption]
+    assert len(drawn) == (of_half != 100)
+    for figure in drawn:
+        assert "bytes of the cache" in figure.svg and ">half<" in figure.svg
 
 
 @pytest.mark.usefixtures("undrawn")

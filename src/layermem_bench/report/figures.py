@@ -192,6 +192,24 @@ def forest(differences: Mapping[str, Interval], *, is_share: bool, across: str) 
     return drawing(draw, (6.0, 0.9 + 0.24 * lines))
 
 
+def against(points: Mapping[str, tuple[float, Interval]], *, across: str, up: str) -> str:
+    """Return an SVG of named values with intervals at places across."""
+
+    def draw(axes: Axes) -> None:
+        for i, (name, (x, value)) in enumerate(points.items()):
+            colour, _, marker = STYLES[i % len(STYLES)]
+            # The interval of a single seed is infinite.
+            half = value.half if math.isfinite(value.half) else None
+            label = _escape_label(name)
+            axes.errorbar(x, value.mean, half, color=colour, marker=marker, ls="none", capsize=3)
+            axes.containers[-1].set_label(label)
+        axes.set(xlabel=across, ylabel=_escape_label(up))
+        axes.set_xlim(left=0)
+        axes.legend(frameon=False, fontsize=7)
+
+    return drawing(draw)
+
+
 def scatter(points: Sequence[Sequence[float]], labels: Sequence[int], names: Sequence[str]) -> Plot:
     """Return a plot of labelled points, without ticks, because positions have no meaning."""
     positions, label_array = np.array(points), np.array(labels)

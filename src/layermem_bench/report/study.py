@@ -183,6 +183,7 @@ def _of_board(result: StudyResult, board: Board) -> list[Section]:
                 title = f"{metric}, {study_tables.TITLES[condition.name]}"
                 drawn.append(_forest(title, lines, result.metric(metric)))
         shown += study_tables.levels_tables(result, board, condition)
+        drawn += _against_cache(result, board, condition)
     notes = [] if result.claims else [note for note in result.notes if board.name in note]
     sections = [Section(title=board.name, paragraphs=notes, tables=shown, figures=drawn)]
     if curves := learning_curves(result, board):
@@ -191,6 +192,28 @@ def _of_board(result: StudyResult, board: Board) -> list[Section]:
             Section(title=f"How they learn: {board.name}", paragraphs=[counted], figures=curves)
         )
     return sections
+
+
+def _against_cache(result: StudyResult, board: Board, condition: Condition) -> list[Figure]:
+    """Return what arms reach against what their caches hold, if these differ."""
+    caches = {arm: cache.held for point in board.costs.points for arm, cache in point.cache.items()}
+    lines = lines_of(result, board, condition, board.metric)
+    points = {
+        line.arm: (2.0 * caches[line.arm], line.mean)
+        for line in lines
+        if line.arm in caches and line.mean is not None
+    }
+    if len({held for held, _ in points.values()}) < 2:
+        return []
+    title = f"{board.metric}, {study_tables.TITLES[condition.name]}"
+    across = "bytes of the cache for a token, in bfloat16"
+    return [
+        Figure(
+            svg=figures.against(points, across=across, up=board.metric),
+            caption=f"{title}, against what the cache of keys and values holds; means with 95% "
+            "intervals.",
+        )
+    ]
 
 
 def _forest(title: str, lines: Sequence[Line], metric: Metric) -> Figure:
