@@ -7,7 +7,7 @@ gradients come back: as many bytes again. Sums are over all boundaries.
 import argparse
 
 from layermem.models.registry import lookup
-from layermem.models.stages import crossing_slots, stage_layers
+from layermem.models.stages import crossing, stage_layers
 
 # name: layers, width, query heads, key-value heads.
 MODELS = {
@@ -38,7 +38,7 @@ def count_bytes(model, way, stages, tokens, size=2):
     )
     slot = 2 * kv_heads * config.head_dim
     boundaries = [of_stage.start for of_stage in stage_layers(layers, stages)[1:]]
-    numbers = sum(width + slot * len(crossing_slots(entry.variant, config, b)) for b in boundaries)
+    numbers = sum(width + slot * len(crossing(entry.variant, config, b)) for b in boundaries)
     return numbers * tokens * size
 
 

@@ -41,6 +41,7 @@ WHERE_ASKED_FOR = {
     "launches.py": {"triton"},
     "peft_adapters.py": {"peft"},
     "vllm.py": {"vllm"},
+    "vllm_backend.py": {"vllm"},
 }
 
 

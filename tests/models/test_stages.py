@@ -13,7 +13,7 @@ from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from layermem.models.registry import lookup
-from layermem.models.stages import DecoderStage, crossing_slots, stage_layers
+from layermem.models.stages import DecoderStage, crossing, stage_layers
 
 ROOT = Path(__file__).parents[2]
 WINDOW = {"router": "last", "router_window": 2}
@@ -23,6 +23,9 @@ CASES = {
     "lime-mha": ("lime", {"num_key_value_heads": 4}),
     "depth_attention": ("depth_attention", {"gate": "head"}),
     "lime+mudd": ("lime+mudd", {}),
+    "lime-half": ("lime", {"storage": "half"}),
+    "lime-half-mixed": ("lime", {"storage": "half", "upper": "mix"}),
+    "fused_kv": ("fused_kv", {}),
 }
 
 
@@ -52,8 +55,18 @@ def assert_gradients(stages, model):
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_stages_after_each_other_compute_what_the_model_does(entry, count, attention):
+    compare_stages(entry, count, attention)
+
+
+@pytest.mark.parametrize("upper", ["borrow", "mix"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_what_is_lent_travels_from_stage_to_stage(upper, count):
+    compare_stages(lookup("lime"), count, "sdpa", storage="half", upper=upper)
+
+
+def compare_stages(entry, count, attention, **fields):
     def built():
-        config = entry.config(**TINY)
+        config = entry.config(**TINY, **fields)
         config._attn_implementation = attention
         return make(entry.causal_lm, config).double()
 
@@ -76,9 +89,12 @@ def test_stages_after_each_other_compute_what_the_model_does(entry, count, atten
 def test_a_window_keeps_what_crosses_small():
     lime = lookup("lime")
     full, window = lime.config(**TINY), lime.config(**TINY, **WINDOW)
-    assert crossing_slots(lime.variant, full, 3) == (0, 1, 2)
-    assert crossing_slots(lime.variant, window, 3) == (2,)
-    assert crossing_slots(lookup("plain").variant, full, 3) == ()
+    assert crossing(lime.variant, full, 3) == (("slot", 0), ("slot", 1), ("slot", 2))
+    assert crossing(lime.variant, window, 3) == (("slot", 2),)
+    half = lime.config(**TINY, storage="half")
+    assert crossing(lime.variant, half, 1) == (("lent", 0), ("slot", 0))
+    assert crossing(lime.variant, half, 3) == (("lent", 2),)
+    assert crossing(lookup("plain").variant, full, 3) == ()
     model = a_model("lime", WINDOW)
     sent = DecoderStage(model, range(3))(draw(0))
     # The residual, and the key and value of one slot.

@@ -14,7 +14,6 @@ from layermem import LimeConfig, LimeForCausalLM, PlainConfig, PlainForCausalLM
 from layermem.models.counting import count_cached, count_parameters, count_read
 from layermem.models.keywords import CACHE
 from layermem.models.registry import lookup
-from layermem.models.stages import DecoderStage
 from layermem.variants.lime import Lime
 
 DEEP = {**TINY, "num_hidden_layers": 6}
@@ -172,8 +171,6 @@ def test_what_needs_all_projections_is_refused():
     sizes = {k: v for k, v in TINY.items() if k in LlamaConfig().to_dict()}
     with pytest.raises(ValueError, match="storage='half' 2 of the 4 layers"):
         LimeForCausalLM.from_llama(LlamaForCausalLM(LlamaConfig(**sizes)), storage="half")
-    with pytest.raises(ValueError, match="cannot be cut into stages"):
-        DecoderStage(LimeForCausalLM(LimeConfig(**TINY, storage="half")), range(2))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """A causal LM cut into stages of consecutive layers, as torch's pipelining wants them.
 
-    first stage    ids -> embeddings -> its layers -> (*state, *slots)
-    other stages   (*state, *slots) -> its layers -> (*state, *slots)
-    last stage     (*state, *slots) -> its layers -> norm and head -> logits
+    first stage    ids -> embeddings -> its layers -> (*state, *handed)
+    other stages   (*state, *handed) -> its layers -> (*state, *handed)
+    last stage     (*state, *handed) -> its layers -> norm and head -> logits
 
 From one stage to the next go the state of the stream and, key and value each, the slots of all
-layers so far that a later layer reads. With a full router that is every slot; a window keeps it few
-(``crossing_slots``). Rows have one length and no padding, and there is no cache.
+layers so far that a later layer reads, and what later layers borrow. With a full router that is
+every slot; a window keeps it few (``crossing``). Rows have one length and no padding, and there is
+no cache.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from layermem.models.causal_lm import DecoderForCausalLM
 from layermem.models.configuration import DecoderConfig
-from layermem.models.decoder import Decoder, DecoderLayer
+from layermem.models.decoder import DecoderLayer, Handed
 from layermem.models.keywords import create_mask
 from layermem.models.seams import Stream, Variant
 
@@ -31,13 +32,15 @@ def stage_layers(n_layers: int, n_stages: int) -> list[range]:
     return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
 
 
-def crossing_slots(
+def crossing(
     variant: type[Variant[Any]], config: DecoderConfig, boundary: int
-) -> tuple[int, ...]:
-    """Return the layers before ``boundary`` whose slots it or a later layer reads, ascending."""
+) -> tuple[Handed, ...]:
+    """Return what layers before ``boundary`` hand to it or to later layers."""
     later = range(boundary, config.num_hidden_layers)
-    read = {j for layer in later for j in variant.sources(config, layer)}
-    return tuple(sorted(j for j in read if j < boundary))
+    slots = {("slot", j) for layer in later for j in variant.sources(config, layer)}
+    lent = {("lent", j) for layer in later for j in variant.lenders(config, layer)}
+    crossing = sorted(name for name in slots | lent if name[1] < boundary)
+    return tuple(cast("list[Handed]", crossing))
 
 
 @final
@@ -51,11 +54,11 @@ class DecoderStage(nn.Module):
     def __init__(self, model: DecoderForCausalLM, layers: range) -> None:
         super().__init__()
         config, decoder = model.config, model.model
-        _check(model, decoder, layers)
+        _check(model, layers)
         self.config = config
         self.is_first, self.is_last = layers.start == 0, layers.stop == config.num_hidden_layers
-        self.arriving = crossing_slots(decoder.variant, config, layers.start)
-        self.leaving = crossing_slots(decoder.variant, config, layers.stop)
+        self.arriving = crossing(decoder.variant, config, layers.start)
+        self.leaving = crossing(decoder.variant, config, layers.stop)
         self.model = nn.Module()
         self.model.layers = nn.ModuleDict({str(i): decoder.layers[i] for i in layers})
         self.model.rotary_emb = decoder.rotary_emb
@@ -71,7 +74,7 @@ class DecoderStage(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the stage on token ids [B, T], or on what the stage before it has returned."""
-        state, slots = self._receive(inputs)
+        state, handed = self._receive(inputs)
         tokens = state[0].shape[1]
         positions = torch.arange(tokens, device=state[0].device)[None]
         rotary: Any = self.model.rotary_emb
@@ -81,24 +84,24 @@ class DecoderStage(nn.Module):
             "position_ids": positions,
         }
         for layer in cast("Sequence[DecoderLayer]", self.model.layers.values()):  # type: ignore[operator]
-            sources = (tensor for j in layer.sources for tensor in slots[j])
-            x, *new = layer(*state, *sources, **kwargs)
-            if layer.is_source:
+            read = (tensor for name in layer.reads() for tensor in handed[name])
+            x, *new = layer(*state, *read, **kwargs)
+            for name in reversed(layer.hands_on()):
                 *new, key, value = new
-                slots[layer.layer_idx] = key, value
+                handed[name] = key, value
             state = (x, *state[1:], *new) if self.grows else (x, *new)
         if self.is_last:
             return self._logits(state)
         # A tensor that nothing reads has no gradient to send back, and stays.
-        kept = (tensor for j in self.leaving for tensor in slots[j])
+        kept = (tensor for name in self.leaving for tensor in handed[name])
         sent = (*state[self.shows_reduction :], *kept)
         # What is sent has to be contiguous; what only passes through is not to be its own input.
         return tuple(x.contiguous().view_as(x) for x in sent)
 
     def _receive(
         self, inputs: tuple[Tensor, ...]
-    ) -> tuple[tuple[Tensor, ...], dict[int, tuple[Tensor, Tensor]]]:
-        """Return the state and the slots by layer."""
+    ) -> tuple[tuple[Tensor, ...], dict[Handed, tuple[Tensor, Tensor]]]:
+        """Return the state, and what earlier layers have handed on."""
         if self._begin is not None:
             (ids,) = inputs
             embed: Any = self.model.embed_tokens
@@ -128,16 +131,11 @@ class _Received(torch.autograd.Function):
         return grad.contiguous()
 
 
-def _check(model: DecoderForCausalLM, decoder: Decoder, layers: range) -> None:
+def _check(model: DecoderForCausalLM, layers: range) -> None:
     """Raise ``ValueError`` where a stage would compute something else than the model."""
     count = model.config.num_hidden_layers
     if layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
         raise ValueError(f"a stage has consecutive layers of the {count}, got {layers}")
-    if any(layer.lenders for layer in cast("Sequence[DecoderLayer]", decoder.layers)):
-        raise ValueError(
-            "a model whose layers borrow keys and values (storage) cannot be cut into stages yet: "
-            "what is lent does not travel from one stage to the next"
-        )
     if model.config.tie_word_embeddings:
         raise ValueError(
             "the embeddings and the head share a weight (tie_word_embeddings=True), which lies in "
