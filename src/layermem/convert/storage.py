@@ -13,15 +13,19 @@ nothing else. p pairs the heads that explain most, one after the other.
 Letters: G key-value heads, E head width, T tokens.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from layermem.models.decoder import Attention, DecoderLayer
+from layermem.models.decoder import Attention, DecoderLayer, Handed
+from layermem.models.keywords import create_mask
+from layermem.models.registry import lookup
+from layermem.ops.route import Slot
 from layermem.variants.lime import LimeConfig, LimeForCausalLM
 from layermem.variants.plain import PlainForCausalLM
 
@@ -70,24 +74,12 @@ def with_storage(
         for layer in range(config.num_hidden_layers)
         if layer not in config.storing()
     }
-    fits = {layer: _Fit(config) for layer in lenders}
-    _collect(llama, texts, lenders, fits)
-    rows = [
-        Borrowed(
-            layer=layer,
-            lender=lender,
-            heads=tuple(fits[layer].heads() if method == "fit" else range(_heads(config))),
-            **fits[layer].explained(method),
-        )
-        for layer, lender in lenders.items()
-    ]
-    layers = _layers(llama)
+    borrowing = _without_routers(llama, lenders)
     if method == "average":
-        _average(layers, lenders)
-    for row in rows if method == "fit" else ():
-        _adapt(layers[row.layer].self_attn, fits[row.layer], row.heads)
+        _average(llama, borrowing, lenders)
+    rows = list(_fit_layers(llama, borrowing, texts, lenders, method))
     model: Any = LimeForCausalLM(config).to(llama.dtype).eval()
-    missing, _ = model.load_state_dict(llama.state_dict(), strict=False)
+    missing, _ = model.load_state_dict(borrowing.state_dict(), strict=False)
     if unknown := [name for name in missing if ".memory." not in name]:
         raise RuntimeError(f"weights of {unknown} are not among the LLaMA's")
     model.generation_config = llama.generation_config
@@ -109,8 +101,8 @@ def config_with_storage(plain: PreTrainedConfig, storage: Any, **fields: Any) ->
 class _Fit:
     """Sums over tokens of one layer and its lender, and what they say."""
 
-    def __init__(self, config: LimeConfig) -> None:
-        heads, width = _heads(config), config.head_dim
+    def __init__(self, config: Any) -> None:
+        heads, width = int(config.num_key_value_heads), config.head_dim
         pairs = (heads, heads)
         # Of own head and lender's head, in float64; keys as complex numbers.
         self.key_cross = torch.zeros(*pairs, width // 2, dtype=torch.complex128)
@@ -182,42 +174,94 @@ class _Fit:
         }
 
 
+def _without_routers(llama: Any, lenders: Mapping[int, int]) -> Any:
+    """Return a model with the weights of a plain decoder whose layers borrow."""
+    values = {k: v for k, v in llama.config.to_dict().items() if k not in _OF_THE_FILE}
+    sources = [lenders.get(i, i) for i in range(llama.config.num_hidden_layers)]
+    cla = lookup("cla")
+    model: Any = cla.causal_lm(cla.config(**values, kv_source_layers=sources))
+    model = model.to(llama.dtype).eval()
+    model.load_state_dict(llama.state_dict(), strict=False)
+    return model
+
+
+class _Walk:
+    """A decoder that runs on texts one layer after the other."""
+
+    def __init__(self, model: Any, texts: Iterable[Tensor]) -> None:
+        self.decoder = model.model
+        self.layers = cast("Sequence[DecoderLayer]", self.decoder.layers)
+        self.states = [self.decoder.embed_tokens(ids) for ids in texts]
+        self._handed: list[dict[Handed, tuple[Tensor, Tensor]]] = [{} for _ in self.states]
+
+    def slots(self, i: int) -> list[Slot]:
+        """Return the keys and values [tokens, G, E] that layer ``i``, the next one, projects."""
+        layer = self.layers[i]
+        attention, width = layer.self_attn, layer.self_attn.head_dim
+        projections = (attention.k_proj, attention.v_proj)
+        return [
+            cast(
+                "Slot",
+                tuple(
+                    linear(layer.input_layernorm(x)).flatten(0, 1).unflatten(-1, (-1, width)).cpu()
+                    for linear in projections
+                ),
+            )
+            for x in self.states
+        ]
+
+    def step(self, i: int) -> None:
+        """Run layer ``i``."""
+        layer = self.layers[i]
+        for text, (x, handed) in enumerate(zip(self.states, self._handed, strict=True)):
+            positions = torch.arange(x.shape[1], device=x.device)[None]
+            read = (tensor for name in layer.reads() for tensor in handed[name])
+            self.states[text], *new = layer(
+                x,
+                *read,
+                attention_mask=create_mask(self.decoder.config, x, None, None, None),
+                position_embeddings=self.decoder.rotary_emb(x, positions),
+                position_ids=positions,
+            )
+            if new:
+                handed["lent", i] = new[0], new[1]
+
+
 @torch.no_grad()
-def _collect(
-    llama: Any, texts: Iterable[Tensor], lenders: dict[int, int], fits: dict[int, _Fit]
-) -> None:
-    """Run the model on the texts and add up what its layers project."""
-    seen: dict[tuple[int, str], Tensor] = {}
-    hooks, width = [], llama.config.head_dim
+def _fit_layers(
+    llama: Any,
+    borrowing: Any,
+    texts: Iterable[Tensor],
+    lenders: Mapping[int, int],
+    method: Method,
+) -> Iterator[Borrowed]:
+    """Adapt the layers that borrow from the lowest on, and yield how well each does.
 
-    def keep(layer: int, part: str) -> Any:
-        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            seen[layer, part] = output.flatten(0, 1).unflatten(-1, (-1, width))
-
-        return hook
-
-    layers = _layers(llama)
-    for i in {*lenders, *lenders.values()}:
-        for part in ("k_proj", "v_proj"):
-            hooks.append(getattr(layers[i].self_attn, part).register_forward_hook(keep(i, part)))
-    try:
-        tokens = 0
-        for ids in texts:
-            llama.model(ids, use_cache=False)
-            tokens += ids.numel()
-            for layer, lender in lenders.items():
-                own, lent = (
-                    (seen[i, "k_proj"].cpu(), seen[i, "v_proj"].cpu()) for i in (layer, lender)
-                )
-                fits[layer].add(own, lent)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if tokens < width:
+    Each is fitted to the keys and values that it had in the model as it was, from what its lender
+    has in the new one, whose layers below are adapted already.
+    """
+    config, texts = llama.config, list(texts)
+    tokens = sum(ids.numel() for ids in texts)
+    if tokens < config.head_dim:
         raise ValueError(
-            f"a text of {tokens} tokens is too short to fit maps of {width} x {width} on; give at "
-            "least some thousand tokens"
+            f"a text of {tokens} tokens is too short to fit maps of {config.head_dim} x "
+            f"{config.head_dim} on; give at least some thousand tokens"
         )
+    before, after = _Walk(llama, texts), _Walk(borrowing, texts)
+    lent: dict[int, list[Slot]] = {}
+    for i in range(max(lenders, default=-1) + 1):
+        if i in lenders:
+            fit = _Fit(config)
+            for own, of_lender in zip(before.slots(i), lent[lenders[i]], strict=True):
+                fit.add(own, of_lender)
+            heads = tuple(fit.heads() if method == "fit" else range(config.num_key_value_heads))
+            if method == "fit":
+                _adapt(after.layers[i].self_attn, fit, heads)
+            yield Borrowed(layer=i, lender=lenders[i], heads=heads, **fit.explained(method))
+        elif i in lenders.values():
+            lent[i] = after.slots(i)
+        before.step(i)
+        after.step(i)
 
 
 @torch.no_grad()
@@ -243,26 +287,17 @@ def _adapt(attention: Attention, fit: _Fit, heads: Sequence[int]) -> None:
 
 
 @torch.no_grad()
-def _average(layers: Sequence[DecoderLayer], lenders: dict[int, int]) -> None:
+def _average(llama: Any, borrowing: Any, lenders: Mapping[int, int]) -> None:
     """Give each lender the mean of its projections and of those of the layers that borrow."""
+    theirs, ours = llama.state_dict(), borrowing.state_dict()
     for lender in set(lenders.values()):
         group = [lender, *(layer for layer, j in lenders.items() if j == lender)]
-        for part in ("k_proj", "v_proj"):
-            matrices = [getattr(layers[i].self_attn, part) for i in group]
-            for name, parameter in matrices[0].named_parameters():
-                mean = torch.stack([dict(m.named_parameters())[name] for m in matrices]).mean(0)
-                parameter.copy_(mean)
+        for name in [n for n in ours if re.search(rf"layers\.{lender}\.self_attn\.[kv]_proj", n)]:
+            others = [theirs[name.replace(f".{lender}.", f".{layer}.", 1)] for layer in group]
+            ours[name].copy_(torch.stack(others).mean(0))
 
 
 def _as_complex(keys: Tensor) -> Tensor:
     """Return keys [..., E] as [..., E / 2]: rope rotates channels i and i + E / 2."""
     real, imaginary = keys.double().chunk(2, -1)
     return torch.complex(real, imaginary)
-
-
-def _heads(config: LimeConfig) -> int:
-    return int(config.num_key_value_heads)
-
-
-def _layers(model: Any) -> Sequence[DecoderLayer]:
-    return cast("Sequence[DecoderLayer]", model.model.layers)
