@@ -55,7 +55,12 @@ from layermem_bench.results.intervals import adjusted_p_values, interval, paired
 from layermem_bench.results.study import BY_LEVEL, LOSS, Metric, StudyResult
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS.parent / "README.md", DOCS / "results.md", DOCS / "recipe.md")
+PAGES = (
+    DOCS.parent / "README.md",
+    DOCS / "results.md",
+    DOCS / "recipe.md",
+    *sorted((DOCS / "results").glob("*.md")),
+)
 RECORDS = DOCS / "records"
 QUESTIONS = DOCS / "questions.toml"
 PICTURE = DOCS / "answers.svg"
@@ -63,6 +68,9 @@ OVER_SEEDS = " over seeds"
 CHOOSING = " with the choosing seed"
 # Columns that a page has no room for.
 _LEFT_OUT = ("each seed", "where")
+# Of a wider table these columns are left out too, in this order, until the others fit.
+_COLUMNS = 6
+_FIRST_LEFT_OUT = ("seeds to settle it", "", "memory", "parameters", "learning rate", "time")
 _PLACE = re.compile(r"(?m)^<!-- (?:(?P<name>[\w-]+): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
 
 
@@ -87,13 +95,22 @@ def with_tables(page: str, records: Path = RECORDS) -> str:
         if name is None:
             if table not in of_all:
                 return place[0]
-            rows = of_all[table]()
+            rows = _narrow(of_all[table]())
         else:
-            rows = rows_of(name, table, records)
+            rows = _narrow(rows_of(name, table, records))
         mark = f"{name}: {table}" if name else table
         return f"<!-- {mark} -->\n{markdown_lines(rows)}\n"
 
     return _PLACE.sub(replaced, page)
+
+
+def _narrow(rows: list[list[str]]) -> list[list[str]]:
+    """Return a table without the columns that a page can miss most, if it is too wide."""
+    for title in _FIRST_LEFT_OUT:
+        if len(rows[0]) > _COLUMNS and title in rows[0]:
+            place = rows[0].index(title)
+            rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+    return rows
 
 
 def rows_of(name: str, table: str, records: Path) -> list[list[str]]:

@@ -63,6 +63,13 @@ def test_the_pages_have_what_was_recorded(script):
         assert script.with_tables(page) == page, f"{path.name}: run python docs/results_tables.py"
 
 
+def test_tables_fit_on_a_page(script):
+    for path in script.PAGES:
+        for place in script._PLACE.finditer(path.read_text(encoding="utf-8")):
+            header = place[0].splitlines()[1]
+            assert header.count("|") - 1 <= 6, f"{path.name}: {header}"
+
+
 def test_the_picture_draws_what_was_recorded(script):
     recorded = script.PICTURE.read_text(encoding="utf-8")
     drawn = script.picture()
