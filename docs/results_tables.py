@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and docs/recipe.md from what was recorded: python THIS_FILE.
+"""Write the tables and the first picture of the results from what was recorded: python THIS_FILE.
 
 A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/NAME.json, which
 ``layermem study``, ``report`` or ``eval`` wrote. TABLE is
@@ -18,20 +18,28 @@ A line ``<!-- NAME: TABLE -->`` in a page stands before a table of docs/records/
 ``<!-- verdicts -->`` stands before the table of what came of the paper's claims in short,
 ``<!-- claims -->`` before that of the claims, ``<!-- differences -->`` before that of all that was
 compared for them.
+
+``<!-- answers -->`` stands before the table that answers the questions of docs/questions.toml, each
+by one recorded difference; ``<!-- answers in brief -->``, in README.md, before those marked as
+brief. docs/answers.svg draws the differences in validation loss.
 """
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
 
+import matplotlib
+
 from layermem_bench.paper import get_artefact, names
 from layermem_bench.paper.artefact import SEEDS
+from layermem_bench.report import figures
 from layermem_bench.report.eval import over_seeds
-from layermem_bench.report.numbers import format_interval, format_p
+from layermem_bench.report.numbers import NOISE, format_interval, format_p
 from layermem_bench.report.page import Table
 from layermem_bench.report.paper_tables import claim_numbers, claims_table, numbers_table
 from layermem_bench.report.study_tables import (
@@ -40,42 +48,69 @@ from layermem_bench.report.study_tables import (
     levels_tables,
     shapes_tables,
 )
-from layermem_bench.results.comparing import Verdict, judge
+from layermem_bench.results.comparing import Line, Verdict, judge, lines_of
 from layermem_bench.results.eval import EvalResult
 from layermem_bench.results.files import read_result
 from layermem_bench.results.intervals import adjusted_p_values, interval, paired
-from layermem_bench.results.study import BY_LEVEL, LOSS, StudyResult
+from layermem_bench.results.study import BY_LEVEL, LOSS, Metric, StudyResult
 
-PAGES = tuple(Path(__file__).parent / name for name in ("results.md", "recipe.md"))
-RECORDS = Path(__file__).parent / "records"
+DOCS = Path(__file__).parent
+PAGES = (
+    DOCS.parent / "README.md",
+    DOCS / "results.md",
+    DOCS / "recipe.md",
+    *sorted((DOCS / "results").glob("*.md")),
+)
+RECORDS = DOCS / "records"
+QUESTIONS = DOCS / "questions.toml"
+PICTURE = DOCS / "answers.svg"
 OVER_SEEDS = " over seeds"
 CHOOSING = " with the choosing seed"
 # Columns that a page has no room for.
 _LEFT_OUT = ("each seed", "where")
+# Of a wider table these columns are left out too, in this order, until the others fit.
+_COLUMNS = 6
+_FIRST_LEFT_OUT = ("seeds to settle it", "", "memory", "parameters", "learning rate", "time")
 _PLACE = re.compile(r"(?m)^<!-- (?:(?P<name>[\w-]+): )?(?P<table>[^>]+?) -->\n(?:\|.*\n)*")
 
 
 def main() -> None:
     for page in PAGES:
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+    PICTURE.write_text(picture(), encoding="utf-8")
 
 
 def with_tables(page: str, records: Path = RECORDS) -> str:
     """Return the page with every table as its record has it."""
-    of_all = {"verdicts": verdicts, "claims": claims, "differences": differences}
+    of_all = {
+        "verdicts": partial(verdicts, records / "artefacts"),
+        "claims": partial(claims, records / "artefacts"),
+        "differences": partial(differences, records / "artefacts"),
+        "answers": partial(answers_table, records),
+        "answers in brief": partial(answers_table, records, brief=True),
+    }
 
     def replaced(place: re.Match[str]) -> str:
         name, table = place["name"], place["table"]
         if name is None:
             if table not in of_all:
                 return place[0]
-            rows = of_all[table](records / "artefacts")
+            rows = _narrow(of_all[table]())
         else:
-            rows = rows_of(name, table, records)
+            rows = _narrow(rows_of(name, table, records))
         mark = f"{name}: {table}" if name else table
         return f"<!-- {mark} -->\n{markdown_lines(rows)}\n"
 
     return _PLACE.sub(replaced, page)
+
+
+def _narrow(rows: list[list[str]]) -> list[list[str]]:
+    """Return a table without the columns that a page can miss most, if it is too wide."""
+    for title in _FIRST_LEFT_OUT:
+        if len(rows[0]) > _COLUMNS and title in rows[0]:
+            place = rows[0].index(title)
+            rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+    return rows
 
 
 def rows_of(name: str, table: str, records: Path) -> list[list[str]]:
@@ -185,6 +220,107 @@ def _with_choosing_seed(name: str, table: str, result: StudyResult) -> list[list
         for arm, of_arm in values.items()
     ]
     return [["arm", LOSS, f"against {first}", "p (Holm)"], *rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A reader's question, and the recorded difference that answers it; no record: none is yet."""
+
+    asks: str
+    evidence: str
+    record: str = ""
+    board: str = ""
+    """Of a record with several boards; empty: the only one."""
+    condition: str = ""
+    arm: str = ""
+    metric: str = ""
+    brief: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came of a question: the arm's line of its table; None: nothing is recorded."""
+
+    question: Question
+    line: Line | None = None
+    metric: Metric = Metric()
+
+    @property
+    def verdict(self) -> str:
+        if self.line is None or self.line.difference is None:
+            return "not measured yet"
+        if self.line.p is None or self.line.p >= NOISE:
+            return "unclear"
+        is_better = (self.line.difference.mean > 0) == (self.metric.better == "higher")
+        return "**yes**" if is_better else "**no**"
+
+    @property
+    def difference(self) -> str:
+        return format_interval(self.line and self.line.difference, self.metric.is_share, "+")
+
+
+def questions(path: Path = QUESTIONS) -> list[Question]:
+    """Return the questions in the order of the table."""
+    with path.open("rb") as file:
+        return [Question(**fields) for fields in tomllib.load(file)["question"]]
+
+
+def answer(question: Question, records: Path) -> Answer:
+    """Return what the record of a question says."""
+    if not question.record:
+        return Answer(question=question)
+    result = read_result(StudyResult, records / f"{question.record}.json")
+    _check_whole(question.record, result)
+    lines = [
+        line
+        for board in result.boards
+        for condition in board.conditions
+        if question.board in ("", board.name) and question.condition == condition.name
+        for line in lines_of(result, board, condition, question.metric)
+        if line.arm == question.arm and line.difference is not None
+    ]
+    if len(lines) != 1:
+        raise SystemExit(
+            f"{question.record} must have one difference for {question.asks!r}, has {len(lines)}"
+        )
+    return Answer(question=question, line=lines[0], metric=result.metric(question.metric))
+
+
+def answers_table(records: Path, *, brief: bool = False) -> list[list[str]]:
+    """Return the table of answers; ``brief``: those of README.md, which lies above docs."""
+    rows = []
+    for each in questions():
+        if each.brief or not brief:
+            found = answer(each, records)
+            p = format_p(found.line and found.line.p).partition(",")[0]
+            evidence = f"[evidence]({'docs/' if brief else ''}{each.evidence})"
+            rows.append([each.asks, found.verdict, found.difference, p, evidence])
+    return [["question", "answer", "difference", "p, adjusted", ""], *rows]
+
+
+def picture(records: Path = RECORDS) -> str:
+    """Return an SVG of the answers in validation loss, on a ground of its own for light and dark.
+
+    It begins with the version of matplotlib that drew it, whose releases place text differently.
+    """
+    found = [answer(each, records) for each in questions()]
+    drawn = {
+        each.question.asks: each.line.difference
+        for each in found
+        if each.question.metric == LOSS and each.line and each.line.difference
+    }
+    across = "validation loss minus plain's (left is better)"
+    svg = figures.forest(drawn, is_share=False, across=across)
+    said = "; ".join(
+        f"{each.question.asks} {each.difference}" for each in found if each.question.asks in drawn
+    )
+    start, _, rest = svg.partition(">")
+    about = (
+        f"<title>Differences in validation loss with 95% intervals</title><desc>{said}</desc>"
+        "<style>svg{background:#ffffff;color:#1a2b3c}"
+        "@media(prefers-color-scheme:dark){svg{background:#1e2129;color:#dde3ea}}</style>"
+    )
+    return f"<!-- matplotlib {matplotlib.__version__} -->\n{start}>{about}{rest}"
 
 
 def verdicts(folder: Path) -> list[list[str]]:

@@ -1,10 +1,11 @@
-"""The tables of docs/results.md and docs/recipe.md are those of the records beside it."""
+"""The tables of the results, and their first picture, are those of the records beside them."""
 
 import importlib.util
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import pytest
 from made_up import a_comparison, a_result
 
@@ -60,6 +61,56 @@ def test_the_pages_have_what_was_recorded(script):
     for path in script.PAGES:
         page = path.read_text(encoding="utf-8")
         assert script.with_tables(page) == page, f"{path.name}: run python docs/results_tables.py"
+
+
+def test_tables_fit_on_a_page(script):
+    for path in script.PAGES:
+        for place in script._PLACE.finditer(path.read_text(encoding="utf-8")):
+            header = place[0].splitlines()[1]
+            assert header.count("|") - 1 <= 6, f"{path.name}: {header}"
+
+
+def test_the_picture_draws_what_was_recorded(script):
+    recorded = script.PICTURE.read_text(encoding="utf-8")
+    drawn = script.picture()
+    if recorded.partition("\n")[0] == f"<!-- matplotlib {matplotlib.__version__} -->":
+        assert recorded == drawn, "run python docs/results_tables.py"
+    # Other releases place text differently; what is drawn is the same.
+    (said,) = re.findall("<desc>.*</desc>", recorded)
+    assert said in drawn
+
+
+def a_question(script, **fields):
+    of_made_up = {"record": "made-up", "condition": "recorded", "metric": "right answers"}
+    return script.Question(asks="?", evidence="results.md", arm="lime", **{**of_made_up, **fields})
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [
+        ((0.5, 0.61, 0.7), "**yes**"),
+        ((0.1, 0.21, 0.3), "**no**"),
+        ((0.2, 0.61, 0.5), "unclear"),
+        # One pair has no interval.
+        ((0.5,), "unclear"),
+    ],
+)
+def test_a_question_is_answered_by_its_difference(script, tmp_path, ours, verdict):
+    shares = {"plain": (0.3, 0.4, 0.5)[: len(ours)], "lime": ours}
+    made = a_comparison(shares, metric="right answers", conditions=("recorded",))
+    write(tmp_path / "made-up.json", made)
+    assert script.answer(a_question(script), tmp_path).verdict == verdict
+    assert script.answer(a_question(script, record=""), tmp_path).verdict == "not measured yet"
+    with pytest.raises(SystemExit, match="made-up must have one difference"):
+        script.answer(a_question(script, condition="tokens"), tmp_path)
+
+
+def test_the_readme_links_to_the_same_evidence(script):
+    header, *rows = script.answers_table(script.RECORDS)
+    _, *brief = script.answers_table(script.RECORDS, brief=True)
+    assert len(header) <= 6 and len(brief) == 5
+    above_docs = [[*cells, link.replace("](", "](docs/")] for *cells, link in rows]
+    assert all(row in above_docs for row in brief)
 
 
 def test_every_record_has_a_place(script):

@@ -1,4 +1,4 @@
-"""Intervals written by hand in README.md and docs/results.md are those of a table or of the log."""
+"""Intervals written by hand in README.md and the results are those of a table or of the log."""
 
 import re
 from collections.abc import Iterator
@@ -55,12 +55,17 @@ def tables_and_text(page: str) -> tuple[str, str]:
     )
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+RESULTS = ["docs/results.md"]
+RESULTS += sorted(f"docs/results/{path.name}" for path in ROOT.glob("docs/results/*.md"))
+
+
+@pytest.mark.parametrize("page", ["README.md", *RESULTS])
 def test_written_intervals_are_recorded(page):
-    tables, text = tables_and_text(read("docs/results.md"))
+    tables = "\n".join(tables_and_text(read(result))[0] for result in RESULTS)
+    assert list(intervals(tables))
+    _, text = tables_and_text(read(page))
     if page == "README.md":
         text = read(page)
-    assert list(intervals(text))
     log = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("docs/log/*.md"))
     assert not unknown(text, f"{tables}\n{log}")
 

@@ -88,8 +88,8 @@ def tiny_chains() -> Run:
 
     Variables are named by the places of their statements and asked for where these end, so that a
     level is found soon and practised while the next is found. Of plain decoders those of 4 layers
-    find all levels, those of 2 mostly levels 1 to 4 (docs/results.md). A guess has a third of the
-    answers right.
+    find all levels, those of 2 mostly levels 1 to 4 (docs/results/recall.md). A guess has a third
+    of the answers right.
     """
     model = sizes(64, 4, 4)
     statements = ("depth=5", "chains=3", "values=9", "order=levels")
