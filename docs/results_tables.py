@@ -256,7 +256,9 @@ class Answer:
 
     @property
     def difference(self) -> str:
-        return format_interval(self.line and self.line.difference, self.metric.is_share, "+")
+        return format_interval(
+            self.line.difference if self.line else None, self.metric.is_share, "+"
+        )
 
 
 def questions(path: Path = QUESTIONS) -> list[Question]:
@@ -292,7 +294,7 @@ def answers_table(records: Path, *, brief: bool = False) -> list[list[str]]:
     for each in questions():
         if each.brief or not brief:
             found = answer(each, records)
-            p = format_p(found.line and found.line.p).partition(",")[0]
+            p = format_p(found.line.p if found.line else None).partition(",")[0]
             evidence = f"[evidence]({'docs/' if brief else ''}{each.evidence})"
             rows.append([each.asks, found.verdict, found.difference, p, evidence])
     return [["question", "answer", "difference", "p, adjusted", ""], *rows]
