@@ -20,6 +20,7 @@ DESCRIPTIONS = {
     "py.typed": "Tells type checkers that the package has annotations.",
     ".json": "Figures that a command of this repository recorded.",
     ".svg": "A figure of the documentation.",
+    ".xz": "Run folders that were recorded, without weights.",
 }
 _COMMENT = re.compile(r"\s*(?:#|<!--|\{#)-?\s*(.+?)\s*(?:-->|#\})?\s*$")
 _INTRODUCTION = """# Every file

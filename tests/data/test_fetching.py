@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from importlib.util import find_spec
@@ -247,3 +248,17 @@ def test_rows_of_the_table_name_plain_files(name):
     assert all(os.path.basename(file) == file and not file.startswith(".") for file in files)
     assert GGUF in files or {"config.json", "model.safetensors"} <= set(files)
     assert model.disk > 2 * sum(size for w in model.wheels for _, size in w.members.values())
+
+
+def test_looking_for_pip_leaves_distutils_to_setuptools():
+    """setuptools' finder of modules changes what distutils is where somebody asks it for pip."""
+    code = (
+        "from layermem_bench.data import fetching\n"
+        "assert fetching.find_spec('pip') and not fetching.find_spec('no_such_module')\n"
+        "import setuptools, distutils.core\n"
+        "print(distutils.core.__file__)"
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "setuptools" in done.stdout

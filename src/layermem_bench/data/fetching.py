@@ -14,7 +14,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from layermem_bench.data.published_models import GGUF, PUBLISHED, PublishedModel
 
 logger = logging.getLogger(__name__)
 
+# Where somebody asks a finder of setuptools for pip, it gives the standard library's distutils to
+# this process, which torch.compile then cannot import.
+find_spec = PathFinder.find_spec
 # Bytes that are copied and hashed at once.
 _CHUNK = 2**20
 _NOTICE = "Gemma is provided under and subject to the Gemma Terms of Use found at "
