@@ -114,6 +114,38 @@ def test_losses_by_position_are_rows_with_a_place(run, folder, texts, tmp_path):
     assert sum(tokens) == result.of("loss")["nats per token"].scores["lime"].count
 
 
+def test_losses_by_kind_of_token_are_of_all_tokens(run, folder, texts, tmp_path):
+    other = save_llama(tmp_path / "other", words())
+    result = measure(tmp_path, run, run / "final", other, "--texts", folder / "texts.jsonl.xz")
+    total = result.of("loss")["nats per token"].scores["lime"]
+    for table, name in (("loss by repetition", "0"), ("loss by frequency", "rank 3")):
+        rows = result.of(table)
+        assert name in rows and not next(iter(rows.values())).is_comparable
+        # Tokens of another tokenizer are of other kinds.
+        assert {model for row in rows.values() for model in row.scores} == {"lime", "final"}
+        scores = [row.scores["lime"] for row in rows.values()]
+        assert sum(score.count for score in scores) == total.count
+        nats = sum(score.value * score.count for score in scores)
+        assert nats == pytest.approx(total.value * total.count)
+
+
+def test_losses_without_weights_of_routers(run, folder, texts, tmp_path):
+    plain = save_llama(tmp_path / "plain", load_tokenizer("bytes"))
+    text = ["--texts", folder / "texts.jsonl.xz"]
+    assert "loss without weights" not in measure(tmp_path, plain, run, *text).tables
+    rows = measure(tmp_path, plain, run, *text, "--ablate").of("loss without weights")
+    assert list(rows) == [
+        "nothing left out",
+        *("keys and values of the first layer", "keys and values of the other earlier layers"),
+    ]
+    # A model without routers has its own loss, whatever is left out of others.
+    assert len({row.scores["plain"].value for row in rows.values()}) == 1
+    assert len({row.scores["lime"].value for row in rows.values()}) == 3
+    alone = measure(tmp_path, plain, *text, "--ablate")
+    assert "loss without weights" not in alone.tables
+    assert "No model has routers" in alone.parts[0].how
+
+
 def test_kinds_of_files_and_the_number_of_documents(run, folder, texts, tmp_path):
     lines, table = folder / "texts.jsonl.xz", folder / "texts.parquet"
     of_lines = measure(tmp_path, run, "--texts", lines).of("loss")

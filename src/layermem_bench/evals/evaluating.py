@@ -32,7 +32,7 @@ _BENCHMARKS = "evaluation tasks (arc_easy)"
 _PREFIXES = {"ppl": _TEXTS, "blimp": _PAIRS}
 # In the order of the result: what makes a kind ready, and options that only it has.
 _KINDS: Mapping[str, tuple[Callable[..., Callable[[], Any]], tuple[str, ...]]] = {
-    _TEXTS: (prepare_losses, ("field", "context", "stride")),
+    _TEXTS: (prepare_losses, ("field", "context", "stride", "ablate")),
     _PAIRS: (prepare_grammar, ("probe",)),
     _PROBLEMS: (prepare_problems, ("split", "seed", "task_options")),
     _BENCHMARKS: (prepare_benchmarks, ("shots", "seeds", "records", "truncate", "max_length")),

@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from layermem_bench.analysis.ablation import weight_groups, without
 from layermem_bench.analysis.checkpoints import Checkpoint, load_model
 from layermem_bench.data.sources import LocalFiles, open_source
 from layermem_bench.evals import Tell
 from layermem_bench.evals.perplexity import Perplexity, check_context, longest_context, perplexity
+from layermem_bench.evals.token_kinds import SpanLoss
 from layermem_bench.results.eval import Difference, EvalOptions, Part, Row, Score, Table
 from layermem_bench.results.intervals import ratio_interval
 
@@ -27,6 +29,28 @@ _LOSSES = Table(
     "number of tokens before the predicted one in its window are nats per token; late ones are of "
     "long documents alone. Differences: 95% intervals by the jackknife over documents, the same "
     "for both, and not over seeds of training.",
+)
+_REPEATED, _FREQUENT, _ABLATED = "loss by repetition", "loss by frequency", "loss without weights"
+_KINDS = {
+    _REPEATED: Table(
+        better="lower",
+        is_share=False,
+        caption="Nats per token by the length of the longest sequence, ending with the predicted "
+        "token, that its window has before it: 0 if the token itself is new there.",
+    ),
+    _FREQUENT: Table(
+        better="lower",
+        is_share=False,
+        caption="Nats per token by the rank of the predicted token among those of the documents: "
+        "the most frequent ones that make up half of them, half of the rest, and so on.",
+    ),
+}
+_WITHOUT = Table(
+    better="lower",
+    is_share=False,
+    caption="Nats per token with some weights of all routers at 0, and the others as trained: what "
+    "the model has come to rely on, not what a model trained without them would lose. A model "
+    "that has no such weights has its own loss.",
 )
 _PERPLEXITY = Table(better="lower", is_share=False, caption="Exponential of the loss per token.")
 
@@ -60,25 +84,44 @@ def prepare_losses(
 ) -> Callable[[], Part]:
     """Return what measures the losses, by options that ``settle_windows`` returned."""
 
-    def losses_of(checkpoint: Checkpoint) -> Perplexity:
+    def losses_of(checkpoint: Checkpoint) -> dict[str, Perplexity]:
+        """Return the losses of the whole model (""), and without each group of weights."""
         logger.info("reading texts with %s", checkpoint.name)
-        return perplexity(
-            load_model(checkpoint, with_head=True),
-            checkpoint.tokenizer,
-            _read_documents(texts, options),
-            context=options.context,
-            stride=options.stride,
-            batch_size=options.batch_size,
-            progress=lambda tokens: tell(f"{checkpoint.name}: {tokens:,} tokens", None, None),
-        )
+        model = load_model(checkpoint, with_head=True)
+        groups = weight_groups(model) if options.ablate else ()
+
+        def read(what: str) -> Perplexity:
+            return perplexity(
+                model,
+                checkpoint.tokenizer,
+                _read_documents(texts, options),
+                context=options.context,
+                stride=options.stride,
+                batch_size=options.batch_size,
+                progress=lambda tokens: tell(f"{what}: {tokens:,} tokens", None, None),
+            )
+
+        losses = {"": read(checkpoint.name)}
+        for group in groups:
+            with without(model, group):
+                losses[group] = read(f"{checkpoint.name}, {group} left out")
+        return losses
 
     def measure() -> Part:
-        models = {each.name: losses_of(each) for each in opened}
+        measured = {each.name: losses_of(each) for each in opened}
+        models = {name: losses[""] for name, losses in measured.items()}
+        ablated = tuple(_ablated_rows(measured))
+        tables = {LOSS: _LOSSES, "perplexity": _PERPLEXITY, **_KINDS}
+        how = _how(models, texts, options)
+        if ablated:
+            tables[_ABLATED] = _WITHOUT
+        elif options.ablate:
+            how += " No model has routers whose weights could be left out."
         return Part(
             title="Loss on documents",
-            how=_how(models, texts, options),
-            tables={LOSS: _LOSSES, "perplexity": _PERPLEXITY},
-            rows=tuple(_rows(models)),
+            how=how,
+            tables=tables,
+            rows=(*_rows(models), *ablated),
         )
 
     return measure
@@ -113,19 +156,46 @@ def _rows(models: Mapping[str, Perplexity]) -> Iterator[Row]:
     differences = {name: _nats_between(model, first) for name, model in same_tokens.items()}
     yield row(table=LOSS, name="nats per token", scores=losses, differences=differences)
     for i, place in enumerate(first.positions):
-        span = f"{place.first}" if place.first == place.last else f"{place.first} to {place.last}"
-        yield row(
-            table=LOSS,
-            name=f"after {span} token{'s' * (place.last != 1)}",
-            scores={
-                name: Score(value=at.loss, count=at.tokens)
-                for name, model in models.items()
-                if (at := model.positions[i]).loss is not None
-            },
-            at=place.first,
-        )
+        after = f"after {_span(place)} token{'s' * (place.last != 1)}"
+        at_place = {name: model.positions[i] for name, model in models.items()}
+        yield row(table=LOSS, name=after, scores=_scores(at_place), at=place.first)
     values = {n: Score(value=m.perplexity, count=m.tokens) for n, m in models.items()}
     yield row(table="perplexity", name="perplexity", scores=values)
+    # Of other tokens these spans would be other ones.
+    of_same = {name: m for name, m in models.items() if m is first or name in same_tokens}
+    for i, place in enumerate(first.repetitions):
+        spans = {name: m.repetitions[i] for name, m in of_same.items()}
+        yield row(table=_REPEATED, name=_span(place), scores=_scores(spans))
+    for i, place in enumerate(first.frequencies):
+        spans = {name: m.frequencies[i] for name, m in of_same.items()}
+        yield row(table=_FREQUENT, name=f"rank {_span(place)}", scores=_scores(spans))
+
+
+def _ablated_rows(measured: Mapping[str, Mapping[str, Perplexity]]) -> Iterator[Row]:
+    """Yield the losses without each group of weights; of a model that lacks the group its own."""
+    groups = dict.fromkeys(group for losses in measured.values() for group in losses)
+    tokens = {losses[""].documents.tokens for losses in measured.values()}
+    for group in groups if len(groups) > 1 else ():
+        of_group = {name: losses.get(group, losses[""]) for name, losses in measured.items()}
+        yield Row(
+            table=_ABLATED,
+            name=group or "nothing left out",
+            scores={n: Score(value=m.loss, count=m.tokens) for n, m in of_group.items()},
+            unit="tokens",
+            is_comparable=len(tokens) == 1,
+        )
+
+
+def _span(place: SpanLoss) -> str:
+    return f"{place.first}" if place.first == place.last else f"{place.first} to {place.last}"
+
+
+def _scores(spans: Mapping[str, SpanLoss]) -> dict[str, Score]:
+    return {
+        name: Score(value=span.loss, count=span.tokens)
+        for name, span in spans.items()
+        if span.loss is not None
+    }
 
 
 def _bits_between(ours: Perplexity, theirs: Perplexity) -> Difference:

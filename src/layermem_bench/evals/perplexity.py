@@ -29,6 +29,13 @@ from torch.nn.utils.rnn import pad_sequence
 from layermem_bench.data.sources import cut_document
 from layermem_bench.data.tokenizers import Ids, batch_encoder, bytes_of_first_token
 from layermem_bench.evals import in_eval_mode
+from layermem_bench.evals.token_kinds import (
+    LossSums,
+    SpanLoss,
+    repetition_bins,
+    spans_by_frequency,
+    spans_by_repetition,
+)
 
 # Losses in nats, in float64.
 Losses = np.ndarray[Any, Any]
@@ -51,17 +58,6 @@ class Window:
     """Number of tokens, at the end, whose losses are asked for."""
     item: int
     """Number of the document or sentence."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionLoss:
-    """Loss of the tokens with from ``first`` to ``last`` tokens before them in their window."""
-
-    first: int
-    last: int
-    tokens: int
-    loss: float | None
-    """Nats per token; None: there are no such tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +88,13 @@ class Perplexity:
     each document is not predicted."""
     unknown_tokens: int
     """Tokens among them that stand for text which the tokenizer has no tokens for."""
-    positions: tuple[PositionLoss, ...]
+    positions: tuple[SpanLoss, ...]
     """Loss by the number of tokens before the predicted one in its window."""
+    repetitions: tuple[SpanLoss, ...]
+    """Loss by the length of the longest sequence, ending with the predicted token, that the window
+    has before it; 0: not even the token itself."""
+    frequencies: tuple[SpanLoss, ...]
+    """Loss by the rank of the predicted token, the most frequent one of these documents first."""
     documents: DocumentLosses
     """Loss by document."""
 
@@ -202,7 +203,7 @@ def rows_at_once(model: Any, context: int, batch_size: int | None = None) -> int
 
 
 class _Documents:
-    """Documents as windows of tokens, and their losses summed by document and by position."""
+    """Documents as windows of tokens, and their losses summed by document and by kind of token."""
 
     def __init__(self, model: Any, tokenizer: Any, context: int) -> None:
         self.model, self.tokenizer, self.context = model, tokenizer, context
@@ -212,8 +213,10 @@ class _Documents:
         self.nats, self.tokens, self.bytes = array("d"), array("q"), array("q")
         self.unknown_tokens = self.predicted = 0
         # Bin i: from 2^i to 2^(i+1) - 1 tokens before the predicted one.
-        bins = context.bit_length()
-        self.nats_at, self.tokens_at = np.zeros(bins), np.zeros(bins, dtype=np.int64)
+        self.by_position = LossSums(context.bit_length())
+        # A sequence of at most context + 1 tokens ends with the predicted one.
+        self.by_repetition = LossSums((context + 1).bit_length() + 1)
+        self.by_token = LossSums(_vocabulary_size(model))
         self.bin_of = np.array([max(n, 1).bit_length() - 1 for n in range(context + 1)])
 
     def windows(self, texts: Iterable[str], stride: int) -> Iterator[Window]:
@@ -253,22 +256,17 @@ class _Documents:
         self.nats[window.item] += float(losses.sum())
         self.tokens[window.item] += window.scored
         self.predicted += window.scored
-        bins = self.bin_of[end - window.scored : end]
-        self.nats_at += np.bincount(bins, weights=losses, minlength=len(self.nats_at))
-        self.tokens_at += np.bincount(bins, minlength=len(self.nats_at))
+        self.by_position.add(self.bin_of[end - window.scored : end], losses)
+        self.by_repetition.add(repetition_bins(window.ids)[-window.scored :], losses)
+        self.by_token.add(window.ids[-window.scored :], losses)
 
     def result(self) -> Perplexity:
         # Of a document without a token to predict, no byte is predicted either.
         sizes = tuple(size if n else 0 for size, n in zip(self.bytes, self.tokens, strict=True))
         nats = math.fsum(self.nats)
         positions = (
-            PositionLoss(
-                first=2**i,
-                last=min(2 ** (i + 1) - 1, self.context),
-                tokens=int(tokens),
-                loss=float(nats / tokens) if tokens else None,
-            )
-            for i, (nats, tokens) in enumerate(zip(self.nats_at, self.tokens_at, strict=True))
+            self.by_position.span(slice(i, i + 1), 2**i, min(2 ** (i + 1) - 1, self.context))
+            for i in range(self.context.bit_length())
         )
         return Perplexity(
             loss=nats / self.predicted,
@@ -278,6 +276,8 @@ class _Documents:
             predecessor=self.predecessor,
             unknown_tokens=self.unknown_tokens,
             positions=tuple(positions),
+            repetitions=spans_by_repetition(self.by_repetition),
+            frequencies=spans_by_frequency(self.by_token),
             documents=DocumentLosses(nats=tuple(self.nats), tokens=tuple(self.tokens), bytes=sizes),
         )
 

@@ -31,6 +31,9 @@ class EvalOptions:
     model its longest sequence, the smallest of all checkpoints."""
     stride: int | None = number(None, at_least(1))
     """Of ppl: tokens by which windows of a long document are apart; None: half of the context."""
+    ablate: bool = False
+    """Of ppl: also measure the loss without what routers read of keys and of values, from the first
+    layer and from other earlier layers; every group takes as long as the whole model."""
     probe: int | None = number(None, at_least(1))
     """Of blimp: pairs of each paradigm by which linear probes are fitted to every layer's
     representations of the sentences; None: no probe."""
