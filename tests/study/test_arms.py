@@ -7,13 +7,17 @@ import pytest
 from launchers import MadeUp
 from recorded import SIZES
 
+import layermem
 from layermem.models.registry import variants
+from layermem_bench.config.named_options import parse_options
 from layermem_bench.config.run import Run
+from layermem_bench.config.run_identity import run_id
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.study.boards import arms_of_variants, board_of, parse_arms, study_of_variants
 from layermem_bench.study.carrying_out import carry_out
 from layermem_bench.study.definition import Arm, Board, Study
 from layermem_bench.study.planning import counting_runs, trials
+from layermem_bench.study.recipe import RECIPE, without_recipe
 
 RUN = Run(preset="made-up", max_steps=40, model=SIZES)
 
@@ -40,6 +44,28 @@ def test_arms_are_read():
     for names in ("all:router=last", "plain,lime:router_sources=[[0]", "plain,lame"):
         with pytest.raises(ValueError, match=r"'all'|router_sources|'lame'"):
             parse_arms(names)
+
+
+def test_the_recipe_has_a_name_of_its_own():
+    written_out = tuple(f"{name}={value}" for name, value in RECIPE.items())
+    assert parse_options(written_out) == dict(layermem.RECIPE)
+    pair = (*written_out[:2], "router_grain=pair")
+    assert parse_arms("recipe,recipe:storage=half,recipe:router_grain=pair,recipe+mudd") == {
+        "recipe": ("lime", written_out),
+        "recipe:storage=half": ("lime", (*written_out, "storage=half")),
+        "recipe:router_grain=pair": ("lime", pair),
+        "recipe+mudd": ("lime+mudd", written_out),
+    }
+    # The runs are those of the arm that is written out.
+    long = ":".join(("lime", *written_out, "storage=half"))
+    short, others = (
+        [arm.change(RUN) for arm in arms_of_variants(arm, RUN)]
+        for arm in ("recipe:storage=half", long)
+    )
+    assert list(map(run_id, short)) == list(map(run_id, others))
+    for arm in ("lime", "lime:router_grain=layer", "recipe", "recipe+mudd", "recipe:storage=half"):
+        variant, options = parse_arms(arm)[arm]
+        assert without_recipe(variant, *options) == tuple(arm.split(":"))
 
 
 @pytest.mark.parametrize(

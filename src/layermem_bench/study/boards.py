@@ -11,6 +11,7 @@ from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.presets import get_preset
 from layermem_bench.study.definition import Arm, Board, Study
 from layermem_bench.study.planning import plain_parameters, with_parameters
+from layermem_bench.study.recipe import with_recipe
 from layermem_bench.train.setup import adds_parameters, check_options, check_router_lr
 
 
@@ -18,7 +19,8 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Return variant and options of each arm in ``plain,lime,lime:router_init=identity``.
 
     A comma within brackets belongs to an option: ``lime:router_sources=[[],[0]]``. ``all`` stands
-    for every variant, the plain decoder first.
+    for every variant, the plain decoder first. ``recipe`` is ``lime`` with the fields of
+    ``layermem.RECIPE``, of which an option may replace some: ``recipe:router_grain=pair``.
     """
     arms: dict[str, tuple[str, tuple[str, ...]]] = {}
     depth, arm = 0, ""
@@ -29,7 +31,7 @@ def parse_arms(names: str) -> dict[str, tuple[str, tuple[str, ...]]]:
             continue
         if arm.strip() in arms:
             raise ValueError(f"{arm.strip()} is named twice in {names!r}: name an arm once")
-        variant, *options = arm.strip().split(":")
+        variant, *options = with_recipe(*arm.strip().split(":"))
         if variant == "all" and not options:
             arms |= {name: (name, ()) for name in dict.fromkeys(("plain", *variants()))}
         else:

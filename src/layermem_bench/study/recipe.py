@@ -7,23 +7,45 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
+from layermem_bench.config.named_options import merged
 from layermem_bench.config.run import Run
 from layermem_bench.efficiency.model_sizes import reshaped
 from layermem_bench.presets import get_preset
 from layermem_bench.study.definition import Study
 
-_APART = "router_shares_kv=false:router_init=value_residual"
-_GRAIN = ":router_grain=layer"
+RECIPE = {"router_shares_kv": "false", "router_init": "value_residual", "router_grain": "layer"}
+"""``layermem.RECIPE`` as options of an arm."""
+_NAME, _VARIANT = "recipe", "lime"
 ARMS = (
-    *("plain", "lime", f"lime:{_APART}", f"lime:{_APART}{_GRAIN}"),
+    *("plain", "lime", f"{_NAME}:router_grain=pair", _NAME),
     *("value_residual", "mudd", "hyper_connections", "attention_residuals", "denseformer"),
-    *(f"lime+mudd:{_APART}{_GRAIN}", "value_residual+mudd"),
-    f"lime+hyper_connections:{_APART}{_GRAIN}",
+    *(f"{_NAME}+mudd", "value_residual+mudd", f"{_NAME}+hyper_connections"),
 )
 """The arms; the others are compared with the first."""
 ARITHMETIC = "tiny-aet-4"
 # Share of a run's steps, at most, over which learning rates rise.
 _MOST_WARMUP = 0.1
+
+
+def with_recipe(variant: str, *options: str) -> tuple[str, ...]:
+    """Return variant and options of an arm, with ``recipe``, also in a pair, written out.
+
+    An option of the arm takes the place of the recipe's of the same name.
+    """
+    parts = variant.split("+")
+    if _NAME not in parts:
+        return variant, *options
+    recipe = (f"{name}={value}" for name, value in RECIPE.items())
+    return "+".join(_VARIANT if part == _NAME else part for part in parts), *merged(recipe, options)
+
+
+def without_recipe(variant: str, *options: str) -> tuple[str, ...]:
+    """Return variant and options of an arm with ``recipe`` in place of what it stands for."""
+    parts, recipe = variant.split("+"), [f"{name}={value}" for name, value in RECIPE.items()]
+    if _VARIANT not in parts or not {*recipe} <= {*options}:
+        return variant, *options
+    others = (option for option in options if option not in recipe)
+    return "+".join(_NAME if part == _VARIANT else part for part in parts), *others
 
 
 def study_of_recipe(

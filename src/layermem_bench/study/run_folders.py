@@ -29,6 +29,7 @@ from layermem_bench.results.study import (
 from layermem_bench.study.carrying_out import RESULT
 from layermem_bench.study.costs import costs_of_arms
 from layermem_bench.study.gathering import looks_at_runs, metrics_of, replaced_result
+from layermem_bench.study.recipe import without_recipe
 from layermem_bench.study.records import (
     ERRORS,
     check_comparable,
@@ -189,12 +190,18 @@ def _name_arms(runs: Mapping[str, Run]) -> dict[str, str]:
     ]
     arms = {}
     for name, values in fields.items():
+        named = "model.options" in differing
+        variant, *options = without_recipe(
+            runs[name].variant, *(runs[name].model.options if named else ())
+        )
         parts = [
-            values[key] if key == "model.options" else f"{key.rpartition('.')[2]}={values[key]}"
+            ":".join(options)
+            if key == "model.options"
+            else f"{key.rpartition('.')[2]}={values[key]}"
             for key in differing
-            if values.get(key)
+            if values.get(key) and (options or key != "model.options")
         ]
-        arms[name] = ":".join([runs[name].variant, *parts])
+        arms[name] = ":".join([variant, *parts])
     return arms
 
 
