@@ -27,6 +27,7 @@ from layermem_bench.study.boards import parse_arms
 # name: (config fields, batch, tokens). The mlp is four times as wide as the model, as in the paper.
 SHAPES = {
     "4x32": ({"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4}, 64, 128),
+    "8x64": ({"num_hidden_layers": 8, "hidden_size": 64, "num_attention_heads": 8}, 16, 128),
     "8x384-gqa": (
         {
             "num_hidden_layers": 8,

@@ -2,8 +2,8 @@
 
 The columns are LLaMA, the plain decoder, LIMe in the paper's concatenating form, and LIMe with each
 implementation of routing, eager. With --compile they are the plain decoder and LIMe, both compiled;
-with --variants, plain and the named variants, eager; with --routers, full, windowed and pruned
-routers.
+with --variants, plain and the named variants, eager, and with --bfloat16 each of them under
+autocast too; with --routers, full, windowed and pruned routers.
 """
 
 import torch
@@ -21,14 +21,31 @@ from measure import (
 )
 
 
+class InBfloat16(torch.nn.Module):
+    """A model whose products are computed in bfloat16, as in a run of this precision."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids, **given):
+        with torch.autocast(ids.device.type, dtype=torch.bfloat16):
+            return self.model(ids, **given)
+
+
 def main():
     options = make_parser(__doc__)
     options.add_argument("--compile", action="store_true", help="compile plain and LIMe")
+    options.add_argument(
+        "--bfloat16", action="store_true", help="with --variants: each in bfloat16 as well"
+    )
     add_variants_option(options)
     add_routers_option(options)
     args, rows = parse_arguments(options), {}
     if args.compile + bool(args.variants) + args.routers > 1:
         options.error("choose one of --compile, --variants and --routers")
+    if args.bfloat16 and not args.variants:
+        options.error("--bfloat16 is for --variants: name some (plain is always there)")
     for shape in args.shapes:
         fields, batch, tokens = SHAPES[shape]
         ids = torch.randint(256, (batch, tokens), device=args.device)
@@ -39,6 +56,9 @@ def main():
 
         if args.variants:
             models = build_variants(fields, args.device, args.variants)
+            if args.bfloat16:
+                narrow = {name: InBfloat16(model) for name, (model, _) in models.items()}
+                models |= {f"{name} bfloat16": (model, None) for name, model in narrow.items()}
         elif args.routers:
             models = build_routers(fields, args.device)
         else:

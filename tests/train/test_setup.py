@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from layermem_bench.config.run import Task
 from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.train import setup
 from layermem_bench.train.run import train
 from layermem_bench.train.sequences import weights_digest
-from layermem_bench.train.setup import uses_bfloat16
+from layermem_bench.train.setup import multiplies_bfloat16, uses_bfloat16
 
 
 @pytest.fixture
@@ -133,3 +134,30 @@ def test_auto_takes_no_bfloat16_that_a_gpu_only_emulates(native, monkeypatch):
     )
     assert uses_bfloat16("auto") is native
     assert uses_bfloat16("bfloat16") and not uses_bfloat16("float32")
+
+
+@pytest.mark.parametrize(
+    ("avx512", "amx", "capability", "native"),
+    [
+        (False, False, "AVX2", False),
+        (False, False, "AVX512", False),
+        (True, False, "AVX512", True),
+        (False, True, "AVX512", True),
+        (False, False, "SVE256", True),
+    ],
+)
+def test_a_processor_that_emulates_bfloat16_is_told(avx512, amx, capability, native, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert multiplies_bfloat16() is native
+
+
+@pytest.mark.parametrize(
+    ("precision", "native"), [("bfloat16", False), ("bfloat16", True), ("auto", False)]
+)
+def test_training_in_emulated_bfloat16_warns(precision, native, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(setup, "multiplies_bfloat16", lambda: native)
+    run = a_run(tmp_path, max_steps=1, compute={"precision": precision})
+    train(run, tmp_path / "run")
+    assert ("this processor emulates it" in caplog.text) is (precision == "bfloat16" and not native)

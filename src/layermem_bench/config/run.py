@@ -167,7 +167,8 @@ class Compute:
     micro_batch: int = number(32, at_least(1))
     """Sequences that a process computes at once; gradients are accumulated to optim.batch_size."""
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
-    """Floating-point format; "auto": bfloat16 on a GPU that supports it, else float32."""
+    """Floating-point format; "auto": bfloat16 on a GPU that supports it, else float32. On a CPU
+    that multiplies bfloat16 natively, bfloat16 is faster from a width of about 200 on."""
     compile: bool = False
     """Whether the model is compiled with torch.compile."""
     checkpoint_activations: bool = False

@@ -1,5 +1,6 @@
 """What a run's config becomes: a tokenizer, a decoder of ours, and transformers' arguments."""
 
+import logging
 import os
 from functools import cache
 from typing import Any
@@ -19,6 +20,7 @@ from layermem_bench.train.host_models import load_host
 from layermem_bench.train.optimizer import find_overridden
 from layermem_bench.train.processes import form_cpu_group
 
+logger = logging.getLogger(__name__)
 # A micro-batch whose float32 logits take no more bytes than this has them all in memory at once.
 # Its loss is computed in one piece, and agrees with earlier recorded losses to the last bit.
 _MAX_LOGITS_BYTES = 2**30
@@ -142,6 +144,11 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
             f"({compute.micro_batch}) or optim.batch_size ({optim.batch_size}, over {processes} "
             "processes)"
         )
+    in_bfloat16 = uses_bfloat16(compute.precision)
+    if in_bfloat16 and not torch.cuda.is_available() and not multiplies_bfloat16():
+        logger.warning(
+            "compute.precision=bfloat16: this processor emulates it, which is slower than float32"
+        )
     form_cpu_group(processes, compute.ddp_timeout)
     args = TrainingArguments(
         output_dir=str(folder.checkpoints),
@@ -160,7 +167,7 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
         metric_for_best_model="eval_loss",
         greater_is_better=False,
         prediction_loss_only=True,
-        bf16=uses_bfloat16(compute.precision),
+        bf16=in_bfloat16,
         torch_compile=compute.compile,
         use_cpu=not torch.cuda.is_available(),
         seed=run.seed,
@@ -186,6 +193,14 @@ def uses_bfloat16(precision: str) -> bool:
         # Older GPUs emulate bfloat16, slower than they compute in float32.
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     return precision == "bfloat16"
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor multiplies bfloat16 natively, or is not known not to."""
+    # Private names, which another release of torch may not have.
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    answers = [getattr(torch.cpu, name, lambda: True)() for name in names]
+    return any(answers) or not torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
 def choose_loss_chunk(configured: int | None, tokens: int, vocabulary: int) -> int:
