@@ -25,6 +25,8 @@ LANGUAGES = {"python", "bash", "text"}
 VARIANTS_PAGE = "docs/variants.md"
 # Its code and its commands are run by tests/test_plugins.py.
 PLUGINS_PAGE = "docs/plugins.md"
+# Its cells are of a pretrained model: tests/real runs them.
+NOTEBOOK = "docs/notebook.md"
 # Where pages read a pretrained model that a command fetches; tests/real runs them on the real one.
 PRETRAINED = {"README.md": "smollm2", "docs/retrofit.md": "my-base"}
 # The compiler alone takes longer than the rest of the contract.
@@ -84,7 +86,8 @@ def save_in_place_of_pretrained(folder):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python") and page != PLUGINS_PAGE]
+    "page",
+    [page for page in PAGES if blocks(page, "python") and page not in (PLUGINS_PAGE, NOTEBOOK)],
 )
 def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

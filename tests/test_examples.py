@@ -1,5 +1,6 @@
 """The examples run as a user starts them, at tiny sizes."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from forked import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+DOCS = EXAMPLES.parent / "docs"
 TINY = {
     "train_and_compare.py": ["--seeds=1", "--steps=2", "--problems=4", "--out=runs"],
     "add_memory_to_llama.py": ["--steps=2", "--out=runs"],
@@ -31,8 +33,23 @@ def start(tmp_path):
     return run
 
 
-def test_there_are_three():
-    assert sorted(path.name for path in EXAMPLES.iterdir() if path.suffix) == sorted(TINY)
+def test_there_are_three_and_a_notebook():
+    """The notebook is run in tests/real, on the model that it is about."""
+    names = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix)
+    assert names == sorted([*TINY, "smollm2_notebook.py"])
+
+
+def test_the_page_of_the_notebook_is_made_of_its_cells():
+    page = (DOCS / "notebook.md").read_text(encoding="utf-8")
+    source = (EXAMPLES / "smollm2_notebook.py").read_text(encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("notebook_page", DOCS / "notebook_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    cells = list(module.cells(source))
+    assert re.findall(r"(?s)```python\n(.*?)\n```", page) == [
+        text for prose, text in cells if not prose
+    ]
+    assert all(text in page for _, text in cells)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """What the pages show of a pretrained model runs on SmolLM2 135M as it stands there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,20 @@ def test_code_of_a_page_runs(page, heading, folder, smollm2_folder, tmp_path, mo
     for code in blocks:
         exec(compile(code, page, "exec"), names)
     assert Path("my-routers", "routers.safetensors").is_file()
+
+
+def test_the_notebook_runs(smollm2_folder, tmp_path):
+    (tmp_path / "smollm2").symlink_to(smollm2_folder)
+    # A process of its own, so that its memory is free afterwards.
+    command = [sys.executable, str(ROOT / "docs" / "notebook_page.py"), str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = (tmp_path / "notebook.md").read_text(encoding="utf-8")
+    for shown in ("unchanged: True", "The capital of France is Paris.", "the same: True"):
+        assert f"{shown}\n" in page
+    after, before = map(
+        float, re.search(r"held out: ([\d.]+) nats a token, before (.*)", page).groups()
+    )
+    assert after < before
+    (figure,) = re.findall(r"\]\((notebook_\d+\.svg)\)", page)
+    assert (tmp_path / figure).stat().st_size > 1000
