@@ -1,7 +1,7 @@
 """The page about an analysis, its table on the screen, and its figure as a file."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,7 +104,8 @@ def table(analysis: Analysis) -> Table:
 
 
 def draw(analysis: Analysis, path: Path) -> None:
-    """Draw entropy, the paper's probe and the last layer's layout of each model into one file."""
+    """Draw entropy, the paper's probe, the last layer's layout of each model and what its routers
+    read into one file."""
     words = analysis.options.words or ()
     entropy = _plot_by_layer(_entropies(analysis, "routed"), up="entropy of values (nats)")
     accuracy = _plot_by_layer(
@@ -113,7 +114,26 @@ def draw(analysis: Analysis, path: Path) -> None:
         scale="share",
     )
     layouts = [_plot_last_layout(name, model, words) for name, model in analysis.models.items()]
-    figures.save([entropy, accuracy, *layouts], path)
+    read = [
+        plot for name, model in analysis.models.items() for plot in _plots_of_routing(name, model)
+    ]
+    figures.save([entropy, accuracy, *layouts, *read], path)
+
+
+def _plots_of_routing(name: str, model: ModelAnalysis) -> Iterator[figures.Plot]:
+    """Yield a plot of what routers read, or one of keys and one of values."""
+    if model.routing is None:
+        return
+    read = model.routing.parts or {"": model.routing.heatmap}
+    for part, shares in read.items():
+        plot = figures.triangle(np.array(shares), across="source layer", up="layer")
+        title = f"{name}, {part}s" if part else f"{name}, keys and values"
+
+        def draw(axes: Axes, plot: figures.Plot = plot, title: str = title) -> None:
+            plot(axes)
+            axes.set_title(title, fontsize=10)
+
+        yield draw
 
 
 def _plot_last_layout(name: str, model: ModelAnalysis, words: Sequence[str]) -> figures.Plot:

@@ -254,7 +254,12 @@ def signed_rows(matrix: np.ndarray, across: Sequence[str], up: Sequence[str]) ->
 
 
 def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
-    """Return an SVG of a lower triangle of shares, with numbers in the cells if there is room."""
+    """Return an SVG of a ``triangle``."""
+    return drawing(triangle(matrix, across=across, up=up), (3.6, 3.4), spines=True)
+
+
+def triangle(matrix: np.ndarray, *, across: str, up: str) -> Plot:
+    """Return a plot of a lower triangle of shares, with numbers in the cells if there is room."""
     size = len(matrix)
     shown = np.where(np.tri(size, dtype=bool), matrix, np.nan)
 
@@ -267,7 +272,7 @@ def heatmap(matrix: np.ndarray, *, across: str, up: str) -> str:
         ticks = range(0, size, 1 if size <= 32 else size // 16)
         axes.set(xlabel=across, ylabel=up, xticks=ticks, yticks=ticks)
 
-    return drawing(draw, (3.6, 3.4), spines=True)
+    return draw
 
 
 def _escape_label(text: str) -> str:
