@@ -78,9 +78,11 @@ def check_launching(asked: Launching) -> None:
     """Raise where another launcher's options are given, or what the launcher needs is missing."""
     for each in fields(Launching):
         launchers = each.metadata.get(_OF, (asked.launcher,))
-        if asked.launcher not in launchers and getattr(asked, each.name) != each.default:
+        value = getattr(asked, each.name)
+        if asked.launcher not in launchers and value != each.default:
+            shown = " ".join(value) if isinstance(value, tuple) else value
             raise ValueError(
-                f"--{each.name.replace('_', '-')} {getattr(asked, each.name)} is for --launcher "
+                f"--{each.name.replace('_', '-')} {shown} is for --launcher "
                 f"{' or '.join(launchers)}, and this is {asked.launcher}: leave it out"
             )
     needed = {"slurm": "submitit", "ray": "ray"}.get(asked.launcher)

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 _RETRIES = 3
 # Seconds for a connection, and for the cluster's answer: Ray itself waits for minutes.
 _TO_CONNECT, _TO_ANSWER = 5.0, 40.0
+_AUTH_MODE = "RAY_AUTH_MODE"
 # Seconds that stopped runs have to save.
 _TO_SAVE = 120
 
@@ -158,15 +159,23 @@ def check_address(address: str) -> None:
         socket.create_connection((named[1], int(named[2])), timeout=_TO_CONNECT).close()
     except OSError as error:
         raise ValueError(f"nobody listens at --address {address} ({error}); {start}") from error
+    said = _status(address)
+    if said is not None and "AuthenticationError" in said and _AUTH_MODE not in os.environ:
+        # `ray start` has its cluster ask for a token where there is one; clients are told.
+        os.environ[_AUTH_MODE] = "token"
+        said = _status(address)
+    if said is not None:
+        raise ValueError(f"--address {address} cannot be used ({said}); {start}")
+
+
+def _status(address: str) -> str | None:
+    """Return why a cluster cannot be used, in Ray's own last line; None: it can."""
     status = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
     try:
         asked = subprocess.run(status, capture_output=True, timeout=_TO_ANSWER, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(
-            f"what listens at --address {address} did not answer as Ray within "
-            f"{_TO_ANSWER:.0f} seconds; {start}"
-        ) from error
-    if asked.returncode:
-        lines = asked.stderr.decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason")
-        raise ValueError(f"--address {address} cannot be used ({last}); {start}")
+    except subprocess.TimeoutExpired:
+        return f"it did not answer as Ray within {_TO_ANSWER:.0f} seconds"
+    if not asked.returncode:
+        return None
+    lines = asked.stderr.decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no reason")
