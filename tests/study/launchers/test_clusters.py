@@ -134,14 +134,14 @@ def preempt(pid):
     ("launcher", "act"), [(on_slurm, kill_machine), (on_slurm, preempt), (on_ray, kill_machine)]
 )
 def test_a_run_whose_worker_dies_ends_as_if_it_had_not(launcher, act, ray, tmp_path):
-    run = a_run(tmp_path, max_steps=400, eval_every=100, keep=400)
+    run = a_run(tmp_path, max_steps=60, eval_every=20)
     alone = train(run, tmp_path / "alone")
     folder = RunFolder(tmp_path / "out" / "one")
     watcher = when_begun(folder, act)
     there = train_missing({"one": run}, tmp_path / "out", launcher())["one"]
     watcher.join()
     assert_same_end(there, alone)
-    assert [row["step"] for row in there.rows() if "loss" in row] == list(range(1, 401))
+    assert [row["step"] for row in there.rows() if "loss" in row] == list(range(1, 61))
 
 
 @LAUNCHERS
@@ -156,7 +156,7 @@ def test_a_run_that_fails_by_itself_is_tried_once_and_told(launcher, ray, tmp_pa
 @pytest.mark.slow
 @LAUNCHERS
 def test_what_is_stopped_has_saved_and_goes_on(launcher, ray, tmp_path, monkeypatch):
-    run = a_run(tmp_path, max_steps=300, eval_every=100, keep=300)
+    run = a_run(tmp_path, max_steps=60, eval_every=20)
     folder = RunFolder(tmp_path / "out" / "one")
     watcher = when_begun(folder, lambda _: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(SystemExit):
