@@ -41,6 +41,9 @@ class InThisProcess:
         codes, self.codes = self.codes, {}
         return codes
 
+    def withdraw(self):
+        pass
+
     def stop(self):
         pass
 

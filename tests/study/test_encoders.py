@@ -16,7 +16,7 @@ from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.results.study import RIGHT_ANSWERS, StudyResult
 from layermem_bench.study import hosts
 from layermem_bench.study.hosts import EncoderSizes, study_of_encoders
-from layermem_bench.study.launching import command_of
+from layermem_bench.study.launchers.run_process import command_of
 from layermem_bench.train.learning import prepare_learning
 from layermem_bench.train.run_config import load_run, recorded_run
 

@@ -20,7 +20,9 @@ from small_run import a_run, curve, rewound
 from layermem_bench.config.run import Compute, Run, to_dict
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.study import launching
-from layermem_bench.study.launching import LocalProcesses, train_missing
+from layermem_bench.study.launchers import local_processes
+from layermem_bench.study.launchers.local_processes import LocalProcesses
+from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import read_divergence, recorded_about
 from layermem_bench.train.run import train
 from layermem_bench.train.run_config import load_run
@@ -75,7 +77,7 @@ def test_a_command_asked_to_stop_stops_its_runs(tmp_path):
     config.write_text(yaml.safe_dump(to_dict(run)))
     code = (
         "import sys; from pathlib import Path\n"
-        "from layermem_bench.study.launching import LocalProcesses\n"
+        "from layermem_bench.study.launchers.local_processes import LocalProcesses\n"
         "from layermem_bench.study.launching import train_missing\n"
         "from layermem_bench.train.run_config import load_run\n"
         "train_missing({'one': load_run(sys.argv[1])}, Path(sys.argv[2]), LocalProcesses())\n"
@@ -106,7 +108,9 @@ def test_ctrl_c_stops_processes_and_reaches_them_through_this_command_alone(tmp_
         "for each in (signal.SIGTERM, signal.SIGINT): signal.signal(each, tell)\n"
         f"pathlib.Path({str(ready)!r}).touch(); time.sleep(60)\n"
     )
-    monkeypatch.setattr(launching, "command_of", lambda *_: [sys.executable, "-S", "-c", code])
+    monkeypatch.setattr(
+        local_processes, "command_of", lambda *_: [sys.executable, "-S", "-c", code]
+    )
     real_sleep, groups = time.sleep, []
 
     def nap(_):
@@ -132,9 +136,11 @@ def test_ctrl_c_stops_processes_and_reaches_them_through_this_command_alone(tmp_
 
 def test_runs_take_turns_on_several_gpus(monkeypatch):
     def gpus():
-        return [launching.gpu_environment(slot).get("CUDA_VISIBLE_DEVICES") for slot in range(3)]
+        return [
+            local_processes.gpu_environment(slot).get("CUDA_VISIBLE_DEVICES") for slot in range(3)
+        ]
 
-    monkeypatch.setattr(launching.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(local_processes.torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus() == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
@@ -155,8 +161,8 @@ def test_processes_share_slots_and_threads(tmp_path, monkeypatch):
         def poll(self):
             return self.code
 
-    monkeypatch.setattr(launching.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(launching.subprocess, "Popen", Process)
+    monkeypatch.setattr(local_processes.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(local_processes.subprocess, "Popen", Process)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     launcher = LocalProcesses(jobs=3)

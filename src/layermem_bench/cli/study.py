@@ -27,6 +27,7 @@ from layermem_bench.cli.starting_run import StartingRun, is_run_folder, resolve_
 from layermem_bench.cli.train_host import HostOptions, TrainHost, to_run
 from layermem_bench.results.study import Scale
 from layermem_bench.study.hosts import EncoderSizes
+from layermem_bench.study.launchers.launcher import Launching, check_launching, cluster_launcher
 from layermem_bench.study.recipe import ARMS
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Conditions = tuple[Literal["tokens", "time", "parameters"], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carrying:
+class Carrying(Launching):
     """How any study is carried out."""
 
     seeds: int | None = number(None, between(1, 1000))
@@ -49,10 +50,6 @@ class Carrying:
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Print which runs there are, which are recorded, and how long the others would take here;
     train nothing but some timed steps."""
-    launcher: Literal["local"] = "local"
-    """Where runs are trained: processes on this machine."""
-    jobs: int = number(1, at_least(1))
-    """Runs at once."""
     runs: tuple[Path, ...] = ()
     """Further folders whose runs are used where they are the same."""
     out: Path = Path("runs")
@@ -407,12 +404,20 @@ def train_seeds(run: "Run", seeds: str, out: Path, dry_run: bool, command: str) 
 
 def carry_out_and_show(asked: "Study", options: Carrying, command: str) -> None:
     """Train what is missing, print the tables of results, and write the page about them."""
+    check_launching(options)
     if options.dry_run:
         _estimate(asked, options)
         return
     from layermem_bench.study.carrying_out import carry_out, result_folder
 
-    result, failure = carry_out(asked, options.out, options.runs, options.jobs, command)
+    result, failure = carry_out(
+        asked,
+        options.out,
+        options.runs,
+        options.jobs or 1,
+        command,
+        launcher=cluster_launcher(options),
+    )
     show_result(result, result_folder(asked, options.out))
     if failure:
         raise RuntimeError(failure)

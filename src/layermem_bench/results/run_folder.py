@@ -11,6 +11,7 @@ attempts.jsonl   of a task: each test problem, what the model wrote, its grade;
 records.json     of labelled records: how many there are, of what fields and classes
 predictions.jsonl  of questions: each validation question, its answers and the model's
 answers.json     of questions: how many there are, exact match and F1, and those of guesses
+error.txt        of a run that a study has not ended: what its processes wrote, how they ended
 diverged.json    of a run with numbers that were not finite: the step, and what was seen
 .lock            locked by the process that trains
 """
@@ -30,6 +31,8 @@ from filelock import FileLock, Timeout
 from layermem.models.files import write_atomically
 from layermem_bench.config.run import Run, run_from_dict
 
+ERRORS = "error.txt"
+"""File of a run that has not ended: what its processes wrote, and how they ended."""
 # Lists the files of a complete checkpoint with their digests; written last.
 _MARKER = "complete.json"
 _STAGING = ".staging"

@@ -16,7 +16,9 @@ from layermem_bench.results.study import MeasuredMemory, MeasuredSteps, StudyRes
 from layermem_bench.study import planning
 from layermem_bench.study.definition import Board, Study
 from layermem_bench.study.gathering import gather, replaced_result
-from layermem_bench.study.launching import Launcher, LocalProcesses, train_missing
+from layermem_bench.study.launchers.launcher import Launcher
+from layermem_bench.study.launchers.local_processes import LocalProcesses
+from layermem_bench.study.launching import train_missing
 from layermem_bench.study.records import RecordedRuns, naming_damage
 from layermem_bench.study.steps import MEMORY, STEPS, measured_memory, measured_steps
 

@@ -1,9 +1,7 @@
 """Trains many runs: a launcher has them trained; ended ones are left alone, begun ones resumed."""
 
 import logging
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -11,104 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
-import torch
-import yaml
-
-from layermem.models.files import create_folder, write_atomically
-from layermem_bench.config.run import Run, to_dict
-from layermem_bench.results.run_folder import RunFolder
+from layermem.models.files import create_folder
+from layermem_bench.config.run import Run
+from layermem_bench.results.run_folder import ERRORS, RunFolder
 from layermem_bench.results.study import LOSS
 from layermem_bench.study import records
+from layermem_bench.study.launchers.launcher import Launcher, Work
+from layermem_bench.study.launchers.run_process import is_taken
 from layermem_bench.train.progress import RunsProgress
 from layermem_bench.train.sequences import weights_digest
 
-# Seconds between two looks at the runs.
-_POLL_INTERVAL = 0.5
+# Seconds between two looks at the runs; of very many, each takes its time on a shared file system.
+_POLL_INTERVAL, _POLL_INTERVAL_PER_RUN = 0.5, 0.02
 # SIGKILL, which the system sends where memory runs out; not every system has the name.
 _SIGKILL = 9
 logger = logging.getLogger(__name__)
-
-
-Work = Mapping[str, tuple[Run, RunFolder]]
-"""Runs by name, each with its folder."""
-
-
-class Launcher(Protocol):
-    """What many runs need; what they record is read from their folders."""
-
-    def room(self) -> int:
-        """Return how many more runs may be launched now."""
-
-    def launch(self, runs: Work) -> None:
-        """Have runs trained, each in its folder, which exists; return at once.
-
-        What a run says of a failure goes to the end of ``records.ERRORS`` in its folder.
-        """
-
-    def ended(self) -> dict[str, int]:
-        """Return the exit code of each run that has ended since this was last asked."""
-
-    def stop(self) -> None:
-        """Ask the runs that have not ended to save and end, and wait until they have."""
-
-
-def command_of(run: Run, folder: RunFolder) -> list[str]:
-    """Write a run's config into its folder; return the command that trains it there, or goes on."""
-    config = folder.path / "asked.yaml"
-    write_atomically(config, yaml.safe_dump(to_dict(run), sort_keys=False))
-    train = [sys.executable, "-m", "layermem", "train"]
-    return [*train, "--config", str(config), "--out", str(folder.path), "--resume"]
-
-
-class LocalProcesses:
-    """A process for each run, ``jobs`` at once, which share the cores and take turns on GPUs."""
-
-    def __init__(self, jobs: int = 1) -> None:
-        self.jobs = jobs
-        self._processes: dict[str, tuple[int, subprocess.Popen[bytes]]] = {}
-
-    def room(self) -> int:
-        return self.jobs - len(self._processes)
-
-    def launch(self, runs: Work) -> None:
-        for name, (run, folder) in runs.items():
-            slot = min(set(range(self.jobs)) - {slot for slot, _ in self._processes.values()})
-            self._processes[name] = slot, self._start(command_of(run, folder), folder, slot)
-
-    def _start(self, command: list[str], folder: RunFolder, slot: int) -> subprocess.Popen[bytes]:
-        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
-        with (folder.path / records.ERRORS).open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                env={"OMP_NUM_THREADS": threads, **os.environ, **gpu_environment(slot)},
-                # Ctrl-C is for this process, which then asks its runs to stop.
-                start_new_session=True,
-            )
-
-    def ended(self) -> dict[str, int]:
-        polled = {name: process.poll() for name, (_, process) in self._processes.items()}
-        codes = {name: code for name, code in polled.items() if code is not None}
-        for name in codes:
-            del self._processes[name]
-        return codes
-
-    def stop(self) -> None:
-        for _, process in self._processes.values():
-            process.terminate()
-        for _, process in self._processes.values():
-            process.wait()
-        self._processes.clear()
-
-
-def gpu_environment(slot: int) -> dict[str, str]:
-    """Return the environment variable that gives a process one of several GPUs, in turn."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    return {"CUDA_VISIBLE_DEVICES": devices[slot % len(devices)]} if len(devices) > 1 else {}
 
 
 def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dict[str, RunFolder]:
@@ -133,7 +49,7 @@ def train_missing(runs: Mapping[str, Run], out: Path, launcher: Launcher) -> dic
     if by_reason:
         count = sum(map(len, by_reason.values()))
         what = "; ".join(f"{', '.join(names)} {reason}" for reason, names in by_reason.items())
-        where = ", ".join(str(out / names[0] / records.ERRORS) for names in by_reason.values())
+        where = ", ".join(str(out / names[0] / ERRORS) for names in by_reason.values())
         left = f"; {len(missing)} were not begun, as they would fail alike" if missing else ""
         raise RuntimeError(
             f"{count} of {len(runs)} runs failed: {what}; see {where}{left}. The others are kept; "
@@ -177,11 +93,14 @@ def _train_all(work: Work, waiting: list[str], launcher: Launcher) -> dict[str, 
                     progress.update(name, work[name][1].last_row())
                 finished = active.collect_finished()
                 if not finished:
-                    time.sleep(_POLL_INTERVAL)
+                    many = _POLL_INTERVAL_PER_RUN * len(active.names())
+                    time.sleep(max(_POLL_INTERVAL, many))
                 for name, code in finished.items():
                     progress.end(name)
                     if reason := _report_end(name, *work[name], code):
                         failed.setdefault(reason, []).append(name)
+                if finished and _fail_alike(failed):
+                    launcher.withdraw()
         finally:
             progress.close()
             active.stop()
@@ -208,7 +127,7 @@ class _ActiveRuns:
         """Launch runs, but for those that another command is training: these are waited for."""
         free = []
         for name in names:
-            if _is_taken(self.work[name][1]):
+            if is_taken(self.work[name][1]):
                 logger.info("%s is being trained by another process", name)
                 self._of_others.append(name)
                 continue
@@ -226,12 +145,12 @@ class _ActiveRuns:
         finished: dict[str, int | None] = {}
         for name, code in self.launcher.ended().items():
             self._launched.remove(name)
-            if _is_finished(*self.work[name]) or not _is_taken(self.work[name][1]):
+            if _is_finished(*self.work[name]) or not is_taken(self.work[name][1]):
                 finished[name] = code
             else:
                 # Another command was quicker to start it.
                 self._of_others.append(name)
-        for name in [name for name in self._of_others if not _is_taken(self.work[name][1])]:
+        for name in [name for name in self._of_others if not is_taken(self.work[name][1])]:
             if _is_finished(*self.work[name]):
                 finished[name] = None
             elif self.launcher.room() < 1:
@@ -261,17 +180,6 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _is_taken(folder: RunFolder) -> bool:
-    """Return whether another process is training in the folder."""
-    if not folder.path.exists():
-        return False
-    try:
-        with folder.locked():
-            return False
-    except RuntimeError:
-        return True
-
-
 def _is_finished(run: Run, folder: RunFolder) -> bool:
     """Return whether nothing is to be done: the run has ended, or would diverge again."""
     return folder.final.exists() or folder.divergence(run.id) is not None
@@ -285,7 +193,7 @@ def _report_end(name: str, run: Run, folder: RunFolder, code: int | None) -> str
             return None
         if folder.final.exists():
             loss = records.read_metrics(folder, run)[LOSS]
-            (folder.path / records.ERRORS).unlink(missing_ok=True)
+            (folder.path / ERRORS).unlink(missing_ok=True)
             logger.info("%s: validation loss %.4f", name, loss)
             return None
         reason = _describe_exit(code)
@@ -315,10 +223,8 @@ def _append_note(folder: RunFolder, text: str) -> None:
     """Add a line to what a run's processes have written."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
-        with (folder.path / records.ERRORS).open("a", encoding="utf-8") as log:
+        with (folder.path / ERRORS).open("a", encoding="utf-8") as log:
             log.write(f"{records.NOTE}{text}\n")
     except OSError as error:
         # A full disk must not keep the other runs from their end.
-        logger.warning(
-            "%s: %s (and %s cannot be written: %s)", folder.path, text, records.ERRORS, error
-        )
+        logger.warning("%s: %s (and %s cannot be written: %s)", folder.path, text, ERRORS, error)

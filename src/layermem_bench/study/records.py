@@ -18,7 +18,13 @@ from layermem.models.files import check_no_file
 from layermem_bench.config.run import Run, to_dict
 from layermem_bench.config.typed_dicts import from_dict
 from layermem_bench.results.files import read_result
-from layermem_bench.results.run_folder import RunFolder, check_has_config, read_config, recorded_run
+from layermem_bench.results.run_folder import (
+    ERRORS,
+    RunFolder,
+    check_has_config,
+    read_config,
+    recorded_run,
+)
 from layermem_bench.results.solved import Answers, Solved
 from layermem_bench.results.study import (
     BY_LEVEL,
@@ -32,8 +38,6 @@ from layermem_bench.results.study import (
 )
 from layermem_bench.train.run_config import check_same_run
 
-ERRORS = "error.txt"
-"""File of a run that has not ended: what its processes wrote, and how they ended."""
 NOTE = "-- study: "
 """What begins a line of that file which the run did not write itself."""
 OWN_WORDS = ": "

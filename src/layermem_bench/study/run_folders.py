@@ -16,7 +16,7 @@ from layermem.models.files import write_atomically
 from layermem_bench.config.run import Run
 from layermem_bench.config.run_identity import identity
 from layermem_bench.results.files import to_json
-from layermem_bench.results.run_folder import RunFolder, recorded_run, unique_names
+from layermem_bench.results.run_folder import ERRORS, RunFolder, recorded_run, unique_names
 from layermem_bench.results.study import (
     LOSS,
     RIGHT_ANSWERS,
@@ -31,7 +31,6 @@ from layermem_bench.study.costs import costs_of_arms
 from layermem_bench.study.gathering import looks_at_runs, metrics_of, replaced_result
 from layermem_bench.study.recipe import without_recipe
 from layermem_bench.study.records import (
-    ERRORS,
     check_comparable,
     check_test_problems,
     naming_damage,

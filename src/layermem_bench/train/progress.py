@@ -29,6 +29,8 @@ from layermem_bench.results.run_folder import RunFolder
 logger = logging.getLogger(__name__)
 # Seconds between two lines in a pipe, of one run and of many.
 _RUN_SECONDS, _RUNS_SECONDS = 15.0, 30.0
+# Of more runs at once than these, only those are shown that have a step.
+_FEW_RUNS = 16
 
 
 class _Display:
@@ -123,22 +125,30 @@ class RunsProgress:
     def begin(self, name: str, steps: int) -> None:
         """Add a run that begins."""
         self._rows[name] = steps, {}
-        self._bars[name] = self._display.bars.add_task(name, total=steps, state="starting")
+        # Of the many that a cluster has yet to begin, no bar is shown.
+        self._bars[name] = self._display.bars.add_task(
+            name, total=steps, state="starting", visible=len(self._rows) <= _FEW_RUNS
+        )
 
     def update(self, name: str, row: Mapping[str, Any]) -> None:
         """Show the newest row of metrics of a run; empty where there is none."""
         steps, last_row = self._rows[name]
         self._rows[name] = steps, row or last_row
         step, state = row.get("step", 0), _loss_text(row)
-        self._display.bars.update(self._bars[name], completed=step, state=state)
+        shown = True if row else None
+        self._display.bars.update(self._bars[name], completed=step, state=state, visible=shown)
         if not self._display.is_shown:
             self._display.write_line(self._log_states)
 
     def _log_states(self) -> None:
-        states = (
+        is_few = len(self._rows) <= _FEW_RUNS
+        states = [
             f"{name}: step {row.get('step', 0)}/{steps} {_loss_text(row)}".rstrip()
             for name, (steps, row) in self._rows.items()
-        )
+            if row or is_few
+        ]
+        if waiting := len(self._rows) - len(states):
+            states.append(f"{waiting} have no step yet")
         logger.info("%s", "; ".join(states))
 
     def end(self, name: str) -> None:
