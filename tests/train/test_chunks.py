@@ -7,10 +7,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from layermem.models.causal_lm import DecoderForCausalLM
+from layermem_bench.config import micro_batches
+from layermem_bench.config.micro_batches import choose_loss_chunk
 from layermem_bench.config.run import Task
-from layermem_bench.train import setup
 from layermem_bench.train.run import train
-from layermem_bench.train.setup import choose_loss_chunk
 
 # Of a micro-batch of four sequences of 24 tokens, over bytes and an end token.
 LOGITS = 4 * 24 * 257
@@ -73,7 +73,7 @@ def test_many_logits_are_in_chunks_unless_the_run_says_otherwise(tmp_path, monke
         ("never", 4 * LOGITS - 1, {"loss_chunk": 0}, 0),
         ("said", 4 * LOGITS, {"loss_chunk": 5}, 5),
     ):
-        monkeypatch.setattr(setup, "_MAX_LOGITS_BYTES", bytes_)
+        monkeypatch.setattr(micro_batches, "_MAX_LOGITS_BYTES", bytes_)
         run = a_run(tmp_path, max_steps=1, eval_every=1, save_every=0, compute=compute)
         train(run, tmp_path / name)
         # One step and its validation.

@@ -42,6 +42,9 @@ class Additions(Protocol):
     def extra_flops(self, config: Any, /) -> int:
         """Count the forward FLOPs per token beyond the plain decoder's."""
 
+    def extra_saved(self, config: Any, /) -> int | None:
+        """Count the numbers per token kept for the backward beyond the plain decoder's."""
+
     def lenders(self, config: Any, layer_idx: int, /) -> tuple[int, ...]:
         """Return the layers whose keys and values a layer attends to instead of its own."""
 
@@ -79,7 +82,7 @@ def count_parameters(config: Sizes, variant: Additions | None = None) -> int:
     embeddings = config.vocab_size * width * (1 if config.tie_word_embeddings else 2)
     norms = (2 * layers + 1) * width
     extra = variant.extra_parameters(config) if variant else 0
-    return _count_linear_weights(config) + embeddings + norms + extra
+    return count_linear_weights(config) + embeddings + norms + extra
 
 
 def count_forward_flops(config: Sizes, variant: Additions | None, tokens: int) -> int:
@@ -87,7 +90,14 @@ def count_forward_flops(config: Sizes, variant: Additions | None, tokens: int) -
     attention = 4 * config.num_attention_heads * config.head_dim * tokens * config.num_hidden_layers
     head = 2 * config.vocab_size * config.hidden_size
     extra = variant.extra_flops(config) if variant else 0
-    return 2 * _count_linear_weights(config) + head + attention + extra
+    return 2 * count_linear_weights(config) + head + attention + extra
+
+
+def count_linear_weights(config: Sizes) -> int:
+    """Count the weights of all projections and mlps, without biases."""
+    heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
+    per_layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
+    return int(config.num_hidden_layers * per_layer)
 
 
 def count_cached(config: Sizes, variant: Additions | None = None) -> int:
@@ -106,10 +116,3 @@ def count_read(config: Sizes, variant: Additions | None = None) -> int:
 
 def _count_of_entry(config: Sizes) -> int:
     return 2 * config.num_key_value_heads * config.head_dim
-
-
-def _count_linear_weights(config: Sizes) -> int:
-    """Count the weights of all projections and mlps, without biases."""
-    heads = 2 * (config.num_attention_heads + config.num_key_value_heads)
-    per_layer = config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
-    return int(config.num_hidden_layers * per_layer)

@@ -304,6 +304,12 @@ class Variant(Generic[ConfigT]):
         return -2 * cls.absent_weights(config)
 
     @classmethod
+    def extra_saved(cls, config: ConfigT) -> int | None:
+        """Count the numbers per token that a forward keeps for its backward beyond the plain
+        decoder's, in the precision of slots; None: they are not counted."""
+        return None
+
+    @classmethod
     def entries_read(cls, config: ConfigT, layer_idx: int) -> int:
         """Count the cache entries, a key and a value each, that a layer reads of one token."""
         return max(1, len(cls.lenders(config, layer_idx)))

@@ -376,6 +376,16 @@ class Lime(Variant[LimeConfig]):
         return routed - 2 * cls.absent_weights(config)
 
     @classmethod
+    def extra_saved(cls, config: LimeConfig) -> int | None:
+        """Return what slots take where every layer reads all: a key and a value of each layer,
+        without the first layer's value, which attention keeps."""
+        routed = config.router, config.router_grain, config.router_sources, config.storage
+        if routed != ("full", "pair", None, None):
+            return None
+        numbers = config.num_key_value_heads * config.head_dim
+        return (2 * config.num_hidden_layers - 1) * numbers
+
+    @classmethod
     def metrics(cls, model: nn.Module) -> dict[str, float]:
         return router_metrics(model)
 

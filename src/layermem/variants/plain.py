@@ -26,6 +26,10 @@ class PlainConfig(DecoderConfig):
 class Plain(Variant[PlainConfig]):
     """Differences from the plain decoder: none."""
 
+    @classmethod
+    def extra_saved(cls, config: PlainConfig) -> int:
+        return 0
+
 
 declare("plain", PlainConfig, Plain)
 

@@ -1,4 +1,4 @@
-"""`layermem costs`: parameters and FLOPs, time and memory of variants side by side."""
+"""`layermem costs`: what variants cost side by side, and what a run would take on a cluster."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -6,13 +6,15 @@ from pathlib import Path
 import tyro
 
 from layermem.models.number_ranges import at_least, number
+from layermem_bench.cli import plan
 from layermem_bench.cli.screen import show
 from layermem_bench.results.costs import MeasuringOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs(MeasuringOptions):
-    """Count what variants cost, in closed form; --measure: the time and memory of a step too."""
+class Costs(plan.PlanOptions, MeasuringOptions):
+    """Count what variants cost, in closed form; --measure: the time and memory of a step too;
+    --gpus: what it would take to train them."""
 
     presets: tyro.conf.Positional[tuple[str, ...]] = ("paper-1b-gqa", "paper-1b-full")
     """Presets whose sizes are taken."""
@@ -34,12 +36,16 @@ class Costs(MeasuringOptions):
     def __post_init__(self) -> None:
         if not self.presets or not self.modes:
             raise ValueError("name at least one preset and one of --modes")
+        plan.check(self)
         if self.figure and max(len(set(self.layers)), len(set(self.widths))) < 2:
             raise ValueError("a figure needs two sizes: --layers 4 8 16, or --widths 64 128")
 
 
 def costs(options: Costs, command: str) -> None:
     """Print what variants cost."""
+    if options.gpus is not None:
+        plan.plan(options)
+        return
     from layermem.models.files import write_atomically
     from layermem_bench.report import cost_tables, figures
     from layermem_bench.results.files import to_json

@@ -16,7 +16,7 @@ class Report:
     """Write one page about runs: results with intervals, curves, costs, commands."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders, or folders of several."""
+    """Run folders, or folders of several; with --export also records of studies."""
     against: str | None = None
     """Arm the others are compared with, as the table calls it; None: the first run's, in a folder
     the plain decoder's."""
@@ -28,8 +28,22 @@ class Report:
     """File that layermem costs --measure --out has written, shown on the page."""
     figure: Path | None = None
     """File (svg, png, pdf) for the learning curves of the runs, in place of the page."""
+    export: Path | None = None
+    """File (parquet, csv) for all values of the runs as one long table, which pandas, duckdb and
+    polars read, in place of the page; records of studies (study.json) may be named as runs."""
     out: Path = Path("report")
     """Folder for study.json and the page."""
+
+    def __post_init__(self) -> None:
+        if self.figure is not None and self.export is not None:
+            raise ValueError("--figure and --export are each in place of the page: leave one out")
+        if self.export is None:
+            return
+        pages = {"analysis": self.analysis, "evaluation": self.evaluation, "costs": self.costs}
+        if unused := [f"--{name}" for name, given in pages.items() if given]:
+            raise ValueError(
+                f"{', '.join(unused)} is for the page, which --export does not write: leave it out"
+            )
 
 
 def report(options: Report, command: str) -> None:
@@ -40,9 +54,28 @@ def report(options: Report, command: str) -> None:
         draw_curves(options.runs, options.figure)
         logger.info("%s", options.figure)
         return
+    if options.export is not None:
+        _export(options, options.export, command)
+        return
     from layermem_bench.report.study import given_sections
     from layermem_bench.study.run_folders import compare_runs
 
     result = compare_runs(options.runs, options.out, against=options.against, command=command)
     further = given_sections(result, options.analysis, options.evaluation, options.costs)
     show_result(result, options.out, further)
+
+
+def _export(options: Report, path: Path, command: str) -> None:
+    """Write the values of runs, and of the records of studies, as one long table."""
+    from layermem_bench.report.export import check, export
+    from layermem_bench.results.files import read_result
+    from layermem_bench.results.study import StudyResult
+    from layermem_bench.study.run_folders import gather_runs
+
+    check(path)
+    records = [each for each in options.runs if each.suffix == ".json"]
+    folders = [each for each in options.runs if each.suffix != ".json"]
+    results = [read_result(StudyResult, each) for each in records]
+    if folders:
+        results.append(gather_runs(folders, against=options.against, command=command))
+    logger.info("%s: %d rows", path, export(results, path))

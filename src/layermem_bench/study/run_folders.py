@@ -227,8 +227,21 @@ def compare_runs(
 
     ``against``: the arm that the others are compared with; None: the first run's.
     """
-    runs = find_runs(paths)
     before = replaced_result(out / RESULT)
+    result = gather_runs(paths, against=against, command=command, before=before)
+    write_atomically(out / RESULT, to_json(result))
+    return result
+
+
+def gather_runs(
+    paths: Sequence[Path],
+    *,
+    against: str | None = None,
+    command: str = "",
+    before: StudyResult | None = None,
+) -> StudyResult:
+    """Return what runs recorded, and write nothing; ``before``: what was recorded of them."""
+    runs = find_runs(paths)
     settings = [{name: runs[name] for name in names} for names in group_by_data(runs)]
     boards: list[Board] = []
     records: list[RunRecord] = []
@@ -239,7 +252,7 @@ def compare_runs(
     arms = dict.fromkeys(arm.name for board in boards for arm in board.conditions[0].arms)
     if against is not None and against not in arms:
         raise ValueError(f"no arm is called {against!r}; there are {', '.join(arms)}")
-    result = StudyResult(
+    return StudyResult(
         command=command,
         name="report",
         title=" against ".join(arms) if len(arms) < 4 else f"{len(arms)} arms side by side",
@@ -248,8 +261,6 @@ def compare_runs(
         metrics=metrics_of(records),
         runs=tuple(records),
     )
-    write_atomically(out / RESULT, to_json(result))
-    return result
 
 
 def _compare(

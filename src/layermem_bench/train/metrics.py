@@ -17,31 +17,15 @@ from transformers.pytorch_utils import Conv1D
 from layermem.models.counting import count_forward_flops
 from layermem.models.routers import router_metrics
 from layermem.variants.lime import LimeRouter
+from layermem_bench.config.devices import peak_flops_of
 from layermem_bench.train.optimizer import DECAYED, PLAIN, is_ours
-
-# Dense bfloat16 matrix FLOPs per second from NVIDIA's data sheets, by the full name that CUDA
-# reports: cards with the same chip differ by up to a factor of two. The data sheets of Hopper cards
-# give twice these figures, for sparse matrices.
-_PEAK_FLOPS = {
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA A100-PCIE-40GB": 312e12,
-    "NVIDIA A100 80GB PCIe": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA H200 NVL": 835e12,
-    "NVIDIA L40S": 362e12,
-    "NVIDIA GeForce RTX 4090": 165e12,
-}
 
 
 def peak_flops(device: torch.device) -> float | None:
     """Return the peak FLOPs per second of a device, or None where no data sheet is listed."""
     if device.type != "cuda":
         return None
-    return _PEAK_FLOPS.get(torch.cuda.get_device_name(device))
+    return peak_flops_of(torch.cuda.get_device_name(device))
 
 
 def forward_flops(model: Any, tokens: int) -> int:

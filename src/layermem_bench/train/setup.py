@@ -12,6 +12,7 @@ from transformers import AutoConfig, TrainingArguments
 from layermem.models.checkpoints import LLAMA_MODEL_TYPES, check_path
 from layermem.models.configuration import DecoderConfig
 from layermem.models.registry import BUILT_WITH, build, check_names, lookup
+from layermem_bench.config.micro_batches import sequences_at_once
 from layermem_bench.config.run import Model, Run
 from layermem_bench.data.tokenizers import load_tokenizer
 from layermem_bench.results.run_folder import RunFolder
@@ -21,9 +22,6 @@ from layermem_bench.train.optimizer import find_overridden
 from layermem_bench.train.processes import form_cpu_group
 
 logger = logging.getLogger(__name__)
-# A micro-batch whose float32 logits take no more bytes than this has them all in memory at once.
-# Its loss is computed in one piece, and agrees with earlier recorded losses to the last bit.
-_MAX_LOGITS_BYTES = 2**30
 
 
 def load_run_tokenizer(run: Run) -> Any:
@@ -131,12 +129,7 @@ def training_arguments(run: Run, folder: RunFolder) -> TrainingArguments:
     """Translate a run's config into transformers' arguments; form the group of its processes."""
     compute, optim = run.compute, run.optim
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    micro = min(compute.micro_batch, max(1, optim.batch_size // processes))
-    if optim.batch_size % (micro * processes):
-        raise ValueError(
-            f"optim.batch_size ({optim.batch_size}) must be a multiple of compute.micro_batch "
-            f"({micro}) times the number of processes ({processes})"
-        )
+    micro = sequences_at_once(run, processes)
     if run.regularizer.penalty and micro < 2:
         raise ValueError(
             f"regularizer.penalty={run.regularizer.penalty} needs a covariance over at least 2 "
@@ -201,14 +194,3 @@ def multiplies_bfloat16() -> bool:
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     answers = [getattr(torch.cpu, name, lambda: True)() for name in names]
     return any(answers) or not torch.backends.cpu.get_cpu_capability().startswith("AVX")
-
-
-def choose_loss_chunk(configured: int | None, tokens: int, vocabulary: int) -> int:
-    """Return how many tokens' logits are in memory at once, 0 for all: as ``configured``
-    (``compute.loss_chunk``), or by the size of a micro-batch's logits."""
-    if configured is not None:
-        return configured
-    bytes_per_token = 4 * vocabulary
-    if tokens * bytes_per_token <= _MAX_LOGITS_BYTES:
-        return 0
-    return max(1, _MAX_LOGITS_BYTES // 4 // bytes_per_token)

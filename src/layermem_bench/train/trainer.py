@@ -22,6 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import EvalLoopOutput
 
+from layermem_bench.config.micro_batches import choose_loss_chunk
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, step_of
 from layermem_bench.train import checkpoints, metrics
@@ -31,7 +32,7 @@ from layermem_bench.train.processes import check_processes_agree
 from layermem_bench.train.progress import RunProgress, open_wandb_run
 from layermem_bench.train.seq_vcr import SeqVCR, model_names, save_weight, split_state
 from layermem_bench.train.sequences import DataOrder
-from layermem_bench.train.setup import choose_loss_chunk, training_arguments
+from layermem_bench.train.setup import training_arguments
 from layermem_bench.train.stopping import FiniteCheck, StopOnSignal, warn_if_saving_is_slow
 
 

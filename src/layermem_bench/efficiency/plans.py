@@ -1,0 +1,248 @@
+"""What it would take to train a run on some devices, in closed form: memory, time, GPU-hours.
+
+A step takes at least what its arithmetic, its traffic to memory, and its traffic between devices
+take, each by itself; the largest of the three bounds it, as if they overlapped fully. Assumptions:
+
+    compute     the FLOPs of ``costs`` at a share of the device's peak that the user states; layers
+                that are computed again take a forward more
+    memory      AdamW reads and writes 28 bytes a parameter; a micro-batch reads the weights three
+                times and adds up gradients; what is kept for the backward is written and read, and
+                so are its gradients
+    network     rings over all processes, as fast as a device's link, or as its machine's network
+                where that is slower. DDP sums float32 gradients once a step; FSDP2 gathers weights
+                twice and scatters float32 gradients at each micro-batch, unless they are kept whole
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from layermem.models.counting import Additions, Sizes, count_linear_weights
+from layermem_bench.config.devices import Device
+from layermem_bench.config.micro_batches import choose_loss_chunk, sequences_at_once
+from layermem_bench.config.run import Run
+from layermem_bench.efficiency.costs import cost
+from layermem_bench.efficiency.memory import Step, step_memory
+from layermem_bench.efficiency.model_sizes import model_sizes
+
+USABLE = 0.9
+"""Share of a device's memory that tensors can have; the rest is for kernels and fragments."""
+REACHED = 0.8
+"""Share of the peak of memory, links and network that transfers reach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The devices that a run would have."""
+
+    device: Device
+    gpus: int
+    per_machine: int = 8
+    utilisation: float = 0.4
+    """Share of the device's peak FLOPs that arithmetic reaches."""
+
+    @property
+    def link(self) -> float:
+        """Bytes a second that each device sends, in one direction, in a ring over all."""
+        if self.gpus <= self.per_machine:
+            return self.device.link
+        return min(self.device.link, self.per_machine * self.device.network)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run takes on a cluster."""
+
+    run: Run
+    cluster: Cluster
+    step: Step
+    parameters: int
+    memory: Mapping[str, float]
+    """Bytes of one device at the peak, by what they are for."""
+    seconds: Mapping[str, float]
+    """Seconds that a step takes at least, by what bounds it."""
+
+    @property
+    def peak(self) -> float:
+        """Bytes of one device at the peak."""
+        return sum(self.memory.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the usable part of a device's memory."""
+        return self.peak <= USABLE * self.cluster.device.memory
+
+    @property
+    def bound(self) -> str:
+        """What bounds a step."""
+        return max(self.seconds, key=lambda name: self.seconds[name])
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step."""
+        return self.seconds[self.bound]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens a second, of all devices."""
+        return self.run.optim.batch_size * self.step.tokens / self.step_seconds
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds of all training steps, without validation and checkpoints."""
+        return self.run.max_steps * self.step_seconds
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours of all devices."""
+        return self.cluster.gpus * self.total_seconds / 3600
+
+
+def plan_run(run: Run, fields: Mapping[str, Any], cluster: Cluster) -> Plan:
+    """Return what a run takes; ``fields`` are those of its model's config, but for its sizes."""
+    from layermem.models.registry import lookup
+
+    check_counted(run)
+    sizes, length = model_sizes(run)
+    entry = lookup(run.variant)
+    config = entry.config(**{**sizes, **fields})
+    step = _step_of(run, cluster, round(length), config.vocab_size)
+    return Plan(
+        run=run,
+        cluster=cluster,
+        step=step,
+        parameters=cost(config, entry.variant, step.tokens).parameters,
+        memory=step_memory(config, entry.variant, step),
+        seconds={
+            "compute": _compute_seconds(config, entry.variant, step, cluster),
+            "memory": _memory_seconds(config, entry.variant, step, cluster),
+            "network": _network_seconds(config, entry.variant, step, cluster),
+        },
+    )
+
+
+def check_counted(run: Run) -> None:
+    """Raise where a run has what is not counted here."""
+    if run.host.model is not None:
+        raise ValueError(
+            f"host.model={run.host.model!r}: what a model of transformers takes is not counted in "
+            "closed form; take a preset without --host"
+        )
+    if run.regularizer.penalty is not None:
+        raise ValueError(
+            f"regularizer.penalty={run.regularizer.penalty!r} takes memory that is not counted in "
+            "closed form; take a preset without a penalty"
+        )
+
+
+def _step_of(run: Run, cluster: Cluster, tokens: int, vocabulary: int) -> Step:
+    compute = run.compute
+    sequences = sequences_at_once(run, cluster.gpus)
+    return Step(
+        sequences=sequences,
+        tokens=tokens,
+        micro_batches=run.optim.batch_size // (sequences * cluster.gpus),
+        processes=cluster.gpus,
+        # Every device of the table computes in bfloat16, which "auto" then takes.
+        half=compute.precision != "float32",
+        checkpointed=compute.checkpoint_activations,
+        loss_chunk=choose_loss_chunk(compute.loss_chunk, sequences * tokens, vocabulary),
+        shard=compute.shard,
+        keep_whole=compute.keep_whole,
+    )
+
+
+def step_flops(config: Sizes, variant: Additions | None, step: Step) -> float:
+    """Return the FLOPs of one process in a step; those of a layer computed again count."""
+    counted = cost(config, variant, step.tokens)
+    # The head is in no layer, and a layer's last product is not needed again.
+    last = config.num_hidden_layers * config.intermediate_size
+    left_out = 2 * (config.vocab_size + last) * config.hidden_size * step.tokens
+    again = (counted.forward - left_out) * step.checkpointed
+    return step.micro_batches * step.sequences * (counted.training + again)
+
+
+def _compute_seconds(
+    config: Sizes, variant: Additions | None, step: Step, cluster: Cluster
+) -> float:
+    if not step.half:
+        raise ValueError(
+            "compute.precision=float32: the peaks of devices are those of bfloat16; take "
+            "--precision bfloat16"
+        )
+    return step_flops(config, variant, step) / (cluster.utilisation * cluster.device.flops)
+
+
+def _memory_seconds(
+    config: Sizes, variant: Additions | None, step: Step, cluster: Cluster
+) -> float:
+    parameters = cost(config, variant, step.tokens).parameters
+    held = step_memory(config, variant, replace(step, checkpointed=False))
+    passing = held["activations"] + held["slots"] + held["logits and loss"]
+    of_micro_batch = 4 * passing + (3 * step.width + 12) * parameters
+    total = step.micro_batches * of_micro_batch + 28 * parameters / step.shards
+    return total / (REACHED * cluster.device.bandwidth)
+
+
+def _network_seconds(
+    config: Sizes, variant: Additions | None, step: Step, cluster: Cluster
+) -> float:
+    sent = step_traffic(config, variant, step)
+    return sent / (REACHED * cluster.link)
+
+
+def step_traffic(config: Sizes, variant: Additions | None, step: Step) -> float:
+    """Return the bytes that each process sends in a step, in rings over all processes."""
+    parameters = cost(config, variant, step.tokens).parameters
+    share = (step.processes - 1) / step.processes
+    gradients = 4 * parameters
+    if not step.shard:
+        return 2 * share * gradients
+    layers = count_linear_weights(config)
+    # What belongs to no layer is gathered once a forward, in float32.
+    root = 4 * (parameters - layers)
+    scatters = step.micro_batches if step.keep_whole == "nothing" else 1
+    forwards = 1 if step.keep_whole == "all" else step.micro_batches
+    gathers = 1 if step.keep_whole == "all" else 2
+    return share * (forwards * (root + gathers * step.width * layers) + scatters * gradients)
+
+
+def mends(plan: Plan, fields: Mapping[str, Any]) -> Iterator[tuple[str, Plan]]:
+    """Yield changes of a run with which it fits, the least first, as options and their plan."""
+    compute = plan.run.compute
+    smaller = {"micro_batch": 1} if plan.step.sequences > 1 else {}
+    shard = {"shard": True} if plan.cluster.gpus > 1 and not compute.shard else {}
+    again = {} if compute.checkpoint_activations else {"checkpoint_activations": True}
+    for sequences in _halves(plan.step.sequences):
+        changed = _changed(plan, fields, {"micro_batch": sequences})
+        if changed.fits:
+            yield _as_options({"micro_batch": sequences}), changed
+            break
+    tried = (shard, again, shard | again, shard | smaller, again | smaller, shard | again | smaller)
+    seen: list[dict[str, Any]] = [{}, smaller]
+    for changes in tried:
+        if changes in seen:
+            continue
+        seen.append(changes)
+        changed = _changed(plan, fields, changes)
+        if changed.fits:
+            yield _as_options(changes), changed
+
+
+def _changed(plan: Plan, fields: Mapping[str, Any], changes: Mapping[str, Any]) -> Plan:
+    run = replace(plan.run, compute=replace(plan.run.compute, **changes))
+    return plan_run(run, fields, plan.cluster)
+
+
+def _halves(number: int) -> Iterator[int]:
+    while number > 1 and number % 2 == 0:
+        number //= 2
+        yield number
+
+
+def _as_options(changes: Mapping[str, Any]) -> str:
+    options = []
+    for name, value in changes.items():
+        option = f"--{name.replace('_', '-')}"
+        options.append(option if value is True else f"{option} {value}")
+    return " ".join(options)
