@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -386,19 +387,31 @@ def small_disk():
     """Files that cannot grow beyond 4,000 bytes."""
     resource = pytest.importorskip("resource", reason="the system has no such limits")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    @contextmanager
+    def small():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return small
 
 
 @pytest.mark.parametrize("size", [5_000, 50_000], ids=["at the end", "on the way"])
-def test_a_full_disk_is_named_and_nothing_stays(tmp_path, tokenizer, small_disk, size):
+def test_a_full_disk_is_named_and_what_is_done_stays(tmp_path, tokenizer, small_disk, size):
     asked = config(tmp_path, ["x" * 100] * (size // 200) + ["y" * 100] * (size // 200))
     valid = write(tmp_path / "v.jsonl", ["z"])
     asked = replace(asked, validation=valid)
-    small_disk()
-    with pytest.raises(OSError, match=r"too large: .* free room, or .*data.cache.*train.bin"):
+    with small_disk(), pytest.raises(OSError, match=r"too large: .* free room, or .*data.cache"):
         prepare(asked, tokenizer)
-    assert os.listdir(tmp_path / "cache") == []
+    (left,) = (tmp_path / "cache").iterdir()
+    files = {path.name for path in left.glob("*.bin")}
+    # The piece of the validation text is done, that of the other text is not there.
+    assert files == {"train-00000.bin", "valid-00000.bin"} and not list(left.glob(".tmp*"))
+    train, held = prepare(asked, tokenizer)
+    assert (train.documents, documents(held)) == (size // 100, ["z"])
 
 
 def test_a_cache_that_cannot_be_made_is_named(tmp_path, tokenizer):

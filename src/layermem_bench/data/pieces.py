@@ -1,8 +1,8 @@
 """A source divided into pieces, which can be read alone: in a row they are the source's documents.
 
-    {"spans": [[FILE, 0, 16777216]], "size": ...}   lines that start at these bytes, once decompressed
-    {"spans": [[FILE, 3, 5]], "size": ...}          row groups 3 and 4 of a Parquet file
-    {"rows": [0, 5000], "size": ...}                rows of a dataset
+    {"spans": [[FILE, 0, 16777216]], ...}   lines that start at these bytes, once decompressed
+    {"spans": [[FILE, 3, 5]], ...}          row groups 3 and 4 of a Parquet file
+    {"rows": [0, 5000], ...}                rows of a dataset
     {"shard": [2, 15], "size": ...}                 the third of 15 files of a streamed dataset
 
 The pieces depend on the source alone. A piece is an object of JSON; ``limit`` is the most parts of

@@ -13,19 +13,19 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from layermem.models.files import write_atomically
-from layermem_bench.data.pieces import Piece, divide
+from layermem_bench.data.pieces import Piece
 from layermem_bench.data.sources import Source, open_source
 from layermem_bench.data.staging import PARTS, write_errors
-from layermem_bench.data.tokenizers import fingerprint, id_dtype
+from layermem_bench.data.tokenizers import fingerprint
 
 META = "meta.json"
 SPLITS = ("train", "valid")
@@ -48,19 +48,22 @@ class Plan:
     end: int
     sources: list[dict[str, Any]]
     """Arguments of ``open_source``: of the text that is learnt, then of validation's."""
+    fingerprints: list[str]
+    """Of the sources; they tell whether a text changed meanwhile."""
     pieces: list[Piece]
     """Validation's, then those of the text that is learnt: ``source`` is a place in ``sources``."""
-    _opened: dict[int, Source] = field(default_factory=dict, repr=False, compare=False)
+    opened: dict[int, Source] = field(default_factory=dict, repr=False, compare=False)
+    """Those that are open."""
 
     def open(self, number: int) -> Source:
         """Return one of the sources."""
-        if number not in self._opened:
-            self._opened[number] = open_source(**self.sources[number])
-        return self._opened[number]
+        if number not in self.opened:
+            self.opened[number] = open_source(**self.sources[number])
+        return self.opened[number]
 
     def to_json(self) -> str:
         """Return the plan as it stands in its folder."""
-        return json.dumps({k: v for k, v in asdict(self).items() if k != "_opened"}, indent=1)
+        return json.dumps({k: v for k, v in vars(self).items() if k != "opened"}, indent=1)
 
 
 class Work:
@@ -123,7 +126,7 @@ class Work:
         """Return the pieces that are not done."""
         return [i for i in range(len(plan.pieces)) if not self.mark(i).exists()]
 
-    def publish(self, plan: Plan, fingerprints: Sequence[str]) -> None:
+    def publish(self, plan: Plan) -> None:
         """Check that all is there and whole, and put it at its final place."""
         if self.published():
             return
@@ -133,7 +136,7 @@ class Work:
                 f"{len(lacking)} of {len(done)} pieces of {plan.source} are not there; start again"
             )
         meta = self._check(plan, [each for each in done if each is not None])
-        if [plan.open(i).fingerprint() for i in range(len(plan.sources))] != list(fingerprints):
+        if [plan.open(i).fingerprint() for i in range(len(plan.sources))] != plan.fingerprints:
             raise ValueError(
                 f"{plan.source} or its validation text changed while it was prepared; start again"
             )
@@ -170,33 +173,6 @@ class Work:
             for path in self.final.glob(pattern):
                 with suppress(OSError):
                     path.unlink()
-
-
-def make_plan(
-    source: str,
-    validation: str | None,
-    share: float,
-    most: int | None,
-    specs: list[dict[str, Any]],
-    opened: Sequence[Source],
-    tokenizer: Any,
-    tokenizer_name: str,
-) -> Plan:
-    """Return the plan of a text: what its pieces are."""
-    learnt = [piece | {"source": 0} for piece in divide(opened[0], most)]
-    held = [piece | {"source": 1} for piece in divide(opened[1])] if validation else []
-    return Plan(
-        source=source,
-        validation=validation,
-        share=0.0 if validation else share,
-        tokenizer=tokenizer_digest(tokenizer),
-        tokenizer_name=tokenizer_name,
-        dtype=np.dtype(id_dtype(tokenizer)).name,
-        end=tokenizer.eos_token_id,
-        sources=specs,
-        pieces=[*held, *learnt],
-        _opened=dict(enumerate(opened)),
-    )
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -248,6 +224,6 @@ def hash_text(text: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def hashes_of(texts: Iterator[str]) -> np.ndarray[Any, Any]:
+def hashes_of(texts: Iterable[str]) -> np.ndarray[Any, Any]:
     """Return the sorted hashes of texts, each once."""
     return np.unique(np.fromiter(map(hash_text, texts), "<u8"))

@@ -19,6 +19,7 @@ import numpy as np
 from layermem_bench.config.run import Data
 from layermem_bench.data.blocks import Prepared
 from layermem_bench.data.local_workers import make_locally
+from layermem_bench.data.pieces import divide
 from layermem_bench.data.plans import (
     META,
     SPLITS,
@@ -26,18 +27,19 @@ from layermem_bench.data.plans import (
     Work,
     check_files,
     hashes_of,
-    make_plan,
     same_text_error,
     shard_name,
     tokenizer_digest,
 )
-from layermem_bench.data.sources import Source, hub_name, open_source
+from layermem_bench.data.sources import HubDataset, Source, hub_name, open_source
 from layermem_bench.data.staging import claim_folder, work_folder
-from layermem_bench.data.tokenizers import fingerprint
+from layermem_bench.data.tokenizers import fingerprint, id_dtype
 
 logger = logging.getLogger(__name__)
 # Makes the pieces of a plan that are missing; returns whether it has waited until all are made.
 Make: TypeAlias = Callable[[Work, Plan, Any], bool]
+# A source, the arguments of ``open_source`` that open it again, and its fingerprint.
+Opened: TypeAlias = tuple[Source, dict[str, Any], str]
 # A change of the tokens that are written takes another number, so that nothing older is found.
 _VERSION = 4
 
@@ -60,9 +62,8 @@ def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
 def build(config: Data, tokenizer: Any, make: Make) -> tuple[Path, bool]:
     """Return the folder of a config's tokens, and whether it is complete, after ``make`` has made
     what is missing of it."""
-    specs = _specs(config)
-    sources = [open_source(**spec) for spec in specs]
-    fingerprints = [source.fingerprint() for source in sources]
+    sources = _open_sources(config)
+    fingerprints = [digest for _, _, digest in sources]
     if len(set(fingerprints)) < len(fingerprints):
         raise same_text_error(config.source, config.validation)
     share = None if config.validation else config.validation_share
@@ -71,7 +72,7 @@ def build(config: Data, tokenizer: Any, make: Make) -> tuple[Path, bool]:
     folder = cache_folder(config.cache) / key
     with claim_folder(folder, (folder / META).exists) as must_build:
         if must_build:
-            _build(folder, config, specs, sources, tokenizer, fingerprints, make)
+            _build(folder, config, sources, tokenizer, make)
     return folder, (folder / META).exists()
 
 
@@ -102,65 +103,63 @@ def read_folder(folder: Path, tokenizer: Any) -> tuple[Prepared, Prepared]:
 
 def cache_folder(given: str | None = None) -> Path:
     """Return the folder of all prepared files: as given, LAYERMEM_CACHE, or ~/.cache/layermem."""
-    return Path(given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem").expanduser()
+    return Path(given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem").expanduser().absolute()
 
 
-def _specs(config: Data) -> list[dict[str, Any]]:
-    """Return how the text that is learnt and, where it has a source, that of validation open."""
+def _open_sources(config: Data) -> list[Opened]:
+    """Return the text that is learnt and, where it has a source of its own, that of validation."""
     of_dataset = {"subset": config.subset, "revision": config.revision}
-    specs = []
-    for source in filter(None, (config.source, config.validation)):
+    opened = []
+    for name in filter(None, (config.source, config.validation)):
         # Another dataset has configurations and revisions of its own.
-        same = hub_name(source)[0] == hub_name(config.source)[0]
-        options: dict[str, Any] = {"text_field": config.text_field, "streaming": config.streaming}
-        specs.append({"source": source, **options, **(of_dataset if same else {})})
-    return specs
+        same = hub_name(name)[0] == hub_name(config.source)[0]
+        # A task may begin in another folder.
+        where = Path(name).expanduser()
+        place = str(where.absolute()) if where.exists() and name != "stdlib" else name
+        spec: dict[str, Any] = {"source": place, **(of_dataset if same else {})}
+        spec |= {"text_field": config.text_field, "streaming": config.streaming}
+        source = open_source(**spec)
+        digest = source.fingerprint()
+        if isinstance(source, HubDataset):
+            # The commit of a streamed one is known by now; tasks read no other.
+            spec["revision"] = source.revision
+        opened.append((source, spec, digest))
+    return opened
 
 
 def _build(
-    folder: Path,
-    config: Data,
-    specs: list[dict[str, Any]],
-    sources: Sequence[Source],
-    tokenizer: Any,
-    fingerprints: Sequence[str],
-    make: Make,
+    folder: Path, config: Data, sources: Sequence[Opened], tokenizer: Any, make: Make
 ) -> None:
     work = Work(folder)
     with work_folder(folder):
         logger.info("preparing %s", config.source)
-        plan = work.plan() or _plan(work, config, specs, sources, tokenizer)
+        plan = work.plan() or _plan(work, config, sources, tokenizer)
         if make(work, plan, tokenizer):
-            work.publish(plan, fingerprints)
+            work.publish(plan)
             train, valid = (split.tokens for split in read_folder(folder, tokenizer))
             text = "%s: tokens for training %s, for validation %s"
             logger.info(text, config.source, f"{train:,}", f"{valid:,}")
 
 
-def _plan(
-    work: Work,
-    config: Data,
-    specs: list[dict[str, Any]],
-    sources: Sequence[Source],
-    tokenizer: Any,
-) -> Plan:
+def _plan(work: Work, config: Data, sources: Sequence[Opened], tokenizer: Any) -> Plan:
     """Return a new plan, after writing it."""
-    for spec, source in zip(specs, sources, strict=True):
-        # A streamed dataset's commit, which the name stood for when the key was made.
-        if (revision := getattr(source, "revision", None)) is not None:
-            spec["revision"] = revision
-    plan = make_plan(
-        config.source,
-        config.validation,
-        config.validation_share,
-        config.max_documents,
-        specs,
-        sources,
-        tokenizer,
-        config.tokenizer,
+    learnt, *held = (source for source, _, _ in sources)
+    pieces = [piece | {"source": 1} for source in held for piece in divide(source)]
+    pieces += [piece | {"source": 0} for piece in divide(learnt, config.max_documents)]
+    folder = Path(config.tokenizer).expanduser()
+    plan = Plan(
+        source=config.source,
+        validation=config.validation,
+        share=0.0 if held else config.validation_share,
+        tokenizer=tokenizer_digest(tokenizer),
+        tokenizer_name=str(folder.absolute()) if folder.is_dir() else config.tokenizer,
+        dtype=np.dtype(id_dtype(tokenizer)).name,
+        end=tokenizer.eos_token_id,
+        sources=[spec for _, spec, _ in sources],
+        fingerprints=[digest for _, _, digest in sources],
+        pieces=pieces,
+        opened=dict(enumerate([learnt, *held])),
     )
-    held_out = np.empty(0, "<u8")
-    for source in sources[1:]:
-        held_out = hashes_of(iter(source))
-    work.write_plan(plan, held_out)
+    hashes = hashes_of(text for source in held for text in source)
+    work.write_plan(plan, hashes)
     return plan
