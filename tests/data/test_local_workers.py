@@ -214,5 +214,3 @@ def test_cores_are_shared_by_the_processes_of_a_training(monkeypatch):
     assert count(Plan, range(100)) == 4
     monkeypatch.setattr(local_workers, "available_cores", lambda: 2)
     assert count(Plan, range(100)) == 1
-
-

@@ -1,4 +1,4 @@
-"""`layermem prepare`: tasks here, on Slurm and on Ray make the tokens that train makes by itself."""
+"""`layermem prepare`: tasks here, on Slurm and on Ray make the tokens that train makes itself."""
 
 import json
 import os

@@ -103,7 +103,11 @@ def read_folder(folder: Path, tokenizer: Any) -> tuple[Prepared, Prepared]:
 
 def cache_folder(given: str | None = None) -> Path:
     """Return the folder of all prepared files: as given, LAYERMEM_CACHE, or ~/.cache/layermem."""
-    return Path(given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem").expanduser().absolute()
+    return (
+        Path(given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem")
+        .expanduser()
+        .absolute()
+    )
 
 
 def _open_sources(config: Data) -> list[Opened]:

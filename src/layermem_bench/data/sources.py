@@ -194,9 +194,7 @@ class HubDataset(Source):
         return self._loaded
 
 
-def parts_of(
-    documents: Iterable[Iterable[str]], single: bool = False
-) -> Iterator[tuple[str, str]]:
+def parts_of(documents: Iterable[Iterable[str]], single: bool = False) -> Iterator[tuple[str, str]]:
     """Yield each part with the first of its document, or with itself in a ``single`` document."""
     for document in documents:
         first: str | None = None
