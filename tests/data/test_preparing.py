@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import zstandard
 from pyarrow import parquet
 
 from layermem_bench.config.run import Data
-from layermem_bench.data import preparing, sources
+from layermem_bench.data import preparing, sources, writing
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 
@@ -70,7 +71,7 @@ def test_every_document_is_in_one_split_once_and_whole(tmp_path, tokenizer):
 @pytest.mark.parametrize("kind", ["bytes", "words"])
 def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
     # Several batches, read ahead of the one that is written.
-    monkeypatch.setattr(preparing, "_BATCH", 300)
+    monkeypatch.setattr(writing, "_BATCH", 300)
     tokenizer = load_tokenizer("bytes")
     if kind == "words":
         tokenizer.add_tokens(["text", "<é>"])
@@ -81,8 +82,8 @@ def test_files_are_those_of_earlier_versions(tmp_path, monkeypatch, kind):
 
 
 def test_a_tokenizer_that_fails_leaves_nothing(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(preparing, "_BATCH", 100)
-    monkeypatch.setattr(preparing, "batch_encoder", lambda tokenizer: lambda texts: 1 / 0)
+    monkeypatch.setattr(writing, "_BATCH", 100)
+    monkeypatch.setattr(writing, "batch_encoder", lambda tokenizer: lambda texts: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare(config(tmp_path, [f"text {i}" for i in range(100)]), tokenizer)
     assert os.listdir(tmp_path / "cache") == []
@@ -164,10 +165,10 @@ def test_found_again_whatever_the_block_size_and_made_anew_when_the_text_changes
 def test_an_interrupted_preparation_leaves_nothing_that_looks_whole(
     tmp_path, tokenizer, monkeypatch
 ):
-    monkeypatch.setattr(preparing, "_BATCH", 100)
+    monkeypatch.setattr(writing, "_BATCH", 100)
     texts = [f"text {i}" for i in range(400)]
     asked = config(tmp_path, texts)
-    add, calls = preparing._Writer.add, []
+    add, calls = writing._Writer.add, []
 
     def stop(self, ids):
         calls.append(1)
@@ -176,7 +177,7 @@ def test_an_interrupted_preparation_leaves_nothing_that_looks_whole(
         add(self, ids)
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparing._Writer, "add", stop)
+        patch.setattr(writing._Writer, "add", stop)
         with pytest.raises(KeyboardInterrupt):
             prepare(asked, tokenizer)
     assert os.listdir(tmp_path / "cache") == []
@@ -193,9 +194,9 @@ def test_a_damaged_file_is_noticed(tmp_path, tokenizer):
 
 
 def test_documents_are_taken_by_their_length(monkeypatch):
-    monkeypatch.setattr(preparing, "_BATCH", 10)
+    monkeypatch.setattr(writing, "_BATCH", 10)
     texts = ["a" * n for n in (3, 3, 3, 3, 50, 1, 9, 2)]
-    batches = preparing._batch_parts((text, text) for text in texts)
+    batches = writing._batch_parts((text, text) for text in texts)
     assert [[len(text) for text, _ in batch] for batch in batches] == [
         [3, 3, 3, 3],
         [50],
@@ -316,13 +317,13 @@ def test_parts_of_a_document_fall_to_one_split(tmp_path, tokenizer, monkeypatch,
 
 def test_text_that_changes_while_it_is_prepared_is_not_kept(tmp_path, tokenizer, monkeypatch):
     asked = config(tmp_path, [f"text {i}" for i in range(50)])
-    write_all = preparing._write
+    write_all = writing.write_parts
 
     def write_and_change(*arguments):
         write_all(*arguments)
         write(tmp_path / "a.jsonl", ["other"])
 
-    monkeypatch.setattr(preparing, "_write", write_and_change)
+    monkeypatch.setattr(writing, "write_parts", write_and_change)
     with pytest.raises(ValueError, match="a.jsonl or its validation text changed while"):
         prepare(asked, tokenizer)
     assert os.listdir(tmp_path / "cache") == []
@@ -386,19 +387,31 @@ def small_disk():
     """Files that cannot grow beyond 4,000 bytes."""
     resource = pytest.importorskip("resource", reason="the system has no such limits")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    @contextmanager
+    def small():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return small
 
 
 @pytest.mark.parametrize("size", [5_000, 50_000], ids=["at the end", "on the way"])
-def test_a_full_disk_is_named_and_nothing_stays(tmp_path, tokenizer, small_disk, size):
+def test_a_full_disk_is_named_and_what_is_done_stays(tmp_path, tokenizer, small_disk, size):
     asked = config(tmp_path, ["x" * 100] * (size // 200) + ["y" * 100] * (size // 200))
     valid = write(tmp_path / "v.jsonl", ["z"])
     asked = replace(asked, validation=valid)
-    small_disk()
-    with pytest.raises(OSError, match=r"too large: .* free room, or .*data.cache.*train.bin"):
+    with small_disk(), pytest.raises(OSError, match=r"too large: .* free room, or .*data.cache"):
         prepare(asked, tokenizer)
-    assert os.listdir(tmp_path / "cache") == []
+    (left,) = (tmp_path / "cache").iterdir()
+    files = {path.name for path in left.glob("*.bin")}
+    # The piece of the validation text is done, that of the other text is not there.
+    assert files == {"train-00000.bin", "valid-00000.bin"} and not list(left.glob(".tmp*"))
+    train, held = prepare(asked, tokenizer)
+    assert (train.documents, documents(held)) == (size // 100, ["z"])
 
 
 def test_a_cache_that_cannot_be_made_is_named(tmp_path, tokenizer):

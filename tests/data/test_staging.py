@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from layermem_bench.config.run import Data
-from layermem_bench.data import preparing, staging
+from layermem_bench.data import preparing, staging, writing
 from layermem_bench.data.preparing import prepare
 from layermem_bench.data.tokenizers import load_tokenizer
 
@@ -51,14 +51,14 @@ def names(tmp_path):
 def slowly(monkeypatch):
     """Have preparing stop at a document; return what says it is there, and what frees it."""
     there, free = threading.Event(), threading.Event()
-    add = preparing._Writer.add
+    add = writing._Writer.add
 
     def slow(self, ids):
         there.set()
         assert free.wait(60)
         add(self, ids)
 
-    monkeypatch.setattr(preparing._Writer, "add", slow)
+    monkeypatch.setattr(writing._Writer, "add", slow)
     return there, free
 
 
@@ -116,7 +116,7 @@ def test_different_texts_do_not_wait_for_each_other(tmp_path, tokenizer, asked, 
         other = pool.submit(prepare, asked("b"), tokenizer)
         assert there.wait(60)
         # What is being made is not taken for what was left.
-        assert len(list((tmp_path / "cache").glob(".staging-*"))) == 2
+        assert len(list((tmp_path / "cache").glob(".parts-*"))) == 2
         free.set()
         assert first.result() != other.result()
     assert len(names(tmp_path)) == 2
@@ -127,7 +127,7 @@ def test_sigterm_clears_away_what_is_half_made(tmp_path, tokenizer, asked, monke
         os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparing._Writer, "add", asked_to_end)
+        patch.setattr(writing._Writer, "add", asked_to_end)
         # Not by the signal's own means: those would end the tests.
         before = signal.getsignal(signal.SIGTERM)
         with pytest.raises(SystemExit) as ended:
@@ -157,7 +157,7 @@ STUCK = """
 import json, sys, threading, time
 import transformers  # Two threads cannot be the first to import it: it replaces its own module.
 from layermem_bench.config.run import run_from_dict
-from layermem_bench.data import preparing
+from layermem_bench.data import preparing, writing
 from layermem_bench.data.tokenizers import load_tokenizer
 
 def stuck(self, ids):
@@ -168,7 +168,7 @@ def stuck(self, ids):
 def prepare(values):
     preparing.prepare(run_from_dict({"data": json.loads(values)}).data, load_tokenizer("bytes"))
 
-preparing._Writer.add = stuck
+writing._Writer.add = stuck
 threading.Thread(target=prepare, args=sys.argv[2:], daemon=True).start()
 prepare(sys.argv[1])
 """
@@ -183,7 +183,7 @@ def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path, tokenizer, 
             assert [process.stdout.readline() for _ in values] == ["there\n"] * 2
             left = names(tmp_path)
             kinds = [name.partition("-")[0] for name in left]
-            assert kinds == [".lock", ".lock", ".staging", ".staging"]
+            assert kinds == [".lock", ".lock", ".parts", ".parts"]
             # As long as it lives, what it makes is its own.
             prepare(asked("c"), tokenizer)
             assert set(left) < set(names(tmp_path))
@@ -198,7 +198,7 @@ def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path, tokenizer, 
     assert train.documents + valid.documents == 100
     # Who makes another text clears away as well.
     prepare(asked("d"), tokenizer)
-    assert not [name for name in names(tmp_path) if name.startswith(".staging")]
+    assert not [name for name in names(tmp_path) if name.startswith(".parts")]
     train, valid = prepare(asked("b"), tokenizer)
     assert train.documents + valid.documents == 100
     assert not [name for name in names(tmp_path) if name.startswith(".")]
@@ -231,7 +231,7 @@ def no_locks(monkeypatch, request):
 def test_where_there_are_no_locks_two_make_it_and_one_copy_stays(
     tmp_path, tokenizer, asked, no_locks, caplog, monkeypatch
 ):
-    both, build = threading.Barrier(2), preparing._write
+    both, build = threading.Barrier(2), writing.write_parts
     # Two processes of one machine have names of their own.
     monkeypatch.setattr(os, "getpid", threading.get_ident)
 
@@ -239,7 +239,7 @@ def test_where_there_are_no_locks_two_make_it_and_one_copy_stays(
         both.wait(60)
         build(*args)
 
-    monkeypatch.setattr(preparing, "_write", meeting)
+    monkeypatch.setattr(writing, "write_parts", meeting)
     with ThreadPoolExecutor() as pool:
         made = [pool.submit(prepare, asked("a"), tokenizer) for _ in range(2)]
     assert made[0].result() == made[1].result()
@@ -251,14 +251,21 @@ def test_where_there_are_no_locks_two_make_it_and_one_copy_stays(
 
 def test_what_another_machine_makes_is_left_alone_until_it_is_quiet(tmp_path, tokenizer, asked):
     cache = tmp_path / "cache"
-    fresh, quiet = (cache / f".staging-{name}-other-host-1" for name in ("0abc", "1abc"))
-    for folder in (fresh, quiet):
+    names = ["fresh", "quiet", "begun", "queued", "forgotten"]
+    fresh, quiet, begun, queued, forgotten = (cache / f".parts-{name}" for name in names)
+    for folder in (fresh, quiet, begun, queued, forgotten):
         folder.mkdir(parents=True)
-        (folder / "train.bin").write_bytes(b"x")
-    for path in (quiet / "train.bin", quiet):
-        os.utime(path, (time.time() - 7200,) * 2)
+        (folder / "host").write_text("other-host")
+    for folder in (begun, forgotten):
+        (folder / "00000.json").write_text("{}")
+    (queued / staging.SUBMITTED).touch()
+    for folder, days in ((quiet, 0.1), (begun, 10), (queued, 10), (forgotten, 40)):
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (time.time() - days * 86400,) * 2)
     prepare(asked("a"), tokenizer)
     assert fresh.exists() and not quiet.exists()
+    # What is done, or waits in a queue, is gone on with later.
+    assert begun.exists() and queued.exists() and not forgotten.exists()
 
 
 def test_a_folder_without_its_description_is_damaged(tmp_path, tokenizer, asked):

@@ -26,6 +26,7 @@ from layermem_bench.cli import listing, models, study, train
 from layermem_bench.cli.analyze import Analyze, analyze
 from layermem_bench.cli.costs import Costs, costs
 from layermem_bench.cli.eval import Eval, evaluate
+from layermem_bench.cli.prepare import Prepare, prepare
 from layermem_bench.cli.quickstart import Quickstart, quickstart
 from layermem_bench.cli.report import Report, report
 
@@ -38,6 +39,7 @@ Train, compare and look inside transformers whose attention reads earlier layers
   quickstart  a plain decoder and LIMe learn arithmetic side by side, in minutes
   train       train one model: PRESET; --host MODEL goes on with one of
               transformers
+  prepare     tokenize a text beforehand, by tasks: here, on Slurm, on Ray
   study       compare arms, seed by seed: PRESET, BOARD,BOARD, paper/NAME,
               retrofit MODEL, encoders FILE
   eval        measure checkpoints: --tasks ppl=FILE blimp=DIR arithmetic arc_easy
@@ -56,6 +58,7 @@ studies of your own. --version prints the version.
 COMMANDS: dict[str, tuple[type[Any], Callable[[Any, str], None]]] = {
     "quickstart": (Quickstart, quickstart),
     "train": (train.Train, train.train),
+    "prepare": (Prepare, prepare),
     "study": (study.AnyStudy, study.study),
     "eval": (Eval, evaluate),
     "analyze": (Analyze, analyze),

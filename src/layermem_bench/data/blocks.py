@@ -1,4 +1,4 @@
-"""A prepared file of tokens as a dataset of blocks: one file serves every block size.
+"""Prepared tokens as a dataset of blocks: the same files serve every block size.
 
 Letters: N tokens, T tokens of a block.
 """
@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+# Files that are mapped at once: a system allows a process some thousand open ones.
+_OPEN = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """The file of tokens of one split."""
+    """The tokens of one split: a file, or several that are read as one."""
 
     path: Path
+    """Its file; where it has several, NAME.bin are NAME-00000.bin and so on."""
     dtype: str
     """uint16 or uint32."""
     tokens: int
@@ -27,10 +31,57 @@ class Prepared:
     """Id of the end token, which follows every document."""
     left_out: int = 0
     """Documents that are not in this split because the validation split holds them."""
+    shards: tuple[int, ...] = ()
+    """Tokens of each of its files; (): there is one."""
 
-    def array(self) -> np.ndarray[Any, Any]:
-        """Return the tokens, mapped into memory."""
-        return np.memmap(self.path, dtype=self.dtype, mode="r", shape=(self.tokens,))
+    def array(self) -> "Shards":
+        """Return the tokens, mapped into memory where they are read."""
+        if not self.shards:
+            return Shards([self.path], [self.tokens], self.dtype)
+        stem = self.path.stem
+        names = [f"{stem}-{i:05d}.bin" for i in range(len(self.shards))]
+        return Shards([self.path.with_name(name) for name in names], self.shards, self.dtype)
+
+
+class Shards:
+    """Files of tokens as one array, of which slices can be read."""
+
+    def __init__(self, paths: Sequence[Path], tokens: Sequence[int], dtype: str) -> None:
+        filled = [(path, count) for path, count in zip(paths, tokens, strict=True) if count]
+        self.paths, self.dtype = [str(path) for path, _ in filled], dtype
+        self.ends = np.cumsum([count for _, count in filled], dtype=np.int64)
+        self._maps: dict[int, np.ndarray[Any, Any]] = {}
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def __getitem__(self, part: slice) -> np.ndarray[Any, Any]:
+        begin, end, step = part.indices(len(self))
+        if step != 1:
+            raise ValueError(f"tokens are read in a row, got a step of {step}")
+        pieces = [np.empty(0, self.dtype)]
+        shard = int(np.searchsorted(self.ends, begin, side="right"))
+        while begin < end:
+            first = int(self.ends[shard - 1]) if shard else 0
+            last = min(end, int(self.ends[shard]))
+            pieces.append(self._map(shard)[begin - first : last - first])
+            begin, shard = last, shard + 1
+        return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
+
+    def tolist(self) -> list[int]:
+        """Return all tokens."""
+        return self[:].tolist()
+
+    def _map(self, shard: int) -> np.ndarray[Any, Any]:
+        if shard not in self._maps:
+            if len(self._maps) >= _OPEN:
+                self._maps.pop(next(iter(self._maps)))
+            self._maps[shard] = np.memmap(self.paths[shard], dtype=self.dtype, mode="r")
+        return self._maps[shard]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process maps the files itself.
+        return {**vars(self), "_maps": {}}
 
 
 class Blocks(Dataset[dict[str, Tensor]]):

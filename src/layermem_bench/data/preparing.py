@@ -1,58 +1,53 @@
-"""Documents tokenized into one long file for each split, prepared once and then reused.
+"""Documents tokenized into files of tokens for each split, prepared once and then reused.
 
-Every document is followed by the end token. The folder of prepared files is named by a digest of
-the text, the tokenizer and the options that change the tokens. One process writes the files, and
-others that need the same wait for it (``staging``).
+The folder of prepared files is named by a digest of the text, the tokenizer and the options that
+change the tokens. The text is divided into pieces (``pieces``), which several processes make
+(``writing``, ``local_workers``); what is done stays where a preparation is stopped, and the next
+goes on from there. Others that need the same wait for it (``staging``).
 """
 
 import hashlib
-import itertools
 import json
 import logging
 import os
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from tqdm import tqdm
 
 from layermem_bench.config.run import Data
-from layermem_bench.config.text_hash import hash_to_unit_interval
 from layermem_bench.data.blocks import Prepared
-from layermem_bench.data.sources import Source, hub_name, open_source
-from layermem_bench.data.staging import claim_folder, staging_folder, write_errors
-from layermem_bench.data.tokenizers import Ids, batch_encoder, fingerprint, id_dtype
+from layermem_bench.data.local_workers import make_locally
+from layermem_bench.data.pieces import divide
+from layermem_bench.data.plans import (
+    META,
+    SPLITS,
+    Plan,
+    Work,
+    check_files,
+    hashes_of,
+    same_text_error,
+    shard_name,
+    tokenizer_digest,
+)
+from layermem_bench.data.sources import HubDataset, Source, hub_name, open_source
+from layermem_bench.data.staging import claim_folder, work_folder
+from layermem_bench.data.tokenizers import fingerprint, id_dtype
 
 logger = logging.getLogger(__name__)
-# A text, and the first part of its document.
-Part: TypeAlias = tuple[str, str]
-# Characters tokenized at once: a tokenizer's own bookkeeping takes some hundred bytes for each.
-_BATCH = 500_000
-# Batches that are read ahead of the one that is written: one is tokenized, one waits for that.
-_AHEAD = 2
+# Makes the pieces of a plan that are missing; returns whether it has waited until all are made.
+Make: TypeAlias = Callable[[Work, Plan, Any], bool]
+# A source, the arguments of ``open_source`` that open it again, and its fingerprint.
+Opened: TypeAlias = tuple[Source, dict[str, Any], str]
 # A change of the tokens that are written takes another number, so that nothing older is found.
 _VERSION = 4
-_META = "meta.json"
 
 
 def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
     """Return the training and validation tokens of a config, from the cache if they are there."""
-    sources = _open_sources(config)
-    fingerprints = [source.fingerprint() for source in sources]
-    if len(set(fingerprints)) < len(fingerprints):
-        raise _same_text_error(config)
-    share = None if config.validation else config.validation_share
-    parts = [_VERSION, fingerprints, share, config.max_documents, fingerprint(tokenizer)]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
-    folder = cache_folder(config.cache) / key
-    with claim_folder(folder, (folder / _META).exists) as must_build:
-        if must_build:
-            _build(folder, config, sources, tokenizer, fingerprints)
-    train, valid = _read_folder(folder)
+    folder, _ = build(config, tokenizer, make_locally)
+    train, valid = read_folder(folder, tokenizer)
     if train.left_out:
         logger.warning(
             "%s of %s documents of %s are in %s too: they are left out of training",
@@ -64,204 +59,111 @@ def prepare(config: Data, tokenizer: Any) -> tuple[Prepared, Prepared]:
     return train, valid
 
 
-def _read_folder(folder: Path) -> tuple[Prepared, Prepared]:
+def build(config: Data, tokenizer: Any, make: Make) -> tuple[Path, bool]:
+    """Return the folder of a config's tokens, and whether it is complete, after ``make`` has made
+    what is missing of it."""
+    sources = _open_sources(config)
+    fingerprints = [digest for _, _, digest in sources]
+    if len(set(fingerprints)) < len(fingerprints):
+        raise same_text_error(config.source, config.validation)
+    share = None if config.validation else config.validation_share
+    parts = [_VERSION, fingerprints, share, config.max_documents, fingerprint(tokenizer)]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+    folder = cache_folder(config.cache) / key
+    with claim_folder(folder, (folder / META).exists) as must_build:
+        if must_build:
+            _build(folder, config, sources, tokenizer, make)
+    return folder, (folder / META).exists()
+
+
+def read_folder(folder: Path, tokenizer: Any) -> tuple[Prepared, Prepared]:
     """Return the splits of a folder, after checking that their files have the size they must."""
     mend = f"delete {folder} to have it made again"
     try:
-        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder / _META} is damaged ({error}); {mend}") from error
-    train, valid = (Prepared(path=folder / f"{n}.bin", **meta[n]) for n in ("train", "valid"))
-    for split in (train, valid):
-        size = split.tokens * np.dtype(split.dtype).itemsize
-        if not split.path.exists() or split.path.stat().st_size != size:
-            raise ValueError(f"{split.path} is damaged; {mend}")
-    return train, valid
-
-
-def _same_text_error(config: Data) -> ValueError:
-    return ValueError(
-        f"data.validation, {config.validation}, holds the text of data.source; name another (a "
-        "split of a Hugging Face dataset is NAME:validation), or leave it out to use a share of "
-        "the source"
-    )
+        raise ValueError(f"{folder / META} is damaged ({error}); {mend}") from error
+    # Folders of earlier versions do not say.
+    if meta.get("tokenizer", tokenizer_digest(tokenizer)) != tokenizer_digest(tokenizer):
+        raise ValueError(f"{folder} holds tokens of another tokenizer; {mend}")
+    splits = []
+    for split in SPLITS:
+        fields = meta[split]
+        shards = tuple(fields.pop("shards", ()))
+        names = [shard_name(split, i, len(shards) or 1) for i in range(len(shards) or 1)]
+        check_files(
+            [folder / name for name in names],
+            shards or [fields["tokens"]],
+            fields["dtype"],
+            folder,
+        )
+        splits.append(Prepared(path=folder / f"{split}.bin", shards=shards, **fields))
+    return splits[0], splits[1]
 
 
 def cache_folder(given: str | None = None) -> Path:
     """Return the folder of all prepared files: as given, LAYERMEM_CACHE, or ~/.cache/layermem."""
-    return Path(given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem").expanduser()
+    return (
+        Path(given or os.environ.get("LAYERMEM_CACHE") or "~/.cache/layermem")
+        .expanduser()
+        .absolute()
+    )
 
 
-def _open_sources(config: Data) -> list[Source]:
+def _open_sources(config: Data) -> list[Opened]:
     """Return the text that is learnt and, where it has a source of its own, that of validation."""
     of_dataset = {"subset": config.subset, "revision": config.revision}
-    sources = []
-    for source in filter(None, (config.source, config.validation)):
+    opened = []
+    for name in filter(None, (config.source, config.validation)):
         # Another dataset has configurations and revisions of its own.
-        same = hub_name(source)[0] == hub_name(config.source)[0]
-        options = of_dataset if same else {}
-        field, streaming = config.text_field, config.streaming
-        sources.append(open_source(source, text_field=field, streaming=streaming, **options))
-    return sources
+        same = hub_name(name)[0] == hub_name(config.source)[0]
+        # A task may begin in another folder.
+        where = Path(name).expanduser()
+        place = str(where.absolute()) if where.exists() and name != "stdlib" else name
+        spec: dict[str, Any] = {"source": place, **(of_dataset if same else {})}
+        spec |= {"text_field": config.text_field, "streaming": config.streaming}
+        source = open_source(**spec)
+        digest = source.fingerprint()
+        if isinstance(source, HubDataset):
+            # The commit of a streamed one is known by now; tasks read no other.
+            spec["revision"] = source.revision
+        opened.append((source, spec, digest))
+    return opened
 
 
 def _build(
-    folder: Path,
-    config: Data,
-    sources: Sequence[Source],
-    tokenizer: Any,
-    fingerprints: Sequence[str],
+    folder: Path, config: Data, sources: Sequence[Opened], tokenizer: Any, make: Make
 ) -> None:
-    with staging_folder(folder) as staging:
+    work = Work(folder)
+    with work_folder(folder):
         logger.info("preparing %s", config.source)
-        with ExitStack() as stack:
-            writers = {
-                name: stack.enter_context(closing(_Writer(staging / f"{name}.bin", tokenizer)))
-                for name in ("train", "valid")
-            }
-            held_out, share = _HeldOut(), config.validation_share
-            source, *validation = sources
-            for each in validation:
-                held, share = held_out.hold_out(each.parts()), 0.0
-                _write(held, 1.0, writers, tokenizer, str(config.validation))
-            parts = itertools.islice(source.parts(), config.max_documents)
-            _write(held_out.leave_out(parts), share, writers, tokenizer, config.source)
-        _check_splits(writers, config, held_out.left_out)
-        if [source.fingerprint() for source in sources] != fingerprints:
-            raise ValueError(
-                f"{config.source} or its validation text changed while it was prepared; start again"
-            )
-        meta = {name: writer.meta() for name, writer in writers.items()}
-        meta["train"]["left_out"] = held_out.left_out
-        with write_errors(staging / _META):
-            (staging / _META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
+        plan = work.plan() or _plan(work, config, sources, tokenizer)
+        if make(work, plan, tokenizer):
+            work.publish(plan)
+            train, valid = (split.tokens for split in read_folder(folder, tokenizer))
+            text = "%s: tokens for training %s, for validation %s"
+            logger.info(text, config.source, f"{train:,}", f"{valid:,}")
 
 
-class _HeldOut:
-    """Hashes of the documents of validation, which training leaves out."""
-
-    def __init__(self) -> None:
-        self.hashes: set[bytes] = set()
-        self.left_out = 0
-
-    def hold_out(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """Yield parts of documents, whose hashes are kept."""
-        for text, first in parts:
-            self.hashes.add(_hash_text(text))
-            yield text, first
-
-    def leave_out(self, parts: Iterable[Part]) -> Iterator[Part]:
-        """Yield parts of documents without those that are held out, which are counted."""
-        for text, first in parts:
-            if self.hashes and _hash_text(text) in self.hashes:
-                self.left_out += bool(text)
-            else:
-                yield text, first
-
-
-def _hash_text(text: str) -> bytes:
-    """Return a hash of 8 bytes of a text without the white space around it."""
-    return hashlib.blake2b(text.strip().encode(), digest_size=8).digest()
-
-
-class _Writer:
-    """Appends documents to a file of tokens."""
-
-    def __init__(self, path: Path, tokenizer: Any) -> None:
-        self.path, self.end = path, tokenizer.eos_token_id
-        self.dtype = id_dtype(tokenizer)
-        self.tokens = self.documents = 0
-        with write_errors(path):
-            self.file: IO[bytes] = path.open("wb")
-
-    def add(self, documents: Sequence[Ids]) -> None:
-        end = np.array([self.end], self.dtype)
-        content = np.concatenate([part for ids in documents for part in (ids, end)])
-        with write_errors(self.path):
-            self.file.write(content.tobytes())
-        self.tokens += len(content)
-        self.documents += len(documents)
-
-    def close(self) -> None:
-        with write_errors(self.path):
-            self.file.close()
-
-    def meta(self) -> dict[str, Any]:
-        return {
-            "dtype": np.dtype(self.dtype).name,
-            "tokens": self.tokens,
-            "documents": self.documents,
-            "end": self.end,
-        }
-
-
-def _write(
-    documents: Iterable[Part], share: float, writers: dict[str, _Writer], tokenizer: Any, name: str
-) -> None:
-    """Tokenize documents and write them; a hash of how they begin sends a share to validation."""
-    # None: a progress bar in a terminal, nothing in a pipe.
-    bar = tqdm(unit=" tokens", unit_scale=True, desc=f"tokenizing {name}", disable=None)
-    batches = _batch_parts(part for part in documents if part[0])
-    with bar, closing(_tokenize(batches, tokenizer)) as tokenized:
-        for batch, encoded in tokenized:
-            sides: dict[str, list[Ids]] = {side: [] for side in writers}
-            for (_, first), ids in zip(batch, encoded, strict=True):
-                sides["valid" if hash_to_unit_interval(first) < share else "train"].append(ids)
-            for side, added in sides.items():
-                if added:
-                    writers[side].add(added)
-            bar.update(sum(map(len, encoded)))
-    total = {split: f"{writer.tokens:,}" for split, writer in writers.items()}
-    logger.info("%s: tokens for training %s, for validation %s", name, *total.values())
-
-
-def _tokenize(
-    batches: Iterable[list[Part]], tokenizer: Any
-) -> Generator[tuple[list[Part], list[Ids]], None, None]:
-    """Yield each batch, in order, with the ids of its texts, while later ones are tokenized."""
-    encode = batch_encoder(tokenizer)
-    waiting: deque[tuple[list[Part], Future[list[Ids]]]] = deque()
-    # One thread, so that a tokenizer's own bookkeeping is that of one batch; the tokenizer divides
-    # the texts of a batch among the cores, and lets Python go on meanwhile.
-    thread = ThreadPoolExecutor(max_workers=1)
-    try:
-        for batch in batches:
-            waiting.append((batch, thread.submit(encode, [text for text, _ in batch])))
-            if len(waiting) > _AHEAD:
-                done, ids = waiting.popleft()
-                yield done, ids.result()
-        for done, ids in waiting:
-            yield done, ids.result()
-    finally:
-        # After an error nothing waits for what is not begun.
-        thread.shutdown(cancel_futures=True)
-
-
-def _batch_parts(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Group texts until a group has ``_BATCH`` characters; only its last text may exceed them."""
-    batch, size = [], 0
-    for part in parts:
-        batch.append(part)
-        size += len(part[0])
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _check_splits(writers: dict[str, _Writer], config: Data, left_out: int) -> None:
-    train, valid = writers["train"], writers["valid"]
-    if left_out and not train.documents:
-        raise _same_text_error(config)
-    if config.validation and not valid.documents:
-        raise ValueError(f"data.validation, {config.validation}, holds no text")
-    if not train.documents and (config.validation or not valid.documents):
-        raise ValueError(f"{config.source} holds no text")
-    for name, writer in writers.items():
-        if not writer.documents:
-            raise ValueError(
-                f"none of the {train.documents + valid.documents} documents of {config.source} "
-                f"are in the split {name}; give data.validation a source of its own, or change "
-                "data.validation_share"
-            )
+def _plan(work: Work, config: Data, sources: Sequence[Opened], tokenizer: Any) -> Plan:
+    """Return a new plan, after writing it."""
+    learnt, *held = (source for source, _, _ in sources)
+    pieces = [piece | {"source": 1} for source in held for piece in divide(source)]
+    pieces += [piece | {"source": 0} for piece in divide(learnt, config.max_documents)]
+    folder = Path(config.tokenizer).expanduser()
+    plan = Plan(
+        source=config.source,
+        validation=config.validation,
+        share=0.0 if held else config.validation_share,
+        tokenizer=tokenizer_digest(tokenizer),
+        tokenizer_name=str(folder.absolute()) if folder.is_dir() else config.tokenizer,
+        dtype=np.dtype(id_dtype(tokenizer)).name,
+        end=tokenizer.eos_token_id,
+        sources=[spec for _, spec, _ in sources],
+        fingerprints=[digest for _, _, digest in sources],
+        pieces=pieces,
+        opened=dict(enumerate([learnt, *held])),
+    )
+    hashes = hashes_of(text for source in held for text in source)
+    work.write_plan(plan, hashes)
+    return plan

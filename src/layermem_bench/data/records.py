@@ -94,19 +94,27 @@ class Record:
         return ValueError(f"{self.where}: {name} must {must}, got {value!r:.80}")
 
 
-def file_records(path: Path, *, only: str | None = None) -> Iterator[Record]:
-    """Yield the records of a file one after the other; of Parquet ``only`` that field."""
+def file_records(
+    path: Path, *, only: str | None = None, begin: int = 0, end: int | None = None
+) -> Iterator[Record]:
+    """Yield the records of a file one after the other; of Parquet ``only`` that field.
+
+    ``begin`` and ``end``: of JSON lines those that start at these bytes of the decompressed file,
+    of Parquet the row groups of these numbers.
+    """
     kind = kind_of(path)
     if kind not in KINDS:
         raise ValueError(f"{path} must be one of {', '.join(KINDS)}, plain or compressed")
     if kind in JSON_LINES:
-        return json_lines(path)
-    return _parquet_rows(path, only) if kind == ".parquet" else _table_rows(path, kind)
+        return json_lines(path, begin, end)
+    if kind == ".parquet":
+        return _parquet_rows(path, only, begin, end)
+    return _table_rows(path, kind)
 
 
-def json_lines(path: Path) -> Iterator[Record]:
+def json_lines(path: Path, begin: int = 0, end: int | None = None) -> Iterator[Record]:
     """Yield the objects of a file of JSON lines, whatever its suffix; empty lines are none."""
-    for line, where in _lines(path):
+    for line, where in _lines(path, begin, end):
         # Files that were joined have byte order marks within.
         line = line.removeprefix("\ufeff").strip(" \t\r\n\v\f")
         if not line:
@@ -139,13 +147,22 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not JSON ({error}); JSON lines end in .jsonl") from error
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield each line with its end, and its place for errors; no byte order mark is before all."""
+def _lines(path: Path, begin: int = 0, end: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yield each line that starts at a byte from ``begin`` to ``end``, with its end, and its place
+    for errors; no byte order mark is before all."""
     with open_decompressed(path) as file:
+        place = begin
+        if begin:
+            # From the byte before, whose line is another reader's: it may end just there.
+            skip_bytes(file, begin - 1)
+            place += len(file.readline()) - 1
         for number, line in enumerate(file, 1):
-            where = f"{path}, line {number}"
+            if end is not None and place >= end:
+                return
+            place += len(line)
+            where = f"{path}, line {number}" + f" after byte {begin - 1}" * bool(begin)
             try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8"), where
+                yield line.decode("utf-8" if begin or number > 1 else "utf-8-sig"), where
             except UnicodeDecodeError as error:
                 problem = f"{where} is not UTF-8 at byte {error.start}; convert it first"
                 raise ValueError(problem) from error
@@ -183,17 +200,58 @@ def _comma_separated(path: Path) -> Iterator[tuple[list[str], str]]:
         raise ValueError(f"{path}, line {begin} is no row of a .csv ({error})") from error
 
 
-def _parquet_rows(path: Path, only: str | None) -> Iterator[Record]:
+def skip_bytes(file: IO[bytes], count: int) -> None:
+    """Go to a byte of a file that was opened just now, which may be decompressed while read."""
+    if file.seekable():
+        file.seek(count)
+        return
+    while count > 0 and (piece := file.read(min(count, 2**20))):
+        count -= len(piece)
+
+
+def decompressed_size(path: Path) -> int:
+    """Return how many bytes a file has once it is decompressed; raise where it is damaged."""
+    if not is_compressed(path):
+        return path.stat().st_size
+    with open_decompressed(path) as file:
+        return sum(map(len, iter(lambda: file.read(2**20), b"")))
+
+
+def is_compressed(path: Path) -> bool:
+    """Return whether a file's suffix is that of a compression."""
+    return path.suffix.lower() in _MEMBERS
+
+
+def row_groups(path: Path) -> list[int]:
+    """Return how many bytes each row group of a Parquet file has, decompressed."""
+    with _open_parquet(path) as file:
+        groups = file.metadata.num_row_groups
+        return [file.metadata.row_group(i).total_byte_size for i in range(groups)]
+
+
+def _parquet_rows(
+    path: Path, only: str | None, begin: int = 0, end: int | None = None
+) -> Iterator[Record]:
+    with _open_parquet(path) as file:
+        # Without the field that is to be read: all, so that an error can name them.
+        columns = [only] if only in file.schema_arrow.names else None
+        last = file.metadata.num_row_groups if end is None else end
+        first = sum(file.metadata.row_group(i).num_rows for i in range(begin))
+        groups = list(range(begin, last))
+        batches = file.iter_batches(batch_size=256, columns=columns, row_groups=groups)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for number, row in enumerate(rows, first):
+            yield Record(row, f"{path}, row {number}")
+
+
+@contextmanager
+def _open_parquet(path: Path) -> Iterator[Any]:
     # Imported where such a file is read: it takes longer than all the rest.
     from pyarrow import ArrowException, parquet
 
     try:
         with parquet.ParquetFile(path) as file:
-            # Without the field that is to be read: all, so that an error can name them.
-            columns = [only] if only in file.schema_arrow.names else None
-            batches = file.iter_batches(batch_size=256, columns=columns)
-            for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-                yield Record(row, f"{path}, row {number}")
+            yield file
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is damaged, cut short or no Parquet file ({error}); fetch it again"
@@ -205,7 +263,7 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file's content, decompressed where its suffix says so; reading raises ``ValueError``
     where compressed data is incomplete or damaged."""
     with path.open("rb") as file:
-        if path.suffix.lower() in _MEMBERS:
+        if is_compressed(path):
             yield cast("IO[bytes]", io.BufferedReader(_Pieces(_decompress(file, path)), 2**16))
         else:
             yield file

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from layermem_bench.data.records import JSON_LINES, Record, file_records, kind_of, open_decompressed
+from layermem_bench.data.records import (
+    JSON_LINES,
+    Record,
+    file_records,
+    kind_of,
+    open_decompressed,
+    skip_bytes,
+)
 
 # Characters of a text: a tokenizer's own bookkeeping takes some hundred bytes for each.
 MAX_CHARACTERS = 1_000_000
@@ -45,11 +52,7 @@ class Source(ABC):
         A document of the parts A, B and C yields (A, A), (B, A) and (C, A). The parts of a single
         document need not stay together and yield (A, A), (B, B) and (C, C).
         """
-        for document in self._documents():
-            first: str | None = None
-            for text in document:
-                first = text if first is None or self.single_document else first
-                yield text, first
+        return parts_of(self._documents(), self.single_document)
 
     @abstractmethod
     def _documents(self) -> Iterator[Iterable[str]]:
@@ -100,12 +103,12 @@ class LocalFiles(Source):
 
     def __init__(self, paths: list[Path], text_field: str) -> None:
         self.paths, self.text_field = paths, text_field
-        self.single_document = [_document_unit(path) for path in paths] == ["file"]
+        self.single_document = [document_unit(path) for path in paths] == ["file"]
 
     def _documents(self) -> Iterator[Iterable[str]]:
         for path in self.paths:
-            if _document_unit(path) == "file":
-                yield _plain_parts(path)
+            if document_unit(path) == "file":
+                yield plain_parts(path)
             else:
                 for record in file_records(path, only=self.text_field):
                     yield cut_document(record.document(self.text_field))
@@ -113,7 +116,7 @@ class LocalFiles(Source):
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.text_field.encode())
         for path in self.paths:
-            digest.update(_document_unit(path).encode())
+            digest.update(document_unit(path).encode())
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
@@ -133,9 +136,13 @@ class HubDataset(Source):
     _loaded: Any = None
 
     def _documents(self) -> Iterator[Iterable[str]]:
-        for number, record in enumerate(self._load()):
-            where = f"{self.name}, record {number}"
-            yield cut_document(Record(record, where).document(self.text_field))
+        return self.documents_of(self.load(), self.name, 0)
+
+    def documents_of(self, records: Any, where: str, first: int) -> Iterator[Iterable[str]]:
+        """Yield the parts of each document of records, the first of which has a number."""
+        for number, record in enumerate(records, first):
+            place = f"{where}, record {number}"
+            yield cut_document(Record(record, place).document(self.text_field))
 
     def fingerprint(self) -> str:
         if self.streaming:
@@ -143,7 +150,7 @@ class HubDataset(Source):
             self._pin_commit()
             content = self.revision
         else:
-            data = self._load()
+            data = self.load()
             content = f"{self.revision} {data.info.version} {data._fingerprint}"
         fields = self.name, self.subset, self.split, self.text_field, self.streaming, content
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
@@ -166,7 +173,8 @@ class HubDataset(Source):
             ) from error
         self.revision, self._loaded = commit, None
 
-    def _load(self) -> Any:
+    def load(self) -> Any:
+        """Return the split as ``datasets`` has it; streamed, nothing is read yet."""
         if self._loaded is None:
             # Imported where a dataset is read: it takes longer than all the rest.
             import datasets
@@ -184,6 +192,15 @@ class HubDataset(Source):
                     f"{self.name} is neither a local path nor a dataset that can be loaded: {error}"
                 ) from error
         return self._loaded
+
+
+def parts_of(documents: Iterable[Iterable[str]], single: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield each part with the first of its document, or with itself in a ``single`` document."""
+    for document in documents:
+        first: str | None = None
+        for text in document:
+            first = text if first is None or single else first
+            yield text, first
 
 
 def cut_document(text: str) -> Iterator[str]:
@@ -251,23 +268,35 @@ def _is_text(path: Path) -> bool:
         return False
 
 
-def _document_unit(path: Path) -> str:
+def document_unit(path: Path) -> str:
+    """Return the part of a file that is one document: "line", "row", or all of it, "file"."""
     return _UNITS.get(kind_of(path), "file")
 
 
-def _plain_parts(path: Path) -> Iterator[str]:
-    """Yield a file's text, cut while it is read."""
+def plain_parts(path: Path, begin: int = 0, end: int | None = None) -> Iterator[str]:
+    """Yield a file's text, cut while it is read; the parts that start at the bytes from ``begin``,
+    where a part starts, to ``end``."""
+    place = begin
+    for part in _cut_while_read(path, begin):
+        if end is not None and place >= end:
+            return
+        yield part
+        place += len(part.encode()) if end is not None else 0
+
+
+def _cut_while_read(path: Path, begin: int) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
-    text, read, ended = "", 0, False
+    text, read, ended = "", begin, False
     with open_decompressed(path) as file:
+        skip_bytes(file, begin)
         while not ended:
             chunk = file.read(_CHUNK)
             # The decoder still holds the bytes of a character that the last chunk cut in two.
-            begin, ended = read - len(decoder.getstate()[0]), not chunk
+            place, ended = read - len(decoder.getstate()[0]), not chunk
             try:
                 decoded = decoder.decode(chunk, final=ended)
             except UnicodeDecodeError as error:
-                problem = f"{path} is not UTF-8 at byte {begin + error.start}; convert it first"
+                problem = f"{path} is not UTF-8 at byte {place + error.start}; convert it first"
                 raise ValueError(problem) from error
             if "\0" in decoded:
                 raise ValueError(

@@ -1,15 +1,15 @@
 """A prepared folder that one process makes, complete or not at all, while the others wait for it.
 
-``claim_folder`` decides which process makes the folder, ``staging_folder`` is where it writes:
+``claim_folder`` decides which process makes the folder, ``work_folder`` is where it writes:
 
-    .lock-NAME                  held by the process that makes NAME; deleted when it is done
-    .staging-NAME-HOST-PID      what it has written so far; renamed to NAME once complete
+    .lock-NAME      held by the process that makes NAME; deleted when it is done
+    .parts-NAME     what is written so far; renamed to NAME once complete
 
-A lock ends with its process, however that ends. Where the file system has no locks, several
-processes may make the same folder, and one copy stays.
+A lock ends with its process, however that ends. What is done stays for the next process to go on
+with it. Where the file system has no locks, several processes may make the same folder, and one
+copy stays.
 """
 
-import errno
 import logging
 import os
 import shutil
@@ -28,19 +28,22 @@ logger = logging.getLogger(__name__)
 # Seconds between two attempts to take the lock, and between two lines of the log that say so.
 _POLL = 1.0
 _LOG_EVERY = 60.0
-_STAGING, _LOCK = ".staging-", ".lock-"
-_HOST = socket.gethostname()
-# A staging folder of another machine to which nothing was written for so many seconds is abandoned.
-_ABANDONED_AFTER = 3600.0
+PARTS, _LOCK = ".parts-", ".lock-"
+HOST = socket.gethostname()
+# Seconds without a new file after which a folder is abandoned: one of another machine in which
+# nothing is done yet, and any other, whose tasks may wait in a queue.
+_ABANDONED_AFTER, _FORGOTTEN_AFTER = 3600.0, 30 * 86400.0
+# In a folder whose pieces are made by tasks that no process waits for.
+SUBMITTED = "submitted"
 
 
 @contextmanager
 def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool]:
     """Wait while another process makes the folder; yield whether this process is to make it."""
     lock, waited = folder.with_name(f"{_LOCK}{folder.name}"), 0.0
-    with write_errors(folder.parent):
-        folder.parent.mkdir(parents=True, exist_ok=True)
     while not is_complete():
+        with write_errors(folder.parent):
+            folder.parent.mkdir(parents=True, exist_ok=True)
         with _try_lock(lock) as held:
             if isinstance(held, OSError):
                 logger.warning(
@@ -64,19 +67,25 @@ def claim_folder(folder: Path, is_complete: Callable[[], bool]) -> Iterator[bool
 
 
 @contextmanager
-def staging_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write in, which is renamed to ``folder`` once the block ends, or deleted
-    where it fails or SIGTERM comes. Use it under ``claim_folder``."""
+def work_folder(folder: Path) -> Iterator[None]:
+    """Have a folder to write in, .parts-NAME, in which the block makes what is missing. Where it
+    fails for the text's sake, or nothing is done yet, the folder is deleted. SIGTERM ends the block
+    as an exception does. Use it under ``claim_folder``."""
     _delete_abandoned(folder)
-    staging = folder.with_name(f"{_STAGING}{folder.name}-{_HOST}-{os.getpid()}")
+    work = folder.with_name(f"{PARTS}{folder.name}")
     with _sigterm_as_exception():
         try:
-            with write_errors(staging):
-                staging.mkdir(parents=True, exist_ok=True)
-            yield staging
-            _publish(staging, folder)
+            with write_errors(work):
+                work.mkdir(parents=True, exist_ok=True)
+                (work / "host").write_text(HOST, encoding="utf-8")
+            yield
+        except ValueError:
+            # As it stands the text cannot be prepared.
+            shutil.rmtree(work, ignore_errors=True)
+            raise
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            if not _is_worth_keeping(work):
+                shutil.rmtree(work, ignore_errors=True)
 
 
 @contextmanager
@@ -93,42 +102,36 @@ def write_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _publish(staging: Path, folder: Path) -> None:
-    for path in staging.iterdir():
-        with write_errors(path), path.open("rb") as file:
-            os.fsync(file.fileno())
-    with write_errors(folder):
-        try:
-            os.replace(staging, folder)
-        except OSError as error:
-            # Without locks another process may have made the same folder meanwhile.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-
-
 def _delete_abandoned(folder: Path) -> None:
-    """Delete what processes that have ended left: staging folders whose lock nobody holds."""
-    for path in folder.parent.glob(f"{_STAGING}*"):
-        name, _, process = path.name.removeprefix(_STAGING).partition("-")
-        host = process.rpartition("-")[0]
+    """Delete what processes that have ended left, and nobody goes on with."""
+    for path in folder.parent.glob(f"{PARTS}*"):
+        name = path.name.removeprefix(PARTS)
         with _try_lock(folder.with_name(f"{_LOCK}{name}")) as held:
             if isinstance(held, OSError):
                 return
-            # The lock of ``folder`` itself is held by this process.
-            if (held or name == folder.name) and _is_abandoned(path, host):
+            # The lock of ``folder`` itself is held by this process, which goes on with it.
+            if held and _is_abandoned(path):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_abandoned(staging: Path, host: str) -> bool:
-    """Return whether no process writes to a staging folder whose lock is free; that of another
-    machine must also be old, since some file systems keep locks within a machine."""
-    if host == _HOST:
-        return True
+def _is_worth_keeping(work: Path) -> bool:
+    """Return whether a piece is done, or tasks of which no process waits for make them."""
+    return any(work.glob("[0-9]*.json")) or (work / SUBMITTED).exists()
+
+
+def _is_abandoned(work: Path) -> bool:
+    """Return whether nobody will go on with a folder whose lock is free. That of another machine
+    must also be old, since some file systems keep locks within a machine."""
     try:
-        written = max(path.stat().st_mtime for path in (staging, *staging.iterdir()))
+        quiet = time.time() - max(path.stat().st_mtime for path in (work, *work.iterdir()))
+        if _is_worth_keeping(work):
+            return quiet > _FORGOTTEN_AFTER
+        same_host = (work / "host").read_text(encoding="utf-8") == HOST
+    except FileNotFoundError:
+        same_host = False
     except OSError:
         return False
-    return time.time() - written > _ABANDONED_AFTER
+    return same_host or quiet > _ABANDONED_AFTER
 
 
 @contextmanager
@@ -163,7 +166,7 @@ def _acquire(lock: BaseFileLock, path: Path) -> bool | OSError:
             return error
         # For the log of those who wait; on a full disk they do without.
         with suppress(OSError):
-            path.write_text(f"process {os.getpid()} on {_HOST}", encoding="utf-8")
+            path.write_text(f"process {os.getpid()} on {HOST}", encoding="utf-8")
         return True
 
 

@@ -1,0 +1,82 @@
+"""`layermem prepare`: tokens of a text made beforehand, by tasks here, on Slurm or on Ray.
+
+layermem prepare corpus/ --tasks 8
+layermem prepare HuggingFaceFW/fineweb-edu --data.streaming --tasks 512 --executor slurm
+"""
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
+
+import tyro
+
+from layermem.models.number_ranges import at_least, number
+from layermem_bench.config.run import Data
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Tokenize a text for training, by several tasks. `layermem train` with the same --data options
+    finds the tokens; it makes them itself where they are missing. A preparation that was stopped
+    goes on where it was, also with another --tasks.
+    """
+
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """The text, as in train's --data.source: "stdlib", a file, a folder, or a Hugging Face dataset
+    (NAME or NAME:SPLIT)."""
+    tasks: int = number(1, at_least(1))
+    """Tasks that divide the text: each makes every Nth piece of it."""
+    executor: Literal["local", "slurm", "ray"] = "local"
+    """What runs the tasks: this machine, a job array of Slurm, or Ray; all by datatrove."""
+    workers: int | None = number(None, at_least(1))
+    """Tasks that run at once; None: on this machine one for each core, else all."""
+    partition: str | None = None
+    """Slurm: partition of the jobs, which must be given."""
+    time: str = "24:00:00"
+    """Slurm: most time of a task."""
+    qos: str | None = None
+    """Slurm: quality of service; None: the cluster's default."""
+    memory: int = number(4, at_least(1))
+    """Slurm and Ray: GB of memory for a task."""
+    address: str | None = None
+    """Ray: address of the cluster; None: Ray is started on this machine."""
+    data: Data = field(default_factory=Data)
+    """Options of the text, as those of a run; but for DATA in place of --data.source."""
+
+
+def prepare(options: Prepare, command: str) -> None:
+    """Prepare a text and print where its tokens are."""
+    if options.data.source != Data().source:
+        raise ValueError(
+            f"DATA, {options.source}, takes the place of --data.source "
+            f"({options.data.source}): leave that out"
+        )
+    from layermem_bench.data.preparing import build, read_folder
+    from layermem_bench.data.tokenizers import load_tokenizer
+    from layermem_bench.data.trove import Engine
+
+    engine = Engine(
+        executor=options.executor,
+        tasks=options.tasks,
+        workers=options.workers,
+        partition=options.partition,
+        time=options.time,
+        qos=options.qos,
+        memory=options.memory,
+        address=options.address,
+    )
+    engine.check()
+    tokenizer = load_tokenizer(options.data.tokenizer)
+    folder, complete = build(replace(options.data, source=options.source), tokenizer, engine.make)
+    if not complete:
+        logger.info("the tasks are submitted; the last one of them makes %s", folder)
+        return
+    train, valid = read_folder(folder, tokenizer)
+    logger.info(
+        "%s: tokens for training %s, for validation %s",
+        folder,
+        f"{train.tokens:,}",
+        f"{valid.tokens:,}",
+    )

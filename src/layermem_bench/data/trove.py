@@ -1,0 +1,172 @@
+"""A preparation by the executors of datatrove: on this machine, on Slurm, or on Ray.
+
+A task of datatrove makes every Nth piece of a plan, by the functions that also prepare a text
+without datatrove. Its own ``DocumentTokenizer`` makes no such files: it has no splits, shuffles
+within a task, and an added end token goes through the post-processor, which special tokens share.
+Datatrove runs the tasks, marks those that are complete, and keeps a log for each.
+"""
+
+import importlib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+from layermem_bench.data.local_workers import available_cores
+from layermem_bench.data.plans import Plan, Work
+from layermem_bench.data.preparing import read_folder
+from layermem_bench.data.staging import SUBMITTED, claim_folder
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.data.writing import make_pieces, share_of
+
+NAMES = ("local", "slurm", "ray")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """How the tasks of a preparation run."""
+
+    executor: Literal["local", "slurm", "ray"]
+    tasks: int
+    workers: int | None = None
+    """Tasks that run at once; None: on this machine as many as it has cores, else all."""
+    partition: str | None = None
+    time: str = "24:00:00"
+    qos: str | None = None
+    memory: int = 4
+    """GB for each task, on Slurm and Ray."""
+    address: str | None = None
+    """Address of a Ray cluster; None: one on this machine."""
+
+    def __post_init__(self) -> None:
+        if self.executor == "slurm" and self.partition is None:
+            raise ValueError("--executor slurm needs --partition, the name of a Slurm partition")
+        if self.executor != "ray" and self.address is not None:
+            raise ValueError(
+                f"--address is Ray's, and --executor is {self.executor}: give --executor ray, or "
+                "leave it out"
+            )
+
+    def check(self) -> None:
+        """Raise, before any work, where the executor is not installed."""
+        needed = ["datatrove", *(["ray"] if self.executor == "ray" else [])]
+        for name in needed:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                raise ValueError(
+                    f'--executor {self.executor} needs {name}: pip install "layermem[scale]"'
+                ) from error
+        if self.executor == "slurm" and shutil.which("sbatch") is None:
+            raise ValueError("--executor slurm needs the command sbatch, which is not on PATH")
+
+    def make(self, work: Work, plan: Plan, tokenizer: Any) -> bool:
+        """Run the tasks whose pieces are missing; return whether they have ended."""
+        step = PieceStep(str(work.final), self.executor == "slurm")
+        # Of another number of tasks, which have other pieces.
+        logs = work.logs / f"{self.tasks}-tasks"
+        self._forget_undone(work, plan, logs)
+        if self.executor == "slurm":
+            (work.folder / SUBMITTED).touch()
+            self._slurm(step, logs).run()
+            return False
+        if self.executor == "ray":
+            self._run_on_ray(step, logs)
+        else:
+            self._local(step, logs).run()
+        return True
+
+    def _forget_undone(self, work: Work, plan: Plan, logs: Path) -> None:
+        """Delete datatrove's marks of tasks whose pieces are not there."""
+        missing = set(work.missing(plan))
+        for rank in range(self.tasks):
+            if missing & set(share_of(len(plan.pieces), rank, self.tasks)):
+                (logs / "completions" / f"{rank:05d}").unlink(missing_ok=True)
+
+    def _local(self, step: "PieceStep", logs: Path) -> Any:
+        from datatrove.executor import LocalPipelineExecutor
+
+        workers = min(self.tasks, self.workers or available_cores())
+        return LocalPipelineExecutor(
+            pipeline=[step], tasks=self.tasks, workers=workers, logging_dir=str(logs)
+        )
+
+    def _slurm(self, step: "PieceStep", logs: Path) -> Any:
+        from datatrove.executor import SlurmPipelineExecutor
+
+        # The commands of this Python, where a task begins in another environment.
+        folder = shlex.quote(str(Path(sys.executable).parent))
+        return SlurmPipelineExecutor(
+            pipeline=[step],
+            tasks=self.tasks,
+            workers=self.workers or -1,
+            time=self.time,
+            partition=str(self.partition),
+            qos=self.qos or "",
+            mem_per_cpu_gb=self.memory,
+            job_name="layermem-prepare",
+            env_command=f"export PATH={folder}:$PATH",
+            logging_dir=str(logs),
+        )
+
+    def _run_on_ray(self, step: "PieceStep", logs: Path) -> None:
+        import ray
+        from datatrove.executor import RayPipelineExecutor
+
+        begun = not ray.is_initialized()
+        if begun:
+            try:
+                ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
+            except (ConnectionError, RuntimeError) as error:
+                raise ValueError(
+                    f"no Ray cluster answers at {self.address} ({error}); begin it with "
+                    "`ray start --head`, or leave --address out"
+                ) from error
+        try:
+            RayPipelineExecutor(
+                pipeline=[step],
+                tasks=self.tasks,
+                workers=self.workers or -1,
+                mem_per_cpu_gb=self.memory,
+                logging_dir=str(logs),
+            ).run()
+        finally:
+            if begun:
+                ray.shutdown()
+
+
+@final
+@dataclass(frozen=True)
+class PieceStep:
+    """The step of a pipeline of datatrove that makes every Nth piece of a plan."""
+
+    final: str
+    """The folder that the preparation ends as."""
+    publishes: bool
+    """Whether the task after which no piece is missing ends the preparation."""
+
+    def __call__(self, data: Iterable[Any] | None, rank: int = 0, world_size: int = 1) -> None:
+        """Make the pieces of a task."""
+        from datatrove.utils.logging import logger
+
+        # One task has one core; another thread for each would be in the way of other tasks.
+        os.environ["RAYON_NUM_THREADS"] = "1"
+        work = Work(Path(self.final))
+        plan = work.plan()
+        if plan is None:
+            if work.published():
+                return
+            raise ValueError(f"{work.folder} holds no plan: run layermem prepare again")
+        tokenizer = load_tokenizer(plan.tokenizer_name)
+        indices = share_of(len(plan.pieces), rank, world_size)
+        make_pieces(work, plan, tokenizer, indices, lambda tokens: None)
+        logger.info(f"{plan.source}: pieces {[*indices]} of {len(plan.pieces)} are done")
+        if self.publishes and not work.missing(plan):
+            with claim_folder(work.final, work.published) as must_publish:
+                if must_publish:
+                    work.publish(plan)
+                    read_folder(work.final, tokenizer)

@@ -1,0 +1,191 @@
+"""The pieces of a plan as files of tokens, each whole or absent.
+
+Every document is followed by the end token. Several processes may be at it: a lock for each piece
+keeps them from making it twice.
+"""
+
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import IO, Any, TypeAlias, final
+
+import numpy as np
+
+from layermem.models.files import write_atomically
+from layermem_bench.config.text_hash import hash_to_unit_interval
+from layermem_bench.data.pieces import read_piece
+from layermem_bench.data.plans import SPLITS, Plan, Work, hash_text, tokenizer_digest
+from layermem_bench.data.staging import HOST, claim_folder, write_errors
+from layermem_bench.data.tokenizers import Ids, batch_encoder
+
+# A text, and the first part of its document.
+Part: TypeAlias = tuple[str, str]
+# Told how many tokens were written just now.
+Progress: TypeAlias = Callable[[int], Any]
+# Characters tokenized at once: a tokenizer's own bookkeeping takes some hundred bytes for each.
+_BATCH = 500_000
+# Batches that are read ahead of the one that is written: one is tokenized, one waits for that.
+_AHEAD = 2
+
+
+def make_pieces(
+    work: Work, plan: Plan, tokenizer: Any, indices: Sequence[int], progress: Progress
+) -> None:
+    """Make pieces that are not done; wait for those that other processes make."""
+    if tokenizer_digest(tokenizer) != plan.tokenizer:
+        raise ValueError(
+            f"the tokenizer {plan.tokenizer_name} is not the one that {plan.source} was begun "
+            f"with; give that one, or delete {work.folder}"
+        )
+    for index in indices:
+
+        def is_done(index: int = index) -> bool:
+            return work.mark(index).exists() or work.published()
+
+        with claim_folder(work.mark(index), is_done) as must_make:
+            if must_make:
+                _make_piece(work, plan, tokenizer, index, progress)
+
+
+def share_of(count: int, rank: int, tasks: int) -> range:
+    """Return the pieces of one of several tasks."""
+    return range(rank, count, tasks)
+
+
+def _make_piece(work: Work, plan: Plan, tokenizer: Any, index: int, progress: Progress) -> None:
+    piece = plan.pieces[index]
+    parts = read_piece(plan.open(piece["source"]), piece)
+    share = 1.0 if piece["source"] else plan.share
+    held_out = _HeldOut(np.empty(0, "<u8") if piece["source"] else work.held_out())
+    with ExitStack() as stack:
+        writers = {}
+        for split in SPLITS:
+            # Where there are no locks, another process may be at the same piece.
+            name = f".tmp-{index:05d}-{HOST}-{os.getpid()}-{split}.bin"
+            writers[split] = stack.enter_context(_Writer(work.folder / name, plan))
+        write_parts(held_out.leave_out(parts), share, writers, tokenizer, progress)
+    done: dict[str, Any] = {"tokenizer": plan.tokenizer, "left_out": held_out.left_out}
+    for split, writer in writers.items():
+        done[split] = {"tokens": writer.tokens, "documents": writer.documents}
+    try:
+        with write_errors(work.folder):
+            for split, writer in writers.items():
+                os.replace(writer.path, work.file(split, index, len(plan.pieces)))
+            write_atomically(work.mark(index), json.dumps(done))
+    except OSError:
+        # Without locks another process may have finished the folder meanwhile.
+        if not work.published():
+            raise
+
+
+class _HeldOut:
+    """Hashes of the documents of validation, which training leaves out."""
+
+    def __init__(self, hashes: np.ndarray[Any, Any]) -> None:
+        self.hashes, self.left_out = hashes, 0
+
+    def leave_out(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """Yield parts of documents without those that are held out, which are counted."""
+        for text, first in parts:
+            if len(self.hashes) and self._holds(hash_text(text)):
+                self.left_out += bool(text)
+            else:
+                yield text, first
+
+    def _holds(self, number: int) -> bool:
+        place = int(np.searchsorted(self.hashes, np.uint64(number)))
+        return place < len(self.hashes) and int(self.hashes[place]) == number
+
+
+@final
+class _Writer:
+    """Appends documents to a file of tokens, which is deleted where an error comes."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path, self.end, self.dtype = path, plan.end, np.dtype(plan.dtype)
+        self.tokens = self.documents = 0
+        with write_errors(path):
+            self.file: IO[bytes] = path.open("wb")
+
+    def add(self, documents: Sequence[Ids]) -> None:
+        """Write the ids of documents, each with the end token."""
+        end = np.array([self.end], self.dtype)
+        content = np.concatenate([part for ids in documents for part in (ids, end)])
+        with write_errors(self.path):
+            self.file.write(content.tobytes())
+        self.tokens += len(content)
+        self.documents += len(documents)
+
+    def __enter__(self) -> "_Writer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            with write_errors(self.path), self.file:
+                if kind is None:
+                    self.file.flush()
+                    os.fsync(self.file.fileno())
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
+        if kind is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def write_parts(
+    documents: Iterable[Part],
+    share: float,
+    writers: dict[str, _Writer],
+    tokenizer: Any,
+    progress: Progress,
+) -> None:
+    """Tokenize documents and write them; a hash of how they begin sends a share to validation."""
+    batches = _batch_parts(part for part in documents if part[0])
+    with closing(_tokenize(batches, tokenizer)) as tokenized:
+        for batch, encoded in tokenized:
+            sides: dict[str, list[Ids]] = {side: [] for side in writers}
+            for (_, first), ids in zip(batch, encoded, strict=True):
+                sides["valid" if hash_to_unit_interval(first) < share else "train"].append(ids)
+            for side, added in sides.items():
+                if added:
+                    writers[side].add(added)
+            progress(sum(map(len, encoded)))
+
+
+def _tokenize(
+    batches: Iterable[list[Part]], tokenizer: Any
+) -> Generator[tuple[list[Part], list[Ids]], None, None]:
+    """Yield each batch, in order, with the ids of its texts, while later ones are tokenized."""
+    encode = batch_encoder(tokenizer)
+    waiting: deque[tuple[list[Part], Future[list[Ids]]]] = deque()
+    # One thread, so that a tokenizer's own bookkeeping is that of one batch; the tokenizer divides
+    # the texts of a batch among the cores, and lets Python go on meanwhile.
+    thread = ThreadPoolExecutor(max_workers=1)
+    try:
+        for batch in batches:
+            waiting.append((batch, thread.submit(encode, [text for text, _ in batch])))
+            if len(waiting) > _AHEAD:
+                done, ids = waiting.popleft()
+                yield done, ids.result()
+        for done, ids in waiting:
+            yield done, ids.result()
+    finally:
+        # After an error nothing waits for what is not begun.
+        thread.shutdown(cancel_futures=True)
+
+
+def _batch_parts(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """Group texts until a group has ``_BATCH`` characters; only its last text may exceed them."""
+    batch, size = [], 0
+    for part in parts:
+        batch.append(part)
+        size += len(part[0])
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,161 @@
+"""`layermem prepare`: tasks here, on Slurm and on Ray make the tokens that train makes itself."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from layermem_bench.cli import main
+from layermem_bench.config.run import Data
+from layermem_bench.data import pieces
+from layermem_bench.data.preparing import prepare
+from layermem_bench.data.tokenizers import load_tokenizer
+from layermem_bench.data.trove import Engine
+
+# A job array of Slurm, one task after the other, and the other commands that a task uses.
+SBATCH = """#!/bin/bash
+for last; do :; done
+grep -q -- '--dependency' "$last" && { echo "Submitted batch job 2"; exit; }
+for rank in $(seq 0 "$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$last")"); do
+  SLURM_ARRAY_TASK_ID=$rank SLURM_NODELIST=here bash "$last" >>"$SLURM_LOG" 2>&1 || exit 1
+done
+echo "Submitted batch job 1"
+"""
+SRUN = """#!/bin/bash
+while [[ $1 == -* ]]; do [[ $1 == -n ]] && shift; shift; done
+exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+echo here
+"""
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    """Return a file of several pieces."""
+    path = tmp_path / "a.jsonl"
+    rows = [{"text": f"document {i} " * (i % 30)} for i in range(2000)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(pieces, "SMALLEST", 50_000)
+    return path
+
+
+def tokens(text, cache):
+    """Return what training gets, which must be there already."""
+    asked = Data(source=str(text), cache=str(cache))
+    return [split.array().tolist() for split in prepare(asked, load_tokenizer("bytes"))]
+
+
+def test_tasks_make_the_tokens_that_train_makes(text, tmp_path, capsys, caplog):
+    pytest.importorskip("datatrove")
+    caplog.set_level("INFO")
+    # One at a time runs in this process.
+    command = ["prepare", str(text), "--tasks", "3", "--workers", "1"]
+    main([*command, "--data.cache", str(tmp_path / "tasks")])
+    assert sum(line.startswith("preparing ") for line in caplog.messages) == 1
+    made = tokens(text, tmp_path / "tasks")
+    # It was found.
+    assert sum(line.startswith("preparing ") for line in caplog.messages) == 1
+    assert made == tokens(text, tmp_path / "alone")
+    (logs,) = (tmp_path / "tasks").glob(".logs-*")
+    marks = [path.name for path in sorted((logs / "3-tasks" / "completions").iterdir())]
+    assert marks == ["00000", "00001", "00002"]
+    # Deleted and made again, although datatrove's marks are there; by another number of tasks too.
+    for tasks in ("3", "2"):
+        for folder in (tmp_path / "tasks").glob("[0-9a-f]*"):
+            shutil.rmtree(folder)
+        command[3] = tasks
+        main([*command, "--data.cache", str(tmp_path / "tasks")])
+        assert tokens(text, tmp_path / "tasks") == made
+
+
+def test_another_number_of_tasks_goes_on(text, tmp_path, monkeypatch):
+    pytest.importorskip("datatrove")
+    from layermem_bench.data import writing
+
+    make, done = writing._make_piece, []
+
+    def counted(work, plan, tokenizer, index, progress):
+        if len(done) == 4:
+            done.append(None)
+            raise OSError(28, "No space left on device")
+        make(work, plan, tokenizer, index, progress)
+        done.append(index)
+
+    monkeypatch.setattr(writing, "_make_piece", counted)
+    command = ["prepare", str(text), "--workers", "1", "--data.cache", str(tmp_path / "c")]
+    with pytest.raises(SystemExit, match="layermem: .*No space left on device"):
+        main([*command, "--tasks", "3"])
+    main([*command, "--tasks", "2"])
+    made = [index for index in done if index is not None]
+    assert sorted(made) == list(range(len(made))) and len(made) > 8
+    assert tokens(text, tmp_path / "c") == tokens(text, tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--executor", "slurm"], "needs --partition"),
+        (["--executor", "slurm", "--partition", "x"], "needs the command sbatch"),
+        (["--address", "auto"], "--address is Ray's, and --executor is local"),
+        (["--tasks", "0"], "tasks must be at least 1"),
+        (["--data.source", "wikitext"], "takes the place of --data.source"),
+    ],
+)
+def test_misuse_is_one_line(text, options, message, monkeypatch, tmp_path):
+    pytest.importorskip("datatrove")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit) as error:
+        main(["prepare", str(text), "--data.cache", str(tmp_path / "c"), *options])
+    assert message in str(error.value.code) and "\n" not in str(error.value.code)
+    assert not (tmp_path / "c").exists()
+
+
+def test_an_executor_that_is_not_installed_is_named(monkeypatch):
+    for name, executor in (("datatrove", "local"), ("ray", "ray")):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            with pytest.raises(ValueError, match=rf'needs {name}: pip install "layermem\[scale\]"'):
+                Engine(executor=executor, tasks=1).check()
+
+
+def command_line(text, cache, *options, **env):
+    """Run the command in a process of its own; return its errors."""
+    done = subprocess.run(
+        [sys.executable, "-m", "layermem", "prepare", str(text), "--tasks", "2", *options]
+        + ["--data.cache", str(cache)],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_a_job_array_makes_the_tokens(text, tmp_path):
+    pytest.importorskip("datatrove")
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for name, script in (("sbatch", SBATCH), ("srun", SRUN), ("scontrol", SCONTROL)):
+        (commands / name).write_text(script)
+        (commands / name).chmod(stat.S_IRWXU)
+    path, log = f"{commands}:{os.environ['PATH']}", tmp_path / "log"
+    options = ["--executor", "slurm", "--partition", "cpu"]
+    told = command_line(text, tmp_path / "c", *options, PATH=path, SLURM_LOG=str(log))
+    assert "the tasks are submitted" in told or "tokens for training" in told, told
+    made = list((tmp_path / "c").glob("[0-9a-f]*/meta.json"))
+    assert made, log.read_text()
+    assert tokens(text, tmp_path / "c") == tokens(text, tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_ray_makes_the_tokens(text, tmp_path):
+    pytest.importorskip("ray")
+    pytest.importorskip("datatrove")
+    command_line(text, tmp_path / "c", "--executor", "ray", "--memory", "1")
+    assert tokens(text, tmp_path / "c") == tokens(text, tmp_path / "alone")
