@@ -183,6 +183,10 @@ class Compute:
     loss_chunk: int | None = number(None, at_least(0))
     """Tokens of a micro-batch whose logits are in memory at once; 0: all; None: all where they take
     at most 1 GiB in float32, else as many as take a quarter of that."""
+    async_checkpoints: bool = False
+    """Whether checkpoints are written while training goes on, which waits for a copy in the CPU's
+    memory alone (12 bytes a parameter, a process's share where sharded). While one is being written
+    no other is begun but the last."""
     ddp_timeout: int = number(1800, at_least(1))
     """Seconds that a process waits for the others (DDP or FSDP2) before the run fails."""
 

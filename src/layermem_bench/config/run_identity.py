@@ -67,6 +67,7 @@ DOES_NOT_DECIDE: Mapping[str, str] = {
     "compute.shard": "rounding",
     "compute.keep_whole": "memory for time, and rounding",
     "compute.loss_chunk": "rounding",
+    "compute.async_checkpoints": "when checkpoints are written",
     "compute.ddp_timeout": "how long processes wait for each other",
 }
 """Fields that do not decide, each with the reason."""

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.checkpoint import state_dict as sharding
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import AutoConfig, PreTrainedConfig, TrainingArguments
@@ -46,6 +46,37 @@ def save_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Save this process's part of the weights and of the optimizer's moments."""
     weights, moments = sharding.get_state_dict(model, optimizer)
     save({"model": weights, "optimizer": moments}, checkpoint_id=folder / SHARDED)
+
+
+def begin_sharded(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    groups: Mapping[str, Any],
+    save_model: Callable[[str, dict[str, torch.Tensor]], None],
+) -> Callable[[], None]:
+    """Copy this process's part of the weights and moments; return what ends the writing of it.
+
+    ``groups``: gloo groups for the threads that write, "all" processes and the first one "alone".
+    The first process reads the whole weights back from the files, so that training sends nothing.
+    """
+    weights, moments = sharding.get_state_dict(model, optimizer)
+    whole = {name: torch.empty_like(w, device="meta") for name, w in weights.items()}
+    state = {"model": weights, "optimizer": moments}
+    writing: Any = async_save(state, checkpoint_id=folder / SHARDED, process_group=groups["all"])
+
+    def write() -> None:
+        writing.result()
+        if distributed.get_rank() == 0:
+            read = {name: torch.empty(w.shape, dtype=w.dtype) for name, w in whole.items()}
+            load(
+                {"model": read},
+                checkpoint_id=folder / SHARDED,
+                process_group=groups["alone"],
+            )
+            save_model(str(folder), read)
+
+    return write
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
