@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from layermem_bench.config.run import Compute, Data, Model, Optim, Run
 from layermem_bench.train.run import train
@@ -40,9 +41,12 @@ def a_run(folder: Path, steps: int, width: int, layers: int) -> Run:
             num_hidden_layers=layers,
             num_attention_heads=8,
         ),
-        data=Data(source=str(source), cache=str(folder / "cache"), validation_share=0.1),
-        optim=Optim(batch_size=16),
-        compute=Compute(micro_batch=8, precision="float32"),
+        data=Data(
+            source=str(source), cache=str(folder / "cache"), validation_share=0.1, block_size=64
+        ),
+        # Few tokens, so that a step takes less time than a checkpoint.
+        optim=Optim(batch_size=4),
+        compute=Compute(micro_batch=2, precision="float32"),
     )
 
 
@@ -71,6 +75,8 @@ def measure(rank: int, folder: Path, options: argparse.Namespace, port: int) -> 
         found[way] = {"pauses": pauses[:-1], "step": step, "last": pauses[-1]}
     Trainer._save_checkpoint = save
     if rank == 0:
+        weights = load_file(done.final / "model.safetensors")
+        found["parameters"] = sum(weight.numel() for weight in weights.values())
         (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -93,6 +99,7 @@ def main() -> None:
             work = (folder, options, port)
             torch.multiprocessing.spawn(measure, work, nprocs=options.processes)
         found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    print(f"{found.pop('parameters'):,} parameters, {options.processes} processes")
     for way, seen in found.items():
         longest, median = max(seen["pauses"]), statistics.median(seen["pauses"])
         print(

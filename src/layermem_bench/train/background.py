@@ -34,11 +34,13 @@ class BackgroundCheckpoints:
     def save(self) -> None:
         """Begin a checkpoint, and wait for its end if training stops here.
 
-        While the one before is not written in all processes, none is begun but the last.
+        While the one before is not written in all processes, none is begun but the last, and that
+        of the step where the run could be extended.
         """
         trainer, is_last = self._trainer, self._trainer.control.should_training_stop
         busy = self._pending is not None and not self._pending.done()
-        if not is_last and any_process(busy, trainer.args):
+        needed = is_last or trainer.state.global_step == trainer.stable
+        if not needed and any_process(busy, trainer.args):
             logger.warning(
                 "no checkpoint at step %d: the one before it is still being written; raise "
                 "save_every, or write to a faster disk",
@@ -52,12 +54,8 @@ class BackgroundCheckpoints:
             trainer.accelerator.wait_for_everyone()
 
     def _begin(self) -> None:
-        trainer, folder, is_first = (
-            self._trainer,
-            self._trainer.folder,
-            self._trainer.args.should_save,
-        )
-        best = trainer.state.best_global_step
+        trainer, folder = self._trainer, self._trainer.folder
+        is_first, kept = trainer.args.should_save, trainer.steps_kept()
         checkpoint = folder.staging / f"checkpoint-{trainer.state.global_step}"
         with ExitStack() as begun:
             if is_first:
@@ -78,7 +76,7 @@ class BackgroundCheckpoints:
                 write()
                 write_rows()
             if is_first:
-                folder.delete_old_checkpoints(trainer.run.keep, best)
+                folder.delete_old_checkpoints(trainer.run.keep, kept)
             warn_if_saving_is_slow(time.perf_counter() - started)
 
         self._pending = self._thread.submit(work)

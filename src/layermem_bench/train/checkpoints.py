@@ -27,6 +27,7 @@ from layermem.models.lineage import FIELD, ORIGIN
 from layermem_bench.config.run import Run, run_from_dict, to_dict
 from layermem_bench.config.run_identity import differences
 from layermem_bench.results.run_folder import RunFolder, step_of
+from layermem_bench.train.extending import extends, last_stable_step
 from layermem_bench.train.sequences import SequenceDataset, sequences_digest, weights_digest
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ def begin_sharded(
     ``groups``: gloo groups for the threads that write, "all" processes and the first one "alone".
     The first process reads the whole weights back from the files, so that training sends nothing.
     """
+    weights: dict[str, Any]
     weights, moments = sharding.get_state_dict(model, optimizer)
     whole = {name: torch.empty_like(w, device="meta") for name, w in weights.items()}
     state = {"model": weights, "optimizer": moments}
@@ -134,6 +136,11 @@ def load_schedule(checkpoint: Path, scheduler: Any) -> None:
             "it to go on from the checkpoint before it"
         )
     scheduler.load_state_dict(state)
+    # A run that was extended has another rate at the step where it would have begun to decay.
+    factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    rates = [base * factor(step) for base, factor in factors]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def _trainer_state(checkpoint: Path) -> dict[str, Any]:
@@ -180,7 +187,10 @@ def check_origin(checkpoint: Path, origin: Mapping[str, Any], config: PreTrained
 def _check_run_and_data(
     checkpoint: Path, recorded: Mapping[str, Any], origin: Mapping[str, Any]
 ) -> None:
-    if changes := config_changes(run_from_dict(recorded["run"]), run_from_dict(origin["run"])):
+    before, now = run_from_dict(recorded["run"]), run_from_dict(origin["run"])
+    if extends(before, now) and step_of(checkpoint) <= last_stable_step(before):
+        now = before
+    if changes := config_changes(before, now):
         raise ValueError(
             f"{checkpoint} was written by another run: {changes}. Delete it to go "
             "on from the checkpoint before it, or choose another --out"

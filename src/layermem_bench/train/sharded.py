@@ -84,11 +84,11 @@ class ShardedTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Gather the model and have one process write it."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(self.model, options=options)
+        state: dict[str, Any] = get_model_state_dict(self.model, options=options)
         if self.args.should_save:
             self._save_whole(str(output_dir), state)
 
-    def _save_whole(self, output_dir: str, state: dict[str, Tensor]) -> None:
+    def _save_whole(self, output_dir: str, state: dict[str, Any]) -> None:
         if self.model.config.tie_word_embeddings:
             # A tied head is the embedding, which is saved under its own name.
             for name in self.model._tied_weights_keys or ():

@@ -66,7 +66,9 @@ class Trainer(transformers.Trainer):
         self.run, self.folder, self.learning = run, folder, learning
         train_data, validation_data = learning.train_data, learning.validation_data
         args = training_arguments(run, folder)
-        self.stop = StopOnSignal(processes=args.world_size)
+        # Where the run could be extended from; None: nowhere.
+        self.stable = run.optim.steps_before_decay(run.max_steps)
+        self.stop = StopOnSignal(processes=args.world_size, save_at=self.stable)
         self.finite = FiniteCheck(self)
         self.background = BackgroundCheckpoints(self) if run.compute.async_checkpoints else None
         self._judged: list[Tensor] = []
@@ -254,8 +256,12 @@ class Trainer(transformers.Trainer):
             self.save_origin_and_unlogged_loss(checkpoint)()
             self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            self.folder.delete_old_checkpoints(self.run.keep, self.state.best_global_step)
+            self.folder.delete_old_checkpoints(self.run.keep, self.steps_kept())
         warn_if_saving_is_slow(time.perf_counter() - started)
+
+    def steps_kept(self) -> set[int | None]:
+        """Return the steps whose checkpoints are kept however old they are."""
+        return {self.state.best_global_step, self.stable}
 
     def begin_writing(self, checkpoint: Path) -> Callable[[], None]:
         """Copy weights and moments; return what writes them, while training goes on."""
