@@ -30,6 +30,7 @@ BASES = {
     "host": Run(**HOST),
     "records": Run(**HOST, records=LABELS),
     "compute.keep_whole": Run(compute=Compute(shard=True)),
+    "optim.decay_steps": Run(optim=Optim(schedule="warmup_stable_decay")),
     "compute.micro_batch": Run(regularizer=Regularizer(penalty="seq_vcr")),
     "host.window": Run(variant="host", host=Host(model="m", memory="last", window=2)),
     "records.from_config": Run(

@@ -126,7 +126,7 @@ def test_a_kill_before_any_operation_leaves_checkpoints_and_rows_whole(kill, tmp
 
         def act(folder=folder):
             save(folder, 10)
-            folder.delete_old_checkpoints(1, best=None)
+            folder.delete_old_checkpoints(1, set())
             folder.drop_rows_after(6)
 
         killed = kill.before(operation, act)
@@ -136,7 +136,7 @@ def test_a_kill_before_any_operation_leaves_checkpoints_and_rows_whole(kill, tmp
         assert [row["step"] for row in folder.rows()] in ([5, 6, 7, 8], [5, 6]), operation
         # Whoever goes on saves again.
         save(folder, 20)
-        folder.delete_old_checkpoints(1, best=None)
+        folder.delete_old_checkpoints(1, set())
         assert os.listdir(folder.checkpoints) == ["checkpoint-20"]
         if not killed:
             break
@@ -176,7 +176,7 @@ def test_steps_are_numbers_and_the_best_stays(tmp_path):
     assert [p.name for p in folder.complete_checkpoints()] == [
         f"checkpoint-{step}" for step in (9, 10, 20, 100)
     ]
-    folder.delete_old_checkpoints(1, best=10)
+    folder.delete_old_checkpoints(1, {10, None})
     assert [p.name for p in folder.complete_checkpoints()] == ["checkpoint-10", "checkpoint-100"]
     assert not list(folder.checkpoints.glob(".*"))
     for path in folder.complete_checkpoints():

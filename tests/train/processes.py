@@ -23,6 +23,7 @@ from layermem_bench.config.run import Task
 from layermem_bench.evals.generation import GreedySettings, greedy, shared_greedy
 from layermem_bench.evals.solving import attempt, evaluate
 from layermem_bench.tasks import registry
+from layermem_bench.train import background as writing
 from layermem_bench.train.run import train
 from layermem_bench.train.sharded import ShardedTrainer
 from layermem_bench.train.trainer import Trainer
@@ -155,6 +156,21 @@ def layouts(folder):
         train(ways[way], root / f"{begun}-{way}", resume=True)
 
 
+def background(folder):
+    """Checkpoints written in the background each way, and resumed each way."""
+    root, run = folder / "background", layout_run(folder)
+    # However fast steps are, every checkpoint is waited for.
+    any_process, writing.any_process = writing.any_process, lambda busy, args: False
+    for begun in ("ddp", "fsdp"):
+        compute = replace(run.compute, shard=begun == "fsdp", async_checkpoints=True)
+        train(replace(run, compute=compute), root / begun)
+        for way in ("ddp", "fsdp"):
+            rewound_by_one(root / begun, root / f"{begun}-{way}")
+            goes_on = replace(compute, shard=way == "fsdp")
+            train(replace(run, compute=goes_on), root / f"{begun}-{way}", resume=True)
+    writing.any_process = any_process
+
+
 def penalized(folder):
     """A run with a penalty, each way, and resumed in another way than begun."""
     root, run = folder / "penalized", penalized_run(folder)
@@ -210,7 +226,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     # One start for all: it takes longer than most of them.
-    probes = (copied, sharded, solving, long, layouts, penalized, generating)
+    probes = (copied, sharded, solving, long, layouts, background, penalized, generating)
     seen = {probe.__name__: probe(folder) for probe in probes}
     if torch.distributed.get_rank() == 0:
         (folder / "probes.json").write_text(json.dumps(seen), encoding="utf-8")

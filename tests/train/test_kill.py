@@ -2,61 +2,90 @@
 
 import random
 import signal
+import socket
 import time
 from dataclasses import replace
 
 import pytest
-import torch
 import yaml
 from forked import read_errors, start_fork
-from safetensors.torch import load_file
-from small_run import a_run, curve
+from small_run import a_run, assert_alike, assert_same_end
 
 from layermem_bench import cli
 from layermem_bench.config.run import to_dict
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
 
-MOMENTS = 20
+WAYS = {
+    "waited for": {},
+    "in the background": {"async_checkpoints": True},
+    "in the background of two processes": {"async_checkpoints": True, "shard": True},
+}
 
 
-def start(config, out):
+def start(config, out, processes):
+    """Start processes as torchrun would; one alone gets no variables."""
     command = ["train", "--config", str(config), "--resume", "--out", str(out)]
-    return start_fork(cli.main, command, folder=config.parent)
+    if processes == 1:
+        return [start_fork(cli.main, command, folder=config.parent)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        start_fork(cli.main, command, folder=config.parent, RANK=rank, LOCAL_RANK=rank, **shared)
+        for rank in map(str, range(processes))
+    ]
 
 
-def wait_until(process, true, seconds=120.0):
+def wait_until(started, true, seconds=120.0):
     end = time.monotonic() + seconds
-    while process.exitcode is None and time.monotonic() < end:
+    while all(p.exitcode is None for p in started) and time.monotonic() < end:
         if true():
             return
         time.sleep(0.001)
 
 
-@pytest.mark.slow
-def test_killed_again_and_again_it_ends_alike(tmp_path):
-    run = replace(a_run(tmp_path), max_steps=10 * MOMENTS, save_every=1, eval_every=50)
+def kill(started, tmp_path):
+    for process in started:
+        process.kill()
+    for process in started:
+        process.join()
+        assert process.exitcode in (-signal.SIGKILL, 0), read_errors(process, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("way", "moments"),
+    [
+        pytest.param("in the background", 2, id="two kills in the background"),
+        *(pytest.param(way, 20, marks=pytest.mark.slow, id=f"twenty, {way}") for way in WAYS),
+    ],
+)
+def test_killed_again_and_again_it_ends_alike(way, moments, tmp_path):
+    run = a_run(tmp_path, max_steps=10 * moments, save_every=1, eval_every=50)
     whole = train(run, tmp_path / "whole")
+    run = replace(run, compute=replace(run.compute, **WAYS[way]))
+    processes = 2 if run.compute.shard else 1
     config, out = tmp_path / "config.yaml", tmp_path / "killed"
     config.write_text(yaml.safe_dump(to_dict(run)))
     folder, chance = RunFolder(out), random.Random(0)
     during_a_save = 0
-    for moment in range(MOMENTS):
-        process = start(config, out)
+    for moment in range(moments):
+        started = start(config, out, processes)
         rows = len(folder.rows())
         # Well into training; every other time, while a checkpoint lies half written.
-        wait_until(process, lambda rows=rows: len(folder.rows()) > rows + 2)
+        wait_until(started, lambda rows=rows: len(folder.rows()) > rows + 2)
         if moment % 2:
-            wait_until(process, folder.staging.exists)
+            wait_until(started, folder.staging.exists)
         time.sleep(chance.random() * (0.01 if moment % 2 else 0.1))
         during_a_save += folder.staging.exists()
-        process.kill()
-        process.join()
-        assert process.exitcode in (-signal.SIGKILL, 0), read_errors(process, tmp_path)
+        kill(started, tmp_path)
     assert during_a_save, "no kill fell into a save"
-    process = start(config, out)
-    process.join(timeout=300)
-    assert process.exitcode == 0, read_errors(process, tmp_path)
-    assert curve(folder) == curve(whole)
-    ours, theirs = (load_file(f.final / "model.safetensors") for f in (folder, whole))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    started = start(config, out, processes)
+    for process in started:
+        process.join(timeout=300)
+        assert process.exitcode == 0, read_errors(process, tmp_path)
+    if processes > 1:
+        assert_alike(folder, whole, sharded=True)
+    else:
+        assert_same_end(folder, whole)

@@ -9,26 +9,12 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from small_run import a_run, curve, rewound
+from small_run import a_run, assert_alike, curve, rewound
 
 from layermem_bench.results.run_folder import RunFolder
 from layermem_bench.train.run import train
 from layermem_bench.train.run_config import load_run, recorded_run
 from layermem_bench.train.trainer import Trainer
-
-
-def assert_alike(folder, expected, *, sharded):
-    ours, theirs = curve(folder), curve(expected)
-    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
-    for row, other in zip(ours, theirs, strict=True):
-        for name, value in other.items():
-            # No process that shards has the routers whole, to watch their norm.
-            if name != "router_norm" or not sharded:
-                assert row[name] == pytest.approx(value, rel=1e-5, abs=1e-8), (row["step"], name)
-    weights, others = (load_file(f.final / "model.safetensors") for f in (folder, expected))
-    assert weights.keys() == others.keys()
-    for name, tensor in others.items():
-        torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

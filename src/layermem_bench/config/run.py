@@ -16,6 +16,8 @@ from layermem_bench.config.run_identity import run_id
 from layermem_bench.config.task import Task
 from layermem_bench.config.typed_dicts import check_unused, checked, from_dict, to_dict
 
+STABLE = "warmup_stable_decay"
+"""The schedule under which a run can be extended."""
 _NOT_SIZES = ("options", "pretrained")
 
 
@@ -105,12 +107,17 @@ class Optim:
 
     lr: float = number(1e-3, at_least(0))
     """Peak learning rate of everything the variant does not override."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How learning rates fall after the warm-up."""
+    schedule: Literal["cosine", "linear", "constant", "warmup_stable_decay"] = "cosine"
+    """How learning rates fall after the warm-up. "warmup_stable_decay": they stay, and fall
+    linearly in the last decay_steps; such a run can be resumed with a larger max_steps."""
+    decay_steps: int | None = number(None, at_least(1))
+    """Steps at the end over which learning rates fall (warmup_stable_decay); None: a fifth of the
+    run's steps."""
     min_lr: float = number(1e-6, at_least(0))
     """Learning rate at the end: an absolute number, the same in every parameter group."""
     warmup_steps: int = number(200, at_least(0))
-    """Steps over which learning rates rise from zero; at most a tenth of the run's steps."""
+    """Steps over which learning rates rise from zero; at most a tenth of the run's steps, but for
+    warmup_stable_decay."""
     router_lr: float | None = number(None, at_least(0))
     """Learning rate of the variant's own parameters; None: what the variant says."""
     weight_decay: float = number(0.1, at_least(0))
@@ -128,6 +135,17 @@ class Optim:
 
     def __post_init__(self) -> None:
         check_numbers(self, "optim.")
+        if self.decay_steps is not None and self.schedule != STABLE:
+            raise ValueError(
+                f"optim.decay_steps={self.decay_steps} has no effect with optim.schedule="
+                f"{self.schedule}: leave it out, or choose {STABLE}"
+            )
+
+    def steps_before_decay(self, max_steps: int) -> int | None:
+        """Return after how many steps learning rates begin to fall; None: not what they do."""
+        if self.schedule != STABLE:
+            return None
+        return max_steps - (self.decay_steps or max(1, max_steps // 5))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +202,10 @@ class Compute:
     loss_chunk: int | None = number(None, at_least(0))
     """Tokens of a micro-batch whose logits are in memory at once; 0: all; None: all where they take
     at most 1 GiB in float32, else as many as take a quarter of that."""
+    async_checkpoints: bool = False
+    """Whether checkpoints are written while training goes on, which waits for a copy in the CPU's
+    memory alone (12 bytes a parameter, a process's share where sharded). While one is being written
+    no other is begun but the last."""
     ddp_timeout: int = number(1800, at_least(1))
     """Seconds that a process waits for the others (DDP or FSDP2) before the run fails."""
 
@@ -243,6 +265,13 @@ class Run:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        stable = self.optim.steps_before_decay(self.max_steps)
+        if stable is not None and stable < self.optim.warmup_steps:
+            raise ValueError(
+                f"max_steps={self.max_steps} has no room for optim.warmup_steps="
+                f"{self.optim.warmup_steps} and {self.max_steps - stable} steps of decay: lower "
+                "optim.warmup_steps or optim.decay_steps"
+            )
         check_run(self)
         check_records(self)
 

@@ -52,6 +52,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
 DECIDES_WHERE: Mapping[str, Callable[[Any], bool]] = {
     # A penalty is computed over the sequences that a process computes at once.
     "compute.micro_batch": lambda run: run.regularizer.penalty is not None,
+    "optim.decay_steps": lambda run: run.optim.schedule == "warmup_stable_decay",
 }
 """Fields that decide in some runs alone, and in which."""
 DOES_NOT_DECIDE: Mapping[str, str] = {
@@ -67,6 +68,7 @@ DOES_NOT_DECIDE: Mapping[str, str] = {
     "compute.shard": "rounding",
     "compute.keep_whole": "memory for time, and rounding",
     "compute.loss_chunk": "rounding",
+    "compute.async_checkpoints": "when checkpoints are written",
     "compute.ddp_timeout": "how long processes wait for each other",
 }
 """Fields that do not decide, each with the reason."""

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -200,10 +200,10 @@ class RunFolder:
                 os.replace(checkpoint, target)
             _flush_to_disk(self.checkpoints)
 
-    def delete_old_checkpoints(self, keep: int, best: int | None) -> None:
-        """Delete all checkpoints but the last ``keep`` and that of step ``best``."""
+    def delete_old_checkpoints(self, keep: int, steps: Collection[int | None]) -> None:
+        """Delete all checkpoints but the last ``keep`` and those of ``steps``."""
         for path in self.complete_checkpoints()[:-keep]:
-            if step_of(path) != best:
+            if step_of(path) not in steps:
                 self.delete_checkpoint(step_of(path))
         for hidden in self.checkpoints.glob(".deleted-*"):
             shutil.rmtree(hidden, ignore_errors=True)

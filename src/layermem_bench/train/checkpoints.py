@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.checkpoint import state_dict as sharding
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import AutoConfig, PreTrainedConfig, TrainingArguments
@@ -27,6 +27,7 @@ from layermem.models.lineage import FIELD, ORIGIN
 from layermem_bench.config.run import Run, run_from_dict, to_dict
 from layermem_bench.config.run_identity import differences
 from layermem_bench.results.run_folder import RunFolder, step_of
+from layermem_bench.train.extending import extends, last_stable_step
 from layermem_bench.train.sequences import SequenceDataset, sequences_digest, weights_digest
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,38 @@ def save_sharded(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Save this process's part of the weights and of the optimizer's moments."""
     weights, moments = sharding.get_state_dict(model, optimizer)
     save({"model": weights, "optimizer": moments}, checkpoint_id=folder / SHARDED)
+
+
+def begin_sharded(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    groups: Mapping[str, Any],
+    save_model: Callable[[str, dict[str, torch.Tensor]], None],
+) -> Callable[[], None]:
+    """Copy this process's part of the weights and moments; return what ends the writing of it.
+
+    ``groups``: gloo groups for the threads that write, "all" processes and the first one "alone".
+    The first process reads the whole weights back from the files, so that training sends nothing.
+    """
+    weights: dict[str, Any]
+    weights, moments = sharding.get_state_dict(model, optimizer)
+    whole = {name: torch.empty_like(w, device="meta") for name, w in weights.items()}
+    state = {"model": weights, "optimizer": moments}
+    writing: Any = async_save(state, checkpoint_id=folder / SHARDED, process_group=groups["all"])
+
+    def write() -> None:
+        writing.result()
+        if distributed.get_rank() == 0:
+            read = {name: torch.empty(w.shape, dtype=w.dtype) for name, w in whole.items()}
+            load(
+                {"model": read},
+                checkpoint_id=folder / SHARDED,
+                process_group=groups["alone"],
+            )
+            save_model(str(folder), read)
+
+    return write
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -103,6 +136,11 @@ def load_schedule(checkpoint: Path, scheduler: Any) -> None:
             "it to go on from the checkpoint before it"
         )
     scheduler.load_state_dict(state)
+    # A run that was extended has another rate at the step where it would have begun to decay.
+    factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+    rates = [base * factor(step) for base, factor in factors]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
 
 
 def _trainer_state(checkpoint: Path) -> dict[str, Any]:
@@ -149,7 +187,10 @@ def check_origin(checkpoint: Path, origin: Mapping[str, Any], config: PreTrained
 def _check_run_and_data(
     checkpoint: Path, recorded: Mapping[str, Any], origin: Mapping[str, Any]
 ) -> None:
-    if changes := config_changes(run_from_dict(recorded["run"]), run_from_dict(origin["run"])):
+    before, now = run_from_dict(recorded["run"]), run_from_dict(origin["run"])
+    if extends(before, now) and step_of(checkpoint) <= last_stable_step(before):
+        now = before
+    if changes := config_changes(before, now):
         raise ValueError(
             f"{checkpoint} was written by another run: {changes}. Delete it to go "
             "on from the checkpoint before it, or choose another --out"

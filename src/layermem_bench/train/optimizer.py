@@ -125,7 +125,9 @@ def build_schedule(optimizer: Optimizer, optim: Optim, max_steps: int) -> Lambda
 
 def _learning_rate_factor(peak: float, optim: Optim, max_steps: int) -> Callable[[int], float]:
     """Return the function from a step to its learning rate as a share of the peak."""
-    warmup = min(optim.warmup_steps, max_steps // 10)
+    stable = optim.steps_before_decay(max_steps)
+    # Where the steps may become more later, what comes first does not depend on their number.
+    warmup = min(optim.warmup_steps, max_steps // 10 if stable is None else max_steps)
     # A group whose peak is below the floor keeps its peak.
     floor = min(1.0, optim.min_lr / peak) if peak else 1.0
 
@@ -133,6 +135,9 @@ def _learning_rate_factor(peak: float, optim: Optim, max_steps: int) -> Callable
         if step < warmup:
             return (step + 1) / (warmup + 1)
         # The last step of the run uses the floor.
+        if stable is not None:
+            fallen = min(1.0, max(0, step + 1 - stable) / (max_steps - stable))
+            return 1 - (1 - floor) * fallen
         progress = min(1.0, (step - warmup) / max(1, max_steps - 1 - warmup))
         match optim.schedule:
             case "cosine":

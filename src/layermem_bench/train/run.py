@@ -65,6 +65,8 @@ def train(
         with wait_for_all():
             if is_first:
                 claim_folder(folder, run, resume=resume)
+        # Only now: a run that is extended has a final model until the folder is claimed.
+        with wait_for_all():
             has_ended = folder.final.exists()
             prepared = None if has_ended else _prepare(run, folder, args, evaluate)
         if prepared is None:

@@ -23,6 +23,7 @@ from layermem_bench.results.run_folder import load_run as load_run
 from layermem_bench.results.run_folder import read_config as read_config
 from layermem_bench.results.run_folder import recorded_run as recorded_run
 from layermem_bench.train.checkpoints import config_changes
+from layermem_bench.train.extending import extends, rewind
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "numpy")
 _PACKAGE_FOLDER = Path(__file__).parents[1]
@@ -57,8 +58,13 @@ def claim_folder(folder: RunFolder, run: Run, *, resume: bool) -> None:
             f"{folder.path} holds a run already{f' ({changes})' if changes else ''}. Go on with "
             f"that run ({how}), choose another --out, or delete the folder to start over"
         )
+    recorded = recorded_run(folder)
+    if extends(recorded, run):
+        rewind(folder, recorded, run)
+        _write(folder, run, {**read_config(folder.config)[1], "run_id": run.id})
+        return
     check_same_run(folder, run)
-    if recorded_run(folder) != run and not folder.final.exists():
+    if recorded != run and not folder.final.exists():
         _write(folder, run, read_config(folder.config)[1])
 
 

@@ -6,11 +6,13 @@ autocast would cast them, and all others in float32, so that a run computes what
 does; gradients are summed in float32. A checkpoint also holds the full model, to be loaded as any.
 """
 
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -25,6 +27,16 @@ from layermem_bench.train.trainer import Trainer
 
 class ShardedTrainer(Trainer):
     """The training loop of one sharded run."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.run.compute.async_checkpoints:
+            ranks = {"all": None, "alone": [0]}
+            limit = timedelta(seconds=self.run.compute.ddp_timeout)
+            self._groups = {
+                name: distributed.new_group(members, backend="gloo", timeout=limit)
+                for name, members in ranks.items()
+            }
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -72,13 +84,21 @@ class ShardedTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Gather the model and have one process write it."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(self.model, options=options)
+        state: dict[str, Any] = get_model_state_dict(self.model, options=options)
+        if self.args.should_save:
+            self._save_whole(str(output_dir), state)
+
+    def _save_whole(self, output_dir: str, state: dict[str, Any]) -> None:
         if self.model.config.tie_word_embeddings:
             # A tied head is the embedding, which is saved under its own name.
             for name in self.model._tied_weights_keys or ():
                 state.pop(name, None)
-        if self.args.should_save:
-            self._save(output_dir, state_dict=state)
+        self._save(output_dir, state_dict=state)
+
+    def begin_writing(self, checkpoint: Path) -> Callable[[], None]:
+        return checkpoints.begin_sharded(
+            checkpoint, self.model, self.unwrapped_optimizer(), self._groups, self._save_whole
+        )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         checkpoints.save_sharded(Path(output_dir), self.model, self.unwrapped_optimizer())

@@ -46,10 +46,11 @@ class _WorkInterrupted(BaseException):
 class StopOnSignal(TrainerCallback):
     """On SIGTERM or Ctrl-C finish the step, save and stop; on a second Ctrl-C stop immediately.
 
-    The last step is always saved as well, since the work after it may fail.
+    The last step is always saved as well, since the work after it may fail; so is ``save_at``.
     """
 
-    def __init__(self, *, processes: int) -> None:
+    def __init__(self, *, processes: int, save_at: int | None = None) -> None:
+        self._save_at = save_at
         self.signal_number: int | None = None
         self._interruptible = False
         # A terminal sends Ctrl-C to every process, and the launcher of several processes sends it
@@ -59,7 +60,7 @@ class StopOnSignal(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         if any_process(self.signal_number is not None, args):
             control.should_save = control.should_training_stop = True
-        elif state.global_step >= state.max_steps:
+        elif state.global_step >= state.max_steps or state.global_step == self._save_at:
             control.should_save = True
         return control
 

@@ -6,8 +6,9 @@ complete or absent, holds no pickled arguments, and is resumed under any number 
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from layermem_bench.config.micro_batches import choose_loss_chunk
 from layermem_bench.config.run import Run
 from layermem_bench.results.run_folder import RunFolder, step_of
 from layermem_bench.train import checkpoints, metrics
+from layermem_bench.train.background import BackgroundCheckpoints, begin_replicated
 from layermem_bench.train.learning import Learning
 from layermem_bench.train.optimizer import build_optimizer, build_schedule, is_ours, overrides_of
 from layermem_bench.train.processes import check_processes_agree
@@ -50,6 +52,10 @@ class _TrainerEvents(TrainerCallback):
         groups = kwargs["optimizer"].param_groups
         self._trainer.learning_rates = {group["name"]: float(group["lr"]) for group in groups}
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._trainer.background:
+            self._trainer.background.raise_if_failed()
+
 
 class Trainer(transformers.Trainer):
     """The training loop of one run."""
@@ -61,8 +67,11 @@ class Trainer(transformers.Trainer):
         self.run, self.folder, self.learning = run, folder, learning
         train_data, validation_data = learning.train_data, learning.validation_data
         args = training_arguments(run, folder)
-        self.stop = StopOnSignal(processes=args.world_size)
+        # Where the run could be extended from; None: nowhere.
+        self.stable = run.optim.steps_before_decay(run.max_steps)
+        self.stop = StopOnSignal(processes=args.world_size, save_at=self.stable)
         self.finite = FiniteCheck(self)
+        self.background = BackgroundCheckpoints(self) if run.compute.async_checkpoints else None
         self._judged: list[Tensor] = []
         self._timer = metrics.StepTimer()
         self.learning_rates: dict[str, float] = {}
@@ -123,7 +132,11 @@ class Trainer(transformers.Trainer):
         tracked = "wandb" in self.run.track and self.is_world_process_zero()
         penalty = self._penalty.attached(self.model, self.args.device) if self._penalty else None
         with open_wandb_run(self.folder) if tracked else nullcontext(), penalty or nullcontext():
-            return super().train(*args, **kwargs)
+            try:
+                return super().train(*args, **kwargs)
+            finally:
+                if self.background:
+                    self.background.close()
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None:
@@ -228,29 +241,47 @@ class Trainer(transformers.Trainer):
         """Write the checkpoint in a staging folder, which is then moved to its place."""
         self.finite.check_losses({})
         self.finite.check_weights()
-        started = time.perf_counter()
         with self._timer.paused():
-            # One process creates the folder and moves it; in between all write their parts.
-            with self.folder.stage_checkpoint() if self.args.should_save else nullcontext():
-                self.accelerator.wait_for_everyone()
-                super()._save_checkpoint(model, trial)
-                self._save_origin_and_unlogged_loss()
-                self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                self.folder.delete_old_checkpoints(self.run.keep, self.state.best_global_step)
+            if self.background:
+                self.background.save()
+            else:
+                self._save_and_wait(model, trial)
+
+    def _save_and_wait(self, model: nn.Module, trial: Any) -> None:
+        started = time.perf_counter()
+        # One process creates the folder and moves it; in between all write their parts.
+        with self.folder.stage_checkpoint() if self.args.should_save else nullcontext():
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            checkpoint = self.folder.staging / f"checkpoint-{self.state.global_step}"
+            self.save_origin_and_unlogged_loss(checkpoint)()
+            self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            self.folder.delete_old_checkpoints(self.run.keep, self.steps_kept())
         warn_if_saving_is_slow(time.perf_counter() - started)
 
-    def _save_origin_and_unlogged_loss(self) -> None:
-        checkpoint = self.folder.staging / f"checkpoint-{self.state.global_step}"
+    def steps_kept(self) -> set[int | None]:
+        """Return the steps whose checkpoints are kept however old they are."""
+        return {self.state.best_global_step, self.stable}
+
+    def begin_writing(self, checkpoint: Path) -> Callable[[], None]:
+        """Copy weights and moments; return what writes them, while training goes on."""
+        if not self.args.should_save:
+            return lambda: None
+        return begin_replicated(checkpoint, self.model, self.unwrapped_optimizer(), self._save)
+
+    def save_origin_and_unlogged_loss(self, checkpoint: Path) -> Callable[[], None]:
+        """Save what a checkpoint came from; return what writes the trainer's state as it is."""
         loss = float(nested_gather(self._tr_loss, self.args.parallel_mode).mean())
         if self._penalty:
             self._penalty.save_sums(checkpoint, self.args)
         if not self.args.should_save:
-            return
+            return lambda: None
         checkpoints.save_record(checkpoint, self._origin, loss, self._globalstep_last_logged)
         # transformers has put the path in the staging folder here; the best one is found by step.
         self.state.best_model_checkpoint = None
-        self.state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))
+        state = replace(self.state, log_history=list(self.state.log_history))
+        return lambda: state.save_to_json(str(checkpoint / TRAINER_STATE_NAME))
 
     def restore_counts(self) -> None:
         """Restore the losses since the last row, so that the next row averages all of its steps."""
