@@ -61,8 +61,8 @@ def begin_sharded(
     ``groups``: gloo groups for the threads that write, "all" processes and the first one "alone".
     The first process reads the whole weights back from the files, so that training sends nothing.
     """
-    weights: dict[str, Any]
-    weights, moments = sharding.get_state_dict(model, optimizer)
+    found: Any = sharding.get_state_dict(model, optimizer)
+    weights, moments = found
     whole = {name: torch.empty_like(w, device="meta") for name, w in weights.items()}
     state = {"model": weights, "optimizer": moments}
     writing: Any = async_save(state, checkpoint_id=folder / SHARDED, process_group=groups["all"])
