@@ -102,9 +102,9 @@ def _values(run: RunRecord) -> Iterator[dict[str, Any]]:
             "flops": _finite(validation.flops),
         }
         for metric in _OF_VALIDATION:
-            value = _finite(getattr(validation, metric))
-            if value is not None:
-                yield {"metric": metric, "value": value, **at}
+            number = _finite(getattr(validation, metric))
+            if number is not None:
+                yield {"metric": metric, "value": number, **at}
     if run.tokens_per_second is not None:
         yield {"metric": "tokens per second", "value": _finite(run.tokens_per_second)}
 
