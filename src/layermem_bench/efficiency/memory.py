@@ -141,7 +141,8 @@ def _gradients(model: _Model, step: Step, now: float) -> float:
     own = (model.parameters if before else now) / step.shards
     whole = model.root + 2 * model.linear_of_layer
     if step.keep_whole != "nothing" and before:
-        whole = model.parameters
+        # They are scattered at the end of the step alone, each when it is complete.
+        own, whole = 0.0, model.parameters
     return _WIDE * (own + whole)
 
 
