@@ -17,6 +17,7 @@ from layermem_bench.train.run import train
 
 # Of libraries that are not ours: sockets and pipes that they leave to the interpreter.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
@@ -36,10 +37,14 @@ def on_slurm(**options):
 @pytest.fixture(scope="module")
 def ray():
     """Ray's processes last for all tests of the file."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     import ray
 
     ray.shutdown()
+    # Ray puts a handler of its own in place of the interpreter's.
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 LAUNCHERS = pytest.mark.parametrize("launcher", [on_slurm, on_ray])
@@ -61,7 +66,6 @@ def locally(tmp_path_factory):
     return folder, train_missing(runs, folder / "out", LocalProcesses(jobs=2))
 
 
-@pytest.mark.slow
 @LAUNCHERS
 def test_four_runs_are_recorded_as_by_local_processes(launcher, locally, ray, tmp_path):
     folder, expected = locally
@@ -129,7 +133,6 @@ def preempt(pid):
     os.kill(parents(pid)[0], signal.SIGUSR2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launcher", "act"), [(on_slurm, kill_machine), (on_slurm, preempt), (on_ray, kill_machine)]
 )
@@ -153,7 +156,6 @@ def test_a_run_that_fails_by_itself_is_tried_once_and_told(launcher, ray, tmp_pa
     assert (tmp_path / "out" / "bad" / "error.txt").read_text().count("'lame'") == 1
 
 
-@pytest.mark.slow
 @LAUNCHERS
 def test_what_is_stopped_has_saved_and_goes_on(launcher, ray, tmp_path, monkeypatch):
     run = a_run(tmp_path, max_steps=60, eval_every=20)
@@ -169,7 +171,6 @@ def test_what_is_stopped_has_saved_and_goes_on(launcher, ray, tmp_path, monkeypa
     assert curve(there) == curve(alone)
 
 
-@pytest.mark.slow
 @LAUNCHERS
 def test_a_run_that_diverges_is_tried_once(launcher, ray, tmp_path):
     run = a_run(tmp_path, optim={"lr": 1e30, "warmup_steps": 0, "clip": 0.0})
